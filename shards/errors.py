@@ -1,0 +1,54 @@
+"""The error tree, drawn once, sorted by what the caller can do about it.
+
+    DownpourError
+    ├── Retry             the same request may succeed later: a lost link, a shard that is starting
+    ├── Resynchronise     the two sides disagree about the past: say hello again, then go on
+    │   └── Gap           a push arrived ahead of one that never did; names the number expected
+    └── GiveUp            repeating the request cannot help
+        ├── BadMessage    bytes that are not a message of this protocol; the sender's fault
+        ├── BadInput      a file, network, setting or array that the user must mend
+        ├── Fenced        a newer life of this worker has taken over its name
+        └── WrongBuild    the two sides run different code
+
+An error's text is one line: the thing, what was expected, what came.
+"""
+
+
+class DownpourError(Exception):
+    """Every error this project raises on purpose."""
+
+
+class Retry(DownpourError):
+    """The request may succeed when it is repeated unchanged."""
+
+
+class Resynchronise(DownpourError):
+    """Say hello again, learn what the shard has, and go on from there."""
+
+
+class Gap(Resynchronise):
+    """A push arrived whose predecessor has not."""
+
+    def __init__(self, text: str, expected: int) -> None:
+        super().__init__(text)
+        self.expected = expected
+
+
+class GiveUp(DownpourError):
+    """Repeating the request cannot help."""
+
+
+class BadMessage(GiveUp):
+    """Bytes that are not a message of this protocol."""
+
+
+class BadInput(GiveUp):
+    """A file, network, setting or array that its owner must mend."""
+
+
+class Fenced(GiveUp):
+    """A newer incarnation of this worker has taken over its name."""
+
+
+class WrongBuild(GiveUp):
+    """The two sides run different code."""
