@@ -10,6 +10,7 @@ epoch rises when the map changes, and every message names the epoch it was cut b
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import prod
 
 import msgspec
@@ -112,9 +113,7 @@ class ShardMap(msgspec.Struct, frozen=True):
     def shards(self) -> int:
         return len(self.ranges)
 
-    def cut(
-        self, arena: NDArray[np.float32], shard: int
-    ) -> tuple[NDArray[np.float32], ...]:
+    def cut(self, arena: NDArray[np.float32], shard: int) -> tuple[NDArray[np.float32], ...]:
         """The views of `arena` that `shard` owns, one a key range; nothing is copied."""
         return tuple(arena[keys.start : keys.stop] for keys in self.ranges[shard])
 
@@ -131,7 +130,7 @@ def cut_evenly(table: DenseTable, shards: int, epoch: int = 1) -> ShardMap:
     return ShardMap(
         epoch,
         table.name,
-        tuple((KeyRange(a, b),) for a, b in zip(bounds[:-1], bounds[1:], strict=True)),
+        tuple((KeyRange(a, b),) for a, b in pairwise(bounds)),
     )
 
 

@@ -1,0 +1,62 @@
+# Every target sets up .venv first, from the locks, through `install`, which does nothing when
+# .venv is up to date. The interpreter is python3; another one: make PYTHON=python3.12 ...
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+UV := $(BIN)/uv
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
+	--generate-hashes --no-header --no-annotate
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format bench lock
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+install: $(INSTALLED) ## set up .venv from constraints.txt; nothing to do when it is up to date
+
+demo: install ## train LeNet on MNIST: 4 Spark workers, 2 Ray shards, staleness bound 4
+	$(BIN)/downpour train --solver deploy/demo/lenet_solver.prototxt --data deploy/demo/mnist \
+		--shards 2 --workers 4 --staleness 4 --out runs/demo
+
+test: lint ## lint, then all tests
+	$(BIN)/python -m pytest
+
+lint: install ## ruff, mypy --strict, the import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: install ## let ruff lay out the code and mend what it safely can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# PyTorch, the contender, is no part of the locks: it is large, and only the benchmarks need it.
+bench: install ## run the benchmarks, each ending in its goals: met or short
+	$(PIP) install --quiet --no-build-isolation --editable '.[bench]'
+	@set -e; for bench in tests/bench/bench_*.py; do echo "== $$bench"; $(BIN)/python "$$bench"; done
+
+lock: install ## resolve the dependencies anew into constraints*.txt
+	$(LOCK) pyproject.toml --extra all --extra test --extra lint --output-file constraints.txt
+	$(LOCK) --group build --constraint constraints.txt --output-file constraints-build.txt
+
+$(INSTALLED): pyproject.toml constraints.txt constraints-build.txt
+	@command -v $(PYTHON) >/dev/null || { \
+		echo "make install: no $(PYTHON) on PATH: expected Python 3.11 or newer" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "make install: $(PYTHON) is $$($(PYTHON) --version 2>&1): expected Python 3.11 or" \
+			"newer, or name one: make PYTHON=python3.12 install" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "make install: $(PYTHON) cannot make virtual environments:" \
+			"apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --require-hashes --requirement constraints-build.txt
+	$(UV) pip install --python $(BIN)/python --no-build-isolation --require-hashes \
+			--requirement constraints.txt \
+		|| $(PIP) install --no-build-isolation --require-hashes --requirement constraints.txt
+	$(PIP) install --quiet --no-build-isolation --no-deps --editable .
+	@touch $@
