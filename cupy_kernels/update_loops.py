@@ -1,0 +1,275 @@
+"""The update formulas, and the loops that run them over an arena.
+
+Each rule's formula is written once, in float32, on values that may be scalars or arrays. Compiled,
+it is inlined into one pass over memory that reads weights and gradient, advances the slots in place
+and writes the new weights elsewhere, without the interpreter's lock. Where numba is not installed
+`updates.py` runs the same formula on short blocks of NumPy arrays.
+
+The rule kept here: both give the same bits. So the compiler may neither contract a multiply and an
+add into one rounding nor reorder anything: no fastmath flag is set, and none is missed, since every
+formula is element by element and vectorises as it stands. Cutting an arena in two changes nothing.
+
+Formulas are those of Caffe's solvers, where `rate` already holds the tensor's multiplier and, for
+Adam, the bias correction. Formulas and loops share this file because numba's cache looks for
+changes in the file of the outermost function only.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+try:
+    from numba import njit
+except ImportError:  # the base install, as Spark executors have it
+    njit = None
+
+Value = Any  # a float32 scalar inside a compiled loop, a float32 array on the NumPy path
+Array = Any  # a flat float32 array; numba infers the loops' types, not these annotations
+F = TypeVar("F", bound=Callable[..., Any])
+
+COMPILED = njit is not None
+
+
+def compiled(function: F) -> F:
+    """`function` compiled by numba without fastmath, or unchanged where numba is absent."""
+    if njit is None:
+        return function
+    options = {"nogil": True, "error_model": "numpy"}
+    try:
+        return njit(cache=True, **options)(function)  # type: ignore[no-any-return]
+    except RuntimeError:  # no folder that could hold the cache, as in a zip run by another user
+        return njit(**options)(function)  # type: ignore[no-any-return]
+
+
+def plain(function: F) -> F:
+    """The Python function that `compiled` was given, for use on whole arrays."""
+    return getattr(function, "py_func", function)
+
+
+@compiled
+def decayed(g: Value, w: Value, decay: Value, l1: bool) -> Value:
+    """The gradient with weight decay: g + decay*w (L2), g + decay*sign(w) (L1), g for decay 0."""
+    if decay == 0:
+        return g
+    if l1:
+        return g + decay * np.sign(w)
+    return g + decay * w
+
+
+@compiled
+def sgd(w: Value, g: Value, rate: Value) -> Value:
+    return w - rate * g
+
+
+@compiled
+def momentum(w: Value, g: Value, h: Value, rate: Value, mu: Value) -> Value:
+    h = mu * h + rate * g
+    return w - h, h
+
+
+@compiled
+def nesterov(w: Value, g: Value, h: Value, rate: Value, mu: Value, ahead: Value) -> Value:
+    new = mu * h + rate * g
+    return w - (ahead * new - mu * h), new
+
+
+@compiled
+def adagrad(w: Value, g: Value, h: Value, rate: Value, delta: Value) -> Value:
+    h = h + g * g
+    return w - rate * (g / (np.sqrt(h) + delta)), h
+
+
+@compiled
+def rmsprop(
+    w: Value, g: Value, h: Value, rate: Value, keep: Value, take: Value, delta: Value
+) -> Value:
+    h = keep * h + take * (g * g)
+    return w - rate * (g / (np.sqrt(h) + delta)), h
+
+
+@compiled
+def adadelta(
+    w: Value, g: Value, h: Value, d: Value, rate: Value, keep: Value, take: Value, delta: Value
+) -> Value:
+    h = keep * h + take * (g * g)
+    step = g * np.sqrt((d + delta) / (h + delta))
+    return w - rate * step, h, keep * d + take * (step * step)
+
+
+@compiled
+def adam(
+    w: Value,
+    g: Value,
+    m: Value,
+    v: Value,
+    rate: Value,
+    keep1: Value,
+    take1: Value,
+    keep2: Value,
+    take2: Value,
+    delta: Value,
+) -> Value:
+    m = keep1 * m + take1 * g
+    v = keep2 * v + take2 * (g * g)
+    return w - rate * (m / (np.sqrt(v) + delta)), m, v
+
+
+# The loops. `bounds[run]` is a run [start, stop) with one rate and one decay; see updates.Runs.
+
+
+@compiled
+def sgd_loop(
+    w: Array,
+    g: Array,
+    slots: Any,  # noqa: ARG001  # all loops share one signature
+    out: Array,
+    bounds: Array,
+    rates: Array,
+    decays: Array,
+    l1: bool,
+    constants: Any,
+) -> None:
+    for run in range(len(bounds)):
+        rate, decay = rates[run], decays[run]
+        for i in range(bounds[run, 0], bounds[run, 1]):
+            grad = decayed(g[i], w[i], decay, l1)
+            out[i] = sgd(w[i], grad, rate, *constants)
+
+
+@compiled
+def momentum_loop(
+    w: Array,
+    g: Array,
+    slots: Any,
+    out: Array,
+    bounds: Array,
+    rates: Array,
+    decays: Array,
+    l1: bool,
+    constants: Any,
+) -> None:
+    (h,) = slots
+    for run in range(len(bounds)):
+        rate, decay = rates[run], decays[run]
+        for i in range(bounds[run, 0], bounds[run, 1]):
+            grad = decayed(g[i], w[i], decay, l1)
+            out[i], h[i] = momentum(w[i], grad, h[i], rate, *constants)
+
+
+@compiled
+def nesterov_loop(
+    w: Array,
+    g: Array,
+    slots: Any,
+    out: Array,
+    bounds: Array,
+    rates: Array,
+    decays: Array,
+    l1: bool,
+    constants: Any,
+) -> None:
+    (h,) = slots
+    for run in range(len(bounds)):
+        rate, decay = rates[run], decays[run]
+        for i in range(bounds[run, 0], bounds[run, 1]):
+            grad = decayed(g[i], w[i], decay, l1)
+            out[i], h[i] = nesterov(w[i], grad, h[i], rate, *constants)
+
+
+@compiled
+def adagrad_loop(
+    w: Array,
+    g: Array,
+    slots: Any,
+    out: Array,
+    bounds: Array,
+    rates: Array,
+    decays: Array,
+    l1: bool,
+    constants: Any,
+) -> None:
+    (h,) = slots
+    for run in range(len(bounds)):
+        rate, decay = rates[run], decays[run]
+        for i in range(bounds[run, 0], bounds[run, 1]):
+            grad = decayed(g[i], w[i], decay, l1)
+            out[i], h[i] = adagrad(w[i], grad, h[i], rate, *constants)
+
+
+@compiled
+def rmsprop_loop(
+    w: Array,
+    g: Array,
+    slots: Any,
+    out: Array,
+    bounds: Array,
+    rates: Array,
+    decays: Array,
+    l1: bool,
+    constants: Any,
+) -> None:
+    (h,) = slots
+    for run in range(len(bounds)):
+        rate, decay = rates[run], decays[run]
+        for i in range(bounds[run, 0], bounds[run, 1]):
+            grad = decayed(g[i], w[i], decay, l1)
+            out[i], h[i] = rmsprop(w[i], grad, h[i], rate, *constants)
+
+
+@compiled
+def adadelta_loop(
+    w: Array,
+    g: Array,
+    slots: Any,
+    out: Array,
+    bounds: Array,
+    rates: Array,
+    decays: Array,
+    l1: bool,
+    constants: Any,
+) -> None:
+    h, d = slots
+    for run in range(len(bounds)):
+        rate, decay = rates[run], decays[run]
+        for i in range(bounds[run, 0], bounds[run, 1]):
+            grad = decayed(g[i], w[i], decay, l1)
+            out[i], h[i], d[i] = adadelta(w[i], grad, h[i], d[i], rate, *constants)
+
+
+@compiled
+def adam_loop(
+    w: Array,
+    g: Array,
+    slots: Any,
+    out: Array,
+    bounds: Array,
+    rates: Array,
+    decays: Array,
+    l1: bool,
+    constants: Any,
+) -> None:
+    m, v = slots
+    for run in range(len(bounds)):
+        rate, decay = rates[run], decays[run]
+        for i in range(bounds[run, 0], bounds[run, 1]):
+            grad = decayed(g[i], w[i], decay, l1)
+            out[i], m[i], v[i] = adam(w[i], grad, m[i], v[i], rate, *constants)
+
+
+class Update(NamedTuple):
+    """A formula by itself, for blocks of arrays, and its loop over a whole arena."""
+
+    formula: Callable[..., Any]
+    loop: Callable[..., None]
+
+
+UPDATES = {
+    "sgd": Update(plain(sgd), sgd_loop),
+    "momentum": Update(plain(momentum), momentum_loop),
+    "nesterov": Update(plain(nesterov), nesterov_loop),
+    "adagrad": Update(plain(adagrad), adagrad_loop),
+    "rmsprop": Update(plain(rmsprop), rmsprop_loop),
+    "adadelta": Update(plain(adadelta), adadelta_loop),
+    "adam": Update(plain(adam), adam_loop),
+}

@@ -1,0 +1,247 @@
+"""Update rules: what a shard does with a gradient, each rule a value.
+
+A rule is a frozen struct of its hyperparameters. It holds no state: its slots (a momentum, a sum of
+squares) are arrays that the shard keeps beside the weights, starts at zero, and passes in. New
+weights go into another buffer than the one they are read from, because a version may be on its way
+to a worker; slots, which nobody else reads, advance in place.
+
+All formulas are Caffe's. For a tensor with multipliers `lr_mult` and `decay_mult`
+
+    g <- g + decay * decay_mult * w        L2; sign(w) in place of w for L1; nothing for 0
+    w <- w - step(g, slots) * rate * lr_mult
+
+in float32, each operation rounded once, so that a shard equals a serial NumPy loop bit for bit.
+Adding a rule takes its formula in cupy_kernels/update_loops.py and one class here.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from functools import lru_cache
+from typing import ClassVar, NamedTuple, get_args
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cupy_kernels import updates
+from shards.errors import BadInput
+from shards.tables import Segment
+
+Floats = NDArray[np.float32]
+
+
+class DecayKind(StrEnum):
+    """Which penalty the weights bear: the sum of squares (L2) or of absolute values (L1)."""
+
+    L1 = "L1"
+    L2 = "L2"
+
+
+class Decay(msgspec.Struct, frozen=True):
+    """Weight decay, as a share of the weights (L2) or of their signs (L1) added to a gradient."""
+
+    weight: float = 0.0
+    kind: DecayKind = DecayKind.L2
+
+
+class _Rule(msgspec.Struct, frozen=True, tag_field="rule"):
+    """What the rules share: the surface that a shard calls."""
+
+    slot_names: ClassVar[tuple[str, ...]] = ()
+
+    def apply(
+        self,
+        weights: Floats,
+        gradient: Floats,
+        slots: tuple[Floats, ...],
+        out: Floats,
+        segments: Sequence[Segment],
+        *,
+        rate: float,
+        decay: Decay,
+        count: int,
+    ) -> None:
+        """Write the updated weights into `out` and advance `slots` in place.
+
+        All arrays are flat, contiguous, float32 and of one size, one array a name in `slot_names`;
+        `out` overlaps no other. Every float of `out` is written: those outside `segments` are
+        copied. `segments` ascend and are disjoint. `count` is this update's number, from 1.
+        """
+        assert count >= 1, f"updates count from 1, got {count}"
+        assert len(slots) == len(self.slot_names), f"expected slots {self.slot_names}"
+        for array in (weights, gradient, *slots):
+            assert array.dtype == out.dtype == np.float32
+            assert array.shape == out.shape == (out.size,)
+            assert not np.may_share_memory(array, out), "a version must not be overwritten"
+        plan = _plan(tuple(segments), out.size)
+        rates = np.float32(self._scale(rate, count)) * plan.lr_mults
+        decays = np.float32(decay.weight) * plan.decay_mults
+        runs = updates.Runs(plan.bounds, rates, decays, plan.gaps)
+        name, l1 = str(self.__struct_config__.tag), decay.kind is DecayKind.L1
+        updates.apply(name, weights, gradient, slots, out, runs, l1, self._constants())
+
+    def prepare(self) -> None:
+        """Compile the rule, which takes a second or two, before the first gradient waits for it."""
+        blank, out = np.zeros(1, np.float32), np.zeros(1, np.float32)
+        slots = tuple(np.zeros(1, np.float32) for _ in self.slot_names)
+        whole = (Segment(0, 1, 1.0, 1.0),)
+        self.apply(blank, blank, slots, out, whole, rate=0.0, decay=Decay(), count=1)
+
+    def _scale(self, rate: float, count: int) -> float:  # noqa: ARG002  # for rules that correct
+        return rate
+
+    def _constants(self) -> tuple[np.float32, ...]:
+        return ()
+
+
+class SGD(_Rule, frozen=True, tag="sgd"):
+    """w -= rate*g."""
+
+
+class Momentum(_Rule, frozen=True, tag="momentum"):
+    """h = momentum*h + rate*g; w -= h. The rate is inside the momentum."""
+
+    slot_names: ClassVar[tuple[str, ...]] = ("history",)
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        _demand_share(self, "momentum")
+
+    def _constants(self) -> tuple[np.float32, ...]:
+        return (np.float32(self.momentum),)
+
+
+class Nesterov(_Rule, frozen=True, tag="nesterov"):
+    """h' = momentum*h + rate*g; w -= (1 + momentum)*h' - momentum*h."""
+
+    slot_names: ClassVar[tuple[str, ...]] = ("history",)
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        _demand_share(self, "momentum")
+
+    def _constants(self) -> tuple[np.float32, ...]:
+        mu = np.float32(self.momentum)
+        return (mu, np.float32(1) + mu)
+
+
+class Adagrad(_Rule, frozen=True, tag="adagrad"):
+    """h += g^2; w -= rate * g / (sqrt(h) + delta). Downpour's own (Dean et al. 2012, 4.1)."""
+
+    slot_names: ClassVar[tuple[str, ...]] = ("square_sum",)
+    delta: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _demand_delta(self)
+
+    def _constants(self) -> tuple[np.float32, ...]:
+        return (np.float32(self.delta),)
+
+
+class RMSProp(_Rule, frozen=True, tag="rmsprop"):
+    """h = decay_rate*h + (1 - decay_rate)*g^2; w -= rate * g / (sqrt(h) + delta)."""
+
+    slot_names: ClassVar[tuple[str, ...]] = ("square_mean",)
+    decay_rate: float = 0.99
+    delta: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _demand_share(self, "decay_rate")
+        _demand_delta(self)
+
+    def _constants(self) -> tuple[np.float32, ...]:
+        return (*_keep_and_take(self.decay_rate), np.float32(self.delta))
+
+
+class AdaDelta(_Rule, frozen=True, tag="adadelta"):
+    """Steps scaled by the ratio of their own mean square to the gradient's (Zeiler 2012).
+
+    h = momentum*h + (1 - momentum)*g^2; step = g * sqrt((d + delta) / (h + delta));
+    d = momentum*d + (1 - momentum)*step^2; w -= rate*step.
+    """
+
+    slot_names: ClassVar[tuple[str, ...]] = ("square_mean", "step_mean")
+    momentum: float = 0.95
+    delta: float = 1e-6
+
+    def __post_init__(self) -> None:
+        _demand_share(self, "momentum")
+        _demand_delta(self)
+
+    def _constants(self) -> tuple[np.float32, ...]:
+        return (*_keep_and_take(self.momentum), np.float32(self.delta))
+
+
+class Adam(_Rule, frozen=True, tag="adam"):
+    """Means of g and g^2, corrected for their start at zero (Kingma and Ba 2015, section 2).
+
+    m = beta1*m + (1 - beta1)*g; v = beta2*v + (1 - beta2)*g^2; with t the `count`
+    w -= rate * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + delta).
+    """
+
+    slot_names: ClassVar[tuple[str, ...]] = ("mean", "square_mean")
+    beta1: float = 0.9
+    beta2: float = 0.999
+    delta: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _demand_share(self, "beta1")
+        _demand_share(self, "beta2")
+        _demand_delta(self)
+
+    def _scale(self, rate: float, count: int) -> float:
+        return float(rate * np.sqrt(1 - self.beta2**count) / (1 - self.beta1**count))
+
+    def _constants(self) -> tuple[np.float32, ...]:
+        return (
+            *_keep_and_take(self.beta1),
+            *_keep_and_take(self.beta2),
+            np.float32(self.delta),
+        )
+
+
+Rule = SGD | Momentum | Nesterov | Adagrad | RMSProp | AdaDelta | Adam
+
+RULES: dict[str, type[Rule]] = {str(rule.__struct_config__.tag): rule for rule in get_args(Rule)}
+
+
+class _Plan(NamedTuple):
+    bounds: NDArray[np.int64]
+    lr_mults: Floats
+    decay_mults: Floats
+    gaps: tuple[slice, ...]
+
+
+@lru_cache(maxsize=256)
+def _plan(segments: tuple[Segment, ...], size: int) -> _Plan:
+    """The segments as the loops want them; a shard asks for the same plan at every push."""
+    edges = [0, *(edge for segment in segments for edge in (segment.start, segment.stop)), size]
+    assert edges == sorted(edges), f"segments must ascend within [0, {size})"
+    return _Plan(
+        np.array([(s.start, s.stop) for s in segments], np.int64).reshape(-1, 2),
+        np.array([s.lr_mult for s in segments], np.float32),
+        np.array([s.decay_mult for s in segments], np.float32),
+        tuple(slice(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b),
+    )
+
+
+def _keep_and_take(share: float) -> tuple[np.float32, np.float32]:
+    keep = np.float32(share)
+    return keep, np.float32(1) - keep
+
+
+def _demand_share(rule: _Rule, field: str) -> None:
+    value = getattr(rule, field)
+    if not 0 <= value < 1:
+        raise BadInput(
+            f"update rule {rule.__struct_config__.tag}: {field}: expected [0, 1), got {value}"
+        )
+
+
+def _demand_delta(rule: "Adagrad | RMSProp | AdaDelta | Adam") -> None:
+    # At 0, a weight whose gradients were all zero would become 0/0.
+    if not np.float32(rule.delta) > 0:
+        raise BadInput(
+            f"update rule {rule.__struct_config__.tag}: delta: expected more than 0 in float32,"
+            f" got {rule.delta}"
+        )
