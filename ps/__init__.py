@@ -1,0 +1,35 @@
+"""The parameter servers, and the SDK to speak to them.
+
+    import ps
+
+    specs = ps.shard_specs(table, shards=2, bound=4)
+    with ps.local_shards(specs) as cluster, ps.Client(cluster, worker="w0") as shards:
+        replica = shards.pull()
+        shards.push(gradient_at(replica.weights))
+
+Importing this loads neither Ray nor PySpark nor CuPy: `ps.ray_host` is imported by who needs it.
+"""
+
+from ps.build import build_id
+from ps.client import Client, Replica
+from ps.cluster import Cluster
+from ps.console import Console, ShardState
+from ps.job import describe, shard_specs
+from ps.local import local_shards
+from ps.session import Unreachable
+from shards.tables import DenseTable, TensorSpec
+
+__all__ = [
+    "Client",
+    "Cluster",
+    "Console",
+    "DenseTable",
+    "Replica",
+    "ShardState",
+    "TensorSpec",
+    "Unreachable",
+    "build_id",
+    "describe",
+    "local_shards",
+    "shard_specs",
+]

@@ -1,0 +1,175 @@
+"""The operator's console: what whoever started a job asks its shards, past the gate.
+
+Install weights or a saved state, export everything at one version, read the weights, look at the
+counters, collect the records of applied updates. Blocking, one question at a time.
+"""
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ps.cluster import Cluster
+from ps.links import Links
+from ps.session import Unreachable
+from shards import codec
+from shards.codec import Buffer
+from shards.errors import BadInput, GiveUp, Retry
+from shards.ledger import Ledger
+from shards.messages import (
+    AskRecords,
+    AskStatus,
+    Export,
+    FromOperator,
+    Install,
+    Read,
+    Records,
+    Refusal,
+    Remedy,
+    Reply,
+    ShardStatus,
+    State,
+)
+from shards.records import RECORD
+from shards.shard import Saved
+
+_RETRY_S = 2.0
+
+
+class ShardState(msgspec.Struct, frozen=True):
+    """One shard's whole state at one version; arrays are float32 over its own keys."""
+
+    saved: Saved
+    weights: NDArray[np.float32]
+    slots: dict[str, NDArray[np.float32]]
+
+
+class Console:
+    """Connections of an operator to every shard of a job; `patience_s` bounds every answer."""
+
+    def __init__(self, cluster: Cluster, *, patience_s: float = 30.0) -> None:
+        self.cluster = cluster
+        self._links = Links(cluster.endpoints)
+        self._patience_s = patience_s
+        self._request = 0
+        self._collected = [0] * len(cluster.endpoints)
+
+    def install(self, arena: NDArray[np.float32]) -> None:
+        """Give every shard its part of fresh weights, float32 of shape (table.size,)."""
+        if arena.shape != (self.cluster.table.size,) or arena.dtype != np.float32:
+            raise BadInput(
+                f"install in table {self.cluster.table.name}: expected float32 of shape"
+                f" ({self.cluster.table.size},), got {arena.dtype} of shape {arena.shape}"
+            )
+        for shard in range(self.cluster.map.shards):
+            weights = np.concatenate(self.cluster.map.cut(arena, shard))
+            self.restore(shard, ShardState(Saved(0, 0, 0, Ledger()), weights, {}))
+
+    def restore(self, shard: int, state: ShardState) -> None:
+        """Give one shard a state that `export` returned."""
+        frames = (codec.encode_state(state.saved), state.weights, *state.slots.values())
+        self._ask(
+            shard,
+            lambda request: Install(
+                request, self.cluster.job, self.cluster.table.name, list(state.slots)
+            ),
+            frames,
+        )
+
+    def export(self) -> list[ShardState]:
+        """Every shard's state; each shard's is of one version."""
+        return [self._export(shard) for shard in range(self.cluster.map.shards)]
+
+    def _export(self, shard: int) -> ShardState:
+        reply, frames = self._ask(
+            shard, lambda request: Export(request, self.cluster.job, self.cluster.table.name)
+        )
+        assert isinstance(reply, State)
+        weights, *slots = (np.frombuffer(frame, np.float32) for frame in frames[1:])
+        return ShardState(
+            codec.decode_state(frames[0], Saved), weights, dict(zip(reply.slots, slots, strict=True))
+        )
+
+    def read(self) -> NDArray[np.float32]:
+        """The current weights as a new arena, float32 of shape (table.size,)."""
+        arena = self.cluster.table.empty()
+        for shard in range(self.cluster.map.shards):
+            _, frames = self._ask(
+                shard, lambda request: Read(request, self.cluster.job, self.cluster.table.name)
+            )
+            for part, frame in zip(self.cluster.map.cut(arena, shard), frames, strict=True):
+                part[:] = np.frombuffer(frame, np.float32)
+        return arena
+
+    def status(self) -> list[ShardStatus]:
+        """Every shard's counters and how each worker stands with it."""
+        answers = [
+            self._ask(
+                shard,
+                lambda request: AskStatus(request, self.cluster.job, self.cluster.table.name),
+            )
+            for shard in range(self.cluster.map.shards)
+        ]
+        return [codec.decode_state(frames[0], ShardStatus) for _, frames in answers]
+
+    def records(self) -> list[NDArray[np.void]]:
+        """For each shard the records (dtype RECORD) of updates applied since the last call."""
+        fresh = []
+        for shard, after in enumerate(self._collected):
+            reply, frames = self._ask(
+                shard,
+                lambda request, after=after: AskRecords(  # type: ignore[misc]
+                    request, self.cluster.job, self.cluster.table.name, after
+                ),
+            )
+            assert isinstance(reply, Records)
+            rows = np.frombuffer(frames[0], RECORD)
+            self._collected[shard] = reply.first + len(rows)
+            fresh.append(rows)
+        return fresh
+
+    def close(self) -> None:
+        self._links.close()
+
+    def __enter__(self) -> "Console":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(
+        self,
+        shard: int,
+        question: Callable[[int], FromOperator],
+        frames: tuple[NDArray[np.float32] | bytes, ...] = (),
+    ) -> tuple[Reply, list[Buffer]]:
+        """Repeat a question until it is answered; every question may be repeated safely."""
+        self._request += 1
+        message = question(self._request)
+        give_up_at = time.monotonic() + self._patience_s
+        while (now := time.monotonic()) < give_up_at:
+            self._links.send(shard, message, frames)
+            answer = self._await(shard, min(now + _RETRY_S, give_up_at))
+            if answer is not None:
+                return answer
+        raise Unreachable(
+            f"shard {shard} at {self.cluster.endpoints[shard]} has not answered"
+            f" {type(message).__name__.lower()} for {self._patience_s:g} s"
+        )
+
+    def _await(self, shard: int, until: float) -> tuple[Reply, list[Buffer]] | None:
+        while (now := time.monotonic()) < until:
+            for origin, reply, frames in self._links.receive(until - now):
+                if origin != shard or reply.request != self._request:
+                    continue
+                if isinstance(reply, Refusal):
+                    if reply.remedy is Remedy.RETRY:
+                        raise Retry(reply.text)
+                    raise GiveUp(reply.text)
+                return reply, frames
+        return None

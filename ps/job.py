@@ -1,0 +1,70 @@
+"""A job: what its shards are told, and how the whole is described to workers."""
+
+import secrets
+from collections.abc import Sequence
+
+from ps.build import build_id
+from ps.cluster import Cluster
+from shards.errors import BadInput
+from shards.rules import SGD, Decay, Rule
+from shards.schedules import Fixed, Schedule
+from shards.shard import Merge, ShardSpec
+from shards.tables import DenseTable, cut_evenly
+
+
+def shard_specs(
+    table: DenseTable,
+    *,
+    shards: int = 1,
+    rule: Rule | None = None,
+    schedule: Schedule | None = None,
+    decay: Decay | None = None,
+    bound: int | None = None,
+    workers: int = 1,
+    merge: Merge = Merge.EACH,
+    lease_s: float = 10.0,
+    warm_steps: int = 0,
+    name: str = "job",
+) -> list[ShardSpec]:
+    """The specs of a new job's shards, its table cut evenly among them.
+
+    Defaults: plain SGD at rate 0.01, no weight decay, no staleness bound. The job's id is `name`
+    and a random part that a stranger cannot guess. Raises BadInput for numbers that make no sense.
+    """
+    for what, value, least in (("shards", shards, 1), ("workers", workers, 1), ("bound", bound, 0)):
+        if value is not None and value < least:
+            raise BadInput(f"{what}: expected at least {least}, got {value}")
+    if lease_s <= 0:
+        raise BadInput(f"lease_s: expected more than 0 s, got {lease_s:g}")
+    job, shard_map = f"{name}-{secrets.token_hex(8)}", cut_evenly(table, shards)
+    return [
+        ShardSpec(
+            job=job,
+            shard=shard,
+            table=table,
+            map=shard_map,
+            rule=rule or SGD(),
+            schedule=schedule or Fixed(base_rate=0.01),
+            decay=decay or Decay(),
+            bound=bound,
+            workers=workers,
+            build=build_id(),
+            merge=merge,
+            lease_s=lease_s,
+            warm_steps=warm_steps,
+        )
+        for shard in range(shards)
+    ]
+
+
+def describe(specs: Sequence[ShardSpec], endpoints: Sequence[str]) -> Cluster:
+    """The cluster that these shards form once they listen at `endpoints`."""
+    first = specs[0]
+    return Cluster(
+        job=first.job,
+        table=first.table,
+        map=first.map,
+        endpoints=tuple(endpoints),
+        bound=first.bound,
+        build=first.build,
+    )

@@ -1,0 +1,78 @@
+"""Links: one DEALER socket to each shard, typed messages out, typed answers in.
+
+The workers' client and the operator's console stand on this. `ZMQ_IMMEDIATE` keeps a message from
+being queued for a shard that is down and then delivered to its next life.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+
+from shards import codec
+from shards.codec import Buffer
+from shards.errors import BadInput
+from shards.messages import Message, Reply
+
+_HEARTBEAT_MS = 2000
+_HEARTBEAT_TIMEOUT_MS = 10000
+
+
+class Links:
+    """Connections to `endpoints`; shard numbers are positions in it. Not for use by two threads."""
+
+    def __init__(self, endpoints: Sequence[str]) -> None:
+        self._context = zmq.Context()
+        self._poller = zmq.Poller()
+        self._sockets = [self._connect(endpoint) for endpoint in endpoints]
+        self.endpoints = tuple(endpoints)
+
+    def _connect(self, endpoint: str) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.DEALER)
+        for option, value in (
+            (zmq.IMMEDIATE, 1),
+            (zmq.LINGER, 0),
+            (zmq.RECONNECT_IVL, 50),
+            (zmq.RECONNECT_IVL_MAX, 2000),
+            (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),
+            (zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS),
+        ):
+            socket.setsockopt(option, value)
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise BadInput(
+                f"shard endpoint: expected tcp://HOST:PORT or ipc://PATH, got {endpoint!r}"
+                f" ({error.strerror})"
+            ) from None
+        self._poller.register(socket, zmq.POLLIN)
+        return socket
+
+    def send(
+        self, shard: int, message: Message, frames: Sequence[NDArray[np.float32] | bytes] = ()
+    ) -> None:
+        """Hand a message to the network; arrays are sent without a copy and must not change.
+
+        While the shard cannot be reached nothing is sent: whoever keeps the message repeats it.
+        """
+        parts = [codec.encode(message), *frames]
+        with contextlib.suppress(zmq.Again):
+            self._sockets[shard].send_multipart(parts, zmq.NOBLOCK, copy=False)
+
+    def receive(self, timeout_s: float) -> Iterator[tuple[int, Reply, list[Buffer]]]:
+        """What has arrived within `timeout_s`, at least one message if any came: all that waits."""
+        ready = {socket for socket, _ in self._poller.poll(max(0.0, timeout_s) * 1000)}
+        for shard, socket in enumerate(self._sockets):
+            if socket in ready:
+                with contextlib.suppress(zmq.Again):
+                    while True:
+                        frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                        payload: list[Buffer] = [frame.buffer for frame in frames[1:]]
+                        yield shard, codec.decode_reply(frames[0].buffer), payload
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Drop the connections, giving what is being sent up to `linger_s`."""
+        self._context.destroy(linger=int(linger_s * 1000))

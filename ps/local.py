@@ -1,0 +1,32 @@
+"""Shards in threads of this process: to try things out, for notebooks and tests.
+
+The same shard and the same server loop as on a cluster, without Ray.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ps.cluster import Cluster
+from ps.console import Console
+from ps.job import describe
+from ps.server import Server
+from shards.shard import ShardSpec
+
+
+@contextmanager
+def local_shards(
+    specs: Sequence[ShardSpec], weights: NDArray[np.float32] | None = None
+) -> Iterator[Cluster]:
+    """Serve `specs` on loopback while the context lasts.
+
+    `weights`, float32 of shape (table.size,), is installed first (default: zeros).
+    """
+    with ExitStack() as stack:
+        servers = [stack.enter_context(Server(spec, boot=1)) for spec in specs]
+        cluster = describe(specs, [server.endpoint for server in servers])
+        with Console(cluster) as console:
+            console.install(cluster.table.empty() if weights is None else weights)
+        yield cluster

@@ -1,0 +1,110 @@
+"""Shards as Ray actors: the one file of this package that imports Ray.
+
+An actor hosts a server loop in a thread of its own, so Ray's calls stay quick while ZeroMQ carries
+the data. Ray places the actors (spread over the nodes) and tells when one dies; it never sees a
+gradient.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+
+from ps.build import build_id
+from ps.cluster import Cluster
+from ps.job import describe
+from ps.server import Server
+from shards.errors import BadInput, DownpourError, GiveUp, WrongBuild
+from shards.shard import ShardSpec
+
+_START_S = 60.0
+
+
+class ShardActor:
+    """One shard in one Ray actor. Its constructor takes values only: a spec, a bind address."""
+
+    def __init__(self, spec: bytes, bind: str) -> None:
+        decoded = msgspec.msgpack.decode(spec, type=ShardSpec)
+        self._server = Server(decoded, boot=time.time_ns() // 1000, bind=bind).start()
+
+    def endpoint(self) -> tuple[str, str]:
+        """Where it listens, and the build it runs."""
+        return self._server.endpoint, build_id()
+
+    def check(self) -> None:
+        """Raise what ended the server loop, if anything did."""
+        self._server.check()
+
+    def stop(self) -> None:
+        self._server.stop()
+
+
+class RayShards:
+    """The actors of one job, and the cluster they form."""
+
+    def __init__(self, cluster: Cluster, actors: Sequence[Any]) -> None:
+        self.cluster = cluster
+        self._actors = actors
+
+    def check(self, timeout_s: float = 10.0) -> None:
+        """Raise GiveUp naming a shard whose actor or server loop has died."""
+        for shard, actor in enumerate(self._actors):
+            try:
+                ray.get(actor.check.remote(), timeout=timeout_s)
+            except GetTimeoutError:
+                continue
+            except RayActorError:
+                raise GiveUp(f"shard {shard} has died: its Ray actor is gone") from None
+            except RayError as error:
+                raise GiveUp(f"shard {shard} has failed: {_cause(error)}") from None
+
+
+@contextmanager
+def ray_shards(specs: Sequence[ShardSpec], bind: str = "tcp://127.0.0.1:*") -> Iterator[RayShards]:
+    """Start one actor a spec in the Ray that this process is connected to; end them on leaving.
+
+    `bind` is the address each listens on; `*` picks a free port. Raises BadInput when an address
+    cannot be bound, GiveUp when Ray has no room for the actors within a minute, WrongBuild when a
+    node runs other code.
+    """
+    actor_class = ray.remote(ShardActor).options(
+        num_cpus=0, max_concurrency=2, max_restarts=0, scheduling_strategy="SPREAD"
+    )
+    actors = [actor_class.remote(msgspec.msgpack.encode(spec), bind) for spec in specs]
+    try:
+        endpoints = [_endpoint(shard, actor) for shard, actor in enumerate(actors)]
+        yield RayShards(describe(specs, endpoints), actors)
+    finally:
+        for actor in actors:
+            _end(actor)
+
+
+def _endpoint(shard: int, actor: Any) -> str:
+    try:
+        endpoint, build = ray.get(actor.endpoint.remote(), timeout=_START_S)
+    except GetTimeoutError:
+        raise GiveUp(f"shard {shard} did not start within {_START_S:g} s: has Ray room?") from None
+    except RayError as error:
+        kind = BadInput if "BadInput" in str(error) else GiveUp
+        raise kind(f"shard {shard} did not start: {_cause(error)}") from None
+    if build != build_id():
+        raise WrongBuild(f"shard {shard}: expected build {build_id()} on its node, got {build}")
+    return str(endpoint)
+
+
+def _end(actor: Any) -> None:
+    try:
+        ray.get(actor.stop.remote(), timeout=5)
+    except (RayError, DownpourError, TimeoutError):
+        pass  # It is to be gone, and killing it next makes sure.
+    ray.kill(actor)
+
+
+def _cause(error: RayError) -> str:
+    """The last line of a remote traceback, which is what happened."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1].strip() if lines else type(error).__name__

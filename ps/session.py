@@ -1,0 +1,516 @@
+"""The session: a worker's side of the protocol with all shards, as a pure state machine.
+
+Theory. One logical request (a pull, a push) is one message to each shard and is complete when each
+has answered. Nothing is lost as long as every message that has not been answered is kept and sent
+again: the shard recognises a repetition (by seq for a push, by request number for the rest), so
+repeating is always safe. Hence the whole of reliability here is a table of outstanding messages
+with a deadline each, and these reactions:
+
+- silence for `retry_s`: send it again;
+- a gap: the shard lacks an earlier push; send all unacknowledged pushes again, in order;
+- a resynchronise (the shard restarted, the lease ran out, the map moved): say hello again, join,
+  then send everything outstanding to that shard again;
+- silence of one shard for `patience_s`: give up, naming it.
+
+Any number of requests may be in flight. The greeting is a request like the others: Hello to every
+shard; the smallest push number they report is where this worker goes on (shards that are ahead will
+recognise the repetition); then Join to shard 0, which says the clock, then to the others.
+
+A driver calls a method, sends what it returns, feeds `receive` with what arrives and calls `tick`
+by `next_deadline`. The session holds the arrays of an unacknowledged push: until `Pushed` reports
+it, their memory must not change.
+"""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from shards import codec
+from shards.codec import Buffer
+from shards.errors import (
+    BadInput,
+    BadMessage,
+    DownpourError,
+    Fenced,
+    GiveUp,
+    Resynchronise,
+    Retry,
+    WrongBuild,
+)
+from shards.messages import (
+    PROTOCOL,
+    Ack,
+    FromWorker,
+    Hello,
+    Join,
+    Joined,
+    Kind,
+    Leave,
+    Left,
+    Parked,
+    Pull,
+    Push,
+    Refusal,
+    Registered,
+    Remedy,
+    Renewed,
+    Reply,
+    Weights,
+    Welcome,
+)
+from shards.tables import DenseTable, ShardMap
+
+Frames = tuple[NDArray[np.float32], ...]
+
+
+class Send(msgspec.Struct, frozen=True):
+    """A message for `shard`; `frames` go out after its header, without a copy."""
+
+    shard: int
+    message: FromWorker
+    frames: Frames = ()
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """The worker is registered with every shard: go on after push `seq` and step `step`.
+
+    `clock` is what it counts with at the gate; it rises by one a step from here.
+    """
+
+    seq: int
+    step: int
+    clock: int
+    lease_s: float
+
+
+class Pulled(msgspec.Struct, frozen=True):
+    """Pull `request` is answered: for each shard its version and its frames."""
+
+    request: int
+    versions: tuple[int, ...]
+    frames: tuple[tuple[Buffer, ...], ...]
+    waited_s: float
+
+
+class Pushed(msgspec.Struct, frozen=True):
+    """Push `seq` is applied on every shard; `staleness` is the largest any of them saw."""
+
+    request: int
+    seq: int
+    staleness: int
+    duplicates: int
+    rtt_s: float
+
+
+class Departed(msgspec.Struct, frozen=True):
+    """Every shard knows that this worker has left."""
+
+
+Event = Ready | Pulled | Pushed | Departed
+
+
+class Unreachable(GiveUp):
+    """A shard has been silent for longer than the session's patience."""
+
+
+class _Pending(msgspec.Struct):
+    """One message to one shard that has not been answered."""
+
+    message: FromWorker
+    frames: Frames
+    resend_at: float
+
+
+class _Asked(msgspec.Struct):
+    """One logical request: what it was, when, and the answers so far."""
+
+    kind: type[FromWorker]
+    since: float
+    answers: dict[int, tuple[Reply, Sequence[Buffer]]]
+
+
+_ERRORS: dict[Remedy, type[DownpourError]] = {
+    Remedy.GIVE_UP: GiveUp,
+    Remedy.BAD_MESSAGE: BadMessage,
+    Remedy.BAD_INPUT: BadInput,
+    Remedy.FENCED: Fenced,
+    Remedy.WRONG_BUILD: WrongBuild,
+}
+
+
+class Session:
+    """One life of one worker, talking to every shard of one job."""
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        worker: str,
+        incarnation: int,
+        build: str,
+        table: DenseTable,
+        map: ShardMap,
+        retry_s: float = 1.0,
+        patience_s: float = 30.0,
+    ) -> None:
+        self.job = job
+        self.worker = worker
+        self.incarnation = incarnation
+        self.build = build
+        self.table = table
+        self.map = map
+        self.retry_s = retry_s
+        self.patience_s = patience_s
+        self.seq = 0
+        self.ready: Ready | None = None
+        self._request = 0
+        self._boots: dict[int, int] = {}
+        self._joined: set[int] = set()
+        self._welcomes: dict[int, Welcome] = {}
+        self._start: Ready | None = None
+        self._pending: dict[tuple[int, int], _Pending] = {}
+        self._asked: dict[int, _Asked] = {}
+        self._heard: dict[int, float] = {}
+
+    # --- what a driver asks for -------------------------------------------------------------------
+
+    def hello(self, now: float) -> list[Send]:
+        """Introduce this worker to every shard; `Ready` follows."""
+        self._heard = dict.fromkeys(range(self.map.shards), now)
+        return [self._greet(shard, now) for shard in range(self.map.shards)]
+
+    def pull(self, clock: int, now: float) -> tuple[int, list[Send]]:
+        """Ask for the weights of a step at `clock`; `Pulled` follows when the gate lets it through.
+
+        Several pulls may be in flight; each is answered under its own request number.
+        """
+        request = self._next(Pull, now)
+
+        def message(shard: int) -> FromWorker:
+            return Pull(
+                request,
+                self.job,
+                self.worker,
+                self.incarnation,
+                self._boots[shard],
+                self.map.epoch,
+                self.table.name,
+                clock,
+            )
+
+        return request, self._to_all(request, message, now)
+
+    def push(
+        self,
+        gradient: NDArray[np.float32],
+        read_versions: Sequence[int],
+        *,
+        clock: int,
+        step: int,
+        steps: int,
+        samples: int,
+        loss: float,
+        rtt_s: float,
+        wait_s: float,
+        now: float,
+    ) -> tuple[int, list[Send]]:
+        """Send a gradient of shape (table.size,) float32; `Pushed` follows.
+
+        `read_versions` are the versions, one a shard, that it was computed from; `clock` and `step`
+        hold once it is applied. The array must not change until `Pushed`. Raises BadInput when it
+        does not fit the table.
+        """
+        if gradient.shape != (self.table.size,) or gradient.dtype != np.float32:
+            raise BadInput(
+                f"push to table {self.table.name}: expected float32 of shape ({self.table.size},),"
+                f" got {gradient.dtype} of shape {gradient.shape}"
+            )
+        self.seq += 1
+        seq = self.seq
+        request = self._next(Push, now)
+
+        def message(shard: int) -> FromWorker:
+            return Push(
+                request,
+                self.job,
+                self.worker,
+                self.incarnation,
+                self._boots[shard],
+                self.map.epoch,
+                self.table.name,
+                seq,
+                clock,
+                step,
+                steps,
+                samples,
+                read_versions[shard],
+                Kind.F4,
+                codec.flatten(self.map.ranges[shard]),
+                loss,
+                rtt_s,
+                wait_s,
+            )
+
+        return request, self._to_all(
+            request, message, now, lambda shard: self.map.cut(gradient, shard)
+        )
+
+    def leave(self, now: float) -> list[Send]:
+        """Tell every shard not to wait for this worker any more; `Departed` follows."""
+        request = self._next(Leave, now)
+        return self._to_all(
+            request,
+            lambda shard: Leave(
+                request, self.job, self.worker, self.incarnation, self._boots[shard]
+            ),
+            now,
+        )
+
+    # --- what happens -----------------------------------------------------------------------------
+
+    def receive(
+        self, shard: int, reply: Reply, frames: Sequence[Buffer], now: float
+    ) -> tuple[list[Send], list[Event]]:
+        """Take one answer; returns what to send and what has come to pass.
+
+        Raises the error that a final refusal stands for. An answer to nothing (late or repeated)
+        changes nothing.
+        """
+        self._heard[shard] = now
+        key = (shard, reply.request)
+        pending = self._pending.get(key)
+        if pending is None or isinstance(reply, Renewed):
+            return [], []
+        match reply:
+            case Refusal():
+                return self._refused(shard, reply, pending, now), []
+            case Parked():
+                return [], []
+            case Welcome():
+                del self._pending[key]
+                return self._welcomed(shard, reply, now), []
+            case Joined():
+                del self._pending[key]
+                return self._admitted(shard, reply, now)
+            case _:
+                del self._pending[key]
+                return [], self._answered(shard, reply, frames, now)
+
+    def tick(self, now: float) -> list[Send]:
+        """Repeat what has been silent too long; raises Unreachable when a shard stays silent."""
+        due = []
+        for (shard, _), pending in self._pending.items():
+            if pending.resend_at > now:
+                continue
+            if now - self._heard[shard] > self.patience_s:
+                what = type(pending.message).__name__.lower()
+                raise Unreachable(
+                    f"shard {shard} has not answered {self.worker}'s {what} for"
+                    f" {self.patience_s:g} s"
+                )
+            pending.resend_at = now + self.retry_s
+            if self._may_send(shard, pending.message):
+                due.append(Send(shard, pending.message, pending.frames))
+        return due
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When to call `tick` next; None while nothing is outstanding."""
+        return min((pending.resend_at for pending in self._pending.values()), default=None)
+
+    @property
+    def unacknowledged(self) -> int:
+        """Pushes that not every shard has acknowledged."""
+        return sum(asked.kind is Push for asked in self._asked.values())
+
+    @property
+    def boots(self) -> tuple[int, ...]:
+        """The life of each shard that this session talks to, once it is ready."""
+        return tuple(self._boots[shard] for shard in range(self.map.shards))
+
+    # --- greeting ---------------------------------------------------------------------------------
+
+    def _greet(self, shard: int, now: float) -> Send:
+        self._joined.discard(shard)
+        for key in [
+            key
+            for key, pending in self._pending.items()
+            if key[0] == shard and isinstance(pending.message, Hello | Join)
+        ]:
+            del self._pending[key]
+        request = self._count()
+        hello = Hello(request, self.job, self.worker, self.incarnation, PROTOCOL, self.build)
+        return self._keep(shard, request, hello, (), now)
+
+    def _welcomed(self, shard: int, reply: Welcome, now: float) -> list[Send]:
+        self._boots[shard] = reply.boot
+        self._welcomes[shard] = reply
+        if self.ready is not None:
+            self._check_memory(shard, reply)
+            return [self._join(shard, self.ready.clock, now)]
+        if len(self._welcomes) < self.map.shards:
+            return []
+        return [self._join(0, 0, now)]
+
+    def _check_memory(self, shard: int, reply: Welcome) -> None:
+        """A shard that comes back must still have every push it acknowledged."""
+        pushes = [
+            pending.message.seq
+            for (to, _), pending in self._pending.items()
+            if to == shard and isinstance(pending.message, Push)
+        ]
+        acknowledged = min(pushes, default=self.seq + 1) - 1
+        if reply.seq < acknowledged:
+            raise GiveUp(
+                f"shard {shard} came back at push {reply.seq} of {self.worker} but had acknowledged"
+                f" {acknowledged}: resume the job from its last snapshot"
+            )
+
+    def _join(self, shard: int, clock: int, now: float) -> Send:
+        request = self._count()
+        join = Join(
+            request, self.job, self.worker, self.incarnation, self._boots[shard], clock
+        )
+        return self._keep(shard, request, join, (), now)
+
+    def _admitted(
+        self, shard: int, reply: Joined, now: float
+    ) -> tuple[list[Send], list[Event]]:
+        self._joined.add(shard)
+        if self.ready is not None:
+            return self._resend_all(shard, now), []
+        if shard == 0 and len(self._joined) == 1:
+            behind = min(self._welcomes.values(), key=lambda welcome: welcome.seq)
+            self._start = Ready(behind.seq, behind.step, reply.clock, behind.lease_s)
+            sends = [self._join(other, reply.clock, now) for other in range(1, self.map.shards)]
+            if sends:
+                return sends, []
+        if len(self._joined) < self.map.shards:
+            return [], []
+        assert self._start is not None, "shard 0 admits first"
+        self.ready, self.seq = self._start, self._start.seq
+        return [], [self.ready]
+
+    # --- refusals ---------------------------------------------------------------------------------
+
+    def _refused(
+        self, shard: int, reply: Refusal, pending: _Pending, now: float
+    ) -> list[Send]:
+        match reply.remedy:
+            case Remedy.RETRY:
+                return []
+            case Remedy.GAP:
+                return self._resend_pushes(shard, reply.expected, now)
+            case Remedy.RESYNCHRONISE:
+                # Several requests in flight are refused for one reason: greet once.
+                if shard not in self._joined and not isinstance(pending.message, Join):
+                    return []
+                if isinstance(pending.message, Registered) and (
+                    pending.message.boot != self._boots.get(shard)
+                ):
+                    return []
+                return [self._greet(shard, now)]
+            case remedy:
+                raise _ERRORS[remedy](reply.text)
+
+    def _resend_pushes(self, shard: int, expected: int, now: float) -> list[Send]:
+        sends = []
+        for (to, _), pending in self._pending.items():
+            message = pending.message
+            if to == shard and isinstance(message, Push) and message.seq >= expected:
+                pending.resend_at = now + self.retry_s
+                sends.append(Send(shard, message, pending.frames))
+        return sends
+
+    def _resend_all(self, shard: int, now: float) -> list[Send]:
+        """Everything outstanding, addressed to the shard's present life, in the order asked."""
+        sends = []
+        for (to, _), pending in self._pending.items():
+            if to != shard:
+                continue
+            if isinstance(pending.message, Registered):
+                pending.message = msgspec.structs.replace(
+                    pending.message, boot=self._boots[shard]
+                )
+            pending.resend_at = now + self.retry_s
+            sends.append(Send(shard, pending.message, pending.frames))
+        return sends
+
+    # --- requests and answers ---------------------------------------------------------------------
+
+    def _count(self) -> int:
+        self._request += 1
+        return self._request
+
+    def _next(self, kind: type[FromWorker], now: float) -> int:
+        assert self.ready is not None, "the driver waits for Ready first"
+        request = self._count()
+        self._asked[request] = _Asked(kind, now, {})
+        return request
+
+    def _to_all(
+        self,
+        request: int,
+        message: Callable[[int], FromWorker],
+        now: float,
+        frames: Callable[[int], Frames] = lambda shard: (),
+    ) -> list[Send]:
+        sends = [
+            self._keep(shard, request, message(shard), frames(shard), now)
+            for shard in range(self.map.shards)
+        ]
+        return [send for send in sends if send.shard in self._joined]
+
+    def _keep(
+        self, shard: int, request: int, message: FromWorker, frames: Frames, now: float
+    ) -> Send:
+        self._pending[shard, request] = _Pending(message, frames, now + self.retry_s)
+        return Send(shard, message, frames)
+
+    def _may_send(self, shard: int, message: FromWorker) -> bool:
+        """Until a shard has registered this worker, only the greeting may go there."""
+        return shard in self._joined or isinstance(message, Hello | Join)
+
+    def _answered(
+        self, shard: int, reply: Reply, frames: Sequence[Buffer], now: float
+    ) -> list[Event]:
+        asked = self._asked.get(reply.request)
+        if asked is None:
+            return []
+        asked.answers[shard] = (reply, frames)
+        if len(asked.answers) < self.map.shards:
+            return []
+        del self._asked[reply.request]
+        answers = [asked.answers[s] for s in range(self.map.shards)]
+        return [self._event(reply.request, answers, now - asked.since)]
+
+    def _event(
+        self, request: int, answers: list[tuple[Reply, Sequence[Buffer]]], took_s: float
+    ) -> Event:
+        replies = [reply for reply, _ in answers]
+        weights = [reply for reply in replies if isinstance(reply, Weights)]
+        acks = [reply for reply in replies if isinstance(reply, Ack)]
+        if len(weights) == len(answers):
+            for reply, frames in answers:
+                assert isinstance(reply, Weights)
+                codec.arrays("weights", reply.kind, self.map.ranges[reply.shard], frames)
+            return Pulled(
+                request,
+                tuple(reply.version for reply in weights),
+                tuple(tuple(frames) for _, frames in answers),
+                max(reply.waited_s for reply in weights),
+            )
+        if len(acks) == len(answers):
+            return Pushed(
+                request,
+                acks[0].seq,
+                max(ack.staleness for ack in acks),
+                sum(ack.duplicate for ack in acks),
+                took_s,
+            )
+        if all(isinstance(reply, Left) for reply in replies):
+            return Departed()
+        names = sorted({type(reply).__name__ for reply in replies})
+        raise BadMessage(f"request {request} was answered by {', '.join(names)}")

@@ -1,0 +1,67 @@
+"""The gate: bounded staleness, and the waiting room before it.
+
+Theory (Ho et al. 2013, stale synchronous parallel). A worker may start a step at clock c once
+every registered worker has reached clock c - s. Bound 0 is bulk-synchronous, no bound is fully
+asynchronous. The gate stands before the pull: a worker that was let through at the very bound then
+completes one step, so the observed gap between clocks reaches s + 1, never more.
+
+A request that may not pass yet is *parked*: it waits here as state, and whatever raises the slowest
+clock (a push, a departure, an expired lease) asks the gate whom to let go. Everyone at or below the
+new limit goes, not only those exactly at it. Nothing polls.
+
+Warm start is the same waiting room: until one replica has brought the weights through the first
+`warm_steps`, the others' Join is parked, so that they start from trained weights, and at the clock
+that replica has reached.
+"""
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from shards.messages import Join, Pull
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """A parked request and where its answer goes."""
+
+    sender: bytes
+    message: Pull | Join
+    since: float
+
+
+class Gate:
+    """Requests parked by worker and request number."""
+
+    def __init__(self, bound: int | None) -> None:
+        self.bound = bound
+        self._parked: dict[tuple[str, int], Waiting] = {}
+
+    def passes(self, clock: int, min_clock: int | None) -> bool:
+        """Whether a step at `clock` may start while the slowest worker is at `min_clock`."""
+        return self.bound is None or min_clock is None or clock - self.bound <= min_clock
+
+    def park(self, sender: bytes, message: Pull | Join, now: float) -> bool:
+        """Make a request wait; False if it already does (its answer then goes to `sender`)."""
+        key = (message.worker, message.request)
+        known = self._parked.get(key)
+        self._parked[key] = Waiting(sender, message, known.since if known else now)
+        return known is None
+
+    def release(self, may_go: Callable[[Pull | Join], bool]) -> Iterator[Waiting]:
+        """Let go whoever may, in the order of their clocks, then of their arrival.
+
+        Each is asked for only after the one before it was dealt with, so that admitting one worker
+        can keep the next one waiting.
+        """
+        for waiting in sorted(self._parked.values(), key=lambda w: (w.message.clock, w.since)):
+            if may_go(waiting.message):
+                del self._parked[waiting.message.worker, waiting.message.request]
+                yield waiting
+
+    def forget(self, worker: str) -> None:
+        """Drop what an earlier life, or a worker that left, still waits for."""
+        for key in [key for key in self._parked if key[0] == worker]:
+            del self._parked[key]
+
+    def waits(self, worker: str) -> bool:
+        return any(name == worker for name, _ in self._parked)

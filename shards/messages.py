@@ -1,0 +1,303 @@
+"""What workers, operators and shards say to each other, as frozen typed structs.
+
+Each message is one flat MessagePack header (codec.py) followed by raw frames. The header names the
+table it speaks of, so that a new kind of table needs no second format. Only three kinds carry
+frames from a client: a push (one frame a key range) and an install (ledger, weights, slots).
+
+A worker lives like this:
+
+    Hello  -> Welcome   what does the shard have of me? (fences older incarnations)
+    Join   -> Joined    from now on my clock counts at the gate; shard 0 says which clock it is
+    Pull   -> Weights   parked until the slowest worker's clock is at least `clock - bound`
+    Push   -> Ack       applied exactly once; a repetition is acknowledged as a duplicate
+    Renew  -> Renewed   I am alive (every other message says so too)
+    Leave  -> Left      do not wait for me any more
+
+Any of them may be answered by a Refusal, which says what remedies it, or by Parked when a request
+is repeated that already waits at the gate.
+"""
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+PROTOCOL = 1
+
+Count = Annotated[int, Meta(ge=0, le=2**62)]
+Name = Annotated[str, Meta(min_length=1, max_length=128)]
+Text = Annotated[str, Meta(max_length=256)]
+Keys = Annotated[list[Count], Meta(max_length=64)]
+
+
+class Kind(StrEnum):
+    """Element types a payload may have; nothing outside this list is ever interpreted."""
+
+    F4 = "f4"
+
+
+class Remedy(StrEnum):
+    """What the receiver of a refusal can do about it; one class of errors each."""
+
+    RETRY = "retry"
+    RESYNCHRONISE = "resynchronise"
+    GAP = "gap"
+    GIVE_UP = "give_up"
+    BAD_MESSAGE = "bad_message"
+    BAD_INPUT = "bad_input"
+    FENCED = "fenced"
+    WRONG_BUILD = "wrong_build"
+
+
+class Message(msgspec.Struct, frozen=True, tag_field="t", forbid_unknown_fields=True):
+    """Anything said: `request` pairs an answer with its question and is never reused in one life."""
+
+    request: Count
+
+
+# --- from a worker ------------------------------------------------------------------------------
+
+
+class FromWorker(Message, frozen=True):
+    """`incarnation` counts the lives of `worker`; the highest one speaks for the name."""
+
+    job: Name
+    worker: Name
+    incarnation: Count
+
+
+class Hello(FromWorker, frozen=True, tag="hello"):
+    protocol: Count
+    build: Name
+
+
+class Registered(FromWorker, frozen=True):
+    """Said after a Welcome: `boot` is the life of the shard that the worker believes it talks to."""
+
+    boot: Count
+
+
+class Join(Registered, frozen=True, tag="join"):
+    """Count me at the gate from `clock` on, or from the slowest worker's clock if that is later."""
+
+    clock: Count
+
+
+class Push(Registered, frozen=True, tag="push"):
+    """A gradient over `keys`, flattened as [start, stop, start, stop, ...]; one frame a range.
+
+    `seq` numbers this worker's pushes from 1; `clock` and `step` are its clock and the steps of its
+    own plan once this push is applied; `steps` and `samples` are what the gradient sums over;
+    `read_version` is the version it was computed from. The rest is told for the records.
+    """
+
+    epoch: Count
+    table: Name
+    seq: Count
+    clock: Count
+    step: Count
+    steps: Count
+    samples: Count
+    read_version: Count
+    kind: Kind
+    keys: Keys
+    loss: float
+    rtt_s: float
+    wait_s: float
+
+
+class Pull(Registered, frozen=True, tag="pull"):
+    """The weights for a step that may start once every registered clock is >= clock - bound."""
+
+    epoch: Count
+    table: Name
+    clock: Count
+
+
+class Renew(Registered, frozen=True, tag="renew"):
+    pass
+
+
+class Leave(Registered, frozen=True, tag="leave"):
+    pass
+
+
+# --- from an operator: whoever started the job ----------------------------------------------------
+
+
+class FromOperator(Message, frozen=True):
+    job: Name
+    table: Name
+
+
+class Install(FromOperator, frozen=True, tag="install"):
+    """Take this state: frames are the ledger (MessagePack), the weights, then each slot."""
+
+    slots: list[Name]
+
+
+class Export(FromOperator, frozen=True, tag="export"):
+    """Give me your whole state at one version."""
+
+
+class Read(FromOperator, frozen=True, tag="read"):
+    """The current weights, past the gate."""
+
+
+class AskStatus(FromOperator, frozen=True, tag="ask_status"):
+    pass
+
+
+class AskRecords(FromOperator, frozen=True, tag="ask_records"):
+    """The records of updates applied since `after`, which are thereby forgotten up to `after`."""
+
+    after: Count
+
+
+Request = (
+    Hello | Join | Push | Pull | Renew | Leave | Install | Export | Read | AskStatus | AskRecords
+)
+
+
+# --- from a shard ---------------------------------------------------------------------------------
+
+
+class FromShard(Message, frozen=True):
+    shard: Count
+    boot: Count
+
+
+class Welcome(FromShard, frozen=True, tag="welcome"):
+    """What the shard has of this worker: its last applied push and the steps that covers."""
+
+    epoch: Count
+    version: Count
+    seq: Count
+    step: Count
+    lease_s: float
+
+
+class Joined(FromShard, frozen=True, tag="joined"):
+    clock: Count
+
+
+class Ack(FromShard, frozen=True, tag="ack"):
+    """Push `seq` is applied; a duplicate was applied before and changes nothing."""
+
+    seq: Count
+    version: Count
+    staleness: Count
+    duplicate: bool
+
+
+class Weights(FromShard, frozen=True, tag="weights"):
+    """One frame a key range, all of one version; `waited_s` was spent parked at the gate."""
+
+    epoch: Count
+    table: Name
+    version: Count
+    kind: Kind
+    keys: Keys
+    waited_s: float
+
+
+class Parked(FromShard, frozen=True, tag="parked"):
+    """Your request still waits at the gate: the slowest registered worker is at `min_clock`."""
+
+    min_clock: Count
+
+
+class Renewed(FromShard, frozen=True, tag="renewed"):
+    pass
+
+
+class Left(FromShard, frozen=True, tag="left"):
+    pass
+
+
+class Refusal(FromShard, frozen=True, tag="refusal"):
+    """`expected` is the push number a gap starts at, else 0."""
+
+    remedy: Remedy
+    text: Text
+    expected: Count = 0
+
+
+class Installed(FromShard, frozen=True, tag="installed"):
+    version: Count
+
+
+class State(FromShard, frozen=True, tag="state"):
+    """Frames as in Install, all of one version."""
+
+    version: Count
+    slots: list[Name]
+
+
+class Status(FromShard, frozen=True, tag="status"):
+    """One frame: the MessagePack of a `ShardStatus`, which may outgrow a header."""
+
+
+class Records(FromShard, frozen=True, tag="records"):
+    """One frame: update records (records.py) numbered from `first`."""
+
+    first: Count
+
+
+Reply = (
+    Welcome
+    | Joined
+    | Ack
+    | Weights
+    | Parked
+    | Renewed
+    | Left
+    | Refusal
+    | Installed
+    | State
+    | Status
+    | Records
+)
+
+
+# --- what a status frame holds ---------------------------------------------------------------------
+
+
+class Standing(StrEnum):
+    """How a worker stands with a shard; only an active one counts at the gate."""
+
+    GREETED = "greeted"
+    ACTIVE = "active"
+    LEFT = "left"
+    EXPIRED = "expired"
+
+
+class WorkerStatus(msgspec.Struct, frozen=True):
+    worker: str
+    standing: Standing
+    incarnation: int
+    takeovers: int
+    clock: int
+    step: int
+    seq: int
+    waiting: bool
+    loss: float
+
+
+class ShardStatus(msgspec.Struct, frozen=True):
+    """A shard's counters since it was installed; payload bytes, not headers."""
+
+    shard: int
+    version: int
+    steps: int
+    samples: int
+    rate: float
+    pushes: int
+    pulls: int
+    duplicates: int
+    refused: int
+    bytes_in: int
+    bytes_out: int
+    max_clock_gap: int
+    workers: tuple[WorkerStatus, ...]
