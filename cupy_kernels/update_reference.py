@@ -1,0 +1,103 @@
+"""The update rules in float64 NumPy: what the loops and the CUDA kernels are compared with.
+
+Each function takes float64 arrays and plain numbers, `grad` with its weight decay already in it,
+and returns the new weights and slots; nothing is changed in place. Formulas follow the papers and
+Caffe's documentation, written for reading, not for speed.
+"""
+
+from collections.abc import Callable
+from math import sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+Doubles = NDArray[np.float64]
+Slots = tuple[Doubles, ...]
+
+
+def decayed(grad: Doubles, weights: Doubles, decay: float, l1: bool) -> Doubles:
+    """The gradient of loss + decay * penalty: half the sum of squares, or of absolute values."""
+    return grad + decay * (np.sign(weights) if l1 else weights)
+
+
+def sgd(weights: Doubles, grad: Doubles, _: Slots, rate: float, __: int) -> tuple[Doubles, Slots]:
+    return weights - rate * grad, ()
+
+
+def momentum(
+    weights: Doubles, grad: Doubles, slots: Slots, rate: float, _: int, *, momentum: float
+) -> tuple[Doubles, Slots]:
+    velocity = momentum * slots[0] + rate * grad
+    return weights - velocity, (velocity,)
+
+
+def nesterov(
+    weights: Doubles, grad: Doubles, slots: Slots, rate: float, _: int, *, momentum: float
+) -> tuple[Doubles, Slots]:
+    """The step looks ahead: it corrects by the momentum's change (Sutskever et al. 2013)."""
+    velocity = momentum * slots[0] + rate * grad
+    return weights - velocity - momentum * (velocity - slots[0]), (velocity,)
+
+
+def adagrad(
+    weights: Doubles, grad: Doubles, slots: Slots, rate: float, _: int, *, delta: float
+) -> tuple[Doubles, Slots]:
+    total = slots[0] + grad**2
+    return weights - rate * grad / (np.sqrt(total) + delta), (total,)
+
+
+def rmsprop(
+    weights: Doubles,
+    grad: Doubles,
+    slots: Slots,
+    rate: float,
+    _: int,
+    *,
+    decay_rate: float,
+    delta: float,
+) -> tuple[Doubles, Slots]:
+    mean = decay_rate * slots[0] + (1 - decay_rate) * grad**2
+    return weights - rate * grad / (np.sqrt(mean) + delta), (mean,)
+
+
+def adadelta(
+    weights: Doubles,
+    grad: Doubles,
+    slots: Slots,
+    rate: float,
+    _: int,
+    *,
+    momentum: float,
+    delta: float,
+) -> tuple[Doubles, Slots]:
+    mean = momentum * slots[0] + (1 - momentum) * grad**2
+    step = grad * np.sqrt(slots[1] + delta) / np.sqrt(mean + delta)
+    return weights - rate * step, (mean, momentum * slots[1] + (1 - momentum) * step**2)
+
+
+def adam(
+    weights: Doubles,
+    grad: Doubles,
+    slots: Slots,
+    rate: float,
+    count: int,
+    *,
+    beta1: float,
+    beta2: float,
+    delta: float,
+) -> tuple[Doubles, Slots]:
+    mean = beta1 * slots[0] + (1 - beta1) * grad
+    square = beta2 * slots[1] + (1 - beta2) * grad**2
+    corrected = rate * sqrt(1 - beta2**count) / (1 - beta1**count)
+    return weights - corrected * mean / (np.sqrt(square) + delta), (mean, square)
+
+
+REFERENCES: dict[str, Callable[..., tuple[Doubles, Slots]]] = {
+    "sgd": sgd,
+    "momentum": momentum,
+    "nesterov": nesterov,
+    "adagrad": adagrad,
+    "rmsprop": rmsprop,
+    "adadelta": adadelta,
+    "adam": adam,
+}

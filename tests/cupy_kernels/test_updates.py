@@ -1,0 +1,233 @@
+"""The update loops against float64, against NumPy and against themselves cut in pieces."""
+
+import os
+import subprocess
+import sys
+from hashlib import sha256
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cupy_kernels import update_loops, updates
+from cupy_kernels.update_reference import REFERENCES, decayed
+from cupy_kernels.updates import Floats, Runs
+
+HYPER: dict[str, dict[str, float]] = {
+    "sgd": {},
+    "momentum": {"momentum": 0.9},
+    "nesterov": {"momentum": 0.9},
+    "adagrad": {"delta": 1e-6},
+    "rmsprop": {"decay_rate": 0.95, "delta": 1e-6},
+    "adadelta": {"momentum": 0.95, "delta": 1e-6},
+    "adam": {"beta1": 0.9, "beta2": 0.99, "delta": 1e-6},
+}
+SLOTS = {"sgd": 0, "adadelta": 2, "adam": 2}
+RULES = sorted(HYPER)
+SEED = 20120
+
+
+def constants(rule: str) -> tuple[np.float32, ...]:
+    """The formula's trailing float32 arguments, as shards/rules.py derives them."""
+    hyper = {name: np.float32(value) for name, value in HYPER[rule].items()}
+    match rule:
+        case "nesterov":
+            return (hyper["momentum"], 1 + hyper["momentum"])
+        case "rmsprop" | "adadelta" | "adam":
+            *shares, delta = hyper.values()
+            return (*(part for share in shares for part in (share, 1 - share)), delta)
+        case _:
+            return tuple(hyper.values())
+
+
+def run_of(size: int, rate: float = 0.1, decay: float = 0.0) -> Runs:
+    """One run over the whole of an arena."""
+    bounds = np.array([[0, size]], np.int64)
+    return Runs(bounds, np.full(1, rate, np.float32), np.full(1, decay, np.float32), ())
+
+
+def normal(size: int, seed: int) -> Floats:
+    return np.random.default_rng(seed).standard_normal(size, np.float32)
+
+
+def updated(
+    rule: str, size: int, runs: Runs, *, l1: bool = False, times: int = 3, seed: int = SEED
+) -> list[Floats]:
+    """Weights and slots of a random arena after a few updates; outputs start as NaN."""
+    weights = normal(size, seed)
+    slots = tuple(np.zeros(size, np.float32) for _ in range(SLOTS.get(rule, 1)))
+    for number in range(times):
+        out = np.full(size, np.nan, np.float32)
+        gradient = normal(size, seed + 1 + number)
+        updates.apply(rule, weights, gradient, slots, out, runs, l1, constants(rule))
+        weights = out
+    return [weights, *slots]
+
+
+@pytest.mark.parametrize("l1", [False, True])
+@pytest.mark.parametrize("size", [1, 3, 7, 64, 1000, 8191, 20_011])
+@pytest.mark.parametrize("rule", RULES)
+def test_loop_follows_the_float64_reference(rule: str, size: int, l1: bool) -> None:
+    """Over odd sizes, with both kinds of decay, a loop is the reference to float32 rounding."""
+    rate, decay = (0.1, 0.01)
+    got = updated(rule, size, run_of(size, rate, decay), l1=l1)
+    weights = normal(size, SEED).astype(np.float64)
+    slots = tuple(np.zeros(size) for _ in got[1:])
+    for count in range(1, 4):
+        gradient = decayed(normal(size, SEED + count).astype(np.float64), weights, decay, l1)
+        scale = rate
+        if rule == "adam":  # the caller corrects the rate; constant here, so undo the reference's
+            beta1, beta2 = HYPER[rule]["beta1"], HYPER[rule]["beta2"]
+            scale = rate / (np.sqrt(1 - beta2**count) / (1 - beta1**count))
+        weights, slots = REFERENCES[rule](weights, gradient, slots, scale, count, **HYPER[rule])
+    for ours, reference in zip(got, (weights, *slots), strict=True):
+        np.testing.assert_allclose(ours, reference, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("l1", [False, True])
+@pytest.mark.parametrize("rule", RULES)
+def test_numba_and_numpy_give_the_same_bits(
+    rule: str, l1: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler contracts nothing and reorders nothing: both engines agree bit for bit."""
+    pytest.importorskip("numba")
+    for decay in (0.0, 0.05):
+        compiled = updated(rule, 30_001, run_of(30_001, 0.1, decay), l1=l1)
+        with monkeypatch.context() as patch:
+            patch.setattr(update_loops, "COMPILED", False)
+            plain = updated(rule, 30_001, run_of(30_001, 0.1, decay), l1=l1)
+        assert [a.tobytes() for a in compiled] == [a.tobytes() for a in plain]
+
+
+def test_a_product_is_rounded_before_it_is_subtracted() -> None:
+    """w - rate*g is two roundings, never one fused multiply-add."""
+    rate, gradient = np.float32(1 + 2**-12), np.full(64, 1 + 2**-12, np.float32)
+    weights, out = np.ones(64, np.float32), np.empty(64, np.float32)
+    updates.apply("sgd", weights, gradient, (), out, run_of(64, float(rate)), False, ())
+    product = np.float32(1 + 2**-11)  # the exact 1 + 2^-11 + 2^-24 rounds to even
+    assert out.tolist() == [float(np.float32(1) - product)] * 64
+    fused = np.float32(1 - (1 + 2**-11 + 2**-24))
+    assert out[0] != fused
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rule=st.sampled_from(RULES),
+    cuts=st.lists(st.integers(1, 2999), max_size=6),
+    decay=st.sampled_from([0.0, 0.02]),
+)
+def test_cutting_the_arena_changes_no_bit(rule: str, cuts: list[int], decay: float) -> None:
+    """An arena updated in pieces, whatever the cuts, equals the arena updated whole."""
+    size, edges = 3000, [0, *sorted(set(cuts)), 3000]
+    whole = updated(rule, size, run_of(size, 0.1, decay), times=1)
+    pieces: list[list[Floats]] = []
+    for low, high in pairwise(edges):
+        out = np.full(high - low, np.nan, np.float32)
+        slots = tuple(np.zeros(high - low, np.float32) for _ in whole[1:])
+        weights, gradient = normal(size, SEED)[low:high], normal(size, SEED + 1)[low:high]
+        runs = run_of(high - low, 0.1, decay)
+        updates.apply(rule, weights, gradient, slots, out, runs, False, constants(rule))
+        pieces.append([out, *slots])
+    joined = [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
+    assert [a.tobytes() for a in joined] == [a.tobytes() for a in whole]
+
+
+@pytest.mark.parametrize("engine", ["numba", "numpy"])
+@pytest.mark.parametrize("rule", RULES)
+def test_runs_have_their_own_rate_and_gaps_keep_their_weights(
+    rule: str, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run takes its own rate and decay; floats in the gaps are copied, their slots left."""
+    if engine == "numpy":
+        monkeypatch.setattr(update_loops, "COMPILED", False)
+    bounds = np.array([[3, 400], [448, 449], [512, 997]], np.int64)
+    rates, decays = np.array([0.1, 0.2, 0.0], np.float32), np.array([0, 0.01, 0.02], np.float32)
+    gaps = (slice(0, 3), slice(400, 448), slice(449, 512), slice(997, 1000))
+    got = updated(rule, 1000, Runs(bounds, rates, decays, gaps), times=2)
+    for gap in gaps:
+        assert np.array_equal(got[0][gap], normal(1000, SEED)[gap])
+        assert not any(slot[gap].any() for slot in got[1:])
+    for (low, high), rate, decay in zip(bounds, rates, decays, strict=True):
+        alone = updated(rule, 1000, run_of(1000, rate, decay), times=2)
+        for ours, expected in zip(got, alone, strict=True):
+            assert ours[low:high].tobytes() == expected[low:high].tobytes()
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_poison_in_a_gradient_reaches_the_weights(rule: str, poison: float) -> None:
+    """No flag lets the compiler assume finite values: NaN and infinity come through, alone."""
+    weights, gradient = normal(100, SEED), normal(100, SEED + 1)
+    gradient[[0, 37, 99]] = poison
+    out = np.zeros(100, np.float32)
+    slots = tuple(np.zeros(100, np.float32) for _ in range(SLOTS.get(rule, 1)))
+    updates.apply(rule, weights, gradient, slots, out, run_of(100), False, constants(rule))
+    spoiled = ~np.isfinite(np.stack([out, *slots])).all(axis=0)
+    assert np.flatnonzero(spoiled).tolist() == [0, 37, 99]
+
+
+def test_a_read_only_unaligned_gradient_is_taken_as_it_is() -> None:
+    """A gradient may be a view into a received frame: read-only, at any byte offset."""
+    gradient, weights = normal(50, SEED), normal(50, SEED + 1)
+    frame = np.frombuffer(b"\x01" + gradient.tobytes(), np.float32, offset=1)
+    out = np.empty(50, np.float32)
+    updates.apply("sgd", weights, frame, (), out, run_of(50), False, ())
+    assert np.array_equal(out, weights - np.float32(0.1) * gradient)
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 8192, 8193, 100_003])
+def test_squared_norm_is_the_sum_of_squares(size: int) -> None:
+    """The norm's square agrees with float64 over odd sizes."""
+    values = normal(size, SEED)
+    expected = float(np.sum(values.astype(np.float64) ** 2))
+    assert updates.squared_norm(values) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 8191, 8192, 20_000])
+def test_squared_norm_shows_one_bad_value(poison: float, place: int) -> None:
+    """One NaN or infinity among many values makes the norm not finite."""
+    values = normal(20_001, SEED)
+    values[place] = poison
+    assert not np.isfinite(updates.squared_norm(values))
+
+
+DIGEST_SCRIPT = """
+import sys
+sys.modules["numba"] = None  # as if it were not installed
+from hashlib import sha256
+from cupy_kernels import updates
+from tests.cupy_kernels.test_updates import RULES, run_of, updated
+assert updates.engine() == "numpy"
+digest = sha256()
+for rule in RULES:
+    for array in updated(rule, 9001, run_of(9001, 0.1, 0.01)):
+        digest.update(array.tobytes())
+print(digest.hexdigest())
+"""
+
+
+def child(script: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def test_updates_work_without_numba() -> None:
+    """A base install, which has no numba, computes the same bits."""
+    digest = sha256()
+    for rule in RULES:
+        for array in updated(rule, 9001, run_of(9001, 0.1, 0.01)):
+            digest.update(array.tobytes())
+    assert child(DIGEST_SCRIPT) == digest.hexdigest()
+
+
+def test_importing_the_rules_loads_no_numba() -> None:
+    """numba, a second's import, is loaded by the first update and not before."""
+    loaded = "import sys, shards.rules, cupy_kernels.updates; print('numba' in sys.modules)"
+    assert child(loaded) == "False"
