@@ -47,7 +47,7 @@ class Replica(msgspec.Struct, frozen=True):
 class Client:
     """One worker's connection to every shard of a job.
 
-    Everything after `cluster` is keyword-only. `incarnation` orders the lives of one worker name:
+    `incarnation` orders the lives of one worker name:
     give a restarted worker a higher one and it goes on where the last one was applied (`seq`,
     `step`). `patience_s` is how long a silent shard is waited for before `Unreachable` is raised;
     `in_flight` bounds the pushes that may be unacknowledged when a further one is sent.
@@ -64,6 +64,7 @@ class Client:
         in_flight: int = 2,
     ) -> None:
         self.cluster = cluster
+        self.worker = worker
         self.table = cluster.table
         self.times = Times()
         self.duplicates = 0
@@ -79,7 +80,7 @@ class Client:
             incarnation=incarnation,
             build=cluster.build,
             table=cluster.table,
-            map=cluster.map,
+            shard_map=cluster.map,
             retry_s=retry_s,
             patience_s=patience_s,
         )
@@ -102,7 +103,7 @@ class Client:
     def pull(self, clock: int | None = None) -> Replica:
         """The weights for the step at `clock` (default: the next one); waits at the bound.
 
-        The array is this caller's until it is dropped; it is never written again while referred to.
+        The array is this caller's until dropped; it is never written again while referred to.
         """
         wanted = self.clock if clock is None else clock
         started, before = time.monotonic(), self.times.serialise_s
@@ -126,21 +127,22 @@ class Client:
         self,
         gradient: NDArray[np.float32],
         *,
-        read: Replica | None = None,
+        read_versions: Sequence[int] | None = None,
         steps: int = 1,
         samples: int = 0,
         loss: float = 0.0,
     ) -> None:
         """Send a gradient over `steps` steps, of shape (table.size,) float32, and do not wait.
 
-        `read` is what it was computed from (default: the last pull). The array must not change until
-        `flush` returns or a later call has acknowledged it: take it from `empty()` and drop it.
+        `read_versions`, one a shard, are what it was computed from (default: the last pull's). The array must not change until
+        `flush` returns or a later call has acknowledged it: take it from `empty()`, then drop it.
         Waits only while `in_flight` earlier pushes are unacknowledged. Raises BadInput when the
         array does not fit, or what a shard found wrong with it.
         """
-        read = read or self._replica
-        if read is None:
-            raise BadInput("push: expected a pull before the first push, got none")
+        if read_versions is None:
+            if self._replica is None:
+                raise BadInput("push: expected a pull before the first push, got none")
+            read_versions = self._replica.versions
         started, before = time.monotonic(), self.times.serialise_s
         self._await_room(self._in_flight - 1)
         self.times.network_s += time.monotonic() - started - (self.times.serialise_s - before)
@@ -148,7 +150,7 @@ class Client:
         self.step += steps
         _, sends = self._session.push(
             gradient,
-            read.versions,
+            read_versions,
             clock=self.clock,
             step=self.step,
             steps=steps,
@@ -167,7 +169,7 @@ class Client:
         self.times.network_s += time.monotonic() - started - (self.times.serialise_s - before)
 
     def empty(self) -> NDArray[np.float32]:
-        """An array of the table's size that nobody reads, zeroed or not; dropping it recycles it."""
+        """An array of the table's size, of any content; dropping it recycles it."""
         return self._buffers.take()
 
     @property
@@ -195,7 +197,10 @@ class Client:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if kind is None:
             self.close()

@@ -70,6 +70,7 @@ class Console:
 
     def restore(self, shard: int, state: ShardState) -> None:
         """Give one shard a state that `export` returned."""
+        frames: tuple[NDArray[np.float32] | bytes, ...]
         frames = (codec.encode_state(state.saved), state.weights, *state.slots.values())
         self._ask(
             shard,
@@ -89,9 +90,8 @@ class Console:
         )
         assert isinstance(reply, State)
         weights, *slots = (np.frombuffer(frame, np.float32) for frame in frames[1:])
-        return ShardState(
-            codec.decode_state(frames[0], Saved), weights, dict(zip(reply.slots, slots, strict=True))
-        )
+        saved = codec.decode_state(frames[0], Saved)
+        return ShardState(saved, weights, dict(zip(reply.slots, slots, strict=True)))
 
     def read(self) -> NDArray[np.float32]:
         """The current weights as a new arena, float32 of shape (table.size,)."""
@@ -138,7 +138,10 @@ class Console:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 

@@ -5,6 +5,7 @@ being queued for a shard that is down and then delivered to its next life.
 """
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -58,13 +59,16 @@ class Links:
 
         While the shard cannot be reached nothing is sent: whoever keeps the message repeats it.
         """
-        parts = [codec.encode(message), *frames]
+        parts: list[zmq.Frame | Buffer] = [
+            codec.encode(message),
+            *(memoryview(frame) for frame in frames),
+        ]
         with contextlib.suppress(zmq.Again):
             self._sockets[shard].send_multipart(parts, zmq.NOBLOCK, copy=False)
 
     def receive(self, timeout_s: float) -> Iterator[tuple[int, Reply, list[Buffer]]]:
         """What has arrived within `timeout_s`, at least one message if any came: all that waits."""
-        ready = {socket for socket, _ in self._poller.poll(max(0.0, timeout_s) * 1000)}
+        ready = {socket for socket, _ in self._poller.poll(math.ceil(max(0.0, timeout_s) * 1000))}
         for shard, socket in enumerate(self._sockets):
             if socket in ready:
                 with contextlib.suppress(zmq.Again):

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import zmq
 
 from shards import codec
+from shards.codec import Buffer
 from shards.errors import BadInput, BadMessage, DownpourError
 from shards.shard import Outgoing, Shard, ShardSpec
 
@@ -40,16 +41,15 @@ class Server:
             self._socket.bind(bind)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
-            raise BadInput(f"shard {spec.shard} cannot listen on {bind}: {error.strerror}") from None
+            reason = f"cannot listen on {bind}: {error.strerror}"
+            raise BadInput(f"shard {spec.shard} {reason}") from None
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._wake_out = self._context.socket(zmq.PAIR)
         self._wake_in = self._context.socket(zmq.PAIR)
         self._wake_in.bind("inproc://wake")
         self._wake_out.connect("inproc://wake")
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(
-            target=self._run, name=f"shard-{spec.shard}", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name=f"shard-{spec.shard}", daemon=True)
 
     def start(self) -> "Server":
         self._thread.start()
@@ -77,7 +77,7 @@ class Server:
     def _run(self) -> None:
         try:
             self._loop()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # whatever it is, `check` raises it
             self._failure = error
 
     def _loop(self) -> None:
@@ -87,7 +87,8 @@ class Server:
         period = self.shard.spec.lease_s / 4
         tick_at = time.monotonic() + period
         while True:
-            ready = dict(poller.poll(max(0.0, tick_at - time.monotonic()) * 1000))
+            timeout_ms = int(max(0.0, tick_at - time.monotonic()) * 1000) + 1
+            ready = dict(poller.poll(timeout_ms))
             if self._wake_in in ready:
                 return
             if self._socket in ready:
@@ -116,14 +117,18 @@ class Server:
 
     def _send(self, outgoing: Sequence[Outgoing]) -> None:
         for answer in outgoing:
-            parts = [answer.to, codec.encode(answer.message), *answer.frames]
+            parts: list[zmq.Frame | Buffer] = [
+                answer.to,
+                codec.encode(answer.message),
+                *answer.frames,
+            ]
             # Gone (EHOSTUNREACH) or stuck (EAGAIN): a live peer asks again, a dead one need not.
             with contextlib.suppress(zmq.ZMQError):
                 self._socket.send_multipart(parts, zmq.NOBLOCK, copy=False)
 
 
 def _options(shard_floats: int) -> tuple[tuple[int, int], ...]:
-    """Limits on what a peer can cost: message size, queue, handshake; and dead links are noticed."""
+    """Limits on what a peer can cost; and dead links are noticed."""
     largest_frame = 4 * shard_floats + codec.MAX_HEADER_BYTES
     return (
         (zmq.ROUTER_MANDATORY, 1),

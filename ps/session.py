@@ -35,8 +35,6 @@ from shards.errors import (
     DownpourError,
     Fenced,
     GiveUp,
-    Resynchronise,
-    Retry,
     WrongBuild,
 )
 from shards.messages import (
@@ -151,7 +149,7 @@ class Session:
         incarnation: int,
         build: str,
         table: DenseTable,
-        map: ShardMap,
+        shard_map: ShardMap,
         retry_s: float = 1.0,
         patience_s: float = 30.0,
     ) -> None:
@@ -160,7 +158,7 @@ class Session:
         self.incarnation = incarnation
         self.build = build
         self.table = table
-        self.map = map
+        self.map = shard_map
         self.retry_s = retry_s
         self.patience_s = patience_s
         self.seq = 0
@@ -370,14 +368,10 @@ class Session:
 
     def _join(self, shard: int, clock: int, now: float) -> Send:
         request = self._count()
-        join = Join(
-            request, self.job, self.worker, self.incarnation, self._boots[shard], clock
-        )
+        join = Join(request, self.job, self.worker, self.incarnation, self._boots[shard], clock)
         return self._keep(shard, request, join, (), now)
 
-    def _admitted(
-        self, shard: int, reply: Joined, now: float
-    ) -> tuple[list[Send], list[Event]]:
+    def _admitted(self, shard: int, reply: Joined, now: float) -> tuple[list[Send], list[Event]]:
         self._joined.add(shard)
         if self.ready is not None:
             return self._resend_all(shard, now), []
@@ -395,9 +389,7 @@ class Session:
 
     # --- refusals ---------------------------------------------------------------------------------
 
-    def _refused(
-        self, shard: int, reply: Refusal, pending: _Pending, now: float
-    ) -> list[Send]:
+    def _refused(self, shard: int, reply: Refusal, pending: _Pending, now: float) -> list[Send]:
         match reply.remedy:
             case Remedy.RETRY:
                 return []
@@ -431,9 +423,7 @@ class Session:
             if to != shard:
                 continue
             if isinstance(pending.message, Registered):
-                pending.message = msgspec.structs.replace(
-                    pending.message, boot=self._boots[shard]
-                )
+                pending.message = msgspec.structs.replace(pending.message, boot=self._boots[shard])
             pending.resend_at = now + self.retry_s
             sends.append(Send(shard, pending.message, pending.frames))
         return sends
@@ -455,7 +445,7 @@ class Session:
         request: int,
         message: Callable[[int], FromWorker],
         now: float,
-        frames: Callable[[int], Frames] = lambda shard: (),
+        frames: Callable[[int], Frames] = lambda _: (),
     ) -> list[Send]:
         sends = [
             self._keep(shard, request, message(shard), frames(shard), now)

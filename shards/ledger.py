@@ -108,7 +108,7 @@ class Ledger(msgspec.Struct):
         if message.incarnation < entry.incarnation:
             raise _fenced(message.worker, message.incarnation, entry)
         if entry.standing is Standing.EXPIRED:
-            raise Resynchronise(f"the lease of worker {message.worker} ran out at step {entry.step}")
+            raise Resynchronise(f"worker {message.worker}: the lease ran out at step {entry.step}")
         entry.lease_until = lease_until
         return entry
 

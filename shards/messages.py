@@ -51,7 +51,7 @@ class Remedy(StrEnum):
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="t", forbid_unknown_fields=True):
-    """Anything said: `request` pairs an answer with its question and is never reused in one life."""
+    """Anything said. `request` pairs an answer with its question; no life uses one twice."""
 
     request: Count
 
@@ -73,7 +73,7 @@ class Hello(FromWorker, frozen=True, tag="hello"):
 
 
 class Registered(FromWorker, frozen=True):
-    """Said after a Welcome: `boot` is the life of the shard that the worker believes it talks to."""
+    """Said after a Welcome. `boot` is the life of the shard that the worker means to talk to."""
 
     boot: Count
 
@@ -261,7 +261,7 @@ Reply = (
 )
 
 
-# --- what a status frame holds ---------------------------------------------------------------------
+# --- what a status frame holds --------------------------------------------------------------------
 
 
 class Standing(StrEnum):

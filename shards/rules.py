@@ -76,9 +76,11 @@ class _Rule(msgspec.Struct, frozen=True, tag_field="rule"):
         plan = _plan(tuple(segments), out.size)
         rates = np.float32(self._scale(rate, count)) * plan.lr_mults
         decays = np.float32(decay.weight) * plan.decay_mults
-        runs = updates.Runs(plan.bounds, rates, decays, plan.gaps)
-        name, l1 = str(self.__struct_config__.tag), decay.kind is DecayKind.L1
-        updates.apply(name, weights, gradient, slots, out, runs, l1, self._constants())
+        runs = updates.Runs(plan.bounds, rates, decays, decay.kind is DecayKind.L1)
+        name = str(self.__struct_config__.tag)
+        updates.apply(name, weights, gradient, slots, out, runs, self._constants())
+        for gap in plan.gaps:
+            out[gap] = weights[gap]
 
     def prepare(self) -> None:
         """Compile the rule, which takes a second or two, before the first gradient waits for it."""
@@ -87,7 +89,7 @@ class _Rule(msgspec.Struct, frozen=True, tag_field="rule"):
         whole = (Segment(0, 1, 1.0, 1.0),)
         self.apply(blank, blank, slots, out, whole, rate=0.0, decay=Decay(), count=1)
 
-    def _scale(self, rate: float, count: int) -> float:  # noqa: ARG002  # for rules that correct
+    def _scale(self, rate: float, count: int) -> float:  # for rules that correct
         return rate
 
     def _constants(self) -> tuple[np.float32, ...]:

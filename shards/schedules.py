@@ -27,7 +27,7 @@ class _Policy(msgspec.Struct, frozen=True, tag_field="policy", kw_only=True):
 class Fixed(_Policy, frozen=True, tag="fixed"):
     """`base_rate`, for ever."""
 
-    def rate(self, iteration: int) -> float:  # noqa: ARG002  # all policies share one call
+    def rate(self, iteration: int) -> float:  # all policies share one call
         return self.base_rate
 
 

@@ -8,8 +8,8 @@ The promises kept here:
 
 - *Exactly once.* The ledger judges each push by incarnation and seq before anything is touched, and
   it is updated in the same transition as the weights.
-- *Bounded staleness.* A pull beyond the bound is parked in the gate. After every transition that may
-  have raised the slowest clock, `_open` answers whoever may go.
+- *Bounded staleness.* A pull beyond the bound is parked in the gate. After every transition that
+  may have raised the slowest clock, `_open` answers whoever may go.
 - *Untorn reads.* An apply writes the next version into a buffer that nobody reads (versions.py).
 
 Pushes are applied one by one as they come, or, for synchronous training, gathered until every
@@ -324,9 +324,7 @@ class Shard:
                 out.append(self._serve_worker(waiting.sender, waiting.message, waited, now))
         return out
 
-    def _serve_worker(
-        self, sender: bytes, message: Pull, waited_s: float, now: float
-    ) -> Outgoing:
+    def _serve_worker(self, sender: bytes, message: Pull, waited_s: float, now: float) -> Outgoing:
         self._reads.setdefault(message.worker, {})[self.version] = now
         return self._serve(sender, message.request, waited_s)
 
@@ -498,21 +496,20 @@ class Shard:
 
     def _install(self, sender: bytes, message: Install, frames: Sequence[Buffer]) -> Outgoing:
         names = list(self.spec.rule.slot_names)
-        slots = [self._new_buffer() for _ in names]
-        if message.slots and message.slots != names:
+        if message.slots and sorted(message.slots) != sorted(names):
             raise BadInput(
-                f"install on shard {self.spec.shard}: rule {self.spec.rule.__class__.__name__} keeps"
-                f" slots {names}, the state has {message.slots}"
+                f"install on shard {self.spec.shard}: expected the slots {names} of rule"
+                f" {type(self.spec.rule).__name__}, got {message.slots}"
             )
         if len(frames) != 2 + len(message.slots):
-            raise BadMessage(f"install: expected {2 + len(message.slots)} frames, got {len(frames)}")
+            raise BadMessage(
+                f"install: expected {2 + len(message.slots)} frames, got {len(frames)}"
+            )
         saved = codec.decode_state(frames[0], Saved)
-        given = [self._whole("install", frame) for frame in frames[1:]]
-        for slot, values in zip(slots, given[1:], strict=False):
-            slot[:] = values
-        weights = self._buffers.take()
-        weights[:] = given[0]
-        self._weights, self._slots = weights, tuple(slots)
+        weights = self._whole(frames[1]).copy()
+        slots = dict.fromkeys(names, np.zeros(self.size, np.float32))
+        slots.update(zip(message.slots, map(self._whole, frames[2:]), strict=True))
+        self._weights, self._slots = weights, tuple(slots[name].copy() for name in names)
         self.version, self.steps, self.samples = saved.version, saved.steps, saved.samples
         self.ledger = saved.ledger
         self.ledger.dismiss()
@@ -584,7 +581,9 @@ class Shard:
         """The message is for this job, this life of this shard, and this table."""
         assert isinstance(message, FromWorker | FromOperator)
         if message.job != self.spec.job:
-            raise BadMessage(f"shard {self.spec.shard} serves job {self.spec.job}, not {message.job}")
+            raise BadMessage(
+                f"shard {self.spec.shard} serves job {self.spec.job}, not {message.job}"
+            )
         if isinstance(message, Registered) and message.boot != self.boot:
             raise Resynchronise(
                 f"shard {self.spec.shard} is in life {self.boot}, the message is for {message.boot}"
@@ -596,7 +595,8 @@ class Shard:
     def _check_epoch(self, epoch: int) -> None:
         if epoch != self.spec.map.epoch:
             raise Resynchronise(
-                f"shard {self.spec.shard} is at map epoch {self.spec.map.epoch}, the message at {epoch}"
+                f"shard {self.spec.shard} is at map epoch {self.spec.map.epoch},"
+                f" the message at {epoch}"
             )
 
     def _identify(self, message: FromWorker, now: float) -> None:
@@ -607,16 +607,13 @@ class Shard:
             raise Retry(f"shard {self.spec.shard} has no weights yet")
         return self._weights
 
-    def _whole(self, what: str, frame: Buffer) -> NDArray[np.float32]:
+    def _whole(self, frame: Buffer) -> NDArray[np.float32]:
         if memoryview(frame).nbytes != self.size * 4:
             raise BadMessage(
-                f"{what}: shard {self.spec.shard} has {self.size * 4} bytes of weights,"
+                f"install: shard {self.spec.shard} has {self.size * 4} bytes of weights,"
                 f" got {memoryview(frame).nbytes}"
             )
         return np.frombuffer(frame, "<f4")
-
-    def _new_buffer(self) -> NDArray[np.float32]:
-        return np.zeros(self.size, np.float32)
 
     def _split(self, weights: NDArray[np.float32]) -> tuple[NDArray[np.float32], ...]:
         parts, base = [], 0

@@ -1,0 +1,26 @@
+"""Whether a server is there at all, asked before a library that would wait a minute to say no."""
+
+import socket
+from collections.abc import Sequence
+
+from shards.errors import BadInput
+
+REACH_S = 10.0
+
+
+def reach(name: str, addresses: Sequence[tuple[str, int]], timeout_s: float = REACH_S) -> str:
+    """The local IP address from which the first answering one of `addresses` was reached.
+
+    `name` stands for the server in the error. `timeout_s` is for each address. Raises BadInput
+    when none accepts a TCP connection.
+    """
+    problem = "no address"
+    for host, port in addresses:
+        try:
+            with socket.create_connection((host, port), timeout_s) as connection:
+                return str(connection.getsockname()[0])
+        except TimeoutError:
+            problem = f"no answer in {timeout_s:g} s"
+        except (OSError, OverflowError) as error:  # A port beyond 65535 overflows.
+            problem = getattr(error, "strerror", None) or str(error)
+    raise BadInput(f"{name}: expected a server that accepts connections, got: {problem}")

@@ -1,0 +1,176 @@
+"""The worker loop: fetch, compute, push, until the plan is done.
+
+It drives a strategy (when to do what), a model (gradients), batches (data) and the client (shards),
+and measures where the time goes. It runs inside a Spark task, a thread or a plain process alike.
+"""
+
+import time
+from collections.abc import Iterator
+from itertools import islice
+
+import msgspec
+import numpy as np
+
+from cupy_kernels.updates import squared_norm
+from ps import Client
+from shards.schedules import Schedule
+from shards.tables import DenseTable, KeyRange, segments
+from worker.model import Batch, Model
+from worker.strategies import Local, Strategy
+from worker.strategies.base import Floats
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker is to do; the same for all workers of a job.
+
+    It takes `steps` steps (counted over all its lives). Each sums `iter_size` batches, clips the
+    sum to the global L2 norm `clip` (0: never) and divides by `iter_size`, in Caffe's order.
+    `schedule` gives the rate of the steps a worker takes on its own weights between fetches.
+    """
+
+    steps: int
+    seed: int
+    strategy: Strategy
+    schedule: Schedule
+    iter_size: int = 1
+    clip: float = 0.0
+    prefetch: bool = False
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What one life of a worker did, and where its time went (seconds)."""
+
+    worker: str
+    incarnation: int
+    steps: int
+    samples: int
+    seconds: float
+    compute_s: float
+    data_s: float
+    waited_s: float
+    network_s: float
+    serialise_s: float
+    duplicates: int
+
+
+def train_replica(
+    client: Client, model: Model, batches: Iterator[Batch], plan: Plan, *, incarnation: int = 0
+) -> Report:
+    """Take `plan` from where this worker's last push left it; `batches` start at that step.
+
+    It ends early, without error, when `batches` are empty. The caller closes `client`.
+    """
+    plan.strategy.check(client.cluster.bound, plan.prefetch)
+    loop = _Loop(client, model, batches, plan)
+    started, first_step = time.monotonic(), client.step
+    loop.run()
+    return Report(
+        worker=client.worker,
+        incarnation=incarnation,
+        steps=client.step - first_step,
+        samples=loop.samples,
+        seconds=time.monotonic() - started,
+        compute_s=loop.compute_s,
+        data_s=loop.data_s,
+        waited_s=client.times.waited_s,
+        network_s=client.times.network_s,
+        serialise_s=client.times.serialise_s,
+        duplicates=client.duplicates,
+    )
+
+
+class _Loop:
+    """The state of one run of the loop."""
+
+    def __init__(self, client: Client, model: Model, batches: Iterator[Batch], plan: Plan) -> None:
+        self.client = client
+        self.model = model
+        self.batches = batches
+        self.plan = plan
+        self.compute_s = self.data_s = 0.0
+        self.samples = 0
+        self._multipliers = rate_multipliers(model.table)
+
+    def run(self) -> None:
+        local: Local | None = None
+        for step in range(self.client.step, self.plan.steps):
+            inputs = self._next_batches()
+            if not inputs:
+                break
+            local = self._fetch(local, step)
+            self._step(local, inputs, step)
+            if self.plan.strategy.pushes(step):
+                self._push(local)
+        if local is not None and local.steps:
+            self._push(local)
+        self.client.flush()
+
+    def _next_batches(self) -> list[Batch]:
+        """The batches that one step sums over; empty at the end of the data."""
+        started = time.monotonic()
+        inputs = list(islice(self.batches, self.plan.iter_size))
+        self.data_s += time.monotonic() - started
+        return inputs
+
+    def _fetch(self, local: Local | None, step: int) -> Local:
+        """Local state to take `step` with, freshly pulled where the strategy wants that."""
+        if local is not None and not self.plan.strategy.fetches(step):
+            return local
+        unpushed = local.steps if local is not None else 0
+        replica = self.client.pull(self.client.clock + unpushed)
+        if self.plan.prefetch and step + 1 < self.plan.steps:
+            self.client.prefetch(self.client.clock + unpushed + 1)
+        if local is None:
+            return Local(replica.weights, replica.versions)
+        local.weights = replica.weights
+        if not unpushed:
+            # Otherwise what is owed began with older weights, and is pushed as read from those.
+            local.versions = replica.versions
+        return local
+
+    def _step(self, local: Local, inputs: list[Batch], step: int) -> None:
+        started = time.monotonic()
+        gradient, loss = self._gradient(local.weights, inputs, step)
+        rate = self.plan.schedule.rate(step)
+        self.plan.strategy.learn(local, gradient, rate, self._multipliers)
+        local.steps += 1
+        local.samples += sum(len(next(iter(batch.values()))) for batch in inputs)
+        local.loss += loss
+        self.compute_s += time.monotonic() - started
+
+    def _gradient(self, weights: Floats, inputs: list[Batch], step: int) -> tuple[Floats, float]:
+        """The gradient of one step in an array of its own, and the mean loss."""
+        total, losses = self.client.empty(), 0.0
+        for number, batch in enumerate(inputs):
+            part = total if number == 0 else self.client.empty()
+            key = step * len(inputs) + number
+            losses += self.model.gradient(weights, batch, part, step=key, seed=self.plan.seed)
+            if number:
+                total += part
+        if self.plan.clip > 0:
+            norm = squared_norm(total) ** 0.5
+            if norm > self.plan.clip:
+                total *= np.float32(self.plan.clip / norm)
+        if len(inputs) > 1:
+            total /= np.float32(len(inputs))
+        return total, losses / len(inputs)
+
+    def _push(self, local: Local) -> None:
+        assert local.owed is not None, "a push follows a step"
+        self.client.push(
+            local.owed,
+            read_versions=local.versions,
+            steps=local.steps,
+            samples=local.samples,
+            loss=local.loss / local.steps,
+        )
+        self.samples += local.samples
+        local.settle()
+
+
+def rate_multipliers(table: DenseTable) -> Floats:
+    """Each float's `lr_mult`, float32 of shape (table.size,); zero in the padding."""
+    multipliers = table.empty()
+    for segment in segments(table, (KeyRange(0, table.size),)):
+        multipliers[segment.start : segment.stop] = segment.lr_mult
+    return multipliers

@@ -1,0 +1,32 @@
+"""How workers and shards learn together: each strategy a value, one file each.
+
+A strategy says when a worker fetches and pushes, what happens to its local weights in between, and
+how the shards merge what arrives. Adding one takes a class in a file here and its row in
+`Strategy`.
+"""
+
+from typing import get_args
+
+from shards.errors import BadInput
+from worker.strategies.base import Local
+from worker.strategies.bsp import BSP
+from worker.strategies.downpour import Downpour
+
+Strategy = Downpour | BSP
+
+STRATEGIES: dict[str, type[Strategy]] = {
+    str(kind.__struct_config__.tag): kind for kind in get_args(Strategy)
+}
+
+
+def strategy_named(name: str) -> type[Strategy]:
+    """The strategy class called `name`; raises BadInput listing those that exist."""
+    try:
+        return STRATEGIES[name]
+    except KeyError:
+        raise BadInput(
+            f"strategy: expected one of {', '.join(sorted(STRATEGIES))}, got {name!r}"
+        ) from None
+
+
+__all__ = ["BSP", "STRATEGIES", "Downpour", "Local", "Strategy", "strategy_named"]

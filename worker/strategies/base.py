@@ -1,0 +1,71 @@
+"""What every strategy answers, and the local state it works on."""
+
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from shards.errors import BadInput
+from shards.shard import Merge
+
+Floats = NDArray[np.float32]
+
+
+class Local(msgspec.Struct):
+    """A worker's own state between pushes: its weights, and what it owes the shards.
+
+    `versions`, one a shard, are those that the oldest gradient in `owed` was computed from.
+    """
+
+    weights: Floats
+    versions: tuple[int, ...]
+    owed: Floats | None = None
+    steps: int = 0
+    samples: int = 0
+    loss: float = 0.0
+
+    def settle(self) -> None:
+        """Everything owed has been pushed."""
+        self.owed, self.steps, self.samples, self.loss = None, 0, 0, 0.0
+
+
+class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True):
+    """The questions the worker loop asks. Steps count from 0 over the worker's whole plan."""
+
+    merge: ClassVar[Merge] = Merge.EACH
+
+    def check(self, bound: int | None, prefetch: bool) -> None:
+        """Raise BadInput for a combination that would wait for ever or mean something else."""
+        # The slowest worker's clock as the shards know it lags its steps by what it has not pushed;
+        # a prefetch asks for a step one further ahead. The bound must leave room for both.
+        least = self.push_period - 1 + prefetch
+        if bound is not None and bound < least:
+            raise BadInput(
+                f"staleness bound: pushing every {self.push_period} steps"
+                f"{' with prefetch' if prefetch else ''} needs at least {least}, got {bound}"
+            )
+
+    @property
+    def push_period(self) -> int:
+        return 1
+
+    @property
+    def warm_up(self) -> int:
+        """Steps that one replica takes alone before the others join."""
+        return 0
+
+    def fetches(self, step: int) -> bool:
+        """Whether new weights are pulled before `step`."""
+        return True
+
+    def pushes(self, step: int) -> bool:
+        """Whether what is owed is pushed after `step`."""
+        return (step + 1) % self.push_period == 0
+
+    def learn(self, local: Local, gradient: Floats, rate: float, multipliers: Floats) -> None:
+        """Take in the gradient of one step at `local.weights`; it now belongs to `local`.
+
+        `rate` times `multipliers` is the learning rate of each float of the table.
+        """
+        local.owed = gradient if local.owed is None else np.add(local.owed, gradient, local.owed)

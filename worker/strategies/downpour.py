@@ -1,0 +1,51 @@
+"""Downpour SGD (Dean et al. 2012, section 4.1 and algorithm 1).
+
+A worker fetches the weights every `n_fetch` steps and pushes the gradients it has accrued every
+`n_push` steps; between fetches it also takes each gradient on its own copy of the weights:
+
+    every n_fetch steps:  w <- the shards' weights
+    each step:            g = gradient at w;  owed += g;  w -= rate * g   (if w is used again)
+    every n_push steps:   push owed;  owed = 0
+
+The shards apply each push as it comes. Warm start: one replica takes the first `warm_steps` alone,
+so that the others never push gradients of untrained weights.
+"""
+
+import numpy as np
+
+from shards.errors import BadInput
+from worker.strategies.base import Base, Floats, Local
+
+
+class Downpour(Base, frozen=True, tag="downpour", kw_only=True):
+    """Accumulate `n_push` steps, fetch every `n_fetch`; asynchronous up to the bound."""
+
+    n_push: int = 1
+    n_fetch: int = 1
+    warm_steps: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("n_push", 1), ("n_fetch", 1), ("warm_steps", 0)):
+            if getattr(self, name) < least:
+                raise BadInput(f"{name}: expected at least {least}, got {getattr(self, name)}")
+
+    def check(self, bound: int | None, prefetch: bool) -> None:
+        super().check(bound, prefetch)
+        if prefetch and self.n_fetch > 1:
+            raise BadInput(f"prefetch: expected n_fetch 1, got {self.n_fetch}")
+
+    @property
+    def push_period(self) -> int:
+        return self.n_push
+
+    @property
+    def warm_up(self) -> int:
+        return self.warm_steps
+
+    def fetches(self, step: int) -> bool:
+        return step % self.n_fetch == 0
+
+    def learn(self, local: Local, gradient: Floats, rate: float, multipliers: Floats) -> None:
+        if self.n_fetch > 1:
+            local.weights -= np.float32(rate) * multipliers * gradient
+        super().learn(local, gradient, rate, multipliers)
