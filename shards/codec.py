@@ -83,6 +83,11 @@ def _convert(packed: Buffer, kind: type[T], *, max_array_len: int, max_map_len: 
         raise BadMessage(f"header: {error}") from None
 
 
+def wrap(frames: Sequence[NDArray[np.float32] | bytes]) -> list[Buffer]:
+    """Frames as a socket sends them, without a copy."""
+    return [frame.data if isinstance(frame, np.ndarray) else frame for frame in frames]
+
+
 def flatten(ranges: Sequence[KeyRange]) -> list[int]:
     """Key ranges as a header carries them: [start, stop, start, stop, ...]."""
     return [bound for keys in ranges for bound in (keys.start, keys.stop)]
