@@ -115,7 +115,13 @@ def adam(
     return w - rate * (m / (np.sqrt(v) + delta)), m, v
 
 
-# The loops. `bounds[run]` is a run [start, stop) with one rate and one decay; see updates.Runs.
+# The loops; `runs` is an updates.Runs. Each run is sliced out first: an index that starts at 0 is
+# never negative, and without that knowledge the compiler wraps every index and vectorises nothing.
+
+
+@compiled
+def run_at(runs: Any, run: int) -> tuple[slice, Value, Value]:
+    return slice(runs.bounds[run, 0], runs.bounds[run, 1]), runs.rates[run], runs.decays[run]
 
 
 @compiled
@@ -124,137 +130,75 @@ def sgd_loop(
     g: Array,
     slots: Any,  # noqa: ARG001  # all loops share one signature
     out: Array,
-    bounds: Array,
-    rates: Array,
-    decays: Array,
-    l1: bool,
+    runs: Any,
     constants: Any,
 ) -> None:
-    for run in range(len(bounds)):
-        rate, decay = rates[run], decays[run]
-        for i in range(bounds[run, 0], bounds[run, 1]):
-            grad = decayed(g[i], w[i], decay, l1)
-            out[i] = sgd(w[i], grad, rate, *constants)
+    for run in range(len(runs.rates)):
+        part, rate, decay = run_at(runs, run)
+        x, d, new = w[part], g[part], out[part]
+        for i in range(len(x)):
+            grad = decayed(d[i], x[i], decay, runs.l1)
+            new[i] = sgd(x[i], grad, rate, *constants)
 
 
 @compiled
-def momentum_loop(
-    w: Array,
-    g: Array,
-    slots: Any,
-    out: Array,
-    bounds: Array,
-    rates: Array,
-    decays: Array,
-    l1: bool,
-    constants: Any,
-) -> None:
-    (h,) = slots
-    for run in range(len(bounds)):
-        rate, decay = rates[run], decays[run]
-        for i in range(bounds[run, 0], bounds[run, 1]):
-            grad = decayed(g[i], w[i], decay, l1)
-            out[i], h[i] = momentum(w[i], grad, h[i], rate, *constants)
+def momentum_loop(w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: Any) -> None:
+    for run in range(len(runs.rates)):
+        part, rate, decay = run_at(runs, run)
+        x, d, new, h = w[part], g[part], out[part], slots[0][part]
+        for i in range(len(x)):
+            grad = decayed(d[i], x[i], decay, runs.l1)
+            new[i], h[i] = momentum(x[i], grad, h[i], rate, *constants)
 
 
 @compiled
-def nesterov_loop(
-    w: Array,
-    g: Array,
-    slots: Any,
-    out: Array,
-    bounds: Array,
-    rates: Array,
-    decays: Array,
-    l1: bool,
-    constants: Any,
-) -> None:
-    (h,) = slots
-    for run in range(len(bounds)):
-        rate, decay = rates[run], decays[run]
-        for i in range(bounds[run, 0], bounds[run, 1]):
-            grad = decayed(g[i], w[i], decay, l1)
-            out[i], h[i] = nesterov(w[i], grad, h[i], rate, *constants)
+def nesterov_loop(w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: Any) -> None:
+    for run in range(len(runs.rates)):
+        part, rate, decay = run_at(runs, run)
+        x, d, new, h = w[part], g[part], out[part], slots[0][part]
+        for i in range(len(x)):
+            grad = decayed(d[i], x[i], decay, runs.l1)
+            new[i], h[i] = nesterov(x[i], grad, h[i], rate, *constants)
 
 
 @compiled
-def adagrad_loop(
-    w: Array,
-    g: Array,
-    slots: Any,
-    out: Array,
-    bounds: Array,
-    rates: Array,
-    decays: Array,
-    l1: bool,
-    constants: Any,
-) -> None:
-    (h,) = slots
-    for run in range(len(bounds)):
-        rate, decay = rates[run], decays[run]
-        for i in range(bounds[run, 0], bounds[run, 1]):
-            grad = decayed(g[i], w[i], decay, l1)
-            out[i], h[i] = adagrad(w[i], grad, h[i], rate, *constants)
+def adagrad_loop(w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: Any) -> None:
+    for run in range(len(runs.rates)):
+        part, rate, decay = run_at(runs, run)
+        x, d, new, h = w[part], g[part], out[part], slots[0][part]
+        for i in range(len(x)):
+            grad = decayed(d[i], x[i], decay, runs.l1)
+            new[i], h[i] = adagrad(x[i], grad, h[i], rate, *constants)
 
 
 @compiled
-def rmsprop_loop(
-    w: Array,
-    g: Array,
-    slots: Any,
-    out: Array,
-    bounds: Array,
-    rates: Array,
-    decays: Array,
-    l1: bool,
-    constants: Any,
-) -> None:
-    (h,) = slots
-    for run in range(len(bounds)):
-        rate, decay = rates[run], decays[run]
-        for i in range(bounds[run, 0], bounds[run, 1]):
-            grad = decayed(g[i], w[i], decay, l1)
-            out[i], h[i] = rmsprop(w[i], grad, h[i], rate, *constants)
+def rmsprop_loop(w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: Any) -> None:
+    for run in range(len(runs.rates)):
+        part, rate, decay = run_at(runs, run)
+        x, d, new, h = w[part], g[part], out[part], slots[0][part]
+        for i in range(len(x)):
+            grad = decayed(d[i], x[i], decay, runs.l1)
+            new[i], h[i] = rmsprop(x[i], grad, h[i], rate, *constants)
 
 
 @compiled
-def adadelta_loop(
-    w: Array,
-    g: Array,
-    slots: Any,
-    out: Array,
-    bounds: Array,
-    rates: Array,
-    decays: Array,
-    l1: bool,
-    constants: Any,
-) -> None:
-    h, d = slots
-    for run in range(len(bounds)):
-        rate, decay = rates[run], decays[run]
-        for i in range(bounds[run, 0], bounds[run, 1]):
-            grad = decayed(g[i], w[i], decay, l1)
-            out[i], h[i], d[i] = adadelta(w[i], grad, h[i], d[i], rate, *constants)
+def adadelta_loop(w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: Any) -> None:
+    for run in range(len(runs.rates)):
+        part, rate, decay = run_at(runs, run)
+        x, d, new, h, s = w[part], g[part], out[part], slots[0][part], slots[1][part]
+        for i in range(len(x)):
+            grad = decayed(d[i], x[i], decay, runs.l1)
+            new[i], h[i], s[i] = adadelta(x[i], grad, h[i], s[i], rate, *constants)
 
 
 @compiled
-def adam_loop(
-    w: Array,
-    g: Array,
-    slots: Any,
-    out: Array,
-    bounds: Array,
-    rates: Array,
-    decays: Array,
-    l1: bool,
-    constants: Any,
-) -> None:
-    m, v = slots
-    for run in range(len(bounds)):
-        rate, decay = rates[run], decays[run]
-        for i in range(bounds[run, 0], bounds[run, 1]):
-            grad = decayed(g[i], w[i], decay, l1)
-            out[i], m[i], v[i] = adam(w[i], grad, m[i], v[i], rate, *constants)
+def adam_loop(w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: Any) -> None:
+    for run in range(len(runs.rates)):
+        part, rate, decay = run_at(runs, run)
+        x, d, new, m, v = w[part], g[part], out[part], slots[0][part], slots[1][part]
+        for i in range(len(x)):
+            grad = decayed(d[i], x[i], decay, runs.l1)
+            new[i], m[i], v[i] = adam(x[i], grad, m[i], v[i], rate, *constants)
 
 
 class Update(NamedTuple):

@@ -23,13 +23,13 @@ class Runs(NamedTuple):
 
     `bounds`: int64 (runs, 2), ascending and disjoint intervals [start, stop).
     `rates`, `decays`: float32 (runs,), the rate and the decay weight with the multipliers in them.
-    `gaps`: the intervals between the runs, which keep their weights.
+    `l1`: whether the decay is towards zero at a constant pace (L1) or in proportion (L2).
     """
 
     bounds: NDArray[np.int64]
     rates: Floats
     decays: Floats
-    gaps: tuple[slice, ...]
+    l1: bool
 
 
 def apply(
@@ -39,13 +39,13 @@ def apply(
     slots: tuple[Floats, ...],
     out: Floats,
     runs: Runs,
-    l1: bool,
     constants: tuple[np.float32, ...],
 ) -> None:
     """Write `weights` updated by `gradient` into `out`; advance `slots` in place.
 
     All arrays are flat, contiguous, float32 and of one size; `out` overlaps none of the others.
-    Every float of `out` is written. `constants` are the formula's trailing arguments.
+    What lies outside the runs is left as it was, in `out` too. `constants` are the formula's
+    trailing arguments.
     """
     from cupy_kernels import update_loops
 
@@ -54,11 +54,9 @@ def apply(
         if update_loops.COMPILED:
             # One compilation serves both: frames off the wire are read-only, arenas are not.
             w, g = _frozen(weights), _frozen(gradient)
-            update.loop(w, g, slots, out, runs.bounds, runs.rates, runs.decays, l1, constants)
+            update.loop(w, g, slots, out, runs, constants)
         else:
-            _apply_blocks(update.formula, weights, gradient, slots, out, runs, l1, constants)
-    for gap in runs.gaps:
-        out[gap] = weights[gap]
+            _apply_blocks(update.formula, weights, gradient, slots, out, runs, constants)
 
 
 def engine() -> Literal["numba", "numpy"]:
@@ -89,16 +87,15 @@ def _apply_blocks(
     slots: tuple[Floats, ...],
     out: Floats,
     runs: Runs,
-    l1: bool,
     constants: tuple[np.float32, ...],
 ) -> None:
     from cupy_kernels import update_loops
 
     decayed = update_loops.plain(update_loops.decayed)
-    for (start, stop), rate, decay in zip(runs.bounds, runs.rates, runs.decays, strict=True):
+    for (start, stop), rate, decay in zip(*runs[:3], strict=True):
         for low in range(start, stop, BLOCK):
             part = slice(low, min(low + BLOCK, stop))
-            grad = decayed(gradient[part], weights[part], decay, l1)
+            grad = decayed(gradient[part], weights[part], decay, runs.l1)
             new = formula(weights[part], grad, *(slot[part] for slot in slots), rate, *constants)
             if not slots:
                 new = (new,)
