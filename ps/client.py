@@ -134,9 +134,9 @@ class Client:
     ) -> None:
         """Send a gradient over `steps` steps, of shape (table.size,) float32, and do not wait.
 
-        `read_versions`, one a shard, are what it was computed from (default: the last pull's). The array must not change until
-        `flush` returns or a later call has acknowledged it: take it from `empty()`, then drop it.
-        Waits only while `in_flight` earlier pushes are unacknowledged. Raises BadInput when the
+        `read_versions`, one a shard, are what it was computed from (default: the last pull's). The
+        array must not change until it is acknowledged: take it from `empty()`, then drop it. Waits
+        only while `in_flight` earlier pushes are unacknowledged. Raises BadInput when the
         array does not fit, or what a shard found wrong with it.
         """
         if read_versions is None:
@@ -174,7 +174,7 @@ class Client:
 
     @property
     def seq(self) -> int:
-        """The number of this worker's last push; at first, of its former life's last applied one."""
+        """The number of this worker's last push; at first, its former life's last applied one."""
         return self._session.seq
 
     def close(self) -> None:

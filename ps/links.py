@@ -59,10 +59,7 @@ class Links:
 
         While the shard cannot be reached nothing is sent: whoever keeps the message repeats it.
         """
-        parts: list[zmq.Frame | Buffer] = [
-            codec.encode(message),
-            *(memoryview(frame) for frame in frames),
-        ]
+        parts = [codec.encode(message), *codec.wrap(frames)]
         with contextlib.suppress(zmq.Again):
             self._sockets[shard].send_multipart(parts, zmq.NOBLOCK, copy=False)
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 import zmq
 
 from shards import codec
-from shards.codec import Buffer
 from shards.errors import BadInput, BadMessage, DownpourError
 from shards.shard import Outgoing, Shard, ShardSpec
 
@@ -117,11 +116,7 @@ class Server:
 
     def _send(self, outgoing: Sequence[Outgoing]) -> None:
         for answer in outgoing:
-            parts: list[zmq.Frame | Buffer] = [
-                answer.to,
-                codec.encode(answer.message),
-                *answer.frames,
-            ]
+            parts = [answer.to, codec.encode(answer.message), *codec.wrap(answer.frames)]
             # Gone (EHOSTUNREACH) or stuck (EAGAIN): a live peer asks again, a dead one need not.
             with contextlib.suppress(zmq.ZMQError):
                 self._socket.send_multipart(parts, zmq.NOBLOCK, copy=False)
