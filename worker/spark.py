@@ -1,0 +1,203 @@
+"""The door to Spark: the one file of this package that imports PySpark.
+
+A session is embedded, on a cluster's master, or over Spark Connect; what is done with it is the
+same. Whatever was started here is gone on leaving, the JVM and its files included.
+"""
+
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path
+from threading import current_thread, main_thread
+from typing import Any
+from warnings import catch_warnings
+
+import pyspark
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+
+from ps.reach import REACH_S, reach
+from shards.errors import BadInput, GiveUp
+from worker import spark_settings
+from worker.shipping import pack
+
+_EXIT_S = 15.0
+_SPARK_ERRORS = (PySparkException, Py4JError, OSError)
+
+
+@contextmanager
+def start_session(
+    url: str | None, slots: int, *, app: str, env: Mapping[str, str]
+) -> Iterator[SparkSession]:
+    """A Spark session for as long as the context lasts.
+
+    `url` None (or `local[N]`) starts Spark in a JVM of this process's own, with `slots` tasks at a
+    time. `spark://HOST:PORT`, `yarn` and `k8s://HOST:PORT` are masters, `sc://HOST:PORT` a Spark
+    Connect server; this project's code is shipped to their executors. `app` is the name that
+    Spark's pages show. `env` joins the environment of the JVM and of embedded Python workers: see
+    deploy.java for the Java. SIGINT keeps the handler it has.
+
+    Raises BadInput when the URL is none, when nobody listens there, and when this process has a
+    session already; GiveUp when Spark does not start.
+    """
+    if SparkContext._active_spark_context is not None or SparkSession.getActiveSession():
+        raise BadInput("Spark: expected no session in this process, got one that is running")
+    with ExitStack() as stack:
+        folder = tempfile.TemporaryDirectory(prefix="downpour-spark-", ignore_cleanup_errors=True)
+        path = Path(stack.enter_context(folder))
+        yield stack.enter_context(_session(url, slots, app, env, path))
+
+
+def reason(error: BaseException) -> str:
+    """What happened, in one line: Java's own words when the error came from Java."""
+    text = str(error)
+    if isinstance(error, Py4JJavaError):
+        text = str(error.java_exception.toString())
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _session(
+    url: str | None, slots: int, app: str, env: Mapping[str, str], folder: Path
+) -> AbstractContextManager[SparkSession]:
+    master = spark_settings.embedded_master(url, slots)
+    if master:
+        settings = spark_settings.embedded(master, app, slots, folder)
+        home = Path(pyspark.__file__).parent
+        env = spark_settings.embedded_environment(folder, home) | dict(env)
+        return _classic(settings, env, folder, without=spark_settings.FOREIGN)
+    assert url is not None
+    servers = spark_settings.addresses(url, os.environ)
+    local_ip = reach(f"Spark at {url}", servers) if servers else None
+    if url.startswith("sc://"):
+        return _connect(url, app, folder)
+    driver_host = None if "SPARK_LOCAL_IP" in os.environ else local_ip
+    settings = spark_settings.cluster(url, app, driver_host)
+    # The driver's interpreter, unless the cluster has its own elsewhere.
+    env = {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable)} | dict(env)
+    return _shipped(_classic(settings, env, folder), folder)
+
+
+@contextmanager
+def _classic(
+    settings: Mapping[str, str], env: Mapping[str, str], folder: Path, without: Collection[str] = ()
+) -> Iterator[SparkSession]:
+    """A session on a JVM of its own, which ends with it."""
+    master, log = settings["spark.master"], folder / "spark.log"
+    # A session that has ended leaves its JVM behind, with settings that are not ours.
+    earlier = SparkContext._gateway, SparkContext._jvm
+    try:
+        with _kept(env, without):
+            gateway = _launch(settings, log)
+            SparkContext._gateway, SparkContext._jvm = gateway, gateway.jvm
+            try:
+                session = SparkSession(SparkContext(gateway=gateway))
+            except _SPARK_ERRORS as error:
+                raise GiveUp(f"Spark at {master} did not start: {reason(error)}") from None
+        yield session
+    finally:
+        if SparkContext._gateway not in earlier:
+            _stop(SparkContext._gateway)
+        SparkContext._gateway, SparkContext._jvm = earlier
+
+
+@contextmanager
+def _connect(url: str, app: str, folder: Path) -> Iterator[SparkSession]:
+    """A session on a Spark Connect server, released on leaving; the server goes on."""
+    _await_connect(url)
+    with _kept({}):
+        try:
+            session = SparkSession.builder.remote(url).appName(app).create()
+            session.addArtifacts(str(pack(folder)), pyfile=True)
+        except _SPARK_ERRORS as error:
+            raise GiveUp(f"Spark at {url} gave no session: {reason(error)}") from None
+        try:
+            yield session
+        finally:
+            session.stop()
+
+
+@contextmanager
+def _shipped(
+    sessions: AbstractContextManager[SparkSession], folder: Path
+) -> Iterator[SparkSession]:
+    """The session, its executors given our packages."""
+    with sessions as session:
+        with _kept({}):  # The driver goes on importing from where it did.
+            session.sparkContext.addPyFile(str(pack(folder)))
+        yield session
+
+
+def _launch(settings: Mapping[str, str], log: Path) -> Any:
+    """A JVM with `settings`, as Py4J's gateway; what it prints goes to `log`."""
+    with log.open("wb") as output:
+        conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+        try:
+            return launch_gateway(conf, {"stdout": output, "stderr": output})
+        except _SPARK_ERRORS as error:
+            printed = log.read_text(errors="replace").strip().splitlines()
+            why = printed[-1] if printed else reason(error)
+            raise GiveUp(f"Spark's JVM did not start: {why}") from None
+
+
+def _stop(gateway: Any) -> None:
+    """End the session, then its JVM, which leaves when its standard input closes."""
+    try:
+        if session := SparkSession._instantiatedSession:
+            with suppress(*_SPARK_ERRORS), catch_warnings(action="ignore"):
+                session.stop()
+    finally:
+        SparkSession._instantiatedSession = SparkContext._active_spark_context = None
+        with suppress(*_SPARK_ERRORS):
+            gateway.shutdown()
+        gateway.proc.stdin.close()
+        try:
+            gateway.proc.wait(_EXIT_S)
+        finally:
+            gateway.proc.kill()
+            gateway.proc.wait()
+
+
+def _await_connect(url: str) -> None:
+    """Return when a gRPC server answers at `url`; Spark itself would ask for many minutes."""
+    try:
+        import grpc
+        from pyspark.sql.connect.client import DefaultChannelBuilder
+
+        with DefaultChannelBuilder(url).toChannel() as channel:
+            grpc.channel_ready_future(channel).result(REACH_S)
+    except ImportError as error:
+        raise BadInput(f"Spark at {url}: expected the extra `connect` installed, {error}") from None
+    except PySparkException as error:
+        raise BadInput(f"Spark URL {url}: {reason(error)}") from None
+    except grpc.FutureTimeoutError:
+        raise BadInput(
+            f"Spark at {url}: expected a Spark Connect server, got no gRPC answer in {REACH_S:g} s"
+        ) from None
+
+
+@contextmanager
+def _kept(env: Mapping[str, str], without: Collection[str] = ()) -> Iterator[None]:
+    """Run with `env` added and `without` removed; then give the process back what Spark changed.
+
+    Those are the environment, the import path, and, in the main thread, the SIGINT handler.
+    """
+    variables, path, on_sigint = dict(os.environ), list(sys.path), signal.getsignal(signal.SIGINT)
+    for name in without:
+        os.environ.pop(name, None)
+    os.environ.update(env)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - variables.keys():
+            del os.environ[name]
+        os.environ.update(variables)
+        sys.path[:] = path
+        if current_thread() is main_thread():
+            signal.signal(signal.SIGINT, on_sigint)

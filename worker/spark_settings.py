@@ -1,0 +1,136 @@
+"""What Spark is told at start, and where a Spark URL leads: plain values, so this imports no Spark.
+
+The embedded session is for one machine: quick to start, quiet, on loopback only, and all its files
+in one folder that goes away with it. A cluster keeps its own settings; it is told only what a
+worker cannot do without.
+"""
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from shards.errors import BadInput
+
+# A worker is one thread of BLAS: threads of several workers on one core only get in each other's
+# way. A worker asks for it again when it starts, for Spark Connect cannot carry these.
+ONE_THREAD = {
+    f"{library}_NUM_THREADS": "1"
+    for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB_MAXIMUM", "NUMBA")
+}
+# A killed Python worker is a failed attempt of its task; local[N] would fail the whole job on it.
+_ATTEMPTS = 4
+_DEFAULT_PORTS = {"https": 443, "http": 80, "sc": 15002}
+_LOG4J = """\
+rootLogger.level = error
+rootLogger.appenderRef.out.ref = out
+appender.out.type = Console
+appender.out.name = out
+appender.out.target = SYSTEM_ERR
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+
+
+def embedded_master(url: str | None, slots: int) -> str | None:
+    """The master URL of an embedded session, or None when `url` names a cluster.
+
+    `None` and `local` mean `slots` threads; `local[N]` means N.
+    """
+    shape = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\s*(\d+))?\])?", url or "local")
+    if not shape:
+        return None
+    return f"local[{shape[1] or slots},{shape[2] or _ATTEMPTS}]"
+
+
+def embedded(master: str, app: str, slots: int, folder: Path) -> dict[str, str]:
+    """The settings of an embedded session that keeps its files in `folder`, which exists."""
+    log4j = folder / "log4j2.properties"
+    log4j.write_text(_LOG4J)
+    # C1 alone and the serial collector halve what a start costs; the arrays are Python's anyway.
+    options = (
+        "-XX:TieredStopAtLevel=1",
+        "-XX:+UseSerialGC",
+        "-XX:-UsePerfData",
+        f"-Djava.io.tmpdir={folder}",
+        f"-Dlog4j2.configurationFile={log4j.as_uri()}",
+    )
+    return _everywhere(app) | {
+        "spark.master": master,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": " ".join(options),
+        "spark.ui.enabled": "false",
+        "spark.local.dir": str(folder),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.sql.shuffle.partitions": str(slots),
+        "spark.default.parallelism": str(slots),
+    }
+
+
+def embedded_environment(folder: Path, spark_home: Path) -> dict[str, str]:
+    """The variables of an embedded session's processes: the JVM and the Python workers it forks."""
+    return ONE_THREAD | {
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_HOME": str(spark_home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_DIRS": str(folder),
+        "SPARK_LAUNCHER_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
+    }
+
+
+# Variables meant for another Spark than the embedded one.
+FOREIGN = ("SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT", "SPARK_DIST_CLASSPATH")
+
+
+def cluster(master: str, app: str, driver_host: str | None) -> dict[str, str]:
+    """The settings for a named master; `driver_host` is where its executors find the driver."""
+    settings = _everywhere(app) | {"spark.master": master}
+    settings |= {f"spark.executorEnv.{name}": value for name, value in ONE_THREAD.items()}
+    if driver_host:
+        settings["spark.driver.host"] = driver_host
+    return settings
+
+
+def addresses(url: str, environ: Mapping[str, str]) -> list[tuple[str, int]]:
+    """Host and port of each server that a cluster's URL names; none for `yarn`.
+
+    YARN's own are in the files that `environ` points to. Raises BadInput for any other URL.
+    """
+    if url == "yarn":
+        if not {"HADOOP_CONF_DIR", "YARN_CONF_DIR"} & environ.keys():
+            raise BadInput("Spark on yarn: expected HADOOP_CONF_DIR to be set, got none")
+        return []
+    scheme, _, rest = url.partition("://")
+    try:
+        if scheme == "spark":
+            return [_address(f"spark://{part}") for part in rest.split(",")]
+        if scheme == "k8s":
+            return [_address(rest if "://" in rest else f"https://{rest}")]
+        if scheme == "sc":
+            return [_address(url)]
+    except ValueError:
+        pass  # A port that is no number, or missing where there is no default.
+    raise BadInput(
+        "Spark URL: expected spark://HOST:PORT, yarn, k8s://HOST:PORT, sc://HOST:PORT or local[N],"
+        f" got {url}"
+    )
+
+
+def _everywhere(app: str) -> dict[str, str]:
+    return {
+        "spark.app.name": app,
+        "spark.ui.showConsoleProgress": "false",
+        # Two attempts at one partition would be two workers of one name, fencing each other.
+        "spark.speculation": "false",
+    }
+
+
+def _address(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    port = parts.port if parts.port is not None else _DEFAULT_PORTS.get(parts.scheme)
+    if not parts.hostname or not port:
+        raise ValueError(url)
+    return parts.hostname, port
