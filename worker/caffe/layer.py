@@ -1,0 +1,235 @@
+"""What a layer is: shapes at construction, arrays afterwards.
+
+A layer is built once for its net from the prototxt entry and the shapes of its bottoms. It checks
+that every field set there is one it honours, says which tensors it owns, and works out the shapes
+of its tops. From then on `forward` and `backward` only compute. `backward` refers to the latest
+`forward`: a layer keeps what it needs from one to the other, in memory it uses again each step, so
+one network serves one thread.
+
+Shapes are in Caffe's order (n, c, h, w), as users write and read them. Arrays of four axes are
+channels-last in memory; all others lie as they are written. `inward` and `outward` convert.
+Adding a type takes one class here or in a `*_layers.py`, and its row in `registry.py`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+from google.protobuf.message import Message
+
+from cupy_kernels.types import AnyArray, Array
+from cupy_kernels.workspace import Workspace
+from shards.errors import BadInput
+from shards.tables import TensorSpec
+from worker.caffe import fillers
+from worker.caffe.caffe_pb2 import TRAIN, FillerParameter, LayerParameter
+from worker.caffe.phases import Phase
+from worker.model import Batch
+
+Shape = tuple[int, ...]
+Takes = Mapping[str, frozenset[str]]
+
+# What any layer may set beside its own `*_param` message.
+_COMMON = {"name", "type", "bottom", "top", "param", "include", "exclude", "phase"}
+_COMMON |= {"propagate_down", "loss_weight", "blobs"}
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """What a layer is told beside its own entry: the file (for errors), the phase, (c, h, w)."""
+
+    file: str
+    phase: Phase
+    data_shape: tuple[int, int, int] | None = None
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """The step and the seed that a random layer draws from."""
+
+    step: int
+    seed: int
+
+
+class Owned(msgspec.Struct, frozen=True):
+    """A tensor that a layer trains, and how it starts."""
+
+    spec: TensorSpec
+    filler: FillerParameter
+
+
+class Layer(ABC):
+    """One layer of a net, bound to its shapes.
+
+    `TAKES` lists, for each message that the type reads, the fields it honours; `BOTTOMS` and
+    `TOPS` how many blobs it may have; `LOSS` whether its first top is a loss by default.
+    """
+
+    TAKES: ClassVar[Takes] = {}
+    BOTTOMS: ClassVar[range] = range(1, 2)
+    TOPS: ClassVar[range] = range(1, 2)
+    LOSS: ClassVar[bool] = False
+
+    def __init__(self, spec: LayerParameter, bottoms: Sequence[Shape], setting: Setting) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.setting = setting
+        self.where = f"{setting.file}: layer {spec.name} ({spec.type})"
+        phase = Phase.TRAIN if spec.phase == TRAIN else Phase.TEST
+        self.training = (phase if spec.HasField("phase") else setting.phase) is Phase.TRAIN
+        self.owned: list[Owned] = []
+        self.work = Workspace()
+        self.bottoms = tuple(bottoms)
+        self._check_fields()
+        self._check_blobs()
+        self.tops = self.set_up()
+        self._check_params()
+
+    @abstractmethod
+    def set_up(self) -> tuple[Shape, ...]:
+        """Read the entry, declare the tensors with `own`, return the tops' shapes."""
+
+    @abstractmethod
+    def forward(
+        self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: Moment
+    ) -> tuple[AnyArray, ...]:
+        """The tops' arrays for the bottoms' and this layer's own tensors."""
+
+    def backward(
+        self,
+        gradients: Sequence[Array | None],
+        weights: Sequence[Array],
+        out: Sequence[Array],
+        wanted: Sequence[bool],
+    ) -> Sequence[Array | None]:
+        """The bottoms' gradients for the tops'; the tensors' gradients go into `out`.
+
+        A gradient that is not `wanted` may be None, and so may one that does not exist.
+        """
+        assert gradients is not None
+        assert len(weights) == len(out)
+        return [None] * len(wanted)
+
+    def own(self, shape: Shape, filler: FillerParameter) -> None:
+        """Declare the next tensor, called "layer/0", "layer/1", ... as in Caffe's files."""
+        index = len(self.owned)
+        fillers.check(filler, self.where)
+        multipliers: dict[str, float] = {}
+        if index < len(self.spec.param):
+            param = self.spec.param[index]
+            multipliers = {"lr_mult": param.lr_mult, "decay_mult": param.decay_mult}
+        spec = TensorSpec(f"{self.name}/{index}", shape, **multipliers)
+        self.owned.append(Owned(spec, filler))
+
+    def trains(self, index: int) -> bool:
+        """Whether tensor `index` learns; Caffe computes no gradient where lr_mult is 0."""
+        return self.owned[index].spec.lr_mult != 0
+
+    def bad(self, what: str) -> BadInput:
+        """An error in this layer's name, for the caller to raise."""
+        return BadInput(f"{self.where}: {what}")
+
+    def axis(self, axis: int, shape: Shape) -> int:
+        """A possibly negative axis of `shape`, counted from the front."""
+        if not -len(shape) <= axis < len(shape):
+            raise self.bad(f"axis {axis} does not exist in a bottom of shape {shape}")
+        return axis % len(shape)
+
+    def loss_weight(self, top: int) -> float:
+        """The weight of a top in the net's loss; 0 for what is no loss."""
+        if top < len(self.spec.loss_weight):
+            return self.spec.loss_weight[top]
+        return 1.0 if self.LOSS and top == 0 and not self.spec.loss_weight else 0.0
+
+    def _check_fields(self) -> None:
+        """Refuse what is set and would be ignored: a net must not train differently in silence."""
+        for field, value in self.spec.ListFields():
+            if field.name in _COMMON:
+                continue
+            if field.name not in self.TAKES:
+                known = ", ".join(sorted(self.TAKES)) or "no settings of its own"
+                raise self.bad(f"{field.name} is not supported here; expected {known}")
+            self._check_message(field.name, value)
+        if any(self.spec.loss_weight) and not self.LOSS:
+            raise self.bad("loss_weight is supported on loss layers only")
+
+    def _check_message(self, name: str, message: Message) -> None:
+        honoured = self.TAKES[name]
+        for field, _ in message.ListFields():
+            if field.name not in honoured:
+                raise self.bad(
+                    f"{name}.{field.name} is not supported; expected {', '.join(sorted(honoured))}"
+                )
+
+    def _check_blobs(self) -> None:
+        for what, names, allowed in (
+            ("bottoms", self.spec.bottom, self.BOTTOMS),
+            ("tops", self.spec.top, self.TOPS),
+        ):
+            if len(names) not in allowed:
+                expected = " or ".join(str(count) for count in allowed)
+                raise self.bad(f"expected {expected} {what}, got {len(names)}")
+
+    def _check_params(self) -> None:
+        if len(self.spec.param) > len(self.owned):
+            raise self.bad(
+                f"expected at most {len(self.owned)} param entries, got {len(self.spec.param)}"
+            )
+
+
+class Source(Layer):
+    """A layer without bottoms, whose tops are columns of the batch named as the tops are."""
+
+    BOTTOMS = range(1)
+
+    @abstractmethod
+    def read(self, top: int, batch: Batch) -> AnyArray:
+        """Top number `top` from its column; BadInput where the column does not fit."""
+
+    def forward(
+        self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: Moment
+    ) -> tuple[AnyArray, ...]:
+        raise AssertionError("a source is read, not run")
+
+    def column(self, top: int, batch: Batch) -> AnyArray:
+        """The batch's column for `top`, which must be there and hold at least one row."""
+        name = self.spec.top[top]
+        if name not in batch:
+            have = ", ".join(batch) or "none"
+            raise self.bad(f"expected a column {name} in the batch, got {have}")
+        column = np.asarray(batch[name])
+        if column.ndim == 0 or len(column) == 0:
+            raise self.bad(f"column {name}: expected at least one row, got shape {column.shape}")
+        return column
+
+
+def inward(array: AnyArray) -> AnyArray:
+    """Caffe's order to this memory's: (n, c, h, w) is seen as (n, h, w, c); nothing is copied."""
+    return array.transpose(0, 2, 3, 1) if array.ndim == 4 else array
+
+
+def outward(array: AnyArray) -> AnyArray:
+    """This memory's order to Caffe's: (n, h, w, c) is seen as (n, c, h, w); nothing is copied."""
+    return array.transpose(0, 3, 1, 2) if array.ndim == 4 else array
+
+
+def flat(array: AnyArray, axis: int, work: Workspace, role: str) -> Array:
+    """(product of the axes before `axis`, product of the rest) in Caffe's order, contiguous."""
+    seen = outward(array)
+    rows = prod(seen.shape[:axis])
+    if seen.flags.c_contiguous:
+        return seen.reshape(rows, -1)
+    copy = work.take(role, seen.shape)
+    np.copyto(copy, seen)
+    return copy.reshape(rows, -1)
+
+
+def settle(array: AnyArray, work: Workspace, role: str) -> Array:
+    """An array in Caffe's order as it lies in memory, contiguous."""
+    seen: AnyArray = inward(array)
+    if seen.flags.c_contiguous:
+        return seen
+    copy = work.take(role, seen.shape)
+    np.copyto(copy, seen)
+    return copy

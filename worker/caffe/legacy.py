@@ -1,0 +1,90 @@
+"""Nets in older forms, rewritten into the present one before anything else reads them.
+
+Two forms are common in published files: `layers { type: CONVOLUTION }` (version 1), and inputs
+declared by `input` and `input_dim` or `input_shape` at the top of the net. Version 0, older still,
+is refused.
+"""
+
+from itertools import zip_longest
+
+from shards.errors import BadInput
+from worker.caffe.caffe_pb2 import LayerParameter, NetParameter, V1LayerParameter
+
+# Where the new name is not the old one in camel case.
+_RENAMED = {
+    "ABSVAL": "AbsVal",
+    "ARGMAX": "ArgMax",
+    "BNLL": "BNLL",
+    "HDF5_DATA": "HDF5Data",
+    "HDF5_OUTPUT": "HDF5Output",
+    "IM2COL": "Im2col",
+    "LRN": "LRN",
+    "MVN": "MVN",
+    "RELU": "ReLU",
+    "SOFTMAX_LOSS": "SoftmaxWithLoss",
+    "TANH": "TanH",
+}
+
+
+def modernised(net: NetParameter, file: str) -> NetParameter:
+    """The same net with `layer` entries only; the one passed in is left alone."""
+    if not net.layers and not net.input:
+        return net
+    if net.layers and net.layer:
+        raise BadInput(f"{file}: has both `layer` and older `layers` entries; expected one kind")
+    new = NetParameter()
+    new.CopyFrom(net)
+    for field in ("layers", "layer", "input", "input_dim", "input_shape"):
+        new.ClearField(field)
+    new.layer.extend(_inputs(net, file))
+    new.layer.extend(net.layer)
+    new.layer.extend(_layer(old, file) for old in net.layers)
+    return new
+
+
+def type_name(kind: int) -> str:
+    """A version-1 layer type's present name: SOFTMAX_LOSS is SoftmaxWithLoss."""
+    old = V1LayerParameter.LayerType.Name(V1LayerParameter.LayerType.ValueType(kind))
+    return _RENAMED.get(old) or "".join(word.capitalize() for word in old.split("_"))
+
+
+def _inputs(net: NetParameter, file: str) -> list[LayerParameter]:
+    shapes = [list(shape.dim) for shape in net.input_shape]
+    dims = list(net.input_dim)
+    if not shapes and len(dims) % 4 == 0:
+        shapes = [dims[i : i + 4] for i in range(0, len(dims), 4)]
+    if len(shapes) != len(net.input):
+        raise BadInput(
+            f"{file}: expected a shape (input_shape, or four input_dim) for each of"
+            f" {len(net.input)} inputs, got {len(shapes)}"
+        )
+    found = []
+    for name, shape in zip(net.input, shapes, strict=True):
+        layer = LayerParameter(name=name, type="Input", top=[name])
+        layer.input_param.shape.add().dim.extend(shape)
+        found.append(layer)
+    return found
+
+
+def _layer(old: V1LayerParameter, file: str) -> LayerParameter:
+    if not old.HasField("type") or old.type == V1LayerParameter.NONE:
+        raise BadInput(
+            f"{file}: layer {old.name or '(unnamed)'}: has no type; version-0 nets are"
+            f" not supported"
+        )
+    new = LayerParameter(name=old.name, type=type_name(old.type))
+    for field in ("bottom", "top", "loss_weight", "blobs", "include", "exclude"):
+        getattr(new, field).extend(getattr(old, field))
+    multipliers = zip_longest(old.param, old.blobs_lr, old.weight_decay)
+    for name, lr_mult, decay_mult in multipliers:
+        param = new.param.add()
+        if name:
+            param.name = name
+        if lr_mult is not None:
+            param.lr_mult = lr_mult
+        if decay_mult is not None:
+            param.decay_mult = decay_mult
+    for setting, value in old.ListFields():
+        if setting.name.endswith("_param"):
+            getattr(new, setting.name).CopyFrom(value)
+    return new

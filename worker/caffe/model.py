@@ -1,0 +1,72 @@
+"""A Caffe network as the worker loop sees it: a table, a start and a gradient; and inference.
+
+A model is built from a `Description`, plain values, wherever it is needed. Inputs come as columns
+named like the data layer's tops; results go out in Caffe's order.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cupy_kernels.types import AnyArray
+from shards.errors import BadInput
+from shards.tables import DenseTable
+from worker.caffe.layer import Moment
+from worker.caffe.net import Description, Network, same_rows
+from worker.model import Batch
+
+
+class CaffeModel:
+    """A network with its loss; keeps buffers between calls, so one model serves one thread."""
+
+    def __init__(self, description: Description) -> None:
+        self.net = Network(description)
+
+    @property
+    def table(self) -> DenseTable:
+        """The tensors in Caffe's order: "conv1/0" its weights, "conv1/1" its bias, and so on."""
+        return self.net.table
+
+    def initial(self, seed: int) -> NDArray[np.float32]:
+        """A new arena of starting weights, drawn by the prototxt's fillers."""
+        return self.net.initial(seed)
+
+    def gradient(
+        self,
+        weights: NDArray[np.float32],
+        batch: Batch,
+        out: NDArray[np.float32],
+        *,
+        step: int,
+        seed: int,
+    ) -> float:
+        """See `worker.model.Model`. A batch of any size will do, the prototxt's is not enforced."""
+        self._check(batch)
+        self.net.forward(weights, batch, Moment(step, seed))
+        loss = self.net.loss()
+        self.net.backward(weights, out)
+        return loss
+
+    def forward(
+        self, weights: NDArray[np.float32], batch: Batch, blobs: Sequence[str]
+    ) -> dict[str, AnyArray]:
+        """The named blobs, (n, c, h, w) or as the prototxt shapes them; the caller's to keep.
+
+        Only the layers that the blobs depend on run, and only their columns need be in the batch.
+        """
+        self._check(batch)
+        self.net.forward(weights, batch, wanted=set(blobs))
+        return {name: self.net.blob(name) for name in blobs}
+
+    def outputs(self, weights: NDArray[np.float32], batch: Batch) -> dict[str, float]:
+        """The net's scalar outputs for one batch, such as loss and accuracy."""
+        names = [name for name in self.net.outputs if self.net.blobs[name] == ()]
+        return {name: float(value) for name, value in self.forward(weights, batch, names).items()}
+
+    def _check(self, batch: Batch) -> None:
+        if not same_rows(batch, self.net.inputs, self.net.description.file) and self.net.inputs:
+            raise BadInput(
+                f"{self.net.description.file}: expected at least one row of"
+                f" {', '.join(self.net.inputs)}, got none"
+            )

@@ -1,0 +1,269 @@
+"""A network: the layers that one phase keeps, wired by blob names, with their tensors in one table.
+
+Layers run in the order of the file. A layer whose top has its bottom's name writes in place, as
+users see it; here every top is a value of its own, and the name passes on to it, so that nothing a
+backward pass needs is lost. Where several layers read one value, its gradients are summed.
+
+Tensors are named "layer/0", "layer/1" and laid out in Caffe's order, so an arena and a .caffemodel
+hold the same bytes. Padding in the arena's gradient is zero.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cupy_kernels.types import AnyArray, Array
+from shards.errors import BadInput
+from shards.tables import DenseTable
+from worker.caffe import fillers
+from worker.caffe.caffe_pb2 import LayerParameter
+from worker.caffe.layer import Layer, Moment, Setting, Shape, Source, inward, outward
+from worker.caffe.legacy import modernised
+from worker.caffe.phases import Phase, State, kept
+from worker.caffe.registry import LAYERS
+from worker.caffe.text import parse_net
+from worker.model import Batch
+
+TABLE = "weights"
+START = Moment(step=0, seed=0)
+
+
+class Description(msgspec.Struct, frozen=True):
+    """Everything a network is built from, in plain values that can travel to another machine.
+
+    `data_shape` is (c, h, w), for data layers whose prototxt does not say it; `file` is for errors.
+    """
+
+    prototxt: str
+    phase: Phase = Phase.TRAIN
+    stages: tuple[str, ...] = ()
+    level: int = 0
+    data_shape: tuple[int, int, int] | None = None
+    file: str = "net"
+
+
+class Node(msgspec.Struct, frozen=True):
+    """A layer in the graph: which values it reads and makes, and which tensors are its own."""
+
+    layer: Layer
+    bottoms: tuple[int, ...]
+    tops: tuple[int, ...]
+    tensors: slice
+    wanted: tuple[bool, ...]
+
+
+class Network:
+    """A net ready to run. It keeps buffers between calls: one network, one thread."""
+
+    def __init__(self, description: Description) -> None:
+        self.description = description
+        file = description.file
+        self.parsed = modernised(parse_net(description.prototxt, file), file)
+        state = State(description.phase, description.stages, description.level)
+        self.nodes: list[Node] = []
+        self._shapes: list[Shape] = []
+        self._needs: list[bool] = []
+        self._names: dict[str, int] = {}
+        self._read: set[int] = set()
+        setting = Setting(file, description.phase, description.data_shape)
+        for spec in kept(self.parsed, state, file):
+            self._add(spec, setting)
+        owned = [tensor for node in self.nodes for tensor in node.layer.owned]
+        self._fillers = {tensor.spec.name: tensor.filler for tensor in owned}
+        self.table = DenseTable(TABLE, tuple(tensor.spec for tensor in owned))
+        self._places = [
+            (start, start + tensor.size, tensor.shape)
+            for tensor, start in zip(self.table.tensors, self.table.offsets, strict=True)
+        ]
+        self._values: dict[int, AnyArray] = {}
+
+    @property
+    def name(self) -> str:
+        """What the prototxt calls the net."""
+        return self.parsed.name
+
+    @property
+    def blobs(self) -> dict[str, Shape]:
+        """Every blob's name and its shape in Caffe's order, at the prototxt's batch size."""
+        return {name: self._shapes[value] for name, value in self._names.items()}
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The columns that a batch must have."""
+        sources = [node.layer for node in self.nodes if isinstance(node.layer, Source)]
+        return tuple(top for source in sources for top in source.spec.top)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The blobs that no layer reads: losses, accuracies, probabilities."""
+        return tuple(name for name, value in self._names.items() if value not in self._read)
+
+    @property
+    def batch_size(self) -> int:
+        """The first input's leading dimension: rows a step on one device."""
+        if not self.inputs:
+            raise BadInput(f"{self.description.file}: the net has no data layer in this phase")
+        return self.blobs[self.inputs[0]][0]
+
+    def initial(self, seed: int) -> NDArray[np.float32]:
+        """A new arena, each tensor as its filler draws it for `seed`."""
+        arena = self.table.empty()
+        for name, tensor in self.table.views(arena).items():
+            fillers.fill(tensor, name, self._fillers[name], seed)
+        return arena
+
+    def forward(
+        self,
+        weights: Array,
+        batch: Batch,
+        moment: Moment = START,
+        wanted: Collection[str] | None = None,
+    ) -> None:
+        """Compute all values, or those that the blobs `wanted` depend on, for `blob` to read."""
+        tensors = self._bind(weights)
+        run = range(len(self.nodes)) if wanted is None else self._needed(wanted)
+        self._values = {}
+        for index in run:
+            node = self.nodes[index]
+            if isinstance(node.layer, Source):
+                self._read_source(node, batch, wanted)
+                continue
+            bottoms = [self._values[value] for value in node.bottoms]
+            tops = node.layer.forward(bottoms, tensors[node.tensors], moment)
+            self._values.update(zip(node.tops, tops, strict=True))
+
+    def blob(self, name: str) -> AnyArray:
+        """A copy of a blob of the latest forward pass, in Caffe's order."""
+        return np.array(outward(self._values[self._names[name]]), order="C")
+
+    def loss(self) -> float:
+        """The weighted sum of the losses of the latest forward pass."""
+        return float(
+            sum(weight * float(self._values[value]) for value, weight in self._losses().items())
+        )
+
+    def backward(
+        self, weights: Array, out: Array, given: Mapping[str, AnyArray] | None = None
+    ) -> dict[str, AnyArray]:
+        """Write the gradient of the latest forward pass into `out`, an arena.
+
+        It starts from the losses, or from the blobs' gradients in `given`. Returns the gradients,
+        in Caffe's order, of the inputs that have one; without force_backward none has.
+        """
+        tensors, into = self._bind(weights), self._bind(out)
+        out.fill(0.0)
+        gradients: dict[int, Array] = self._seeds(given)
+        for node in reversed(self.nodes):
+            tops = [gradients.get(value) for value in node.tops]
+            if isinstance(node.layer, Source) or all(top is None for top in tops):
+                continue
+            if not any(node.wanted) and not node.layer.owned:
+                continue
+            for value, gradient in zip(
+                node.bottoms,
+                node.layer.backward(tops, tensors[node.tensors], into[node.tensors], node.wanted),
+                strict=True,
+            ):
+                if gradient is not None:
+                    held = gradients.get(value)
+                    gradients[value] = gradient if held is None else held + gradient
+        return {
+            name: np.array(outward(gradients[self._names[name]]), order="C")
+            for name in self.inputs
+            if self._names[name] in gradients
+        }
+
+    def _add(self, spec: LayerParameter, setting: Setting) -> None:
+        """Build one layer over the values made so far."""
+        where = f"{setting.file}: layer {spec.name} ({spec.type})"
+        if spec.type not in LAYERS:
+            raise BadInput(f"{where}: type not supported; expected one of {', '.join(LAYERS)}")
+        if any(node.layer.name == spec.name for node in self.nodes):
+            raise BadInput(f"{where}: expected a name of its own, another layer has this one")
+        shared = [param.name for param in spec.param if param.name]
+        if shared:
+            raise BadInput(f"{where}: shared tensors (param name {shared[0]}) are not supported")
+        for name in spec.bottom:
+            if name not in self._names:
+                raise BadInput(f"{where}: no layer before this one makes its bottom {name}")
+        bottoms = tuple(self._names[name] for name in spec.bottom)
+        layer = LAYERS[spec.type](spec, [self._shapes[value] for value in bottoms], setting)
+        first = sum(len(node.layer.owned) for node in self.nodes)
+        wanted = [self._needs[value] for value in bottoms]
+        for index, propagates in enumerate(spec.propagate_down[: len(wanted)]):
+            wanted[index] = propagates
+        self._read.update(bottoms)
+        trains = any(layer.trains(index) for index in range(len(layer.owned)))
+        needs = any(wanted) or trains or (isinstance(layer, Source) and self.parsed.force_backward)
+        tops = tuple(
+            self._make(layer, name, shape, needs)
+            for name, shape in zip(spec.top, layer.tops, strict=True)
+        )
+        tensors = slice(first, first + len(layer.owned))
+        self.nodes.append(Node(layer, bottoms, tops, tensors, tuple(wanted)))
+
+    def _make(self, layer: Layer, name: str, shape: Shape, needs: bool) -> int:
+        if name in self._names and name not in layer.spec.bottom:
+            raise layer.bad(f"another layer makes the top {name} already")
+        self._names[name] = len(self._shapes)
+        self._shapes.append(shape)
+        self._needs.append(needs)
+        return self._names[name]
+
+    def _bind(self, arena: Array) -> list[Array]:
+        """The tensors as views of an arena; the same few slices for any array of the right size."""
+        if arena.shape != (self.table.size,) or arena.dtype != np.float32:
+            raise BadInput(
+                f"{self.description.file}: expected an arena of {self.table.size} float32,"
+                f" got shape {arena.shape} of {arena.dtype}"
+            )
+        return [arena[start:stop].reshape(shape) for start, stop, shape in self._places]
+
+    def _needed(self, names: Collection[str]) -> list[int]:
+        """The nodes that the named blobs depend on, in order."""
+        unknown = [name for name in names if name not in self._names]
+        if unknown:
+            raise BadInput(
+                f"{self.description.file}: no blob {unknown[0]}; expected among"
+                f" {', '.join(self._names)}"
+            )
+        values, found = {self._names[name] for name in names}, []
+        for index in reversed(range(len(self.nodes))):
+            node = self.nodes[index]
+            if values.intersection(node.tops):
+                values.update(node.bottoms)
+                found.append(index)
+        self._reached = values
+        return found[::-1]
+
+    def _read_source(self, node: Node, batch: Batch, wanted: Collection[str] | None) -> None:
+        assert isinstance(node.layer, Source)
+        for top, value in enumerate(node.tops):
+            if wanted is None or value in self._reached:
+                self._values[value] = node.layer.read(top, batch)
+
+    def _losses(self) -> dict[int, float]:
+        weights = {
+            value: node.layer.loss_weight(top)
+            for node in self.nodes
+            for top, value in enumerate(node.tops)
+        }
+        return {value: weight for value, weight in weights.items() if weight}
+
+    def _seeds(self, given: Mapping[str, AnyArray] | None) -> dict[int, Array]:
+        if given is None:
+            return {value: np.asarray(w, np.float32) for value, w in self._losses().items()}
+        return {
+            self._names[name]: np.ascontiguousarray(inward(gradient), np.float32)
+            for name, gradient in given.items()
+        }
+
+
+def same_rows(batch: Batch, names: Sequence[str], file: str) -> int:
+    """How many rows the columns have, which must be one number."""
+    rows = {name: len(batch[name]) for name in names if name in batch}
+    if len(set(rows.values())) > 1:
+        raise BadInput(f"{file}: expected columns of one length, got {rows}")
+    return next(iter(rows.values()), 0)

@@ -1,0 +1,55 @@
+"""Which of a net's layers a phase keeps.
+
+A net file holds the layers of training and of testing side by side. A layer with `include` rules
+is kept when one of them meets the state (phase, level, stages); one with `exclude` rules, when
+none does; one with neither, always.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from shards.errors import BadInput
+from worker.caffe.caffe_pb2 import TRAIN, LayerParameter, NetParameter, NetStateRule
+
+
+class Phase(StrEnum):
+    """What a net is built for: with a loss to descend, or to measure and infer."""
+
+    TRAIN = "TRAIN"
+    TEST = "TEST"
+
+
+class State(msgspec.Struct, frozen=True):
+    """The phase, level and stages that the rules are held against."""
+
+    phase: Phase
+    stages: tuple[str, ...] = ()
+    level: int = 0
+
+
+def kept(net: NetParameter, state: State, file: str) -> list[LayerParameter]:
+    """The layers of `net` that `state` keeps, in order."""
+    return [layer for layer in net.layer if _keeps(layer, state, file)]
+
+
+def _keeps(layer: LayerParameter, state: State, file: str) -> bool:
+    if layer.include and layer.exclude:
+        raise BadInput(
+            f"{file}: layer {layer.name}: has include and exclude rules; expected one kind"
+        )
+    if layer.include:
+        return any(_meets(rule, state) for rule in layer.include)
+    return not any(_meets(rule, state) for rule in layer.exclude)
+
+
+def _meets(rule: NetStateRule, state: State) -> bool:
+    """A rule is met when everything that it states holds."""
+    wanted = Phase.TRAIN if rule.phase == TRAIN else Phase.TEST
+    return (
+        (not rule.HasField("phase") or wanted is state.phase)
+        and (not rule.HasField("min_level") or state.level >= rule.min_level)
+        and (not rule.HasField("max_level") or state.level <= rule.max_level)
+        and all(stage in state.stages for stage in rule.stage)
+        and not any(stage in state.stages for stage in rule.not_stage)
+    )

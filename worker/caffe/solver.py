@@ -1,0 +1,222 @@
+"""A solver file as values: the update rule, its schedule, and when to test, show and save.
+
+The rule's arithmetic belongs to the shards; here its settings are read as Caffe reads them, with
+Caffe's defaults, and refused where Caffe would refuse them. A float in a solver file is a float32
+there; it is taken as the shortest decimal that names it, so that 0.01 stays 0.01 in every report.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+from google.protobuf import text_format
+
+from shards import rules, schedules
+from shards.errors import BadInput
+from worker.caffe.caffe_pb2 import NetParameter, NetState, SolverParameter
+from worker.caffe.net import Description
+from worker.caffe.phases import Phase
+from worker.caffe.text import parse_solver, read_text
+
+DataShape = tuple[int, int, int]
+
+_T = TypeVar("_T")
+
+
+class TestNet(msgspec.Struct, frozen=True):
+    """A net to measure with, and how many batches a measurement takes."""
+
+    __test__ = False  # pytest: this is no test
+
+    net: Description
+    iterations: int
+
+
+class Solver(msgspec.Struct, frozen=True):
+    """Everything that a solver file says.
+
+    `clip_gradients` is the largest global L2 norm, or None; `iter_size` how many batches add up to
+    one update; the intervals and `max_iter` count updates, and 0 means never.
+    """
+
+    rule: rules.Rule
+    schedule: schedules.Schedule
+    decay: rules.Decay
+    train: Description
+    tests: tuple[TestNet, ...]
+    max_iter: int
+    iter_size: int = 1
+    clip_gradients: float | None = None
+    test_interval: int = 0
+    test_initialization: bool = True
+    display: int = 0
+    average_loss: int = 1
+    snapshot: int = 0
+    snapshot_prefix: str = ""
+    snapshot_after_train: bool = True
+    random_seed: int | None = None
+
+
+def read_solver(path: Path, data_shape: DataShape | None = None) -> Solver:
+    """The solver at `path` with its nets; (c, h, w) is for data layers that do not say it."""
+    file = str(path)
+    param = parse_solver(read_text(path), file)
+    if not param.HasField("base_lr"):
+        raise BadInput(f"{file}: expected a base_lr, got none")
+    if param.max_iter < 1:
+        raise BadInput(f"{file}: max_iter: expected at least 1, got {param.max_iter}")
+    if param.iter_size < 1:
+        raise BadInput(f"{file}: iter_size: expected at least 1, got {param.iter_size}")
+    return Solver(
+        rule=_named(file, lambda: _rule(param)),
+        schedule=_named(file, lambda: _schedule(param)),
+        decay=_decay(param, file),
+        train=_train_net(param, path, data_shape),
+        tests=_test_nets(param, path, data_shape),
+        max_iter=param.max_iter,
+        iter_size=param.iter_size,
+        clip_gradients=_decimal(param.clip_gradients) if param.clip_gradients >= 0 else None,
+        test_interval=param.test_interval,
+        test_initialization=param.test_initialization,
+        display=param.display,
+        average_loss=param.average_loss,
+        snapshot=param.snapshot,
+        snapshot_prefix=param.snapshot_prefix,
+        snapshot_after_train=param.snapshot_after_train,
+        random_seed=param.random_seed if param.random_seed >= 0 else None,
+    )
+
+
+def _rule(param: SolverParameter) -> rules.Rule:
+    """The rule by `type`, or by the older `solver_type` where that alone is set."""
+    name = param.type
+    if param.HasField("solver_type") and not param.HasField("type"):
+        name = SolverParameter.SolverType.Name(param.solver_type)
+    momentum, delta = _decimal(param.momentum), _decimal(param.delta)
+    match name.lower():
+        case "sgd":
+            return rules.Momentum(momentum) if momentum else rules.SGD()
+        case "nesterov":
+            return rules.Nesterov(momentum)
+        case "adagrad":
+            _no_momentum(param, name)
+            return rules.Adagrad(delta)
+        case "rmsprop":
+            _no_momentum(param, name)
+            return rules.RMSProp(_decimal(param.rms_decay), delta)
+        case "adadelta":
+            return rules.AdaDelta(momentum, delta)
+        case "adam":
+            return rules.Adam(momentum, _decimal(param.momentum2), delta)
+    known = "SGD, Nesterov, AdaGrad, RMSProp, AdaDelta, Adam"
+    raise BadInput(f"solver type {name} is not supported; expected one of {known}")
+
+
+def _no_momentum(param: SolverParameter, name: str) -> None:
+    if param.momentum:
+        raise BadInput(f"solver type {name} has no momentum; expected 0, got {param.momentum:g}")
+
+
+def _schedule(param: SolverParameter) -> schedules.Schedule:
+    base, gamma, power = (_decimal(x) for x in (param.base_lr, param.gamma, param.power))
+    match param.lr_policy or "fixed":
+        case "fixed":
+            return schedules.Fixed(base_rate=base)
+        case "step":
+            return schedules.Step(base_rate=base, gamma=gamma, step_size=param.stepsize)
+        case "exp":
+            return schedules.Exp(base_rate=base, gamma=gamma)
+        case "inv":
+            return schedules.Inv(base_rate=base, gamma=gamma, power=power)
+        case "multistep":
+            steps = tuple(param.stepvalue)
+            return schedules.MultiStep(base_rate=base, gamma=gamma, steps=steps)
+        case "poly":
+            return schedules.Poly(base_rate=base, power=power, max_iteration=param.max_iter)
+        case "sigmoid":
+            return schedules.Sigmoid(base_rate=base, gamma=gamma, step_size=param.stepsize)
+    known = ", ".join(schedules.SCHEDULES)
+    raise BadInput(f"lr_policy {param.lr_policy} is not supported; expected one of {known}")
+
+
+def _decay(param: SolverParameter, file: str) -> rules.Decay:
+    try:
+        kind = rules.DecayKind(param.regularization_type)
+    except ValueError:
+        raise BadInput(
+            f"{file}: regularization_type: expected L1 or L2, got {param.regularization_type}"
+        ) from None
+    return rules.Decay(_decimal(param.weight_decay), kind)
+
+
+def _train_net(param: SolverParameter, path: Path, data_shape: DataShape | None) -> Description:
+    fields = ("net", "net_param", "train_net", "train_net_param")
+    given = [field for field in fields if param.HasField(field)]
+    if len(given) != 1:
+        got = " and ".join(given) or "none"
+        raise BadInput(f"{path}: expected one training net ({', '.join(fields)}), got {got}")
+    source: str | NetParameter = getattr(param, given[0])
+    return _description(source, path, Phase.TRAIN, param.train_state, data_shape)
+
+
+def _test_nets(
+    param: SolverParameter, path: Path, data_shape: DataShape | None
+) -> tuple[TestNet, ...]:
+    """The nets of test_net_param and test_net; then `net` for each test_iter that remains."""
+    sources: list[str | NetParameter] = [*param.test_net_param, *param.test_net]
+    remaining = len(param.test_iter) - len(sources)
+    if remaining > 0 and (param.HasField("net") or param.HasField("net_param")):
+        sources += [param.net if param.HasField("net") else param.net_param] * remaining
+    if len(sources) != len(param.test_iter):
+        raise BadInput(
+            f"{path}: expected a test_iter for each of {len(sources)} test nets,"
+            f" got {len(param.test_iter)}"
+        )
+    if len(param.test_state) not in {0, len(sources)}:
+        raise BadInput(
+            f"{path}: expected a test_state for each of {len(sources)} test nets, or none,"
+            f" got {len(param.test_state)}"
+        )
+    states = list(param.test_state) or [NetState()] * len(sources)
+    return tuple(
+        TestNet(_description(source, path, Phase.TEST, state, data_shape), iterations)
+        for source, state, iterations in zip(sources, states, param.test_iter, strict=True)
+    )
+
+
+def _description(
+    source: str | NetParameter,
+    solver: Path,
+    phase: Phase,
+    state: NetState,
+    data_shape: DataShape | None,
+) -> Description:
+    if isinstance(source, str):
+        path = _find(source, solver)
+        text, file = read_text(path), str(path)
+    else:
+        text, file = text_format.MessageToString(source), str(solver)
+    return Description(text, phase, tuple(state.stage), state.level, data_shape, file)
+
+
+def _find(name: str, solver: Path) -> Path:
+    """A net beside the solver file, or, as Caffe has it, under the working directory."""
+    beside = solver.parent / name
+    for path in (beside, Path(name)):
+        if path.is_file():
+            return path
+    raise BadInput(f"{solver}: net {name}: found neither as {beside} nor in {Path.cwd()}")
+
+
+def _named(file: str, read: Callable[[], _T]) -> _T:
+    """What `read` returns; its errors get the file's name in front."""
+    try:
+        return read()
+    except BadInput as error:
+        raise BadInput(f"{file}: {error}") from None
+
+
+def _decimal(value: float) -> float:
+    return float(str(np.float32(value)))

@@ -1,0 +1,85 @@
+"""Reading prototxt: the text form of nets and solvers, which users write and servers receive.
+
+Text from outside is bounded before it is parsed (bytes, nesting) and after (layers), and every
+failure is one line that names the file, the line and what was wrong there.
+"""
+
+import re
+from pathlib import Path
+from typing import TypeVar
+
+from google.protobuf import text_format
+
+from shards.errors import BadInput
+from worker.caffe.caffe_pb2 import NetParameter, SolverParameter
+
+MAX_BYTES = 8 * 2**20
+MAX_DEPTH = 32
+MAX_LAYERS = 4096
+
+# A quoted string or a comment, in which a brace nests nothing; or a bracket.
+_TOKENS = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|#[^\n]*|[{}<>\n]')
+
+_Message = TypeVar("_Message", NetParameter, SolverParameter)
+
+
+def read_text(path: Path) -> str:
+    """The file's text, at most `MAX_BYTES` of UTF-8; BadInput says what is wrong with it."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
+    if len(data) > MAX_BYTES:
+        raise BadInput(f"{path}: expected at most {MAX_BYTES} bytes of prototxt, got more")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise BadInput(
+            f"{path}: expected UTF-8 text, got byte {error.object[error.start]:#04x}"
+            f" at offset {error.start}"
+        ) from None
+
+
+def parse_net(text: str, file: str = "net") -> NetParameter:
+    """A net from prototxt; `file` names it in errors."""
+    net = _parse(text, NetParameter(), file)
+    layers = len(net.layer) + len(net.layers)
+    if layers > MAX_LAYERS:
+        raise BadInput(f"{file}: expected at most {MAX_LAYERS} layers, got {layers}")
+    return net
+
+
+def parse_solver(text: str, file: str = "solver") -> SolverParameter:
+    """A solver from prototxt; `file` names it in errors."""
+    return _parse(text, SolverParameter(), file)
+
+
+def _parse(text: str, message: _Message, file: str) -> _Message:
+    if len(text) > MAX_BYTES:
+        raise BadInput(f"{file}: expected at most {MAX_BYTES} bytes of prototxt, got {len(text)}")
+    _check_depth(text, file)
+    try:
+        text_format.Parse(text, message)
+    except text_format.ParseError as error:
+        # The parser begins its text with "line:column : ", and some texts span lines.
+        what = " ".join(re.sub(r"^\d+:\d+ ?: ?", "", str(error)).split())
+        line = error.GetLine()
+        raise BadInput(f"{file}:{line}: {what}" if line else f"{file}: {what}") from None
+    except RecursionError:
+        raise BadInput(f"{file}: nested too deeply") from None
+    return message
+
+
+def _check_depth(text: str, file: str) -> None:
+    depth, line = 0, 1
+    for token in _TOKENS.finditer(text):
+        match token.group():
+            case "\n":
+                line += 1
+            case "{" | "<":
+                depth += 1
+            case "}" | ">":
+                depth -= 1
+        if depth > MAX_DEPTH:
+            raise BadInput(f"{file}:{line}: expected at most {MAX_DEPTH} nested messages, got more")

@@ -1,0 +1,135 @@
+"""Weights to and from .caffemodel files: a net in binary protobuf with each layer's blobs in it.
+
+Blobs are found by layer name. A layer of the file that the net lacks is passed over; a layer of
+the net that the file lacks keeps its start, which is what fine-tuning wants. A blob whose shape
+differs is an error that names the layer. Files of the older `layers` form, and blobs with the older
+four-dimensional shape, read as well.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from shards.errors import BadInput
+from shards.tables import DenseTable
+from worker.caffe.caffe_pb2 import BlobProto, LayerParameter, NetParameter, V1LayerParameter
+from worker.caffe.net import Network
+
+Floats = NDArray[np.float32]
+Blobs = Mapping[str, Sequence[Floats]]
+
+MAX_BYTES = 2**31 - 1  # protobuf's own limit
+
+
+def read_caffemodel(path: Path) -> dict[str, list[Floats]]:
+    """Each layer's blobs by its name, in the shapes that the file states."""
+    try:
+        size = path.stat().st_size
+        data = path.read_bytes() if size <= MAX_BYTES else b""
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
+    if size > MAX_BYTES:
+        raise BadInput(f"{path}: expected at most {MAX_BYTES} bytes, got {size}")
+    net = NetParameter()
+    try:
+        net.ParseFromString(data)
+    except DecodeError:
+        raise BadInput(
+            f"{path}: expected a .caffemodel, got {size} bytes of something else"
+        ) from None
+    layers: list[LayerParameter | V1LayerParameter] = [*net.layer, *net.layers]
+    if not layers:
+        raise BadInput(f"{path}: expected a .caffemodel, got a file with no layers")
+    return {
+        layer.name: [_array(blob, f"{path}: layer {layer.name}") for blob in layer.blobs]
+        for layer in layers
+        if layer.blobs
+    }
+
+
+def into_arena(blobs: Blobs, table: DenseTable, arena: Floats, source: str) -> tuple[str, ...]:
+    """Copy the blobs of the table's layers into `arena`; returns the tensors that were not there.
+
+    `source` names the blobs' origin in errors.
+    """
+    views = table.views(arena)
+    counts: dict[str, int] = {}
+    for name in views:
+        layer = name.rpartition("/")[0]
+        counts[layer] = counts.get(layer, 0) + 1
+    for layer, count in counts.items():
+        found = blobs.get(layer)
+        if found is not None and len(found) != count:
+            raise BadInput(f"{source}: layer {layer}: expected {count} blobs, got {len(found)}")
+    missing = []
+    for name, view in views.items():
+        layer, _, index = name.rpartition("/")
+        if layer not in blobs:
+            missing.append(name)
+            continue
+        blob = blobs[layer][int(index)]
+        if not _same_shape(blob.shape, view.shape):
+            raise BadInput(
+                f"{source}: layer {layer}: blob {index}: expected shape {view.shape},"
+                f" got {blob.shape}"
+            )
+        view[...] = blob.reshape(view.shape)
+    return tuple(missing)
+
+
+def from_arena(table: DenseTable, arena: Floats) -> dict[str, list[Floats]]:
+    """The arena's tensors as blobs by layer; views, not copies."""
+    blobs: dict[str, list[Floats]] = {}
+    for name, view in table.views(arena).items():
+        blobs.setdefault(name.rpartition("/")[0], []).append(view)
+    return blobs
+
+
+def moved(arena: Floats, table: DenseTable, into: Network, seed: int = 0) -> Floats:
+    """The weights of one table laid out for another net: a test net need not own every layer."""
+    if table == into.table:
+        return arena
+    laid = into.initial(seed)
+    into_arena(from_arena(table, arena), into.table, laid, f"table {table.name}")
+    return laid
+
+
+def write_caffemodel(path: Path, net: Network, arena: Floats) -> None:
+    """Write the net's layers with their blobs, whole or not at all."""
+    blobs = from_arena(net.table, arena)
+    message = NetParameter(name=net.name)
+    for node in net.nodes:
+        layer = message.layer.add()
+        layer.CopyFrom(node.layer.spec)
+        layer.ClearField("blobs")
+        for tensor in blobs.get(layer.name, ()):
+            blob = layer.blobs.add()
+            blob.shape.dim.extend(tensor.shape)
+            blob.data.extend(tensor.ravel().tolist())
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_bytes(message.SerializeToString())
+        os.replace(part, path)  # noqa: PTH105  # beside the line above, the pair reads as one act
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _array(blob: BlobProto, where: str) -> Floats:
+    legacy = (blob.num, blob.channels, blob.height, blob.width)
+    shape = tuple(blob.shape.dim) if blob.HasField("shape") else legacy
+    values = np.array(blob.double_data or blob.data, np.float32)
+    if min(shape, default=1) < 0 or prod(shape) != values.size:
+        raise BadInput(f"{where}: a blob states shape {shape} and holds {values.size} numbers")
+    return values.reshape(shape)
+
+
+def _same_shape(stored: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Equal, or equal once the older form's leading ones are taken off."""
+    return stored == wanted or (
+        len(stored) == 4 and len(wanted) < 4 and stored == (1,) * (4 - len(wanted)) + wanted
+    )
