@@ -5,10 +5,11 @@ same. Whatever was started here is gone on leaving, the JVM and its files includ
 """
 
 import os
+import re
 import signal
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import current_thread, main_thread
@@ -17,10 +18,11 @@ from warnings import catch_warnings
 
 import pyspark
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import SparkConf, SparkContext
+from pyspark import SparkConf, SparkContext, TaskContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from ps.reach import REACH_S, reach
 from shards.errors import BadInput, GiveUp
@@ -52,6 +54,54 @@ def start_session(
         folder = tempfile.TemporaryDirectory(prefix="downpour-spark-", ignore_cleanup_errors=True)
         path = Path(stack.enter_context(folder))
         yield stack.enter_context(_session(url, slots, app, env, path))
+
+
+def run_tasks(
+    df: DataFrame, task: Callable[..., Iterator[Any]], schema: Any, tag: str
+) -> list[Any]:
+    """Run `task(batches, partition, attempt)` over each partition of `df`; returns its rows.
+
+    `batches` and what `task` yields are Arrow record batches, the latter of `schema`. The tasks are
+    ordinary ones: there may be more than slots, and one that fails is tried again by itself. `tag`
+    names them for `interrupt`. Raises GiveUp with the task's own words when one fails for good.
+    """
+
+    def host(batches: Iterator[Any]) -> Iterator[Any]:
+        context = TaskContext.get()
+        assert context is not None, "mapInArrow runs inside a task"
+        yield from task(batches, context.partitionId(), context.attemptNumber())
+
+    session = df.sparkSession
+    session.addTag(tag)
+    try:
+        return df.mapInArrow(host, from_arrow_schema(schema)).collect()
+    except _SPARK_ERRORS as error:
+        raise GiveUp(f"a Spark task failed for good: {task_reason(str(error))}") from None
+    finally:
+        session.removeTag(tag)
+
+
+def interrupt(df: DataFrame, tag: str) -> None:
+    """Cancel what runs under `tag`; its tasks end within moments."""
+    with suppress(*_SPARK_ERRORS):
+        df.sparkSession.interruptTag(tag)
+
+
+def partitions(df: DataFrame, workers: int) -> DataFrame:
+    """`df` in `workers` partitions: as it is where it already has so many, else dealt out anew."""
+    if hasattr(df, "_jdf") and df.rdd.getNumPartitions() == workers:
+        return df
+    return df.repartition(workers)
+
+
+def task_reason(text: str) -> str:
+    """What a Python task raised, out of the tale of stages and tracebacks that Spark tells."""
+    lines = [line.strip() for line in text.splitlines()]
+    raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception|[A-Z]\w+): ", line)]
+    ours = [line for line in raised if line.startswith("shards.errors.")]
+    for line in ours or raised[-1:]:
+        return line.removeprefix("shards.errors.")
+    return next((line for line in lines if line), "no reason given")
 
 
 def reason(error: BaseException) -> str:

@@ -1,0 +1,102 @@
+"""What a training run is told, checked before anything is started. Defaults live here alone.
+
+The same struct is what the command line fills in, what `settings.json` in a run folder holds, and
+what `--resume` reads back.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from shards.errors import BadInput
+from worker.strategies import Strategy, strategy_named
+
+NO_BOUND = "inf"
+
+
+class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One training run. Paths are absolute; `staleness` None is no bound.
+
+    The options of a strategy are None where its own default holds. `ray` and `spark` are addresses of running clusters (None: embedded ones); `workers` is the
+    number of partitions the data is trained in, `bind` the host that shards listen on.
+    """
+
+    solver: Path
+    data: Path
+    out: Path
+    test_data: Path | None = None
+    weights: Path | None = None
+    shards: int = 1
+    workers: int = 2
+    staleness: int | None = 4
+    strategy: str = "downpour"
+    n_push: int | None = None
+    n_fetch: int | None = None
+    warm_steps: int | None = None
+    prefetch: bool = False
+    shuffle: bool = True
+    seed: int = 1
+    lease_s: float = 10.0
+    max_iter: int | None = None
+    ray: str | None = None
+    spark: str | None = None
+    bind: str = "127.0.0.1"
+    plaintext: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("shards", "workers", "max_iter"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise BadInput(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
+        if self.lease_s <= 0:
+            raise BadInput(f"--lease-s: expected more than 0 s, got {self.lease_s:g}")
+        if self.bind not in {"127.0.0.1", "::1", "localhost"} and not self.plaintext:
+            raise BadInput(
+                f"--bind {self.bind}: weights and gradients would cross the network unencrypted and"
+                " unauthenticated; on a network you trust, say so with --plaintext"
+            )
+        self.build_strategy().check(self.staleness, self.prefetch)
+
+    def build_strategy(self) -> Strategy:
+        """The strategy these settings name; raises BadInput for one that does not exist."""
+        kind = strategy_named(self.strategy)
+        options = {"n_push": self.n_push, "n_fetch": self.n_fetch, "warm_steps": self.warm_steps}
+        given = {name: value for name, value in options.items() if value is not None}
+        for name in given.keys() - set(kind.__struct_fields__):
+            raise BadInput(f"--{name.replace('_', '-')}: strategy {self.strategy} has no such option")
+        return kind(**given)
+
+    @property
+    def address(self) -> str:
+        """The ZeroMQ address that each shard binds; it picks a free port."""
+        return f"tcp://{self.bind}:*"
+
+    @staticmethod
+    def load(path: Path) -> "TrainSettings":
+        """Read `settings.json`; raises BadInput naming it."""
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=TrainSettings, dec_hook=_decode)
+        except OSError as error:
+            raise BadInput(f"settings {path}: {error.strerror}") from None
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            raise BadInput(f"settings {path}: {error}") from None
+
+    def plain(self) -> dict[str, object]:
+        """These settings as JSON values."""
+        plain: dict[str, object] = msgspec.to_builtins(self, enc_hook=str)
+        return plain
+
+
+def parse_staleness(text: str) -> int | None:
+    """A staleness bound as people write it: a whole number of steps, or `inf` for none."""
+    if text == NO_BOUND:
+        return None
+    if not text.isdecimal():
+        raise BadInput(f"--staleness: expected a whole number of steps or {NO_BOUND}, got {text}")
+    return int(text)
+
+
+def _decode(kind: type, value: object) -> object:
+    if kind is Path:
+        return Path(str(value))
+    raise TypeError(kind)

@@ -1,0 +1,58 @@
+"""A solver file turned into a training job."""
+
+from functools import partial
+
+from shards.errors import BadInput
+from worker.caffe.model import CaffeModel
+from worker.caffe.solver import Solver
+from worker.replica import Plan
+from worker.strategies import Strategy
+from worker.training import Job
+
+
+def caffe_job(
+    solver: Solver,
+    *,
+    strategy: Strategy,
+    workers: int,
+    shards: int,
+    bound: int | None,
+    seed: int,
+    max_iter: int | None = None,
+    prefetch: bool = False,
+    shuffle: bool = True,
+    lease_s: float = 10.0,
+    bind: str = "tcp://127.0.0.1:*",
+) -> Job:
+    """The job that `solver` describes, run by `workers` on `shards`.
+
+    As in CaffeOnSpark, `max_iter` and the batch size are each worker's own: more workers see more
+    data in as many iterations.
+    """
+    model = partial(CaffeModel, solver.train)
+    built = model()
+    if not built.net.table.tensors:
+        raise BadInput(f"{solver.train.file}: expected layers with weights to train, got none")
+    return Job(
+        model=model,
+        plan=Plan(
+            steps=max_iter or solver.max_iter,
+            seed=seed,
+            strategy=strategy,
+            schedule=solver.schedule,
+            iter_size=solver.iter_size,
+            clip=solver.clip_gradients or 0.0,
+            prefetch=prefetch,
+        ),
+        rule=solver.rule,
+        schedule=solver.schedule,
+        decay=solver.decay,
+        batch_size=built.net.batch_size,
+        workers=workers,
+        shards=shards,
+        bound=bound,
+        shuffle=shuffle,
+        lease_s=lease_s,
+        snapshot_every=solver.snapshot,
+        bind=bind,
+    )

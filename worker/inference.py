@@ -1,0 +1,138 @@
+"""Inference: a network's outputs and inner blobs over rows, in one pass and in their order.
+
+The rows are Arrow record batches as training takes them, so the same functions serve a local file
+and, inside `mapInArrow`, a Spark partition.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from shards.errors import BadInput
+from shards.tables import DenseTable
+from worker import columns
+from worker.caffe.model import CaffeModel
+from worker.caffe.weights import into_arena, read_caffemodel
+
+Floats = NDArray[np.float32]
+
+ID, LABEL = "SampleID", "label"
+
+
+def evaluate(
+    model: CaffeModel, weights: Floats, rows: Iterable[pa.RecordBatch], batch_size: int
+) -> dict[str, float]:
+    """The net's scalar outputs (loss, accuracy ...) over all rows, each row weighing the same."""
+    sums: dict[str, float] = {}
+    seen = 0
+    for part in slices(rows, batch_size):
+        count = part.num_rows
+        for name, value in model.outputs(weights, to_batch(part, seen)).items():
+            sums[name] = sums.get(name, 0.0) + value * count
+        seen += count
+    if not seen:
+        raise BadInput(f"{model.net.description.file}: expected rows to test on, got none")
+    return {name: total / seen for name, total in sums.items()}
+
+
+def features(
+    model: CaffeModel,
+    weights: Floats,
+    rows: Iterable[pa.RecordBatch],
+    blobs: Sequence[str],
+    batch_size: int,
+) -> Iterator[pa.RecordBatch]:
+    """For each row its id, each blob flattened into a list of float32, and its label.
+
+    The columns are `SampleID` (the row's `id`, or its place where there is none), one a blob, and
+    `label` where the rows have one.
+    """
+    check_blobs(model, blobs)
+    seen = 0
+    for part in slices(rows, batch_size):
+        values = model.forward(weights, to_batch(part, seen), blobs)
+        names = part.schema.names
+        ids = part.column("id") if "id" in names else pa.array(range(seen, seen + part.num_rows))
+        arrays = {ID: ids.cast(pa.int64())}
+        arrays |= {name: _lists(values[name], part.num_rows, name) for name in blobs}
+        if LABEL in names:
+            arrays[LABEL] = part.column(LABEL)
+        yield pa.RecordBatch.from_pydict(arrays)
+        seen += part.num_rows
+
+
+def check_blobs(model: CaffeModel, blobs: Sequence[str]) -> None:
+    """Raise BadInput naming a blob that the net does not have."""
+    for name in blobs:
+        if name not in model.net.blobs:
+            known = ", ".join(model.net.blobs)
+            raise BadInput(
+                f"{model.net.description.file}: expected blobs among {known}; got {name}"
+            )
+
+
+def slices(rows: Iterable[pa.RecordBatch], batch_size: int) -> Iterator[pa.RecordBatch]:
+    """The rows in pieces of at most `batch_size`."""
+    for batch in rows:
+        for start in range(0, batch.num_rows, batch_size):
+            yield batch.slice(start, batch_size)
+
+
+def to_batch(part: pa.RecordBatch, first_row: int = 0) -> dict[str, NDArray[np.generic]]:
+    """A record batch as arrays: "data" (n, c, h, w), and "label" (n,) where there is one."""
+    where = "rows"
+    name = columns.pixel_column(part.schema.names, where)
+    flat = columns.pixel_rows(part.column(name), where, None, first_row)
+    declared = columns.declared_shape(part, where, first_row)
+    shape = columns.image_shape(flat.shape[1], where, declared)
+    batch: dict[str, NDArray[np.generic]] = {"data": flat.reshape(-1, *shape)}
+    if LABEL in part.schema.names:
+        batch["label"] = columns.labels_as_int64(
+            part.column(LABEL), f"{where}, column label", first_row=first_row
+        )
+    return batch
+
+
+def read_weights(path: Path, table: DenseTable, start: Floats) -> Floats:
+    """Weights of a .caffemodel or .safetensors file over `start`, by name; raises BadInput.
+
+    Layers that the file lacks keep their start.
+    """
+    arena = start.copy()
+    if path.suffix != ".safetensors":
+        into_arena(read_caffemodel(path), table, arena, str(path))
+        return arena
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise BadInput(f"{path}: expected a .safetensors file: {error}") from None
+    for name, view in table.views(arena).items():
+        if name in tensors and tensors[name].shape != view.shape:
+            raise BadInput(
+                f"{path}: tensor {name}: expected shape {view.shape}, got {tensors[name].shape}"
+            )
+        if name in tensors:
+            view[...] = tensors[name]
+    return arena
+
+
+def write_safetensors(path: Path, table: DenseTable, arena: Floats) -> None:
+    """The table's tensors by name, without padding."""
+    tensors = {name: np.ascontiguousarray(view) for name, view in table.views(arena).items()}
+    try:
+        save_file(tensors, path)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _lists(values: NDArray[np.generic], rows: int, name: str) -> pa.Array:
+    if values.ndim == 0 or len(values) != rows:
+        raise BadInput(f"blob {name}: expected a value a row, got shape {values.shape}")
+    flat = np.ascontiguousarray(values.reshape(rows, -1), np.float32)
+    offsets = np.arange(0, flat.size + 1, flat.shape[1], dtype=np.int32)
+    return pa.ListArray.from_arrays(offsets, flat.ravel())

@@ -1,0 +1,83 @@
+"""One worker's life inside one Spark task.
+
+A partition's rows come in as Arrow batches, one row goes out: the worker's report. The worker's
+name is its partition, its incarnation the attempt, so a retried task takes over the name and goes
+on after the last push that was applied. An empty partition has nothing to train on and never
+registers. Executors run no Ray: where the shards are is part of the spec.
+"""
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pyarrow as pa
+from threadpoolctl import threadpool_limits
+
+from ps import Client, Cluster
+from worker.batches import Batches
+from worker.model import Model
+from worker.replica import Plan, Report, train_replica
+
+REPORT = pa.schema([("report", pa.binary())])
+
+
+class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What every task of a job is told. `first_incarnation` sets a resumed job above its past."""
+
+    cluster: Cluster
+    plan: Plan
+    batch_size: int
+    shuffle: bool = True
+    first_incarnation: int = 0
+    patience_s: float = 60.0
+
+
+def run_task(
+    rows: Iterator[pa.RecordBatch],
+    spec: TaskSpec,
+    model: Callable[[], Model],
+    partition: int,
+    attempt: int,
+) -> Iterator[pa.RecordBatch]:
+    """Train on a partition's rows; yields one batch of schema REPORT, empty for no rows."""
+    first = next(rows, None)
+    while first is not None and first.num_rows == 0:
+        first = next(rows, None)
+    if first is None:
+        return
+    # One BLAS thread a worker: more of them on the same cores only get in each other's way.
+    with threadpool_limits(1):
+        report = _live(first, rows, spec, model, partition, attempt)
+    yield pa.record_batch([pa.array([msgspec.json.encode(report)], pa.binary())], schema=REPORT)
+
+
+def _live(
+    first: pa.RecordBatch,
+    rows: Iterator[pa.RecordBatch],
+    spec: TaskSpec,
+    model: Callable[[], Model],
+    partition: int,
+    attempt: int,
+) -> Report:
+    def stream() -> Iterator[pa.RecordBatch]:
+        yield first
+        yield from rows
+
+    built = model()
+    name, incarnation = f"w{partition}", spec.first_incarnation + attempt
+    with Client(
+        spec.cluster, worker=name, incarnation=incarnation, patience_s=spec.patience_s
+    ) as client:
+        with Batches(
+            stream(),
+            batch_size=spec.batch_size,
+            seed=spec.plan.seed,
+            worker=name,
+            shuffle=spec.shuffle,
+            start_step=client.step * spec.plan.iter_size,
+        ) as batches:
+            return train_replica(client, built, batches, spec.plan, incarnation=incarnation)
+
+
+def decode_reports(rows: list[bytes]) -> list[Report]:
+    """The reports in the rows that a job's tasks gave back."""
+    return [msgspec.json.decode(row, type=Report) for row in rows]

@@ -1,0 +1,299 @@
+"""A training job, from fresh shards to final weights: what `worker.train` and the command line run.
+
+The caller brings a Spark DataFrame and a process that is connected to Ray; this starts the shards,
+sends one Spark job whose tasks are the workers, watches both, takes snapshots, and brings the
+weights home. A job that is interrupted, or whose workers fail for good, leaves a snapshot of what
+was learned until then.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ps import Cluster, Console, ShardState, shard_specs
+from ps.ray_host import RayShards, ray_shards
+from ps.snapshots import Manifest, load_snapshot, save_snapshot
+from shards.errors import BadInput, DownpourError, GiveUp
+from shards.messages import ShardStatus
+from shards.rules import Decay, Rule
+from shards.schedules import Schedule
+from shards.tables import DenseTable
+from worker import spark
+from worker.model import Model
+from worker.replica import Plan, Report
+from worker.task import REPORT, TaskSpec, decode_reports, run_task
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_LOOK_S = 0.5
+_CHECK_S = 2.0
+_CANCEL_S = 15.0
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything about a training job but its data.
+
+    `model` builds the network, in this process and in every task; `plan` is each worker's;
+    `workers` is the number of partitions the data is trained in; `bound` is the staleness bound in
+    steps (None: none). A snapshot is taken every `snapshot_every` iterations (0: only at the end),
+    an iteration being one step of every worker. `bind` is the address the shards listen on.
+    """
+
+    model: Callable[[], Model]
+    plan: Plan
+    rule: Rule
+    schedule: Schedule
+    decay: Decay
+    batch_size: int
+    workers: int
+    shards: int = 1
+    bound: int | None = 0
+    shuffle: bool = True
+    lease_s: float = 10.0
+    snapshot_every: int = 0
+    bind: str = "tcp://127.0.0.1:*"
+
+
+class Observer(Protocol):
+    """Who wants to see a job while it runs; called from the thread that called `run_job`."""
+
+    def progressed(self, statuses: list[ShardStatus], records: list[NDArray[np.void]]) -> None:
+        """Counters as they are now, and the records of updates since the last call, a shard each."""
+        ...
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job leaves: final weights as a flat arena, and what is known of how it went."""
+
+    cluster: Cluster
+    weights: NDArray[np.float32]
+    statuses: list[ShardStatus]
+    reports: list[Report]
+    snapshot: Path | None
+    seconds: float
+    interrupted: bool
+
+
+def run_job(
+    df: "DataFrame",
+    job: Job,
+    *,
+    weights: NDArray[np.float32] | None = None,
+    resume: Path | None = None,
+    snapshots: Path | None = None,
+    observer: Observer | None = None,
+) -> Outcome:
+    """Train on `df` as `job` says; blocks until every worker is done.
+
+    Starts from `weights` (a flat arena; default: the model's own from the seed), or goes on from
+    the snapshot folder `resume`. Snapshots go into folders below `snapshots`, named by iteration.
+    Ctrl-C ends the job early, with a snapshot and `interrupted` set. Call it from the main thread,
+    in a process connected to Ray. Raises BadInput for what the caller can mend, GiveUp when a
+    worker or a shard fails for good.
+    """
+    model = job.model()
+    job.plan.strategy.check(job.bound, job.plan.prefetch)
+    start = _start(model, job, weights, resume)
+    specs = shard_specs(
+        model.table,
+        shards=job.shards,
+        rule=job.rule,
+        schedule=job.schedule,
+        decay=job.decay,
+        bound=job.bound,
+        workers=job.workers,
+        merge=job.plan.strategy.merge,
+        lease_s=job.lease_s,
+        warm_steps=job.plan.strategy.warm_up,
+    )
+    with ray_shards(specs, job.bind) as hosts, Console(hosts.cluster) as console:
+        if isinstance(start, np.ndarray):
+            console.install(start)
+        else:
+            for shard, state in enumerate(start):
+                console.restore(shard, state)
+        task = TaskSpec(
+            cluster=hosts.cluster,
+            plan=job.plan,
+            batch_size=job.batch_size,
+            shuffle=job.shuffle,
+            first_incarnation=_first_incarnation(start),
+        )
+        return _Run(df, job, task, model.table, hosts, console, snapshots, observer).run()
+
+
+class _Run:
+    """One job under way."""
+
+    def __init__(
+        self,
+        df: "DataFrame",
+        job: Job,
+        task: TaskSpec,
+        table: DenseTable,
+        hosts: RayShards,
+        console: Console,
+        snapshots: Path | None,
+        observer: Observer | None,
+    ) -> None:
+        self.df = df
+        self.job = job
+        self.task = task
+        self.table = table
+        self.hosts = hosts
+        self.console = console
+        self.snapshots = snapshots
+        self.observer = observer
+        self.snapshot: Path | None = None
+        self._tag = f"downpour-{secrets.token_hex(8)}"
+
+    def run(self) -> Outcome:
+        started = time.monotonic()
+        reports, interrupted = self._train()
+        states, statuses = self.console.export(), self._look()
+        self.snapshot = self._save(states, statuses) or self.snapshot
+        return Outcome(
+            cluster=self.hosts.cluster,
+            weights=_assemble(self.hosts.cluster, states),
+            statuses=statuses,
+            reports=reports,
+            snapshot=self.snapshot,
+            seconds=time.monotonic() - started,
+            interrupted=interrupted,
+        )
+
+    def _train(self) -> tuple[list[Report], bool]:
+        """Run the Spark job in a thread of its own, and watch it; True if it was interrupted."""
+        with ThreadPoolExecutor(1, "spark-job") as pool:
+            future = pool.submit(self._spark_job)
+            try:
+                self._watch(future)
+                return future.result(), False
+            except KeyboardInterrupt:
+                self._cancel(future)
+                return [], True
+            except DownpourError as error:
+                self._cancel(future)
+                raise self._with_snapshot(error) from None
+
+    def _spark_job(self) -> list[Report]:
+        task, model = self.task, self.job.model
+
+        def host(
+            rows: Iterator[pa.RecordBatch], partition: int, attempt: int
+        ) -> Iterator[pa.RecordBatch]:
+            return run_task(rows, task, model, partition, attempt)
+
+        return decode_reports(spark.run_tasks(self.df, host, REPORT, self._tag))
+
+    def _watch(self, future: "Future[list[Report]]") -> None:
+        every = self.job.snapshot_every
+        check_at, snapshot_at = time.monotonic() + _CHECK_S, every
+        while not wait([future], _LOOK_S).done:
+            statuses = self._look()
+            if time.monotonic() >= check_at:
+                self.hosts.check()
+                check_at = time.monotonic() + _CHECK_S
+            if every and self._iteration(statuses) >= snapshot_at:
+                self._save(self.console.export(), statuses)
+                snapshot_at = (self._iteration(statuses) // every + 1) * every
+
+    def _look(self) -> list[ShardStatus]:
+        statuses, records = self.console.status(), self.console.records()
+        if self.observer is not None:
+            self.observer.progressed(statuses, records)
+        return statuses
+
+    def _cancel(self, future: "Future[list[Report]]") -> None:
+        spark.interrupt(self.df, self._tag)
+        wait([future], _CANCEL_S)
+
+    def _iteration(self, statuses: Sequence[ShardStatus]) -> int:
+        return statuses[0].steps // self.job.workers
+
+    def _save(
+        self, states: Sequence[ShardState], statuses: Sequence[ShardStatus]
+    ) -> Path | None:
+        if self.snapshots is None:
+            return None
+        self.snapshot = self.snapshots / str(self._iteration(statuses))
+        save_snapshot(
+            self.snapshot,
+            states,
+            table=self.table,
+            shard_map=self.hosts.cluster.map,
+            rule=_rule_name(self.job.rule),
+            workers=self.job.workers,
+        )
+        return self.snapshot
+
+    def _with_snapshot(self, error: DownpourError) -> DownpourError:
+        """The same error, saying which snapshot to go on from; a new one if the shards live."""
+        try:
+            self._save(self.console.export(), self.console.status())
+        except DownpourError:
+            pass  # The shards are what failed: the last snapshot is the one to name.
+        if self.snapshot is None:
+            return error
+        return type(error)(f"{error}; resume from {self.snapshot}")
+
+
+def _start(
+    model: Model, job: Job, weights: NDArray[np.float32] | None, resume: Path | None
+) -> NDArray[np.float32] | list[ShardState]:
+    """What to install: an arena, or the states of a snapshot that fits the job."""
+    if resume is None:
+        return model.initial(job.plan.seed) if weights is None else weights
+    if weights is not None:
+        raise BadInput("start: expected weights or a snapshot to resume, got both")
+    manifest, states = load_snapshot(resume)
+    _check_fit(resume, manifest, model.table, job)
+    return states
+
+
+def _check_fit(folder: Path, manifest: Manifest, table: DenseTable, job: Job) -> None:
+    for what, expected, got in (
+        ("shards", manifest.map.shards, job.shards),
+        ("workers", manifest.workers, job.workers),
+        ("rule", manifest.rule, _rule_name(job.rule)),
+        ("tensors", _shapes(manifest.table), _shapes(table)),
+    ):
+        if expected != got:
+            raise BadInput(f"resume {folder}: it was made with {what} {expected}, got {got}")
+
+
+def _shapes(table: DenseTable) -> str:
+    return " ".join(f"{tensor.name}{list(tensor.shape)}" for tensor in table.tensors)
+
+
+def _rule_name(rule: Rule) -> str:
+    return str(rule.__struct_config__.tag)
+
+
+def _first_incarnation(start: NDArray[np.float32] | list[ShardState]) -> int:
+    """Above every life that a snapshot's ledgers know, so that none of them can come back."""
+    if isinstance(start, np.ndarray):
+        return 0
+    lives = [
+        entry.incarnation for state in start for entry in state.saved.ledger.entries.values()
+    ]
+    return max(lives, default=-1) + 1
+
+
+def _assemble(cluster: Cluster, states: Sequence[ShardState]) -> NDArray[np.float32]:
+    arena = cluster.table.empty()
+    for shard, state in enumerate(states):
+        base = 0
+        for part in cluster.map.cut(arena, shard):
+            part[:] = state.weights[base : base + part.size]
+            base += part.size
+    return arena
