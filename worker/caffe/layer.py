@@ -63,13 +63,15 @@ class Layer(ABC):
     """One layer of a net, bound to its shapes.
 
     `TAKES` lists, for each message that the type reads, the fields it honours; `BOTTOMS` and
-    `TOPS` how many blobs it may have; `LOSS` whether its first top is a loss by default.
+    `TOPS` how many blobs it may have; `LOSS` whether its first top is a loss by default; `LABELS`
+    which bottom has no gradient, ever.
     """
 
     TAKES: ClassVar[Takes] = {}
     BOTTOMS: ClassVar[range] = range(1, 2)
     TOPS: ClassVar[range] = range(1, 2)
     LOSS: ClassVar[bool] = False
+    LABELS: ClassVar[int | None] = None
 
     def __init__(self, spec: LayerParameter, bottoms: Sequence[Shape], setting: Setting) -> None:
         self.spec = spec

@@ -95,6 +95,7 @@ class SoftmaxWithLoss(_Labelled):
         "softmax_param": frozenset({"axis", "engine"}),
     }
     LOSS = True
+    LABELS = 1
 
     def set_up(self) -> tuple[Shape, ...]:
         param = self.spec.loss_param
@@ -125,8 +126,6 @@ class SoftmaxWithLoss(_Labelled):
         out: Sequence[Array],
         wanted: Sequence[bool],
     ) -> Sequence[Array | None]:
-        if wanted[1]:
-            raise self.bad(f"{self.spec.bottom[1]}: labels have no gradient")
         if gradients[0] is None or not wanted[0]:
             return [None, None]
         scale = float(gradients[0]) / self._divisor

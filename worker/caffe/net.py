@@ -194,6 +194,11 @@ class Network:
         wanted = [self._needs[value] for value in bottoms]
         for index, propagates in enumerate(spec.propagate_down[: len(wanted)]):
             wanted[index] = propagates
+        if layer.LABELS is not None and wanted[layer.LABELS]:
+            # force_backward asks for every gradient that there is, and here there is none.
+            if not self.parsed.force_backward:
+                raise layer.bad(f"{spec.bottom[layer.LABELS]}: labels have no gradient")
+            wanted[layer.LABELS] = False
         self._read.update(bottoms)
         trains = any(layer.trains(index) for index in range(len(layer.owned)))
         needs = any(wanted) or trains or (isinstance(layer, Source) and self.parsed.force_backward)

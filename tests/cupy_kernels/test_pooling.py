@@ -1,0 +1,79 @@
+"""Pooling against its float64 reference, over odd sizes and Caffe's border rules."""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from cupy_kernels import pooling, reference
+from cupy_kernels.pooling import Pooling
+from cupy_kernels.types import Array
+from cupy_kernels.workspace import Workspace
+
+
+@st.composite
+def poolings(draw: st.DrawFn) -> tuple[Pooling, tuple[int, int]]:
+    """A pooling whose windows all start inside the image, and the image's size."""
+    kernel = draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
+    stride = draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
+    pad = draw(st.tuples(st.integers(0, kernel[0] - 1), st.integers(0, kernel[1] - 1)))
+    shape = Pooling(kernel, stride, pad, draw(st.booleans()))
+    size = draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
+    for count, step, edge, extent in zip(shape.output(*size), stride, pad, size, strict=True):
+        assume(count >= 1)
+        assume((count - 1) * step - edge < extent)
+    return shape, size
+
+
+def check(shape: Pooling, x: Array, mode: str, dy_seed: int) -> None:
+    """Forward and backward of one mode against the reference."""
+    work = Workspace()
+    wide = x.transpose(0, 3, 1, 2).astype(np.float64)
+    expected, share = reference.pooling(
+        wide, mode, shape.kernel, shape.stride, shape.pad, shape.round_up
+    )
+    dy = np.random.default_rng(dy_seed).standard_normal(
+        (x.shape[0], *expected.shape[2:], x.shape[3]), np.float32
+    )
+    if mode == "max":
+        y, where = pooling.max_forward(x, shape, work)
+        np.testing.assert_array_equal(y.transpose(0, 3, 1, 2), expected)
+        dx = pooling.max_backward(dy, where, x.shape, shape, work)
+    else:
+        y = pooling.average_forward(x, shape, work)
+        np.testing.assert_allclose(y.transpose(0, 3, 1, 2), expected, rtol=1e-5, atol=1e-6)
+        dx = pooling.average_backward(dy, x.shape, shape, work)
+    expected_dx = reference.pooling_backward(dy.transpose(0, 3, 1, 2).astype(np.float64), share)
+    np.testing.assert_allclose(dx.transpose(0, 3, 1, 2), expected_dx, rtol=1e-5, atol=1e-5)
+
+
+@given(case=poolings(), n=st.integers(1, 2), c=st.integers(1, 3), seed=st.integers(0, 99))
+@pytest.mark.parametrize("mode", ["max", "average"])
+@settings(max_examples=60, deadline=None)
+def test_forward_and_backward_equal_the_reference(
+    mode: str, case: tuple[Pooling, tuple[int, int]], n: int, c: int, seed: int
+) -> None:
+    """Values and gradients; few distinct values, so that ties are frequent."""
+    shape, size = case
+    x = np.random.default_rng(seed).integers(-2, 3, (n, *size, c)).astype(np.float32)
+    check(shape, x, mode, seed)
+
+
+@given(
+    n=st.integers(1, 3), half=st.tuples(st.integers(1, 5), st.integers(1, 5)), c=st.integers(1, 5)
+)
+@settings(max_examples=40, deadline=None)
+def test_the_fast_two_by_two_path_breaks_ties_in_reading_order(
+    n: int, half: tuple[int, int], c: int
+) -> None:
+    """2x2 windows that tile the image have a path of their own; of equal values the first wins."""
+    shape = Pooling((2, 2), (2, 2))
+    assert shape.halves(2 * half[0], 2 * half[1])
+    x = np.random.default_rng(n).integers(0, 2, (n, 2 * half[0], 2 * half[1], c))
+    check(shape, x.astype(np.float32), "max", c)
+
+
+def test_windows_of_more_than_256_cells_remember_their_maximum() -> None:
+    """An offset beyond a byte is kept: global pooling of a 20 x 20 image."""
+    x = np.random.default_rng(5).standard_normal((2, 20, 20, 3), np.float32)
+    check(Pooling((20, 20)), x, "max", 5)
