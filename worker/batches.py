@@ -1,0 +1,192 @@
+"""Minibatches out of a stream of Arrow record batches, such as a Spark partition.
+
+The rule kept here: the sequence of minibatches is a function of the rows, their order in the
+stream, the seed, the worker's name and the batch size, and of nothing else. How the stream is cut
+into record batches, when they arrive and where this life of the worker began do not matter, so a
+retried task that starts at step k goes on with exactly the batch that step k would have had.
+
+The rows form one endless sequence: epoch after epoch, each a permutation of all rows, and minibatch
+k is places [k*n, (k+1)*n) of it. A batch is therefore always full: the tail of an epoch shares a
+batch with the head of the next, and a partition smaller than a batch goes round within one.
+
+The first epoch trains while the rows arrive. They are spooled as they come, and shuffled within
+blocks of `shuffle_rows`, since later ones are not there yet. Every later epoch is a permutation of
+the whole spool. Each permutation has a generator of its own, keyed by (seed, worker, epoch, block);
+none depends on another, which is what makes skipping cheap.
+"""
+
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shards.errors import BadInput
+from worker import columns
+from worker.spool import Column, Spool
+
+Indices = NDArray[np.int64]
+
+# A block's head start: as many rows as must arrive before the first batch can be cut.
+SHUFFLE_ROWS = 4096
+
+
+class Batches(Iterator[dict[str, NDArray[Any]]]):
+    """Minibatches of `batch_size` rows, from step `start_step` on, without end.
+
+    `stream` yields pyarrow record batches, of any sizes, with a column `data` or `image` (binary:
+    uint8 pixels; or a list of numbers: float32) and one named `label` of whole numbers (None: no
+    labels). Each minibatch is {"data": (batch_size, c, h, w), "label": (batch_size,) int64}: new
+    arrays. The image's shape is `shape`, else what columns channels, height and width say, else
+    a square. A stream without rows gives no batch.
+
+    With `shuffle` false, rows come in the stream's order, epoch after epoch. `classes` lets labels
+    outside [0, classes) be refused here. `folder` is where the spool lies (None: TMPDIR).
+
+    Close it, or use it as a context. Iterating raises BadInput for a row that doesn't fit, naming
+    it, and for a full disk.
+    """
+
+    def __init__(
+        self,
+        stream: Iterable[Any],
+        batch_size: int,
+        seed: int,
+        worker: str,
+        *,
+        start_step: int = 0,
+        shuffle: bool = True,
+        shuffle_rows: int = SHUFFLE_ROWS,
+        shape: columns.Shape | None = None,
+        label: str | None = "label",
+        classes: int | None = None,
+        folder: str | Path | None = None,
+    ) -> None:
+        if batch_size < 1 or shuffle_rows < 1 or start_step < 0:
+            raise BadInput(
+                f"worker {worker}: expected batch_size and shuffle_rows of 1 or more and start_step"
+                f" of 0 or more, got {batch_size}, {shuffle_rows} and {start_step}"
+            )
+        self._stream = iter(stream)
+        self._batch_size = batch_size
+        self._key = f"{seed}/{worker}"
+        self._where = f"worker {worker}'s rows"
+        self._shuffle = shuffle
+        self._shuffle_rows = shuffle_rows
+        self._shape = shape
+        self._label = label
+        self._classes = classes
+        self._folder = folder
+        self._spool: Spool | None = None
+        self._order = self._places(start_step * batch_size)
+        self._waiting: Indices = np.empty(0, np.int64)
+
+    @property
+    def rows(self) -> int:
+        """Rows spooled so far; all of them once the first epoch is over."""
+        return self._spool.rows if self._spool else 0
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> dict[str, NDArray[Any]]:
+        parts, missing = [], self._batch_size
+        while missing:
+            if not self._waiting.size:
+                self._waiting = next(self._order)
+            parts.append(self._waiting[:missing])
+            self._waiting = self._waiting[missing:]
+            missing -= parts[-1].size
+        assert self._spool is not None
+        return self._spool.take(np.concatenate(parts))
+
+    def close(self) -> None:
+        """Drop the spool. Idempotent."""
+        if self._spool:
+            self._spool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _places(self, skipped: int) -> Iterator[Indices]:
+        """The endless sequence of rows, from place `skipped` on, in pieces that are never empty."""
+        for block in count():
+            start = block * self._shuffle_rows
+            size = min(self._spool_up_to(start + self._shuffle_rows) - start, self._shuffle_rows)
+            if size > max(skipped - start, 0):
+                yield (start + self._permutation(size, 0, block))[max(skipped - start, 0) :]
+            if size < self._shuffle_rows:
+                break
+        if not self.rows:
+            return
+        first, offset = divmod(max(skipped - self.rows, 0), self.rows)
+        for epoch in count(first + 1):
+            yield self._permutation(self.rows, epoch, 0)[offset:]
+            offset = 0
+
+    def _permutation(self, size: int, epoch: int, block: int) -> Indices:
+        if not self._shuffle:
+            return np.arange(size)
+        key = blake2b(f"{self._key}/{epoch}/{block}".encode(), digest_size=16).digest()
+        philox = np.random.Philox(key=int.from_bytes(key, "little"))
+        return np.random.Generator(philox).permutation(size)
+
+    def _spool_up_to(self, rows: int) -> int:
+        """Take from the stream until `rows` are spooled or it ends; returns how many are."""
+        while self.rows < rows:
+            batch = next(self._stream, None)
+            if batch is None:
+                break
+            if batch.num_rows:
+                self._append(batch)
+        return self.rows
+
+    def _append(self, batch: Any) -> None:
+        pixels = self._pixels(batch)
+        if self._spool is None:
+            layout = {"data": Column(pixels.dtype, pixels.shape[1:])}
+            if self._label is not None:
+                layout["label"] = Column(np.dtype(np.int64), ())
+            self._spool = Spool(layout, self._folder)
+        arrays = {"data": pixels}
+        if self._label is not None:
+            arrays["label"] = self._labels(batch, self._label)
+        self._spool.append(arrays)
+
+    def _pixels(self, batch: Any) -> NDArray[Any]:
+        """(rows, c, h, w); the first batch settles the shape of all."""
+        name = columns.pixel_column(batch.schema.names, self._where)
+        where = f"{self._where}, column {name}"
+        size = int(np.prod(self._shape)) if self._shape else None
+        flat = columns.pixel_rows(batch.column(name), where, size, self.rows)
+        declared = columns.declared_shape(batch, self._where, self.rows)
+        if self._shape is None:
+            start = flat[0, :4].tobytes()
+            self._shape = columns.image_shape(flat.shape[1], where, declared, start)
+        elif declared not in {None, self._shape}:
+            raise BadInput(
+                f"{where}: row {self.rows}: expected images of {self._shape}, got {declared}"
+            )
+        images: NDArray[Any] = flat.reshape(-1, *self._shape)
+        return images
+
+    def _labels(self, batch: Any, name: str) -> NDArray[np.int64]:
+        if name not in batch.schema.names:
+            raise BadInput(
+                f"{self._where}: expected a column {name}, got {', '.join(batch.schema.names)}"
+            )
+        where = f"{self._where}, column {name}"
+        column = batch.column(name)
+        return columns.labels_as_int64(column, where, classes=self._classes, first_row=self.rows)

@@ -1,0 +1,181 @@
+"""Columns of images and labels: from Arrow, as Spark and Parquet have them, to NumPy.
+
+Pixels come as raw bytes (`binary`, uint8) or as a list of numbers a row (float32 here); labels as
+any type whose values are whole. No Python loop touches the rows: a column of equal rows is one view
+of Arrow's own buffer. What does not fit is an error that names the row, counted from 0 in the
+stream or file where it lies.
+"""
+
+from collections.abc import Sequence
+from math import isqrt
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from shards.errors import BadInput
+
+Shape = tuple[int, int, int]
+PIXEL_COLUMNS = ("data", "image")
+SHAPE_COLUMNS = ("channels", "height", "width")
+_FLOATS = pa.list_(pa.float32())
+_ENCODED = {b"\x89PNG": "a PNG file", b"\xff\xd8\xff": "a JPEG file", b"RIFF": "a WebP file"}
+
+
+def pixel_column(names: Sequence[str], where: str) -> str:
+    """Which of the columns `names` holds the pixels: `data` or `image`."""
+    for name in PIXEL_COLUMNS:
+        if name in names:
+            return name
+    raise BadInput(f"{where}: expected a column data or image, got {', '.join(names) or 'none'}")
+
+
+def pixels_as_arrow(column: Any, where: str, first_row: int = 0) -> Any:
+    """A column of pixels as pa.binary() (uint8) or pa.list_(float32); other types are an error."""
+    kind = column.type
+    is_bytes = (
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    )
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    is_list = is_list or pa.types.is_fixed_size_list(kind)
+    if not is_bytes and not (is_list and _is_number(kind.value_type)):
+        raise BadInput(f"{where}: expected binary pixels or a list of numbers a row, got {kind}")
+    _refuse_nulls(column, where, first_row)
+    try:
+        return column.cast(pa.binary() if is_bytes else _FLOATS)
+    except pa.ArrowInvalid as error:
+        raise BadInput(f"{where}: expected numbers that float32 holds: {_line(error)}") from None
+
+
+def pixel_rows(column: Any, where: str, size: int | None = None, first_row: int = 0) -> Any:
+    """The pixels of a column as (rows, size) uint8 or float32, a read-only view where it can be.
+
+    Every row must hold `size` values, or as many as the first. `column` has at least one row.
+    """
+    array = pixels_as_arrow(column, where, first_row)
+    ends = np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array) + 1]
+    lengths = np.diff(ends)
+    size = int(lengths[0]) if size is None else size
+    odd = np.flatnonzero(lengths != size)
+    if odd.size:
+        raise BadInput(_odd_row(array, int(odd[0]), first_row, where, size, int(lengths[odd[0]])))
+    if pa.types.is_binary(array.type):
+        values = np.frombuffer(array.buffers()[2] or b"", np.uint8)
+    else:
+        # No null lies within the rows, so the numbers are one plain buffer.
+        inner = array.flatten()
+        if inner.null_count:
+            row = first_row + int(np.flatnonzero(inner.is_null())[0]) // size
+            raise BadInput(f"{where}: row {row}: expected {size} numbers, got a null among them")
+        return inner.to_numpy(zero_copy_only=True).reshape(len(array), size)
+    return values[ends[0] : ends[-1]].reshape(len(array), size)
+
+
+def labels_as_int64(
+    column: Any, where: str, *, classes: int | None = None, first_row: int = 0
+) -> NDArray[np.int64]:
+    """Labels of any type whose values are whole numbers, as (rows,) int64.
+
+    With `classes`, each must lie in [0, classes).
+    """
+    kind = column.type
+    if not _is_number(kind) and not pa.types.is_boolean(kind):
+        raise BadInput(f"{where}: expected whole numbers, got {kind}")
+    _refuse_nulls(column, where, first_row)
+    try:
+        labels: NDArray[np.int64] = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowInvalid:
+        values = column.to_numpy(zero_copy_only=False)
+        # Beyond 2^63 a value may be whole and still not fit.
+        row = int(np.flatnonzero((values != np.trunc(values)) | ~(abs(values) < 2.0**63))[0])
+        raise BadInput(
+            f"{where}: row {first_row + row}: expected a whole number, got {values[row]}"
+        ) from None
+    if classes is not None:
+        check_labels(labels, where, classes, first_row)
+    return labels
+
+
+def check_labels(
+    labels: NDArray[Any], where: str, classes: int | None = None, first_row: int = 0
+) -> None:
+    """Refuse labels outside [0, classes), or below 0 where the classes are not known."""
+    outside = labels < 0 if classes is None else (labels < 0) | (labels >= classes)
+    if outside.any():
+        row = int(np.flatnonzero(outside)[0])
+        expected = "a label of 0 or more" if classes is None else f"a label in [0, {classes})"
+        raise BadInput(f"{where}: row {first_row + row}: expected {expected}, got {labels[row]}")
+
+
+def image_shape(
+    size: int, where: str, declared: Sequence[int] | None = None, start: bytes = b""
+) -> Shape:
+    """(channels, height, width) of a row of `size` values.
+
+    As `declared`; otherwise a square image of one channel (784 is 1x28x28) or of three. `start`,
+    the first bytes of a row, lets an error say that the image is still encoded.
+    """
+    if declared is not None:
+        channels, height, width = (int(extent) for extent in declared)
+        if min(channels, height, width) < 1 or channels * height * width != size:
+            raise BadInput(
+                f"{where}: expected {channels}x{height}x{width} ="
+                f" {channels * height * width} values a row, got {size}{_encoded(start)}"
+            )
+        return channels, height, width
+    for channels in (1, 3):
+        side = isqrt(size // channels)
+        if size and channels * side * side == size:
+            return channels, side, side
+    raise BadInput(
+        f"{where}: expected a square image, or columns channels, height, width that say otherwise;"
+        f" got {size} values a row{_encoded(start)}"
+    )
+
+
+def declared_shape(batch: Any, where: str, first_row: int = 0) -> tuple[int, ...] | None:
+    """The one shape that a batch's channels, height and width columns give; None without them."""
+    names = batch.schema.names
+    if not all(name in names for name in SHAPE_COLUMNS):
+        return None
+    extents = []
+    for name in SHAPE_COLUMNS:
+        values = labels_as_int64(batch.column(name), f"{where}, column {name}", first_row=first_row)
+        odd = np.flatnonzero(values != values[0])
+        if odd.size:
+            raise BadInput(
+                f"{where}, column {name}: row {first_row + int(odd[0])}: expected {values[0]} as in"
+                f" the rows before, got {values[odd[0]]}"
+            )
+        extents.append(int(values[0]))
+    return tuple(extents)
+
+
+def _is_number(kind: Any) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _refuse_nulls(column: Any, where: str, first_row: int) -> None:
+    if column.null_count:
+        row = first_row + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+        raise BadInput(f"{where}: row {row}: expected a value, got null")
+
+
+def _odd_row(array: Any, row: int, first_row: int, where: str, size: int, got: int) -> str:
+    start = array[row].as_py()[:4] if pa.types.is_binary(array.type) else b""
+    text = f"{where}: row {first_row + row}: expected {size} values, got {got}"
+    return text + _encoded(start)
+
+
+def _encoded(start: bytes) -> str:
+    for magic, name in _ENCODED.items():
+        if start.startswith(magic):
+            return f": {name}, and only raw pixels are read"
+    return ""
+
+
+def _line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,141 @@
+"""MNIST's IDX files: a big-endian magic number, the extents, and bytes.
+
+Images: magic 2051, count, rows, columns, then count*rows*columns uint8. Labels: magic 2049, count,
+then count uint8. (LeCun, Cortes and Burges, "The MNIST database of handwritten digits".)
+
+A gzipped file is unpacked no further than its header promises, and a promise that so small a file
+cannot keep is refused before any memory is set aside.
+"""
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from struct import unpack
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from shards.errors import BadInput
+from worker.columns import Shape, check_labels
+from worker.image_table import BATCH_ROWS, Split, image_batch, image_schema, listing
+
+Bytes = NDArray[np.uint8]
+Readable = gzip.GzipFile | BufferedReader
+
+_PREFIX = {"train": "train", "test": "t10k"}
+_IMAGES, _LABELS = 2051, 2049
+_DEFLATE_RATIO = 1032  # the most that deflate can unpack a byte to
+
+
+@dataclass(frozen=True)
+class IdxSource:
+    """Images (n, h, w) and labels (n,), uint8, in memory."""
+
+    images: Bytes
+    labels: Bytes
+
+    @property
+    def rows(self) -> int:
+        return len(self.labels)
+
+    @property
+    def shape(self) -> Shape:
+        return (1, self.images.shape[1], self.images.shape[2])
+
+    @property
+    def schema(self) -> Any:
+        return image_schema(pa.binary())
+
+    def batches(self, rows: int = BATCH_ROWS) -> Iterator[Any]:
+        size, buffer = self.images[0].size, pa.py_buffer(self.images.reshape(-1))
+        for start in range(0, self.rows, rows):
+            stop = min(start + rows, self.rows)
+            ends = pa.py_buffer(np.arange(stop - start + 1, dtype=np.int32) * np.int32(size))
+            part = buffer.slice(start * size, (stop - start) * size)
+            pixels = pa.Array.from_buffers(pa.binary(), stop - start, [None, ends, part])
+            labels = self.labels[start:stop].astype(np.int64)
+            yield image_batch(self.schema, np.arange(start, stop), labels, self.shape, pixels)
+
+
+def is_idx_folder(folder: Path) -> bool:
+    """Whether any file here is named like one of MNIST's."""
+    return any("-ubyte" in entry.name for entry in folder.iterdir())
+
+
+def open_idx(folder: Path, split: Split, classes: int | None) -> IdxSource:
+    """The training or test images and labels of a folder, read and checked."""
+    image_file = _find(folder, f"{_PREFIX[split]}-images-idx3-ubyte")
+    label_file = _find(folder, f"{_PREFIX[split]}-labels-idx1-ubyte")
+    images, labels = _read(image_file, _IMAGES, 3), _read(label_file, _LABELS, 1)
+    if len(images) != len(labels):
+        raise BadInput(
+            f"{label_file}: expected {len(images)} labels, one an image of {image_file.name},"
+            f" got {len(labels)}"
+        )
+    if not images.size:
+        raise BadInput(f"{image_file}: expected images, got {'x'.join(map(str, images.shape))}")
+    check_labels(labels, str(label_file), classes)
+    return IdxSource(images, labels)
+
+
+def _find(folder: Path, name: str) -> Path:
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.is_file():
+            return path
+    raise BadInput(f"data folder {folder}: expected {name} or {name}.gz, got {listing(folder)}")
+
+
+def _read(path: Path, magic: int, axes: int) -> Bytes:
+    """The array of one IDX file, of `axes` extents."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return _parse(path, file, magic, axes)
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise BadInput(
+            f"{path}: expected gzipped data, got what does not unpack: {error}"
+        ) from None
+    except OSError as error:
+        raise BadInput(f"{path}: expected a readable file: {error.strerror}") from None
+
+
+def _parse(path: Path, file: Readable, magic: int, axes: int) -> Bytes:
+    header = _take(file, 4 + 4 * axes)
+    if len(header) < 4 + 4 * axes:
+        raise BadInput(f"{path}: expected a header of {4 + 4 * axes} bytes, got {len(header)}")
+    found, *extents = unpack(f">{1 + axes}I", header)
+    if found != magic:
+        raise BadInput(f"{path}: expected the magic number {magic}, got {found}")
+    expected = int(np.prod(extents, dtype=object))
+    room = path.stat().st_size * (_DEFLATE_RATIO if path.suffix == ".gz" else 1)
+    shown = "x".join(map(str, extents))
+    if expected > room:
+        raise BadInput(
+            f"{path}: expected {expected} bytes of data, as its header says ({shown}), got a file"
+            f" of {path.stat().st_size} bytes"
+        )
+    data = _take(file, expected + 1)
+    if len(data) != expected:
+        got = "more" if len(data) > expected else str(len(data))
+        raise BadInput(
+            f"{path}: expected {expected} bytes of data, as its header says ({shown}), got {got}"
+        )
+    return np.frombuffer(data, np.uint8).reshape(extents)
+
+
+def _take(file: Readable, wanted: int) -> bytearray:
+    """Up to `wanted` bytes: fewer where the file ends early, in the middle of its gzip data too."""
+    data = bytearray()
+    while len(data) < wanted:
+        try:
+            piece = file.read1(min(wanted - len(data), 1 << 20))
+        except EOFError:
+            break
+        if not piece:
+            break
+        data += piece
+    return data

@@ -1,0 +1,64 @@
+"""The table that every data source gives out, whatever its files are.
+
+Its columns are those of an image DataFrame: id (int64), label (int64), channels, height, width
+(int32) and data (binary uint8 pixels, or list<float>), one image a row, all of one shape.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from worker.columns import Shape
+
+Split = Literal["train", "test"]
+
+BATCH_ROWS = 1024
+
+
+class Source(Protocol):
+    """Images with labels, of one shape (channels, height, width)."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def schema(self) -> Any:
+        """The pyarrow schema of every batch."""
+        ...
+
+    def batches(self, rows: int = BATCH_ROWS) -> Iterator[Any]:
+        """All rows in their order, as pyarrow record batches of at most `rows`; again each call."""
+        ...
+
+
+def listing(folder: Path) -> str:
+    """What lies in a folder, for an error: at most eight names."""
+    names = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir())
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return (", ".join(names[:8]) + more) or "an empty folder"
+
+
+def image_schema(pixels: Any) -> Any:
+    """The schema of a source whose data column is of Arrow type `pixels`."""
+    return pa.schema(
+        [
+            ("id", pa.int64()),
+            ("label", pa.int64()),
+            ("channels", pa.int32()),
+            ("height", pa.int32()),
+            ("width", pa.int32()),
+            ("data", pixels),
+        ]
+    )
+
+
+def image_batch(schema: Any, ids: Any, labels: Any, shape: Shape, pixels: Any) -> Any:
+    """A record batch of `image_schema` from arrays of one length."""
+    extents = [pa.array(np.full(len(pixels), extent, np.int32)) for extent in shape]
+    return pa.record_batch([pa.array(ids), pa.array(labels), *extents, pixels], schema=schema)

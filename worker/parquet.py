@@ -1,0 +1,155 @@
+"""Parquet files of images and labels, as `open_source` gives them out.
+
+The footers and the label column are read when the source is opened; pixels stream. Rows are
+numbered from 0 within their file where an error names one.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from shards.errors import BadInput
+from worker import columns
+from worker.columns import Shape
+from worker.image_table import BATCH_ROWS, Split, image_batch, image_schema, listing
+
+
+@dataclass(frozen=True)
+class ParquetSource:
+    """Files of one shape of image, read in order."""
+
+    files: tuple[Path, ...]
+    rows: int
+    shape: Shape
+    pixels: Any
+    classes: int | None
+
+    @property
+    def schema(self) -> Any:
+        return image_schema(self.pixels)
+
+    def batches(self, rows: int = BATCH_ROWS) -> Iterator[Any]:
+        before = 0
+        for path in self.files:
+            for first, batch in _read(path, rows):
+                yield self._normal(path, first, before + first, batch)
+            before += _rows(path)
+
+    def _normal(self, path: Path, first: int, number: int, batch: Any) -> Any:
+        names = batch.schema.names
+        name = columns.pixel_column(names, str(path))
+        where = f"{path}, column {name}"
+        pixels = columns.pixels_as_arrow(batch.column(name), where, first)
+        columns.pixel_rows(pixels, where, int(np.prod(self.shape)), first)
+        declared = columns.declared_shape(batch, str(path), first)
+        if declared not in {None, self.shape}:
+            raise BadInput(f"{path}: row {first}: expected images of {self.shape}, got {declared}")
+        if pixels.type != self.pixels:
+            raise BadInput(
+                f"{where}: expected {self.pixels} as in the first file, got {pixels.type}"
+            )
+        labels = _labels(path, batch, first, self.classes)
+        ids = np.arange(number, number + len(batch))
+        if "id" in names:
+            ids = columns.labels_as_int64(batch.column("id"), f"{path}, column id", first_row=first)
+        return image_batch(self.schema, ids, labels, self.shape, pixels)
+
+
+def parquet_files(path: Path) -> tuple[Path, ...]:
+    """The Parquet file at `path`, or those of a folder and its subfolders, sorted by name.
+
+    Names that begin with `_` or `.` are not data, by Spark's custom.
+    """
+    if path.is_file():
+        return (path,)
+    found = (file for file in path.rglob("*.parquet") if file.is_file())
+    return tuple(
+        sorted(f for f in found if not any(p[0] in "_." for p in f.relative_to(path).parts))
+    )
+
+
+def open_parquet(
+    path: Path, split: Split, classes: int | None, shape: Sequence[int] | None
+) -> ParquetSource:
+    """The training or test part of the Parquet data at `path`; footers and labels are checked."""
+    files = tuple(file for file in _part(path, split) if _rows(file))
+    if not files:
+        raise BadInput(f"{path}: expected rows, got Parquet files without any")
+    found, pixels = _first_image(files[0], shape)
+    for file in files:
+        for first, batch in _read(file, 1 << 16, ["label"]):
+            _labels(file, batch, first, classes)
+    return ParquetSource(files, sum(map(_rows, files)), found, pixels, classes)
+
+
+def _part(path: Path, split: Split) -> tuple[Path, ...]:
+    """The files of a split: in a subfolder of its name, or named so; undivided data is `train`."""
+    files = parquet_files(path)
+    parts = {
+        name: tuple(file for file in files if file.relative_to(path).parts[0].startswith(name))
+        for name in ("train", "test")
+        if path.is_dir()
+    }
+    if not any(parts.values()):
+        parts = {"train": files}
+    if parts.get(split):
+        return parts[split]
+    there = listing(path) if path.is_dir() else "one file"
+    raise BadInput(
+        f"{path}: expected a subfolder {split} or files {split}*.parquet for the {split} data,"
+        f" got {there}"
+    )
+
+
+def _first_image(path: Path, shape: Sequence[int] | None) -> tuple[Shape, Any]:
+    """The shape of the first row's image and the Arrow type that its pixels will have."""
+    _, batch = next(_read(path, 1))
+    name = columns.pixel_column(batch.schema.names, str(path))
+    where = f"{path}, column {name}"
+    pixels = columns.pixels_as_arrow(batch.column(name), where)
+    flat = columns.pixel_rows(pixels, where)
+    declared = shape or columns.declared_shape(batch, str(path))
+    start = flat[0, :4].tobytes()
+    return columns.image_shape(flat.shape[1], where, declared, start), pixels.type
+
+
+def _labels(path: Path, batch: Any, first: int, classes: int | None) -> Any:
+    where = f"{path}, column label"
+    labels = columns.labels_as_int64(batch.column("label"), where, first_row=first)
+    columns.check_labels(labels, where, classes, first)
+    return labels
+
+
+def _rows(path: Path) -> int:
+    with _readable(path):
+        return int(pq.read_metadata(path).num_rows)
+
+
+def _read(path: Path, rows: int, wanted: Sequence[str] | None = None) -> Iterator[tuple[int, Any]]:
+    """Each record batch of a file with the number of its first row; only the columns we know."""
+    with _readable(path), pq.ParquetFile(path) as file:
+        names = file.schema_arrow.names
+        if "label" not in names:
+            raise BadInput(f"{path}: expected a column label, got {', '.join(names) or 'none'}")
+        pixels = columns.pixel_column(names, str(path))
+        known = {"id", "label", pixels, *columns.SHAPE_COLUMNS}
+        chosen = [name for name in names if name in (wanted or known)]
+        first = 0
+        for batch in file.iter_batches(batch_size=rows, columns=chosen):
+            yield first, batch
+            first += len(batch)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        why = str(error).splitlines()[0]
+        raise BadInput(f"{path}: expected a whole Parquet file, got {why}") from None

@@ -1,0 +1,48 @@
+"""Local data sources: where images and labels lie, opened, checked and given out as Arrow.
+
+Whatever the files are, what comes out is one table (image_table.py). A source checks what it can
+when it is opened, labels included, so that a mistake shows before anything has started; what only
+reading shows is raised by `batches`. Each error is one line of BadInput that names the file, what
+was expected and what is there.
+
+PyArrow comes with Spark; this file is kept out of `import worker`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from shards.errors import BadInput
+from worker.idx import is_idx_folder, open_idx
+from worker.image_table import Source, Split, listing
+from worker.parquet import open_parquet, parquet_files
+
+__all__ = ["Source", "Split", "open_source"]
+
+
+def open_source(
+    path: str | Path,
+    split: Split = "train",
+    *,
+    classes: int | None = None,
+    shape: Sequence[int] | None = None,
+) -> Source:
+    """The training or test part of the data at `path`.
+
+    `path` is a folder of MNIST's four IDX files, raw or gzipped; a Parquet file; or a folder of
+    Parquet files. Parquet needs a column `label` and one named `image` or `data`, and may have id,
+    channels, height and width. A folder's parts are its subfolders `train` and `test` or files
+    whose names begin so; Parquet that is not divided in this way is all training data.
+
+    `classes` refuses labels outside [0, classes); `shape` says the images' (channels, height,
+    width) where the data does not.
+    """
+    folder = Path(path)
+    if not folder.exists():
+        raise BadInput(f"data {folder}: expected a folder or a Parquet file, got nothing there")
+    if folder.is_dir() and is_idx_folder(folder):
+        return open_idx(folder, split, classes)
+    if folder.is_file() or parquet_files(folder):
+        return open_parquet(folder, split, classes, shape)
+    raise BadInput(
+        f"data folder {folder}: expected MNIST's IDX files or Parquet files, got {listing(folder)}"
+    )

@@ -1,0 +1,116 @@
+"""A worker's own copy of its rows: appended while they stream in, read by index ever after.
+
+Later epochs read it instead of asking Spark again. Each column is one file of fixed-size rows,
+memory-mapped for reading. The files have no name: they are made unlinked (or unlinked at once,
+where the file system cannot), readable by nobody else, so that whatever becomes of this process,
+kill -9 included, the kernel gives the space back and nothing is left to sweep.
+
+Rows are written with `write`, never through the map: a full disk is then an error here, not a
+signal that ends the process.
+"""
+
+import mmap
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from shutil import disk_usage
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shards.errors import BadInput
+
+
+class Column(NamedTuple):
+    """One column's rows: each `shape` values of `dtype`."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+class Spool:
+    """An append-only table of fixed-shape columns in unnamed files under `folder`.
+
+    `folder` None means the system's temporary folder (TMPDIR). Close it, or use it as a context.
+    """
+
+    def __init__(self, columns: Mapping[str, Column], folder: str | Path | None = None) -> None:
+        self.columns = dict(columns)
+        self.rows = 0
+        self._folder = Path(folder or tempfile.gettempdir())
+        self._arrays: dict[str, NDArray[Any]] = {}
+        self._mapped = 0
+        with ExitStack() as stack:
+            try:
+                self._files = {
+                    name: stack.enter_context(tempfile.TemporaryFile(dir=folder, buffering=0))
+                    for name in columns
+                }
+            except OSError as error:
+                raise BadInput(f"spool in {self._folder}: {error.strerror}") from None
+            self._open_files = stack.pop_all()
+
+    def append(self, rows: Mapping[str, NDArray[Any]]) -> None:
+        """Add rows; each column's array has the same number of them and the column's own dtype.
+
+        Raises BadInput when the disk is full. The rows added before stay readable.
+        """
+        (count,) = {len(rows[name]) for name in self.columns}
+        for name, column in self.columns.items():
+            array = np.ascontiguousarray(rows[name])
+            assert array.dtype == column.dtype, f"column {name}: {array.dtype}"
+            assert array.shape[1:] == column.shape, f"column {name}: {array.shape}"
+            self._write(name, array.reshape(-1).view(np.uint8).data)
+        self.rows += count
+
+    def take(self, rows: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        """The rows of these numbers, in this order: new arrays, the caller's own."""
+        assert self.rows, "nothing to take from"
+        if self._mapped < self.rows:
+            self._map()
+        return {name: array[rows] for name, array in self._arrays.items()}
+
+    def close(self) -> None:
+        """Give the space back. Idempotent."""
+        self._arrays.clear()
+        self._open_files.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _write(self, name: str, data: memoryview) -> None:
+        file, column = self._files[name], self.columns[name]
+        file.seek(self.rows * column.row_bytes)  # over what a failed append may have left
+        while data:
+            try:
+                written = file.write(data)
+            except OSError as error:
+                free = disk_usage(self._folder).free if self._folder.is_dir() else 0
+                raise BadInput(
+                    f"spool in {self._folder}: {error.strerror}: expected room for {len(data)}"
+                    f" bytes more after {self.rows} rows, got {free} free (TMPDIR names the folder)"
+                ) from None
+            data = data[written:]
+
+    def _map(self) -> None:
+        for name, column in self.columns.items():
+            length = self.rows * column.row_bytes
+            view = mmap.mmap(self._files[name].fileno(), length, access=mmap.ACCESS_READ)
+            flat = np.frombuffer(view, column.dtype)
+            self._arrays[name] = flat.reshape(self.rows, *column.shape)
+        self._mapped = self.rows
