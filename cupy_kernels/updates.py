@@ -50,12 +50,12 @@ def apply(
     from cupy_kernels import update_loops
 
     update = update_loops.UPDATES[rule]
-    with np.errstate(all="ignore"):
-        if update_loops.COMPILED:
-            # One compilation serves both: frames off the wire are read-only, arenas are not.
-            w, g = _frozen(weights), _frozen(gradient)
-            update.loop(w, g, slots, out, runs, constants)
-        else:
+    if update_loops.COMPILED:
+        # One compilation serves both: frames off the wire are read-only, arenas are not.
+        w, g = _frozen(weights), _frozen(gradient)
+        update.loop(w, g, slots, out, runs, constants)
+    else:
+        with np.errstate(all="ignore"):
             _apply_blocks(update.formula, weights, gradient, slots, out, runs, constants)
 
 
