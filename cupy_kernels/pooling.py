@@ -1,7 +1,7 @@
 """Max and average pooling with Caffe's rules for the border.
 
-The output size is rounded up (or down, on request). With padding, a last window that would start
-at or past the padded image's lower edge is dropped. A maximum is taken over the window clipped to
+The output size is rounded up (or down, on request). With padding on any side, a last window that
+would start past the image (at or past size + pad, counted from the padding's edge) is dropped. A maximum is taken over the window clipped to
 the image; an average divides by the window clipped to the image *with* its padding, and sums over
 what lies in the image.
 
@@ -36,7 +36,8 @@ class Pooling:
         stride, pad = self.stride[axis], self.pad[axis]
         span = size + 2 * pad - self.kernel[axis]
         count = (-(-span // stride) if self.round_up else span // stride) + 1
-        if pad and (count - 1) * stride >= size + pad:
+        # Caffe asks whether there is padding on either axis, and then looks at both.
+        if any(self.pad) and (count - 1) * stride >= size + pad:
             count -= 1
         return count
 

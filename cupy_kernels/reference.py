@@ -67,11 +67,14 @@ def _taps(
     return taps
 
 
-def pooled_size(size: int, kernel: int, stride: int, pad: int, round_up: bool) -> int:
-    """How many windows start inside the image or its leading padding."""
-    exact = (size + 2 * pad - kernel) / stride
-    count = int(np.ceil(exact) if round_up else np.floor(exact)) + 1
-    return count - 1 if pad > 0 and (count - 1) * stride >= size + pad else count
+def pooled_size(size: Pair, kernel: Pair, stride: Pair, pad: Pair, round_up: bool) -> Pair:
+    """How many windows there are; with any padding, a last one must start before size + pad."""
+    counts = []
+    for s, k, d, p in zip(size, kernel, stride, pad, strict=True):
+        exact = (s + 2 * p - k) / d
+        count = int(np.ceil(exact) if round_up else np.floor(exact)) + 1
+        counts.append(count - 1 if max(pad) > 0 and (count - 1) * d >= s + p else count)
+    return counts[0], counts[1]
 
 
 def pooling(
@@ -83,10 +86,7 @@ def pooling(
     1 / (cells of the window within the padded image) at each cell within the image.
     """
     n, c, h, w = x.shape
-    oh, ow = (
-        pooled_size(s, k, d, p, round_up)
-        for s, k, d, p in zip((h, w), kernel, stride, pad, strict=True)
-    )
+    oh, ow = pooled_size((h, w), kernel, stride, pad, round_up)
     share = np.zeros((n, c, oh, ow, h, w))
     for m, k, p, q in product(range(n), range(c), range(oh), range(ow)):
         top, left = p * stride[0] - pad[0], q * stride[1] - pad[1]

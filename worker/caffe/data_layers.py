@@ -122,7 +122,7 @@ class Input(Source):
                 f" got {column.shape}"
             )
         x = self.work.take(f"x{top}", inward(column).shape)
-        np.copyto(x, inward(column), casting="same_kind" if column.dtype.kind == "f" else "unsafe")
+        np.copyto(x, inward(column), casting="unsafe")
         return x
 
 

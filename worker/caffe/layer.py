@@ -203,6 +203,8 @@ class Source(Layer):
         column = np.asarray(batch[name])
         if column.ndim == 0 or len(column) == 0:
             raise self.bad(f"column {name}: expected at least one row, got shape {column.shape}")
+        if column.dtype.kind not in "buif":
+            raise self.bad(f"column {name}: expected numbers, got {column.dtype}")
         return column
 
 

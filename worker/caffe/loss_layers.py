@@ -73,7 +73,8 @@ class _Labelled(Layer):
     def labels(self, bottom: AnyArray) -> tuple[Labels, Counted]:
         """The labels as indices, and which rows count, None for all; an ignored label reads 0."""
         flat = outward(bottom).reshape(-1)
-        labels = flat.astype(np.int64)
+        with np.errstate(invalid="ignore"):  # what is no number differs from what it is cast to
+            labels = flat.astype(np.int64)
         counted = None if self._ignored is None else labels != self._ignored
         wrong = (labels != flat) | (labels < 0) | (labels >= self.classes)
         if counted is not None:

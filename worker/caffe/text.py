@@ -68,6 +68,9 @@ def _parse(text: str, message: _Message, file: str) -> _Message:
         raise BadInput(f"{file}:{line}: {what}" if line else f"{file}: {what}") from None
     except RecursionError:
         raise BadInput(f"{file}: nested too deeply") from None
+    missing: list[str] = []
+    if not message.IsInitialized(missing):  # type: ignore[call-arg]  # absent from the stubs
+        raise BadInput(f"{file}: expected a value for {missing[0]}, got none")
     return message
 
 

@@ -1,0 +1,293 @@
+"""How layers are wired into a network, and what a network refuses."""
+
+import numpy as np
+import pytest
+
+from shards.errors import BadInput
+from tests.worker.caffe.nets import DATA, SMALL, network, rows
+from worker.caffe.model import CaffeModel
+from worker.caffe.net import Description
+from worker.caffe.phases import Phase
+
+
+def dense(name: str, bottom: str, top: str, settings: str = "", outputs: int = 4) -> str:
+    return (
+        f'layer {{ name: "{name}" type: "InnerProduct" bottom: "{bottom}" top: "{top}" {settings}'
+        f' inner_product_param {{ num_output: {outputs} weight_filler {{ type: "xavier" }} }} }}\n'
+    )
+
+
+def loss(bottom: str, settings: str = "", name: str = "loss") -> str:
+    return (
+        f'layer {{ name: "{name}" type: "SoftmaxWithLoss" bottom: "{bottom}" bottom: "label"'
+        f' top: "{name}" {settings} }}\n'
+    )
+
+
+def test_tensors_are_named_and_laid_out_as_in_caffe() -> None:
+    """Weights (out, in, kh, kw), then the bias, layer after layer."""
+    shapes = {tensor.name: tensor.shape for tensor in network(SMALL).table.tensors}
+    assert list(shapes.items()) == [
+        ("conv1/0", (3, 2, 3, 3)),
+        ("conv1/1", (3,)),
+        ("ip1/0", (4, 12)),
+        ("ip1/1", (4,)),
+    ]
+
+
+def test_a_net_knows_its_blobs_inputs_and_outputs() -> None:
+    """Shapes in Caffe's order; outputs are what no layer reads; the phase chooses the layers."""
+    net = network(SMALL, Phase.TEST)
+    assert net.blobs["conv1"] == (4, 3, 4, 4)
+    assert net.blobs["pool1"] == (4, 3, 2, 2)
+    assert net.inputs == ("data", "label")
+    assert net.outputs == ("accuracy", "loss")
+    assert network(SMALL, Phase.TRAIN).outputs == ("loss",)
+    assert net.batch_size == 4
+
+
+def test_the_gradient_is_that_of_the_loss() -> None:
+    """Along random directions, finite differences of the loss agree with the gradient."""
+    model = CaffeModel(Description(SMALL))
+    weights, out = model.initial(3), model.table.empty()
+    model.gradient(weights, rows(), out, step=0, seed=0)
+    rng, h = np.random.default_rng(8), np.float32(1e-2)
+    for _ in range(5):
+        direction = model.table.empty()
+        for view in model.table.views(direction).values():
+            view[...] = rng.standard_normal(view.shape)
+        direction /= np.linalg.norm(direction)
+        scratch = model.table.empty()
+        above = model.gradient(weights + h * direction, rows(), scratch, step=0, seed=0)
+        below = model.gradient(weights - h * direction, rows(), scratch, step=0, seed=0)
+        slope = (above - below) / (2 * float(h))
+        assert slope == pytest.approx(float(out @ direction), abs=2e-3)
+
+
+def test_every_float_of_the_gradient_is_written_and_padding_is_zero() -> None:
+    """Whatever stood in the arena before is gone."""
+    model = CaffeModel(Description(SMALL))
+    out = np.full(model.table.size, np.nan, np.float32)
+    model.gradient(model.initial(3), rows(), out, step=0, seed=0)
+    assert np.isfinite(out).all()
+    inside = sum(int(np.count_nonzero(view)) for view in model.table.views(out).values())
+    assert inside == np.count_nonzero(out) > 0
+
+
+def test_a_gradient_repeats_bit_for_bit_and_leaves_the_weights_alone() -> None:
+    """The same call gives the same bytes, from read-only weights, after other batches too."""
+    model = CaffeModel(Description(SMALL))
+    weights = model.initial(3)
+    weights.flags.writeable = False
+    first, second = model.table.empty(), model.table.empty()
+    loss = model.gradient(weights, rows(4), first, step=0, seed=0)
+    model.gradient(weights, rows(9), second, step=1, seed=0)
+    assert model.gradient(weights, rows(4), second, step=0, seed=0) == loss
+    np.testing.assert_array_equal(first, second)
+
+
+def test_a_blob_read_twice_sums_its_gradients() -> None:
+    """Two losses on one blob give twice the gradient of one; a loss_weight scales its part."""
+    one = DATA + dense("ip", "data", "ip") + loss("ip")
+    two = one + loss("ip", "loss_weight: 0.5", name="aux")
+    arenas = []
+    for text in (one, two):
+        model = CaffeModel(Description(text))
+        out = model.table.empty()
+        arenas.append((model.gradient(model.initial(1), rows(), out, step=0, seed=0), out))
+    assert arenas[1][0] == pytest.approx(1.5 * arenas[0][0], rel=1e-6)
+    np.testing.assert_allclose(arenas[1][1], 1.5 * arenas[0][1], rtol=1e-5, atol=1e-7)
+
+
+def test_an_in_place_layer_equals_one_with_a_top_of_its_own() -> None:
+    """`bottom: x top: x` names the result x; gradients are the same as with a new name."""
+    apart = SMALL.replace('bottom: "conv1" top: "conv1"', 'bottom: "conv1" top: "relu1"').replace(
+        'bottom: "conv1" top: "pool1"', 'bottom: "relu1" top: "pool1"'
+    )
+    assert apart != SMALL
+    found = []
+    for text in (SMALL, apart):
+        model = CaffeModel(Description(text))
+        out = model.table.empty()
+        found.append((model.gradient(model.initial(1), rows(), out, step=0, seed=0), out))
+    assert found[0][0] == found[1][0]
+    np.testing.assert_array_equal(found[0][1], found[1][1])
+
+
+def test_a_frozen_tensor_has_no_gradient() -> None:
+    """lr_mult 0 computes none, as Caffe does; layers below it still learn."""
+    frozen = "param { lr_mult: 0 } param { lr_mult: 0 }"
+    text = DATA + dense("a", "data", "a") + dense("b", "a", "b", frozen) + loss("b")
+    model = CaffeModel(Description(text))
+    out = model.table.empty()
+    model.gradient(model.initial(1), rows(), out, step=0, seed=0)
+    views = model.table.views(out)
+    assert not views["b/0"].any()
+    assert not views["b/1"].any()
+    assert views["a/0"].any()
+
+
+def test_propagate_down_stops_a_gradient() -> None:
+    """What lies below a bottom with propagate_down false learns nothing."""
+    stop = "propagate_down: false"
+    text = DATA + dense("a", "data", "a") + dense("b", "a", "b", stop) + loss("b")
+    model = CaffeModel(Description(text))
+    out = model.table.empty()
+    model.gradient(model.initial(1), rows(), out, step=0, seed=0)
+    assert not model.table.views(out)["a/0"].any()
+    assert model.table.views(out)["b/0"].any()
+
+
+def test_features_need_only_the_columns_they_depend_on() -> None:
+    """No label is needed for pool1, and the blobs handed out are the caller's own."""
+    model = CaffeModel(Description(SMALL, Phase.TEST))
+    weights, batch = model.initial(1), rows()
+    first = model.forward(weights, {"data": batch["data"]}, ["pool1", "ip1"])
+    assert first["pool1"].shape == (4, 3, 2, 2)
+    assert first["pool1"].flags.c_contiguous
+    kept = first["pool1"].copy()
+    model.forward(weights, rows(seed=2), ["pool1"])
+    np.testing.assert_array_equal(first["pool1"], kept)
+
+
+def test_outputs_measure_a_batch_of_any_size() -> None:
+    """Loss and accuracy of 7 rows through a net that says 4."""
+    model = CaffeModel(Description(SMALL, Phase.TEST))
+    weights, batch = model.initial(1), rows(7)
+    measured = model.outputs(weights, batch)
+    scores = model.forward(weights, batch, ["ip1"])["ip1"]
+    right = scores.argmax(axis=1) == batch["label"]
+    assert measured == {"accuracy": pytest.approx(right.mean()), "loss": measured["loss"]}
+
+
+def test_dropout_is_decided_by_step_and_seed() -> None:
+    """A repeated step drops the same; another step or seed does not; a test phase drops nothing."""
+    drop = 'layer { name: "drop" type: "Dropout" bottom: "a" top: "a" }\n'
+    text = DATA + dense("a", "data", "a", outputs=64) + drop + dense("b", "a", "b") + loss("b")
+    model, test = CaffeModel(Description(text)), CaffeModel(Description(text, Phase.TEST))
+    weights, out = model.initial(1), model.table.empty()
+
+    def at(step: int, seed: int) -> float:
+        return model.gradient(weights, rows(), out, step=step, seed=seed)
+
+    assert at(1, 1) == at(1, 1)
+    assert len({at(1, 1), at(2, 1), at(1, 2)}) == 3
+    assert test.outputs(weights, rows()) == test.outputs(weights, rows())
+
+
+@pytest.mark.parametrize(
+    ("layers", "text"),
+    [
+        (
+            'layer { name: "n" type: "LRN" bottom: "data" top: "n" }',
+            r"net: layer n \(LRN\): type not supported; expected one of Data, MemoryData, Input,",
+        ),
+        (dense("a", "pixels", "a"), r"layer a \(InnerProduct\): no layer before .* bottom pixels"),
+        (dense("a", "data", "a") * 2, r"layer a .*: expected a name of its own"),
+        (dense("a", "data", "x") + dense("b", "data", "x"), "layer b .*: another layer makes"),
+        (
+            dense("a", "data", "a", 'param { name: "shared" }'),
+            r"layer a .*: shared tensors \(param name shared\) are not supported",
+        ),
+        (dense("a", "data", "a", "param {} param {} param {}"), "at most 2 param entries, got 3"),
+        (dense("a", "data", "a", outputs=0), "layer a .*: expected a num_output of at least 1"),
+        (
+            dense("a", "data", "a", "pooling_param { kernel_size: 2 }"),
+            "pooling_param is not supported here; expected inner_product_param",
+        ),
+        (dense("a", "data", "a", "loss_weight: 1"), "loss_weight is supported on loss layers only"),
+        (
+            dense("a", "data", "a").replace('"xavier"', '"cauchy"'),
+            "filler cauchy is not supported; expected one of constant, uniform, gaussian,",
+        ),
+        (
+            (
+                'layer { name: "p" type: "Pooling" bottom: "data" top: "p"'
+                " pooling_param { pool: STOCHASTIC kernel_size: 2 } }"
+            ),
+            r"layer p \(Pooling\): pool STOCHASTIC is not supported",
+        ),
+        (
+            (
+                'layer { name: "p" type: "Pooling" bottom: "data" top: "p"'
+                " pooling_param { kernel_size: 9 } }"
+            ),
+            r"layer p .*kernel=\(9, 9\).* does not fit a bottom of shape \(4, 2, 6, 6\)",
+        ),
+        (
+            (
+                'layer { name: "c" type: "Convolution" bottom: "data" top: "c"'
+                " convolution_param { num_output: 2 kernel_size: 7 } }"
+            ),
+            r"layer c .*kernel=\(7, 7\).* does not fit into a bottom of shape \(4, 2, 6, 6\)",
+        ),
+        (
+            (
+                'layer { name: "c" type: "Convolution" bottom: "data" top: "c"'
+                " convolution_param { num_output: 3 kernel_size: 3 group: 2 } }"
+            ),
+            "multiples of group, got num_output 3, group 2",
+        ),
+        (
+            (
+                'layer { name: "c" type: "Convolution" bottom: "data" top: "c"'
+                " convolution_param { num_output: 3 kernel_size: 3 kernel_h: 3 } }"
+            ),
+            "expected kernel_size, or both kernel_h and kernel_w",
+        ),
+        (
+            (
+                'layer { name: "c" type: "Convolution" bottom: "label" top: "c"'
+                " convolution_param { num_output: 3 kernel_size: 3 } }"
+            ),
+            r"expected a bottom of shape \(n, c, h, w\), got \(4,\)",
+        ),
+        (
+            (
+                'layer { name: "d" type: "Dropout" bottom: "data" top: "d"'
+                " dropout_param { dropout_ratio: 1 } }"
+            ),
+            r"layer d .*: expected a dropout_ratio between 0 and 1, got 1",
+        ),
+        (
+            'layer { name: "r" type: "ReLU" bottom: "data" bottom: "label" top: "r" }',
+            "expected 1 bottoms, got 2",
+        ),
+        (
+            loss("data"),
+            (
+                r"expected a label for each of 144 rows of scores of shape \(4, 2, 6, 6\), got"
+                r" labels of shape \(4,\)"
+            ),
+        ),
+        (
+            dense("a", "data", "a")
+            + 'layer { name: "s" type: "Softmax" bottom: "a" top: "s" softmax_param { axis: 2 } }',
+            r"axis 2 does not exist in a bottom of shape \(4, 4\)",
+        ),
+        (
+            dense("a", "data", "a")
+            + 'layer { name: "acc" type: "Accuracy" bottom: "a" bottom: "label" top: "acc"'
+            " accuracy_param { top_k: 5 } }",
+            r"expected a top_k in \[1, 4\], got 5",
+        ),
+    ],
+)
+def test_a_net_that_makes_no_sense_is_refused(layers: str, text: str) -> None:
+    """The error names the file, the layer, its type, and what was expected."""
+    with pytest.raises(BadInput, match=text) as caught:
+        network(DATA + layers)
+    assert str(caught.value).startswith("net: layer ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_arena_or_blob_is_refused() -> None:
+    """An arena of another size, and a blob that is not there."""
+    model = CaffeModel(Description(SMALL))
+    weights, out = model.initial(1), model.table.empty()
+    with pytest.raises(BadInput, match=r"net: expected an arena of \d+ float32, got shape"):
+        model.gradient(weights[:-1], rows(), out, step=0, seed=0)
+    with pytest.raises(BadInput, match="of float64"):
+        model.gradient(weights.astype(np.float64), rows(), out, step=0, seed=0)
+    with pytest.raises(BadInput, match="net: no blob fc7; expected among data, label, conv1"):
+        model.forward(weights, rows(), ["fc7"])
