@@ -1,9 +1,9 @@
 """Max and average pooling with Caffe's rules for the border.
 
 The output size is rounded up (or down, on request). With padding on any side, a last window that
-would start past the image (at or past size + pad, counted from the padding's edge) is dropped. A maximum is taken over the window clipped to
-the image; an average divides by the window clipped to the image *with* its padding, and sums over
-what lies in the image.
+would start past the image (at or past size + pad, counted from the padding's edge) is dropped. A
+maximum is taken over the window clipped to the image; an average divides by the window clipped to
+the image *with* its padding, and sums over what lies in the image.
 
 The forward pass of the maximum notes where each maximum stood, as a uint8 offset in the window
 (uint16 for windows of more than 256 cells); of equal values the first in reading order wins. The

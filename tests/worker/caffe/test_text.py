@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from shards.errors import BadInput
 from worker.caffe import text
 
-
 POOL = "layer { pooling_param { pool: MEDIAN } }"
 
 
