@@ -13,7 +13,7 @@ from cupy_kernels.types import AnyArray
 from shards.errors import BadInput
 from shards.tables import DenseTable
 from worker.caffe.layer import Moment
-from worker.caffe.net import Description, Network, same_rows
+from worker.caffe.net import Description, Network
 from worker.model import Batch
 
 
@@ -65,8 +65,9 @@ class CaffeModel:
         return {name: float(value) for name, value in self.forward(weights, batch, names).items()}
 
     def _check(self, batch: Batch) -> None:
-        if not same_rows(batch, self.net.inputs, self.net.description.file) and self.net.inputs:
+        """The net's columns, as far as they are there, must be of one length."""
+        rows = {name: len(batch[name]) for name in self.net.inputs if name in batch}
+        if len(set(rows.values())) > 1:
             raise BadInput(
-                f"{self.net.description.file}: expected at least one row of"
-                f" {', '.join(self.net.inputs)}, got none"
+                f"{self.net.description.file}: expected columns of one length, got {rows}"
             )

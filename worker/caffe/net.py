@@ -8,7 +8,7 @@ Tensors are named "layer/0", "layer/1" and laid out in Caffe's order, so an aren
 hold the same bytes. Padding in the arena's gradient is zero.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 import msgspec
 import numpy as np
@@ -123,12 +123,15 @@ class Network:
     ) -> None:
         """Compute all values, or those that the blobs `wanted` depend on, for `blob` to read."""
         tensors = self._bind(weights)
-        run = range(len(self.nodes)) if wanted is None else self._needed(wanted)
+        needed = None if wanted is None else self._needed(wanted)
         self._values = {}
-        for index in run:
-            node = self.nodes[index]
+        for node in self.nodes:
+            if needed is not None and not needed.intersection(node.tops):
+                continue
             if isinstance(node.layer, Source):
-                self._read_source(node, batch, wanted)
+                for top, value in enumerate(node.tops):
+                    if needed is None or value in needed:
+                        self._values[value] = node.layer.read(top, batch)
                 continue
             bottoms = [self._values[value] for value in node.bottoms]
             tops = node.layer.forward(bottoms, tensors[node.tensors], moment)
@@ -226,28 +229,19 @@ class Network:
             )
         return [arena[start:stop].reshape(shape) for start, stop, shape in self._places]
 
-    def _needed(self, names: Collection[str]) -> list[int]:
-        """The nodes that the named blobs depend on, in order."""
+    def _needed(self, names: Collection[str]) -> set[int]:
+        """The values of the named blobs, and all that they depend on."""
         unknown = [name for name in names if name not in self._names]
         if unknown:
             raise BadInput(
                 f"{self.description.file}: no blob {unknown[0]}; expected among"
                 f" {', '.join(self._names)}"
             )
-        values, found = {self._names[name] for name in names}, []
-        for index in reversed(range(len(self.nodes))):
-            node = self.nodes[index]
+        values = {self._names[name] for name in names}
+        for node in reversed(self.nodes):
             if values.intersection(node.tops):
                 values.update(node.bottoms)
-                found.append(index)
-        self._reached = values
-        return found[::-1]
-
-    def _read_source(self, node: Node, batch: Batch, wanted: Collection[str] | None) -> None:
-        assert isinstance(node.layer, Source)
-        for top, value in enumerate(node.tops):
-            if wanted is None or value in self._reached:
-                self._values[value] = node.layer.read(top, batch)
+        return values
 
     def _losses(self) -> dict[int, float]:
         weights = {
@@ -264,11 +258,3 @@ class Network:
             self._names[name]: np.ascontiguousarray(inward(gradient), np.float32)
             for name, gradient in given.items()
         }
-
-
-def same_rows(batch: Batch, names: Sequence[str], file: str) -> int:
-    """How many rows the columns have, which must be one number."""
-    rows = {name: len(batch[name]) for name in names if name in batch}
-    if len(set(rows.values())) > 1:
-        raise BadInput(f"{file}: expected columns of one length, got {rows}")
-    return next(iter(rows.values()), 0)
