@@ -119,18 +119,14 @@ def train(
     ] = None,
     spark: Annotated[
         str | None,
-        typer.Option(
-            help="A running Spark: spark://HOST:PORT, yarn, k8s://..., sc://HOST:PORT."
-        ),
+        typer.Option(help="A running Spark: spark://HOST:PORT, yarn, k8s://..., sc://HOST:PORT."),
     ] = None,
     bind: Annotated[
         str | None, typer.Option(help="The host shards listen on.  [default: 127.0.0.1]")
     ] = None,
     plaintext: Annotated[
         bool | None,
-        typer.Option(
-            "--plaintext", help="Allow --bind beyond loopback without encryption."
-        ),
+        typer.Option("--plaintext", help="Allow --bind beyond loopback without encryption."),
     ] = None,
 ) -> None:
     """Train a network: starts the shards and the workers, shows progress, leaves a run folder.
@@ -168,9 +164,7 @@ def features(
         str, typer.Option(help="Blob names, separated by commas.", show_default=False)
     ],
     output: Annotated[Path, typer.Option(help="The folder to make.", show_default=False)],
-    split: Annotated[
-        str, typer.Option(help="Which part of the data: train or test.")
-    ] = "test",
+    split: Annotated[str, typer.Option(help="Which part of the data: train or test.")] = "test",
     batch_size: Annotated[int, typer.Option(help="Rows a forward pass.", min=1)] = 100,
 ) -> None:
     """Write a network's inner blobs for every row: a Parquet file with a column a blob."""
@@ -201,7 +195,9 @@ def _settings(given: dict[str, object], resume: Path | None) -> TrainSettings:
         return msgspec.structs.replace(earlier, **({"out": resume.absolute()} | given))
     for name in ("solver", "data", "out"):
         if name not in given:
-            raise BadInput(f"train: expected --{name}, or --resume with an earlier run; got neither")
+            raise BadInput(
+                f"train: expected --{name}, or --resume with an earlier run; got neither"
+            )
     return TrainSettings(**given)  # type: ignore[arg-type]
 
 

@@ -63,7 +63,9 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
         options = {"n_push": self.n_push, "n_fetch": self.n_fetch, "warm_steps": self.warm_steps}
         given = {name: value for name, value in options.items() if value is not None}
         for name in given.keys() - set(kind.__struct_fields__):
-            raise BadInput(f"--{name.replace('_', '-')}: strategy {self.strategy} has no such option")
+            raise BadInput(
+                f"--{name.replace('_', '-')}: strategy {self.strategy} has no such option"
+            )
         return kind(**given)
 
     @property

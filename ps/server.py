@@ -48,6 +48,8 @@ class Server:
         self._wake_in.bind("inproc://wake")
         self._wake_out.connect("inproc://wake")
         self._failure: BaseException | None = None
+        # Compiling takes seconds, in which the first push would be taken for lost.
+        spec.rule.prepare()
         self._thread = threading.Thread(target=self._run, name=f"shard-{spec.shard}", daemon=True)
 
     def start(self) -> "Server":

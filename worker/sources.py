@@ -46,3 +46,14 @@ def open_source(
     raise BadInput(
         f"data folder {folder}: expected MNIST's IDX files or Parquet files, got {listing(folder)}"
     )
+
+
+def has_test(path: str | Path) -> bool:
+    """Whether the data at `path` is divided, so that a missing test part would be a mistake.
+
+    A folder of IDX files is; Parquet is where a subfolder or a file is named `test...`.
+    """
+    from worker.idx import is_idx_folder
+
+    folder = Path(path)
+    return folder.is_dir() and (is_idx_folder(folder) or any(folder.glob("test*")))

@@ -29,6 +29,15 @@ from shards.errors import BadInput, GiveUp
 from worker import spark_settings
 from worker.shipping import pack
 
+__all__ = [
+    "DataFrame",
+    "SparkSession",
+    "interrupt",
+    "partitions",
+    "run_tasks",
+    "start_session",
+]
+
 _EXIT_S = 15.0
 _SPARK_ERRORS = (PySparkException, Py4JError, OSError)
 

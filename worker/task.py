@@ -6,7 +6,7 @@ on after the last push that was applied. An empty partition has nothing to train
 registers. Executors run no Ray: where the shards are is part of the spec.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import pyarrow as pa
@@ -78,6 +78,6 @@ def _live(
             return train_replica(client, built, batches, spec.plan, incarnation=incarnation)
 
 
-def decode_reports(rows: list[bytes]) -> list[Report]:
+def decode_reports(rows: Sequence[Sequence[bytes]]) -> list[Report]:
     """The reports in the rows that a job's tasks gave back."""
-    return [msgspec.json.decode(row, type=Report) for row in rows]
+    return [msgspec.json.decode(row[0], type=Report) for row in rows]

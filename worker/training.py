@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -30,9 +30,6 @@ from worker import spark
 from worker.model import Model
 from worker.replica import Plan, Report
 from worker.task import REPORT, TaskSpec, decode_reports, run_task
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _LOOK_S = 0.5
 _CHECK_S = 2.0
@@ -66,6 +63,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 class Observer(Protocol):
     """Who wants to see a job while it runs; called from the thread that called `run_job`."""
 
+    def started(self, cluster: Cluster, restored: list[int] | None) -> None:
+        """The shards hold their weights; `restored` are their versions in what is resumed."""
+        ...
+
     def progressed(self, statuses: list[ShardStatus], records: list[NDArray[np.void]]) -> None:
         """Counters as they are now, and the records of updates since the last call, a shard each."""
         ...
@@ -84,7 +85,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_job(
-    df: "DataFrame",
+    df: spark.DataFrame,
     job: Job,
     *,
     weights: NDArray[np.float32] | None = None,
@@ -116,11 +117,9 @@ def run_job(
         warm_steps=job.plan.strategy.warm_up,
     )
     with ray_shards(specs, job.bind) as hosts, Console(hosts.cluster) as console:
-        if isinstance(start, np.ndarray):
-            console.install(start)
-        else:
-            for shard, state in enumerate(start):
-                console.restore(shard, state)
+        restored = _install(console, start)
+        if observer is not None:
+            observer.started(hosts.cluster, restored)
         task = TaskSpec(
             cluster=hosts.cluster,
             plan=job.plan,
@@ -136,7 +135,7 @@ class _Run:
 
     def __init__(
         self,
-        df: "DataFrame",
+        df: spark.DataFrame,
         job: Job,
         task: TaskSpec,
         table: DenseTable,
@@ -220,9 +219,7 @@ class _Run:
     def _iteration(self, statuses: Sequence[ShardStatus]) -> int:
         return statuses[0].steps // self.job.workers
 
-    def _save(
-        self, states: Sequence[ShardState], statuses: Sequence[ShardStatus]
-    ) -> Path | None:
+    def _save(self, states: Sequence[ShardState], statuses: Sequence[ShardStatus]) -> Path | None:
         if self.snapshots is None:
             return None
         self.snapshot = self.snapshots / str(self._iteration(statuses))
@@ -260,6 +257,16 @@ def _start(
     return states
 
 
+def _install(console: Console, start: NDArray[np.float32] | list[ShardState]) -> list[int] | None:
+    """Give the shards what they start from; returns the versions of restored states."""
+    if isinstance(start, np.ndarray):
+        console.install(start)
+        return None
+    for shard, state in enumerate(start):
+        console.restore(shard, state)
+    return [state.saved.version for state in start]
+
+
 def _check_fit(folder: Path, manifest: Manifest, table: DenseTable, job: Job) -> None:
     for what, expected, got in (
         ("shards", manifest.map.shards, job.shards),
@@ -283,9 +290,7 @@ def _first_incarnation(start: NDArray[np.float32] | list[ShardState]) -> int:
     """Above every life that a snapshot's ledgers know, so that none of them can come back."""
     if isinstance(start, np.ndarray):
         return 0
-    lives = [
-        entry.incarnation for state in start for entry in state.saved.ledger.entries.values()
-    ]
+    lives = [entry.incarnation for state in start for entry in state.saved.ledger.entries.values()]
     return max(lives, default=-1) + 1
 
 

@@ -1,0 +1,83 @@
+"""`downpour test` and `downpour features`: inference on local data, without Ray or Spark."""
+
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from threadpoolctl import threadpool_limits
+
+from shards.errors import BadInput
+from worker.caffe.model import CaffeModel
+from worker.caffe.net import Description
+from worker.caffe.phases import Phase
+from worker.caffe.solver import read_solver
+from worker.caffe.text import read_text
+from worker.inference import check_blobs, evaluate, features, read_weights
+from worker.sources import Source, Split, open_source
+
+_BATCH_ROWS = 100
+
+
+def run_test(solver: Path, weights: Path, data: Path) -> dict[str, float]:
+    """The test net's outputs (loss, accuracy ...) over the whole test set of `data`."""
+    source = open_source(data, "test")
+    read = read_solver(solver, source.shape)
+    if not read.tests:
+        raise BadInput(
+            f"{solver}: expected a test_iter, which says that it has a test net; got none"
+        )
+    model = CaffeModel(read.tests[0].net)
+    arena = read_weights(weights, model.table, model.initial(0))
+    with threadpool_limits(1):
+        return evaluate(model, arena, source.batches(), model.net.batch_size)
+
+
+def run_features(
+    net: Path,
+    weights: Path,
+    data: Path,
+    blobs: list[str],
+    output: Path,
+    split: str,
+    batch_size: int,
+) -> tuple[Path, int]:
+    """Write `blobs` of every row into a new folder; returns the Parquet file and its rows."""
+    if not blobs:
+        raise BadInput("--blobs: expected names of blobs, got none")
+    source = open_source(data, _split(split))
+    model = CaffeModel(
+        Description(read_text(net), Phase.TEST, data_shape=source.shape, file=str(net))
+    )
+    check_blobs(model, blobs)
+    arena = read_weights(weights, model.table, model.initial(0))
+    if output.exists():
+        raise BadInput(f"--output {output}: expected a folder to make, got one that exists")
+    output.mkdir(parents=True)
+    try:
+        rows = _write(output / "features.parquet", model, arena, source, blobs, batch_size)
+    except BaseException:
+        shutil.rmtree(output)
+        raise
+    return output / "features.parquet", rows
+
+
+def _write(
+    path: Path, model: CaffeModel, arena: object, source: Source, blobs: list[str], batch_size: int
+) -> int:
+    rows = 0
+    writer: pq.ParquetWriter | None = None
+    with threadpool_limits(1):
+        for batch in features(model, arena, source.batches(), blobs, batch_size):  # type: ignore[arg-type]
+            writer = writer or pq.ParquetWriter(path, batch.schema)
+            writer.write_batch(batch)
+            rows += batch.num_rows
+    if writer is None:
+        raise BadInput("features: expected rows, got none")
+    writer.close()
+    return rows
+
+
+def _split(name: str) -> Split:
+    if name not in {"train", "test"}:
+        raise BadInput(f"--split: expected train or test, got {name}")
+    return name  # type: ignore[return-value]

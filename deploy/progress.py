@@ -1,0 +1,258 @@
+"""What a user sees while a run goes on.
+
+On a terminal: what is being started and for how long, then a picture that is redrawn in place. In a
+pipe or a log: plain lines, one for each thing that is started and one every few seconds, without
+escape codes. All numbers come from deploy/readings.py; here they only become text.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from deploy.readings import Meter, Readings, ShardReading, WorkerReading
+from deploy.summary import Rows
+from shards.messages import ShardStatus
+
+LINE_EVERY_S = 5.0
+_MAX_ROWS = 16
+_UNKNOWN = "-"
+
+
+class Progress:
+    """The display of one run; a context manager.
+
+    Call `starting` for each thing that takes a while, `update` whenever the shards were looked at.
+    `steps` is each worker's plan, `bound` the staleness bound (None: none).
+    """
+
+    def __init__(
+        self,
+        *,
+        steps: int,
+        workers: int,
+        bound: int | None,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console or Console(highlight=False)
+        self._clock = clock
+        self._started = clock()
+        self._meter = Meter(steps=steps, workers=workers, bound=bound, started=self._started)
+        self._readings: Readings | None = None
+        self._activity: str | None = None
+        self._activity_since = self._started
+        self._spinner = Spinner("dots" if not self._console.options.ascii_only else "line")
+        self._line_at = self._started
+        self._unsaid = False
+        self._live: Live | None = None
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(
+                console=self._console, get_renderable=self._draw, refresh_per_second=8
+            )
+
+    def starting(self, what: str) -> None:
+        """Say that `what` ("starting Spark", "loading data") has begun; it ends with the next."""
+        self._end_activity("done")
+        self._activity, self._activity_since = what, self._clock()
+        if self._live is None:
+            if self._unsaid:
+                self._say_readings()
+            self._say(f"{clock_text(self._activity_since - self._started)}  {what}")
+
+    def update(self, statuses: Sequence[ShardStatus], records: Sequence[Rows] = ()) -> None:
+        """Show the shards' statuses, and the records of updates since the last call, a shard each.
+
+        It ends what was being started.
+        """
+        now = self._clock()
+        self._end_activity("done")
+        self._readings = self._meter.look(statuses, records, now)
+        self._unsaid = True
+        if self._live is None and now >= self._line_at:
+            self._say_readings()
+            self._line_at = now + LINE_EVERY_S
+
+    def __enter__(self) -> "Progress":
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end_activity("done" if kind is None else "stopped")
+        if self._live is not None:
+            self._live.stop()
+        elif self._unsaid:
+            self._say_readings()
+
+    def _end_activity(self, how: str) -> None:
+        what, self._activity = self._activity, None
+        if what is not None and self._live is not None:
+            took = self._clock() - self._activity_since
+            self._console.print(
+                Text.assemble((f"{how:>7}", _COLOURS[how]), f"  {what}  {took:.1f} s")
+            )
+
+    def _say(self, line: str) -> None:
+        # Not through the console, which would wrap a line at a width that a pipe doesn't have.
+        self._console.file.write(line + "\n")
+        self._console.file.flush()
+
+    def _say_readings(self) -> None:
+        if self._readings is not None:
+            self._say(line(self._readings))
+            self._unsaid = False
+
+    def _draw(self) -> RenderableType:
+        parts: list[RenderableType] = []
+        if self._readings is not None:
+            parts.append(picture(self._readings))
+        if self._activity is not None:
+            took = self._clock() - self._activity_since
+            self._spinner.update(text=f"{self._activity}  {took:.0f} s")
+            parts.append(self._spinner)
+        return Group(*parts)
+
+
+_COLOURS = {"done": "green", "stopped": "yellow"}
+
+
+# --- from readings to text ------------------------------------------------------------------------
+
+
+def line(readings: Readings) -> str:
+    """The readings in one plain line."""
+    waiting = readings.waiting
+    return "  ".join(
+        (
+            clock_text(readings.elapsed_s),
+            f"steps {readings.steps}/{readings.planned}",
+            f"loss {_number(readings.loss, '.4g')}",
+            f"{_number(readings.samples_per_s, '.0f')} samples/s",
+            staleness_text(readings),
+            f"waiting: {' '.join(waiting[:_MAX_ROWS])}" if waiting else "nobody waits",
+        )
+    )
+
+
+def picture(readings: Readings) -> Group:
+    """The readings as a bar, a line of numbers, and a table each of workers and shards."""
+    return Group(_bar(readings), _numbers(readings), "", _workers(readings), _shards(readings))
+
+
+def _bar(readings: Readings) -> RenderableType:
+    done = readings.steps / readings.planned if readings.planned else 1.0
+    left = "" if readings.remaining_s is None else f"{clock_text(readings.remaining_s)} left"
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_row(
+        ProgressBar(total=readings.planned, completed=readings.steps, width=32),
+        Text(f"{done:4.0%}", style="bold"),
+        f"{readings.steps:,} of {readings.planned:,} steps",
+        f"{clock_text(readings.elapsed_s)} gone",
+        left,
+    )
+    return grid
+
+
+def _numbers(readings: Readings) -> Text:
+    return Text("   ").join(
+        (
+            Text.assemble("loss ", (_number(readings.loss, ".4g"), "bold")),
+            Text.assemble((_number(readings.samples_per_s, ",.0f"), "bold"), " samples/s"),
+            Text(staleness_text(readings)),
+            Text(gap_text(readings)),
+        )
+    )
+
+
+def _workers(readings: Readings) -> Table:
+    table = _table("worker", "clock", "step", "loss", "restarts")
+    table.add_column("standing", justify="left")
+    shown = readings.workers
+    if len(shown) > _MAX_ROWS:
+        # Who holds the others back is what one wants to see of many.
+        shown = tuple(sorted(shown, key=lambda worker: worker.clock)[:_MAX_ROWS])
+    for worker in shown:
+        table.add_row(*_worker_row(worker), style="yellow" if worker.waits else "")
+    for count, what in (
+        (len(readings.workers) - len(shown), "more are ahead of these"),
+        (readings.absent, "more to come"),
+    ):
+        if count:
+            table.add_row(f"+{count}", "", "", "", "", what, style="dim")
+    return table
+
+
+def _worker_row(worker: WorkerReading) -> tuple[str, ...]:
+    return (
+        worker.name,
+        f"{worker.clock:,}",
+        f"{worker.step:,}",
+        _number(worker.loss, ".4f"),
+        str(worker.restarts),
+        worker.standing,
+    )
+
+
+def _shards(readings: Readings) -> Table:
+    table = _table("shard", "version", "updates/s", "MB/s in", "MB/s out", "largest gap")
+    for shard in readings.shards[:_MAX_ROWS]:
+        table.add_row(*_shard_row(shard))
+    if len(readings.shards) > _MAX_ROWS:
+        table.add_row(f"+{len(readings.shards) - _MAX_ROWS}", style="dim")
+    return table
+
+
+def _shard_row(shard: ShardReading) -> tuple[str, ...]:
+    return (
+        str(shard.shard),
+        f"{shard.version:,}",
+        _number(shard.updates_per_s, ",.1f"),
+        _number(shard.bytes_in_per_s, ",.1f", 1e6),
+        _number(shard.bytes_out_per_s, ",.1f", 1e6),
+        str(shard.max_clock_gap),
+    )
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    table.add_column(first)
+    for name in others:
+        table.add_column(name, justify="right")
+    return table
+
+
+def staleness_text(readings: Readings) -> str:
+    """The staleness seen, in words."""
+    if readings.staleness_mean is None:
+        return f"staleness {_UNKNOWN}"
+    return f"staleness {readings.staleness_mean:.1f} (at most {readings.staleness_max})"
+
+
+def gap_text(readings: Readings) -> str:
+    """The largest clock gap seen beside the largest that the bound allows."""
+    if readings.bound is None:
+        return f"clock gap at most {readings.max_clock_gap}, no bound"
+    return f"clock gap at most {readings.max_clock_gap} of {readings.bound + 1}"
+
+
+def clock_text(seconds: float) -> str:
+    """Seconds as a clock shows them: 0:07, 12:34, 1:02:03."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _number(value: float | None, form: str, unit: float = 1.0) -> str:
+    return _UNKNOWN if value is None else format(value / unit, form)

@@ -1,0 +1,152 @@
+"""The Ray that shards run on: one started here, or a running one by its address.
+
+An embedded Ray is a head node of this process's own. It stays on a loopback address, so that a
+laptop may change networks under it, asks for a token that only this process's children know, and
+keeps its files in a folder that goes away with it. Of a running cluster nothing is ever stopped.
+
+Ray takes minutes to give up on an address that does not answer, and prints while it does. So the
+connection is tried in a child process first, which can be killed when its time is up.
+"""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import ray
+
+from ps.reach import reach
+from shards.errors import BadInput, GiveUp, WrongBuild
+
+NAMESPACE = "downpour"
+_TRIAL_S = 30.0
+_TRIAL = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level='ERROR')"
+# Ray rewrites 127.0.0.1 to an address of the network; the rest of 127/8 it leaves alone.
+_LOOPBACK = "127.0.0.2" if sys.platform == "linux" else None
+_OBJECT_STORE_BYTES = 80 << 20  # Ray's least: gradients travel over ZeroMQ, never through it.
+# Ray's sockets lie some 65 characters below its folder, and a socket's path ends at 107.
+_LONGEST_FOLDER = 40
+
+
+@contextmanager
+def connect(address: str | None, cpus: int) -> Iterator[str]:
+    """Connect this process to Ray while the context lasts; gives the address of its head.
+
+    `address` None starts an embedded Ray of `cpus` logical CPUs; otherwise it names a running one,
+    whose own CPUs count: `HOST:PORT` of the head, `ray://HOST:PORT`, or `auto` for the one on this
+    machine. Call it from the main thread: a Ray started by a thread dies with that thread. SIGTERM
+    keeps the handler it has.
+
+    Raises BadInput when no Ray answers there within half a minute, WrongBuild when it is of another
+    version, GiveUp when an embedded one does not start.
+    """
+    assert threading.current_thread() is threading.main_thread(), "start Ray from the main thread"
+    if ray.is_initialized():
+        raise BadInput("Ray: expected no connection in this process, got one that is open")
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    with _embedded(cpus) if address is None else _running(address) as head:
+        yield head
+
+
+@contextmanager
+def _embedded(cpus: int) -> Iterator[str]:
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    with tempfile.TemporaryDirectory(
+        prefix="downpour-ray-", dir=_short_folder(), ignore_cleanup_errors=True
+    ) as folder:
+        options = {
+            "num_cpus": cpus,
+            "include_dashboard": False,
+            "object_store_memory": _OBJECT_STORE_BYTES,
+            "_node_ip_address": _LOOPBACK,
+            "_temp_dir": folder,
+            # A shard is an actor with a process of its own: nobody waits for idle ones.
+            "_system_config": {
+                "enable_worker_prestart": False,
+                "prestart_worker_first_driver": False,
+            },
+        }
+        try:
+            yield _init("local", **options)
+        finally:
+            ray.shutdown(wait_for_processes=True)
+
+
+@contextmanager
+def _running(address: str) -> Iterator[str]:
+    _try(address)
+    try:
+        yield _init(address)
+    finally:
+        ray.shutdown()
+
+
+def _init(address: str, **options: Any) -> str:
+    """ray.init, quiet, leaving the SIGTERM handler as it was; returns the head's address."""
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    try:
+        context = ray.init(
+            address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", **options
+        )
+    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        raise GiveUp(f"Ray at {address} did not start: {_first_line(str(error))}") from None
+    finally:
+        signal.signal(signal.SIGTERM, on_sigterm)
+    return str(context.address_info["gcs_address"])
+
+
+def _try(address: str) -> None:
+    """Return when a child process can connect to the Ray at `address`; raise why it cannot."""
+    if address != "auto":
+        reach(f"Ray at {address}", [_host_and_port(address)])
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _TRIAL, address],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            timeout=_TRIAL_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise BadInput(
+            f"Ray at {address}: expected a Ray head, got no answer in {_TRIAL_S:g} s; if it asks"
+            " for a token, RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH must name it here too"
+        ) from None
+    if done.returncode:
+        raise refusal(address, done.stderr)
+
+
+def refusal(address: str, printed: str) -> GiveUp:
+    """The error for what a failed trial printed, a traceback or a log."""
+    print(printed)
+    return BadInput(printed)
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    parts = urlsplit(address if "://" in address else f"//{address}")
+    try:
+        if parts.scheme in {"", "ray"} and parts.hostname and parts.port:
+            return parts.hostname, parts.port
+    except ValueError:
+        pass  # A port that is no number.
+    raise BadInput(f"Ray address: expected HOST:PORT, ray://HOST:PORT or auto, got {address}")
+
+
+def _short_folder() -> str | None:
+    """Where temporary files go, unless that is too deep for the path of a socket."""
+    return None if len(tempfile.gettempdir()) <= _LONGEST_FOLDER else "/tmp"
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else "no reason given"

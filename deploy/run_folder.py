@@ -1,0 +1,144 @@
+"""The folder a training run leaves, and the names of what is in it.
+
+    settings.json        what the run was told; `--resume` reads it back
+    summary.json         what it came down to (deploy/summary.py)
+    updates.parquet      every update (deploy/updates.py)
+    weights.safetensors  the final weights, and weights.caffemodel the same for Caffe
+    loss.png             and staleness.png: pictures of the updates (deploy/plots.py)
+    snapshots/           whole states to resume from, each a folder named by its iteration
+
+One run, one folder: a folder that holds anything but settings is never taken for a new run, and two
+processes never write into the same one. Small files appear whole or not at all.
+"""
+
+import fcntl
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from deploy.summary import Summary
+from deploy.updates import UpdatesWriter
+from shards.errors import BadInput, GiveUp
+
+SETTINGS = "settings.json"
+_LOCK = ".lock"
+
+
+class RunFolder:
+    """An open run folder; a context manager that lets go of it. Made by `create` and `resume`."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self.settings = path / SETTINGS
+        self.summary = path / "summary.json"
+        self.updates = path / "updates.parquet"
+        self.weights = path / "weights.safetensors"
+        self.caffemodel = path / "weights.caffemodel"
+        self.loss_plot = path / "loss.png"
+        self.staleness_plot = path / "staleness.png"
+        self.snapshots = path / "snapshots"
+        self._lock = lock
+
+    @classmethod
+    def create(cls, path: Path, settings: Mapping[str, object]) -> "RunFolder":
+        """Make the folder of a new run and write its settings, a mapping of JSON values.
+
+        Raises BadInput for a folder that holds anything already: another run's results, or files
+        of no run. One where a run was refused before it began holds only settings, and is taken.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            present = sorted(entry.name for entry in path.iterdir())
+        except OSError as error:
+            raise BadInput(f"run folder {path}: {error.strerror}") from None
+        others = [name for name in present if name not in {SETTINGS, _LOCK}]
+        if others and SETTINGS in present:
+            raise BadInput(
+                f"run folder {path}: expected a new folder, got one that holds a run;"
+                f" choose another --out, or go on from that run with --resume {path}"
+            )
+        if others:
+            raise BadInput(f"run folder {path}: expected a new folder, got one with {others[0]}")
+        return cls._open(path, settings)
+
+    @classmethod
+    def resume(cls, path: Path, settings: Mapping[str, object]) -> "RunFolder":
+        """Open the folder of an earlier run to go on in it, with the settings as they are now.
+
+        Raises BadInput for a folder that holds no run.
+        """
+        if not (path / SETTINGS).is_file():
+            raise BadInput(f"run folder {path}: expected one with {SETTINGS}, got none to resume")
+        return cls._open(path, settings)
+
+    @classmethod
+    def _open(cls, path: Path, settings: Mapping[str, object]) -> "RunFolder":
+        folder = cls(path, _locked(path))
+        try:
+            _write_whole(folder.settings, msgspec.json.encode(settings))
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    def open_updates(
+        self, *, job: str, seed: int, restored: Sequence[int] | None = None
+    ) -> UpdatesWriter:
+        """`updates.parquet` to write into; `restored`: each shard's version in what is resumed."""
+        return UpdatesWriter(self.updates, job=job, seed=seed, restored=restored)
+
+    def write_summary(self, summary: Summary) -> None:
+        """Write `summary.json`; raises GiveUp when the disk refuses."""
+        _write_whole(self.summary, msgspec.json.encode(summary))
+
+    def close(self) -> None:
+        """Let others have the folder; closing twice does nothing."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _locked(path: Path) -> int:
+    """A lock on the folder that ends with this process, however it ends."""
+    try:
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise BadInput(f"run folder {path}: {error.strerror}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise BadInput(
+            f"run folder {path}: expected one that nobody writes, another run does"
+        ) from None
+    except OSError:
+        pass  # A file system without locks: the folder is usable, its owner keeps others out.
+    return lock
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Write indented JSON so that `path` holds all of it or what it held before."""
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        with temporary.open("wb") as file:
+            file.write(msgspec.json.format(content) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise GiveUp(f"{path}: {error.strerror}") from None

@@ -1,0 +1,155 @@
+"""What a finished run comes down to: the numbers in `summary.json`.
+
+Everything here is computed from what the shards counted and the workers reported, by functions that
+take values and return values. The keys are fixed in docs/glossary.md, which a test binds to the
+struct. Of a resumed run `samples`, `updates`, `max_clock_gap` and the staleness figures tell the
+whole, and the rest what happened since it was resumed, for only that has been timed.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from shards.messages import ShardStatus
+from worker.replica import Report
+
+Rows = NDArray[np.void]
+
+
+class Tally(msgspec.Struct, frozen=True):
+    """Sums over update records, so that a run of any length is counted in constant memory.
+
+    `rows` counts one an update and shard, and so do the sums; `samples` likewise.
+    """
+
+    rows: int = 0
+    samples: int = 0
+    staleness_sum: int = 0
+    staleness_max: int = 0
+    max_clock_gap: int = 0
+
+    @classmethod
+    def of(cls, records: Iterable[Rows]) -> "Tally":
+        """The tally of arrays with (at least) RECORD's columns staleness, clock_gap, samples."""
+        total = cls()
+        for rows in records:
+            total += cls.of_columns(rows["staleness"], rows["clock_gap"], rows["samples"])
+        return total
+
+    @classmethod
+    def of_columns(
+        cls, staleness: NDArray[Any], clock_gap: NDArray[Any], samples: NDArray[Any]
+    ) -> "Tally":
+        """The same from three integer columns of equal length."""
+        if not len(staleness):
+            return cls()
+        return cls(
+            rows=len(staleness),
+            samples=int(samples.sum()),
+            staleness_sum=int(staleness.sum()),
+            staleness_max=int(staleness.max()),
+            max_clock_gap=int(clock_gap.max()),
+        )
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(
+            rows=self.rows + other.rows,
+            samples=self.samples + other.samples,
+            staleness_sum=self.staleness_sum + other.staleness_sum,
+            staleness_max=max(self.staleness_max, other.staleness_max),
+            max_clock_gap=max(self.max_clock_gap, other.max_clock_gap),
+        )
+
+    @property
+    def staleness_mean(self) -> float | None:
+        """None before the first update."""
+        return self.staleness_sum / self.rows if self.rows else None
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of `summary.json`, in this order. None (null) is what was not measured.
+
+    `staleness_bound` None is no bound. The shares are parts of the workers' own time, in 0..1; what
+    is missing from 1 is the rest of the worker loop.
+    """
+
+    test_accuracy: float | None
+    test_loss: float | None
+    seconds: float
+    samples: int
+    updates: int
+    workers: int
+    shards: int
+    staleness_bound: int | None
+    max_clock_gap: int
+    staleness_mean: float | None
+    staleness_max: int | None
+    duplicates: int
+    worker_restarts: int
+    samples_per_second: float
+    compute_share: float | None
+    data_share: float | None
+    wait_share: float | None
+    network_share: float | None
+    serialise_share: float | None
+
+
+def summarise(
+    statuses: Sequence[ShardStatus],
+    fresh: Tally,
+    reports: Sequence[Report],
+    *,
+    workers: int,
+    staleness_bound: int | None,
+    seconds: float,
+    test_accuracy: float | None = None,
+    test_loss: float | None = None,
+    kept: Tally | None = None,
+) -> Summary:
+    """The summary of a run from its shards' last statuses (one a shard) and its workers' reports.
+
+    `fresh` tallies the updates since the start or the resumption, `kept` those before it; `workers`
+    is how many the run was asked for, `seconds` the wall time of the training. An update counts
+    once every shard has applied it.
+    """
+    all_updates = fresh + (kept or Tally())
+    return Summary(
+        test_accuracy=test_accuracy,
+        test_loss=test_loss,
+        seconds=seconds,
+        samples=min(status.samples for status in statuses),
+        updates=min(status.version for status in statuses),
+        workers=workers,
+        shards=len(statuses),
+        staleness_bound=staleness_bound,
+        max_clock_gap=max(all_updates.max_clock_gap, *(s.max_clock_gap for s in statuses)),
+        staleness_mean=all_updates.staleness_mean,
+        staleness_max=all_updates.staleness_max if all_updates.rows else None,
+        duplicates=sum(status.duplicates for status in statuses),
+        worker_restarts=_restarts(statuses),
+        samples_per_second=fresh.samples / len(statuses) / seconds if seconds > 0 else 0.0,
+        compute_share=_share(reports, "compute_s"),
+        data_share=_share(reports, "data_s"),
+        wait_share=_share(reports, "waited_s"),
+        network_share=_share(reports, "network_s"),
+        serialise_share=_share(reports, "serialise_s"),
+    )
+
+
+def _restarts(statuses: Sequence[ShardStatus]) -> int:
+    """Lives beyond each worker's first. A life may die before it has greeted every shard."""
+    takeovers: dict[str, int] = {}
+    for status in statuses:
+        for worker in status.workers:
+            known = takeovers.get(worker.worker, 0)
+            takeovers[worker.worker] = max(known, worker.takeovers)
+    return sum(takeovers.values())
+
+
+def _share(reports: Sequence[Report], part: str) -> float | None:
+    """The part's seconds over all seconds of all workers, so that long lives weigh more."""
+    total = sum(report.seconds for report in reports)
+    return sum(getattr(report, part) for report in reports) / total if total > 0 else None

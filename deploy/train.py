@@ -1,0 +1,190 @@
+"""One training run from settings to run folder: what `downpour train` does.
+
+Everything that can be wrong with the input is found before anything is started. Ray and Spark are
+started one after the other from the main thread (a Ray begun in a thread dies with that thread),
+and whatever was started is gone on leaving, however that comes about.
+"""
+
+from contextlib import ExitStack
+from types import TracebackType
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from deploy import ray_cluster
+from deploy.java import java_environment
+from deploy.plots import plot_loss, plot_staleness
+from deploy.progress import Progress
+from deploy.run_folder import RunFolder
+from deploy.settings import TrainSettings
+from deploy.summary import Summary, summarise
+from deploy.updates import UpdatesWriter
+from ps import Cluster
+from ps.snapshots import latest_snapshot
+from shards.messages import ShardStatus
+from worker import spark
+from worker.caffe.job import caffe_job
+from worker.caffe.model import CaffeModel
+from worker.caffe.solver import read_solver
+from worker.caffe.weights import moved, write_caffemodel
+from worker.inference import evaluate, read_weights, write_safetensors
+from worker.sources import Source, has_test, open_source
+from worker.training import Outcome, run_job
+
+SNAPSHOTS = "snapshots"
+
+
+def run(settings: TrainSettings, *, resuming: bool = False) -> Summary | None:
+    """Train as told and leave a run folder; returns its summary, or None when Ctrl-C came first.
+
+    With `resuming` the run goes on from the newest snapshot in `settings.out`. Raises a
+    DownpourError for anything that goes wrong, with what was learned until then in a snapshot.
+    """
+    inputs = _Inputs(settings)
+    snapshot = latest_snapshot(settings.out / SNAPSHOTS) if resuming else None
+    open_folder = RunFolder.resume if resuming else RunFolder.create
+    with open_folder(settings.out, settings.plain()) as folder, ExitStack() as stack:
+        progress = stack.enter_context(
+            Progress(
+                steps=inputs.job.plan.steps, workers=settings.workers, bound=settings.staleness
+            )
+        )
+        observer = stack.enter_context(_Observer(folder, progress, settings.seed))
+        session = _start(settings, progress, stack)
+        progress.starting("the shards and workers")
+        table = pa.Table.from_batches(inputs.train.batches())
+        df = spark.partitions(session.createDataFrame(table), settings.workers)
+        outcome = run_job(
+            df,
+            inputs.job,
+            weights=inputs.weights,
+            resume=snapshot,
+            snapshots=folder.snapshots,
+            observer=observer,
+        )
+        progress.starting("the test")
+        return _finish(inputs, outcome, folder, observer)
+
+
+class _Inputs:
+    """What a run reads before it starts anything."""
+
+    def __init__(self, settings: TrainSettings) -> None:
+        self.settings = settings
+        self.train = open_source(settings.data, "train")
+        self.solver = read_solver(settings.solver, self.train.shape)
+        self.job = caffe_job(
+            self.solver,
+            strategy=settings.build_strategy(),
+            workers=settings.workers,
+            shards=settings.shards,
+            bound=settings.staleness,
+            seed=settings.seed,
+            max_iter=settings.max_iter,
+            prefetch=settings.prefetch,
+            shuffle=settings.shuffle,
+            lease_s=settings.lease_s,
+            bind=settings.address,
+        )
+        self.model = CaffeModel(self.solver.train)
+        self.test = self._test_source()
+        self.weights = self._weights()
+
+    def _test_source(self) -> Source | None:
+        """What the final weights are tested on: --test-data, else the data's own test part."""
+        if not self.solver.tests:
+            return None
+        if self.settings.test_data is not None:
+            test = self.settings.test_data
+            return open_source(test, "test" if has_test(test) else "train")
+        return open_source(self.settings.data, "test") if has_test(self.settings.data) else None
+
+    def _weights(self) -> NDArray[np.float32] | None:
+        if self.settings.weights is None:
+            return None
+        start = self.model.initial(self.settings.seed)
+        return read_weights(self.settings.weights, self.model.table, start)
+
+
+class _Observer:
+    """Writes down and shows what `run_job` reports; a context manager."""
+
+    def __init__(self, folder: RunFolder, progress: Progress, seed: int) -> None:
+        self._folder = folder
+        self._progress = progress
+        self._seed = seed
+        self.updates: UpdatesWriter | None = None
+
+    def started(self, cluster: Cluster, restored: list[int] | None) -> None:
+        self.updates = self._folder.open_updates(
+            job=cluster.job, seed=self._seed, restored=restored
+        )
+
+    def progressed(self, statuses: list[ShardStatus], records: list[NDArray[np.void]]) -> None:
+        assert self.updates is not None, "started comes first"
+        self.updates.write(records)
+        # Until a worker has registered there is nothing to show but what is being started.
+        if statuses[0].workers:
+            self._progress.update(statuses, records)
+
+    def close(self) -> None:
+        if self.updates is not None:
+            self.updates.close()
+
+    def __enter__(self) -> "_Observer":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _start(settings: TrainSettings, progress: Progress, stack: ExitStack) -> spark.SparkSession:
+    """Connect to Ray, then to Spark; `stack` ends what was started."""
+    java = java_environment() if settings.spark is None else {}
+    progress.starting("Ray" if settings.ray is None else f"Ray at {settings.ray}")
+    stack.enter_context(ray_cluster.connect(settings.ray, cpus=settings.shards))
+    progress.starting("Spark" if settings.spark is None else f"Spark at {settings.spark}")
+    return stack.enter_context(
+        spark.start_session(settings.spark, settings.workers, app="downpour", env=java)
+    )
+
+
+def _finish(
+    inputs: _Inputs, outcome: Outcome, folder: RunFolder, observer: _Observer
+) -> Summary | None:
+    """Test the weights, and write everything that a run folder holds."""
+    assert observer.updates is not None
+    observer.close()
+    write_safetensors(folder.weights, inputs.model.table, outcome.weights)
+    write_caffemodel(folder.caffemodel, inputs.model.net, outcome.weights)
+    figures = {} if outcome.interrupted else _test(inputs, outcome)
+    summary = summarise(
+        outcome.statuses,
+        observer.updates.fresh,
+        outcome.reports,
+        workers=inputs.settings.workers,
+        staleness_bound=inputs.settings.staleness,
+        seconds=outcome.seconds,
+        test_accuracy=figures.get("accuracy"),
+        test_loss=figures.get("loss"),
+        kept=observer.updates.kept,
+    )
+    folder.write_summary(summary)
+    plot_loss(folder.updates, summary, folder.loss_plot)
+    plot_staleness(folder.updates, summary, folder.staleness_plot)
+    return None if outcome.interrupted else summary
+
+
+def _test(inputs: _Inputs, outcome: Outcome) -> dict[str, float]:
+    """The first test net's outputs over the whole test data; empty where there is none."""
+    if inputs.test is None:
+        return {}
+    model = CaffeModel(inputs.solver.tests[0].net)
+    weights = moved(outcome.weights, inputs.model.table, model.net)
+    return evaluate(model, weights, inputs.test.batches(), model.net.batch_size)

@@ -1,0 +1,222 @@
+"""`updates.parquet`: one row for each update and shard that applied it, written as a run goes on.
+
+The shards' records (shards/records.py) come in as they are collected, and leave in row groups, so
+that a run of any length needs a few MiB. A Parquet file can be read only once its footer is
+written: this one grows under another name, and takes its own when it is closed, on every way out. A
+run that is killed leaves the file of its last clean stop.
+
+A resumed run goes on in the same file. The rows it had are copied, but for those of updates that
+were applied after the snapshot it resumes from: the weights no longer hold them.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from deploy.summary import Rows, Tally
+from shards.errors import BadInput, GiveUp
+from shards.records import RECORD
+
+SCHEMA = pa.schema(
+    [
+        ("job", pa.string()),
+        ("seed", pa.int64()),
+        ("worker", pa.string()),
+        ("shard", pa.int32()),
+        ("seq", pa.int64()),
+        ("read_version", pa.int64()),
+        ("apply_version", pa.int64()),
+        ("staleness", pa.int64()),
+        ("wall_age_s", pa.float64()),
+        ("clock_gap", pa.int64()),
+        ("wait_s", pa.float64()),
+        ("bytes", pa.int64()),
+        ("rtt_s", pa.float64()),
+        ("rate", pa.float64()),
+        ("gradient_norm", pa.float64()),
+        ("loss", pa.float64()),
+        ("clock", pa.int64()),
+        ("incarnation", pa.int64()),
+        ("steps", pa.int64()),
+        ("samples", pa.int64()),
+        ("time", pa.float64()),
+    ]
+)
+
+_GROUP_ROWS = 1 << 15
+# What a worker has not measured yet, or a shard cannot know, comes as 0, which no clock measures.
+_ZERO_IS_UNKNOWN = frozenset({"rtt_s", "wall_age_s"})
+
+
+class UpdatesWriter:
+    """The open `updates.parquet` of a run; a context manager.
+
+    `fresh` tallies the rows written here, `kept` those of the run that is resumed.
+    """
+
+    def __init__(
+        self, path: Path, *, job: str, seed: int, restored: Sequence[int] | None = None
+    ) -> None:
+        """Start the file `path`, or go on in it if `restored` gives each shard's version.
+
+        Raises BadInput when the file to go on in cannot be read, GiveUp when the disk refuses.
+        """
+        self.path = path
+        self.fresh = self.kept = Tally()
+        self._job, self._seed = job, seed
+        self._partial = path.with_name(f".{path.name}.partial")
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_rows = 0
+        self._origins: dict[int, float] = {}
+        self._ends: dict[int, float] = {}
+        try:
+            self._writer = pq.ParquetWriter(self._partial, SCHEMA, compression="zstd")
+        except OSError as error:
+            raise _refused(path, error) from None
+        if restored is not None and path.exists():
+            try:
+                self._keep(restored)
+            except BaseException:
+                self._discard()
+                raise
+
+    def write(self, records: Sequence[Rows]) -> None:
+        """Add one array of dtype RECORD a shard, in the order of the shards."""
+        for shard, rows in enumerate(records):
+            if len(rows):
+                self.fresh += Tally.of([rows])
+                self._add(self._batch(shard, rows))
+
+    def close(self) -> None:
+        """Write what is left, and give the file its name; closing twice does nothing."""
+        if self._writer is None:
+            return
+        try:
+            self._flush()
+            self._writer.close()
+            self._writer = None
+            self._partial.replace(self.path)
+        except OSError as error:
+            self._discard()
+            raise _refused(self.path, error) from None
+
+    def __enter__(self) -> "UpdatesWriter":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _keep(self, restored: Sequence[int]) -> None:
+        """Copy the rows of updates that the restored versions hold."""
+        for batch in read_updates(self.path):
+            shards = batch.column("shard").to_numpy()
+            if shards.max(initial=0) >= len(restored):
+                raise BadInput(
+                    f"{self.path}: expected rows of {len(restored)} shards,"
+                    f" got one of shard {shards.max()}"
+                )
+            held = batch.column("apply_version").to_numpy() <= np.array(restored)[shards]
+            batch = batch.filter(pa.array(held))
+            self.kept += Tally.of_columns(
+                *(batch.column(name).to_numpy() for name in ("staleness", "clock_gap", "samples"))
+            )
+            times = batch.column("time").to_numpy()
+            for shard in np.unique(shards[held]).tolist():
+                last = float(times[shards[held] == shard].max())
+                self._ends[shard] = max(self._ends.get(shard, 0.0), last)
+            self._add(batch)
+
+    def _batch(self, shard: int, rows: Rows) -> pa.RecordBatch:
+        count = len(rows)
+        origin = self._origins.setdefault(shard, float(rows["time"][0]) - self._ends.get(shard, 0))
+        columns = {name: _column(name, rows[name]) for name in RECORD.names or ()}
+        columns |= {
+            "job": pa.repeat(self._job, count),
+            "seed": pa.repeat(self._seed, count),
+            "shard": pa.repeat(shard, count),
+            "worker": _names(rows["worker"]),
+            "time": pa.array(rows["time"] - origin),
+        }
+        return pa.record_batch(
+            [columns[field.name].cast(field.type) for field in SCHEMA], schema=SCHEMA
+        )
+
+    def _add(self, batch: pa.RecordBatch) -> None:
+        self._waiting.append(batch)
+        self._waiting_rows += batch.num_rows
+        if self._waiting_rows >= _GROUP_ROWS:
+            try:
+                self._flush()
+            except OSError as error:
+                raise _refused(self.path, error) from None
+
+    def _flush(self) -> None:
+        waiting, self._waiting, self._waiting_rows = self._waiting, [], 0
+        if waiting:
+            self._writer.write_table(pa.Table.from_batches(waiting))
+
+    def _discard(self) -> None:
+        """Leave the file as it was before."""
+        writer, self._writer = self._writer, None
+        try:
+            if writer is not None:
+                writer.close()
+        except OSError:
+            pass  # The disk refuses its footer too.
+        self._partial.unlink(missing_ok=True)
+
+
+def read_updates(
+    path: Path, columns: Sequence[str] | None = None, shard: int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of an `updates.parquet` in batches, in order of application on each shard.
+
+    `columns` and `shard` choose a part. Raises BadInput for a file that is not one.
+    """
+    try:
+        with pq.ParquetFile(path) as file:
+            missing = set(SCHEMA.names) - set(file.schema_arrow.names)
+            if missing:
+                raise BadInput(f"{path}: expected the columns of updates, {sorted(missing)} lack")
+            wanted = list(columns or SCHEMA.names)
+            for batch in file.iter_batches(columns=sorted({"shard", *wanted})):
+                if shard is not None:
+                    batch = batch.filter(pc.equal(batch.column("shard"), shard))
+                yield batch.select(wanted)
+    except pa.ArrowInvalid as error:
+        raise BadInput(f"{path}: {str(error).splitlines()[0]}") from None
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror or error}") from None
+
+
+def _column(name: str, values: np.ndarray[Any, Any]) -> Any:
+    """An Arrow array of a column, null where a float does not exist."""
+    values = np.ascontiguousarray(values)
+    if values.dtype.kind != "f":
+        return pa.array(values)
+    unknown = np.isnan(values)
+    if name in _ZERO_IS_UNKNOWN:
+        unknown |= values == 0
+    return pa.array(values, mask=unknown)
+
+
+def _names(workers: np.ndarray[Any, Any]) -> Any:
+    """Worker names as strings; a column of millions holds few different ones."""
+    names, numbers = np.unique(workers, return_inverse=True)
+    decoded = [name.decode(errors="replace") for name in names.tolist()]
+    return pa.DictionaryArray.from_arrays(pa.array(numbers), pa.array(decoded)).dictionary_decode()
+
+
+def _refused(path: Path, error: OSError) -> GiveUp:
+    return GiveUp(f"{path}: expected to write the record of updates, got: {error}")

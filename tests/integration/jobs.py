@@ -1,0 +1,116 @@
+"""Jobs whose outcome is known in advance: gradients of ones, whose sum counts the pushes."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from shards.rules import SGD, Decay
+from shards.schedules import Fixed
+from shards.tables import DenseTable, TensorSpec
+from worker.model import Batch, Model
+from worker.replica import Plan
+from worker.strategies import Downpour, Strategy
+from worker.training import Job
+
+TABLE = DenseTable("weights", (TensorSpec("a", (300,)), TensorSpec("b", (70, 10))))
+
+
+class Ones:
+    """A model whose gradient is 1 everywhere: after n pushes at rate 1 every weight is -n."""
+
+    def __init__(self, pause_s: float = 0.0) -> None:
+        self.table = TABLE
+        self._pause_s = pause_s
+
+    def initial(self, seed: int) -> NDArray[np.float32]:
+        return TABLE.empty()
+
+    def gradient(
+        self,
+        weights: NDArray[np.float32],
+        batch: Batch,
+        out: NDArray[np.float32],
+        *,
+        step: int,
+        seed: int,
+    ) -> float:
+        time.sleep(self._pause_s)
+        out[:] = 0
+        for view in TABLE.views(out).values():
+            view[:] = 1
+        return 1.0
+
+
+class DiesOnce(Ones):
+    """Ends its own process with SIGKILL at `step`, the first time that any process gets there."""
+
+    def __init__(self, marker: Path, at_step: int) -> None:
+        super().__init__(pause_s=0.005)
+        self._marker = marker
+        self._at_step = at_step
+
+    def gradient(
+        self,
+        weights: NDArray[np.float32],
+        batch: Batch,
+        out: NDArray[np.float32],
+        *,
+        step: int,
+        seed: int,
+    ) -> float:
+        if step == self._at_step:
+            try:
+                self._marker.touch(exist_ok=False)
+            except FileExistsError:
+                pass
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().gradient(weights, batch, out, step=step, seed=seed)
+
+
+def ones_job(
+    model: Callable[[], Model] = partial(Ones, 0.002),
+    *,
+    steps: int,
+    workers: int,
+    shards: int = 2,
+    bound: int | None = 2,
+    strategy: Strategy | None = None,
+    **more: Any,
+) -> Job:
+    """A job of `workers` times `steps` unit pushes at rate 1."""
+    return Job(
+        model=model,
+        plan=Plan(
+            steps=steps,
+            seed=1,
+            strategy=strategy or Downpour(),
+            schedule=Fixed(base_rate=1.0),
+        ),
+        rule=SGD(),
+        schedule=Fixed(base_rate=1.0),
+        decay=Decay(),
+        batch_size=4,
+        workers=workers,
+        shards=shards,
+        bound=bound,
+        **more,
+    )
+
+
+def rows(count: int) -> pa.Table:
+    """`count` images of 2x2 zeros, labelled 0."""
+    return pa.table({"label": pa.array([0] * count), "data": pa.array([bytes(4)] * count)})
+
+
+def counted(weights: NDArray[np.float32]) -> set[float]:
+    """The values that the weights took: {-n} when exactly n pushes were applied everywhere."""
+    return {float(value) for view in TABLE.views(weights).values() for value in view.ravel()}
