@@ -33,6 +33,7 @@ __all__ = [
     "DataFrame",
     "SparkSession",
     "interrupt",
+    "partition_count",
     "partitions",
     "run_tasks",
     "start_session",
@@ -96,9 +97,16 @@ def interrupt(df: DataFrame, tag: str) -> None:
         df.sparkSession.interruptTag(tag)
 
 
+def partition_count(df: DataFrame) -> int:
+    """How many partitions `df` has; raises BadInput over Spark Connect, which does not say."""
+    if not hasattr(df, "_jdf"):
+        raise BadInput("train over Spark Connect: expected the number of workers, got none")
+    return int(df.rdd.getNumPartitions())
+
+
 def partitions(df: DataFrame, workers: int) -> DataFrame:
     """`df` in `workers` partitions: as it is where it already has so many, else dealt out anew."""
-    if hasattr(df, "_jdf") and df.rdd.getNumPartitions() == workers:
+    if hasattr(df, "_jdf") and partition_count(df) == workers:
         return df
     return df.repartition(workers)
 

@@ -1,0 +1,111 @@
+"""`worker.train`: a Caffe solver, a Spark DataFrame, and trained weights back."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from shards.errors import BadInput
+from worker import spark
+from worker.caffe.job import caffe_job
+from worker.caffe.model import CaffeModel
+from worker.caffe.solver import Solver, read_solver
+from worker.caffe.weights import write_caffemodel
+from worker.columns import SHAPE_COLUMNS, Shape
+from worker.inference import read_weights, write_safetensors
+from worker.strategies import Downpour, Strategy
+from worker.training import Observer, Outcome, run_job
+
+
+class Trained(msgspec.Struct, frozen=True):
+    """Trained weights, a flat float32 arena, with the solver they belong to and how it went."""
+
+    solver: Solver
+    weights: NDArray[np.float32]
+    outcome: Outcome
+
+    def save(self, path: str | Path) -> Path:
+        """Write the weights as .caffemodel or .safetensors, by the name's ending."""
+        target = Path(path)
+        net = CaffeModel(self.solver.train).net
+        match target.suffix:
+            case ".caffemodel":
+                write_caffemodel(target, net, self.weights)
+            case ".safetensors":
+                write_safetensors(target, net.table, self.weights)
+            case other:
+                raise BadInput(f"{target}: expected .caffemodel or .safetensors, got {other!r}")
+        return target
+
+
+def train(
+    df: spark.DataFrame,
+    *,
+    solver: str | Path,
+    shards: int = 1,
+    workers: int | None = None,
+    staleness: int | None = 4,
+    strategy: Strategy | None = None,
+    seed: int = 1,
+    max_iter: int | None = None,
+    weights: str | Path | None = None,
+    resume: str | Path | None = None,
+    snapshots: str | Path | None = None,
+    prefetch: bool = False,
+    shuffle: bool = True,
+    lease_s: float = 10.0,
+    observer: Observer | None = None,
+) -> Trained:
+    """Train the network of a Caffe `solver` on a DataFrame of images; blocks until it is done.
+
+    `df` needs a column `label` (whole numbers) and one named `image` or `data` (binary uint8
+    pixels, or a list of numbers); columns channels, height, width say an image's shape where it is
+    not square. Each of its partitions is one worker, unless `workers` says how many to deal it into
+    (over Spark Connect it must). `staleness` is the bound in steps, None for none. `weights` starts
+    from a file (fine-tuning), `resume` goes on from a folder below an earlier run's `snapshots`.
+
+    Call it from the main thread, after `ray.init`. Raises BadInput for what the caller can mend,
+    GiveUp when a worker or a shard fails for good.
+    """
+    read = read_solver(Path(solver), _shape(df))
+    count = workers or spark.partition_count(df)
+    job = caffe_job(
+        read,
+        strategy=strategy or Downpour(),
+        workers=count,
+        shards=shards,
+        bound=staleness,
+        seed=seed,
+        max_iter=max_iter,
+        prefetch=prefetch,
+        shuffle=shuffle,
+        lease_s=lease_s,
+    )
+    outcome = run_job(
+        spark.partitions(df, count),
+        job,
+        weights=_start(read, weights, seed),
+        resume=Path(resume) if resume is not None else None,
+        snapshots=Path(snapshots) if snapshots is not None else None,
+        observer=observer,
+    )
+    return Trained(read, outcome.weights, outcome)
+
+
+def _shape(df: spark.DataFrame) -> Shape | None:
+    """(channels, height, width) as the first row says; None without those columns."""
+    if not set(SHAPE_COLUMNS) <= set(df.columns):
+        return None
+    row = df.select(*SHAPE_COLUMNS).head()
+    if row is None:
+        raise BadInput("train: expected a DataFrame with rows, got an empty one")
+    channels, height, width = (int(value) for value in row)
+    return channels, height, width
+
+
+def _start(solver: Solver, path: str | Path | None, seed: int) -> NDArray[np.float32] | None:
+    if path is None:
+        return None
+    model = CaffeModel(solver.train)
+    return read_weights(Path(path), model.table, model.initial(seed))
