@@ -66,14 +66,7 @@ def plot_loss(updates: Path, summary: Summary, out: Path) -> None:
     left.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     right.set(xlabel="seconds since the first update")
     if len(losses.loss):
-        a_thousand = losses.samples[-1] / 1e3 / max(1, summary.updates)
-        top = left.secondary_xaxis(
-            "top", functions=(lambda x: x / a_thousand, lambda x: x * a_thousand)
-        )
-        top.set_xlabel("updates", color=_FAINT, fontsize=9)
-        top.tick_params(colors=_FAINT, labelsize=8)
-        top.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        top.locator_params(nbins=6)
+        _draw_updates_axis(left, summary.updates / losses.samples[-1] * 1e3)
         right.legend(loc="upper right", frameon=False, fontsize=9)
     _finish(figure, _tested(summary), summary, out)
 
@@ -168,6 +161,19 @@ def _draw_losses(axes: "Axes", x: Floats, losses: Losses) -> None:
         axes.set_ylim(bottom=max(smooth.min() / 30, losses.loss[losses.loss > 0].min() / 1.3))
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlim(0, x[-1] if len(x) and x[-1] > 0 else 1)
+
+
+def _draw_updates_axis(axes: "Axes", in_a_thousand: float) -> None:
+    """A second scale on top, in updates, for an axis in thousands of samples."""
+    from matplotlib.ticker import MaxNLocator
+
+    top = axes.secondary_xaxis(
+        "top", functions=(lambda x: x * in_a_thousand, lambda x: x / in_a_thousand)
+    )
+    top.set_xlabel("updates", color=_FAINT, fontsize=9)
+    top.tick_params(colors=_FAINT, labelsize=8)
+    top.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    top.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
 
 
 def running_mean(values: Floats) -> Floats:

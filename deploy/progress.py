@@ -148,18 +148,24 @@ def line(readings: Readings) -> str:
 
 def picture(readings: Readings) -> Group:
     """The readings as a bar, a line of numbers, and a table each of workers and shards."""
-    return Group(_bar(readings), _numbers(readings), "", _workers(readings), _shards(readings))
+    return Group(_bar(readings), _numbers(readings), "", _workers(readings), "", _shards(readings))
 
 
 def _bar(readings: Readings) -> RenderableType:
     done = readings.steps / readings.planned if readings.planned else 1.0
-    left = "" if readings.remaining_s is None else f"{clock_text(readings.remaining_s)} left"
+    left = "" if not readings.remaining_s else f"{clock_text(readings.remaining_s)} left"
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_row(
-        ProgressBar(total=readings.planned, completed=readings.steps, width=32),
+        ProgressBar(
+            total=max(1, readings.planned),
+            completed=readings.steps,
+            width=32,
+            complete_style="cyan",
+            finished_style="green",
+        ),
         Text(f"{done:4.0%}", style="bold"),
         f"{readings.steps:,} of {readings.planned:,} steps",
-        f"{clock_text(readings.elapsed_s)} gone",
+        f"{clock_text(readings.elapsed_s)} elapsed",
         left,
     )
     return grid

@@ -106,6 +106,7 @@ class Meter:
             self._loss = sum(look.loss_sum for look in self._looks) / count
         earlier = self._looks[0]
         first, planned = statuses[0], self._steps * self._workers
+        workers = self._read_workers(statuses)
         steps_per_s = _rate(earlier.statuses[0].steps, first.steps, now - earlier.time)
         return Readings(
             elapsed_s=now - self._started,
@@ -117,8 +118,8 @@ class Meter:
             staleness_mean=self._tally.staleness_mean,
             staleness_max=self._tally.staleness_max if self._tally.rows else None,
             bound=self._bound,
-            absent=max(0, self._workers - len(first.workers)),
-            workers=self._read_workers(statuses),
+            absent=max(0, self._workers - len(workers)),
+            workers=workers,
             shards=tuple(
                 _read_shard(before, status, now - earlier.time)
                 for before, status in zip(earlier.statuses, statuses, strict=True)
