@@ -17,8 +17,9 @@ NO_BOUND = "inf"
 class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One training run. Paths are absolute; `staleness` None is no bound.
 
-    The options of a strategy are None where its own default holds. `ray` and `spark` are addresses of running clusters (None: embedded ones); `workers` is the
-    number of partitions the data is trained in, `bind` the host that shards listen on.
+    The options of a strategy are None where its own default holds. `ray` and `spark` are addresses
+    of running clusters (None: embedded ones); `workers` is the number of partitions the data is
+    trained in, `bind` the host that shards listen on.
     """
 
     solver: Path

@@ -7,6 +7,7 @@ registers. Executors run no Ray: where the shards are is part of the spec.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 
 import msgspec
 import pyarrow as pa
@@ -64,18 +65,21 @@ def _live(
 
     built = model()
     name, incarnation = f"w{partition}", spec.first_incarnation + attempt
-    with Client(
-        spec.cluster, worker=name, incarnation=incarnation, patience_s=spec.patience_s
-    ) as client:
-        with Batches(
-            stream(),
-            batch_size=spec.batch_size,
-            seed=spec.plan.seed,
-            worker=name,
-            shuffle=spec.shuffle,
-            start_step=client.step * spec.plan.iter_size,
-        ) as batches:
-            return train_replica(client, built, batches, spec.plan, incarnation=incarnation)
+    with ExitStack() as stack:
+        client = stack.enter_context(
+            Client(spec.cluster, worker=name, incarnation=incarnation, patience_s=spec.patience_s)
+        )
+        batches = stack.enter_context(
+            Batches(
+                stream(),
+                batch_size=spec.batch_size,
+                seed=spec.plan.seed,
+                worker=name,
+                shuffle=spec.shuffle,
+                start_step=client.step * spec.plan.iter_size,
+            )
+        )
+        return train_replica(client, built, batches, spec.plan, incarnation=incarnation)
 
 
 def decode_reports(rows: Sequence[Sequence[bytes]]) -> list[Report]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ps import Cluster, Console, ShardState, shard_specs
 from ps.ray_host import RayShards, ray_shards
 from ps.snapshots import Manifest, load_snapshot, save_snapshot
-from shards.errors import BadInput, DownpourError, GiveUp
+from shards.errors import BadInput, DownpourError
 from shards.messages import ShardStatus
 from shards.rules import Decay, Rule
 from shards.schedules import Schedule
@@ -68,7 +68,7 @@ class Observer(Protocol):
         ...
 
     def progressed(self, statuses: list[ShardStatus], records: list[NDArray[np.void]]) -> None:
-        """Counters as they are now, and the records of updates since the last call, a shard each."""
+        """Counters as they are now, and the records since the last call, one array a shard."""
         ...
 
 

@@ -3,6 +3,7 @@
 from functools import partial
 
 from shards.errors import BadInput
+from shards.tables import cut_evenly
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import Solver
 from worker.replica import Plan
@@ -31,6 +32,7 @@ def caffe_job(
     """
     model = partial(CaffeModel, solver.train)
     built = model()
+    cut_evenly(built.table, shards)
     if not built.net.table.tensors:
         raise BadInput(f"{solver.train.file}: expected layers with weights to train, got none")
     return Job(
