@@ -9,6 +9,7 @@ connection is tried in a child process first, which can be killed when its time 
 """
 
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -17,7 +18,8 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from importlib.resources import files
+from platform import python_version
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,6 +27,7 @@ import ray
 
 from ps.reach import reach
 from shards.errors import BadInput, GiveUp, WrongBuild
+from worker.shipping import PACKAGES
 
 NAMESPACE = "downpour"
 _TRIAL_S = 30.0
@@ -67,7 +70,7 @@ def _embedded(cpus: int) -> Iterator[str]:
             "include_dashboard": False,
             "object_store_memory": _OBJECT_STORE_BYTES,
             "_node_ip_address": _LOOPBACK,
-            "_temp_dir": folder,
+            "_temp_dir": f"{folder}/ray",  # Ray opens its own folder to everyone.
             # A shard is an actor with a process of its own: nobody waits for idle ones.
             "_system_config": {
                 "enable_worker_prestart": False,
@@ -83,8 +86,10 @@ def _embedded(cpus: int) -> Iterator[str]:
 @contextmanager
 def _running(address: str) -> Iterator[str]:
     _try(address)
+    # The nodes have the libraries but perhaps not this code, or not this build of it.
+    code = [str(files(package)) for package in PACKAGES if package != "deploy"]
     try:
-        yield _init(address)
+        yield _init(address, runtime_env={"py_modules": code})
     finally:
         ray.shutdown()
 
@@ -100,7 +105,7 @@ def _init(address: str, **options: Any) -> str:
         raise GiveUp(f"Ray at {address} did not start: {_first_line(str(error))}") from None
     finally:
         signal.signal(signal.SIGTERM, on_sigterm)
-    return str(context.address_info["gcs_address"])
+    return str(getattr(context, "address_info", {}).get("gcs_address", address))
 
 
 def _try(address: str) -> None:
@@ -120,17 +125,28 @@ def _try(address: str) -> None:
         )
     except subprocess.TimeoutExpired:
         raise BadInput(
-            f"Ray at {address}: expected a Ray head, got no answer in {_TRIAL_S:g} s; if it asks"
-            " for a token, RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH must name it here too"
+            f"Ray at {address}: expected a Ray head, got no answer in {_TRIAL_S:g} s"
         ) from None
     if done.returncode:
         raise refusal(address, done.stderr)
 
 
 def refusal(address: str, printed: str) -> GiveUp:
-    """The error for what a failed trial printed, a traceback or a log."""
-    print(printed)
-    return BadInput(printed)
+    """The error for a trial that ended badly, from the traceback that it `printed`."""
+    there = re.search(r"cluster was started with:\s+Ray: (\S+)\s+Python: (\S+)", printed)
+    if there:
+        return WrongBuild(
+            f"Ray at {address}: expected Ray {ray.__version__} on Python {python_version()},"
+            f" the cluster runs Ray {there[1]} on Python {there[2]}"
+        )
+    if "InvalidAuthToken" in printed or "AuthenticationError" in printed:
+        return BadInput(
+            f"Ray at {address}: expected that cluster's token; set RAY_AUTH_MODE=token, and"
+            " RAY_AUTH_TOKEN_PATH to its file unless that is ~/.ray/auth_token"
+        )
+    # The messages of Ray's errors run over several lines; the name of the error starts the first.
+    named = re.findall(r"^[\w.]*(?:Error|Exception): (.+)$", printed, re.MULTILINE)
+    return BadInput(f"Ray at {address}: {named[-1] if named else 'the connection was refused'}")
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
