@@ -1,0 +1,95 @@
+"""The rules of the house that no type checker knows; import chains are import-linter's."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("cupy_kernels", "shards", "ps", "worker", "deploy")
+HEAVY = ("cupy", "numba", "pyarrow", "pyspark", "ray")
+
+
+def imported_by(path: Path) -> set[str]:
+    """The top-level packages that a file imports, wherever in it the import stands."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+def files_that_import(library: str) -> set[str]:
+    return {
+        path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        if library in imported_by(path)
+    }
+
+
+@pytest.mark.parametrize("package", ["shards", "ps", "worker"])
+def test_import_is_light(package: str) -> None:
+    """Importing a package loads no Ray, PySpark, CuPy, Arrow or compiler: executors lack them."""
+    script = f"import sys, {package}; print(*sorted(set(sys.modules) & set({HEAVY!r})))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize(
+    ("library", "doors"),
+    [
+        ("ray", {"ps/ray_host.py", "deploy/ray_cluster.py"}),
+        ("pyspark", {"worker/spark.py"}),
+        ("py4j", {"worker/spark.py"}),
+        ("cupy", {"cupy_kernels/device.py"}),
+    ],
+)
+def test_one_door_each(library: str, doors: set[str]) -> None:
+    """A library with a door of its own is imported there and nowhere else."""
+    assert files_that_import(library) <= doors
+
+
+def test_no_pickle() -> None:
+    """No file of ours imports pickle or a library that is another name for it."""
+    for library in ("pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"):
+        assert files_that_import(library) == set()
+
+
+def test_every_file_says_why_it_exists() -> None:
+    """Each module opens with a docstring, but a package's empty `__init__`."""
+    silent = [
+        path.relative_to(ROOT).as_posix()
+        for package in (*PACKAGES, "tests")
+        for path in (ROOT / package).rglob("*.py")
+        if (text := path.read_text()).strip()
+        and not path.name.endswith("_pb2.py")
+        and not ast.get_docstring(ast.parse(text))
+    ]
+    assert silent == []
+
+
+def test_build_pin_is_one() -> None:
+    """The build backend is pinned to the same version where it is asked for and where locked."""
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (backend,) = project["build-system"]["requires"]
+    assert backend in project["dependency-groups"]["build"]
+    assert f"\n{backend} \\" in (ROOT / "constraints-build.txt").read_text()
+
+
+def test_locks_name_hashes_and_no_index() -> None:
+    """Every locked package carries a hash, and neither lock names an address."""
+    for lock in ("constraints.txt", "constraints-build.txt"):
+        lines = (ROOT / lock).read_text().splitlines()
+        pins = [n for n, line in enumerate(lines) if line and not line.startswith((" ", "#"))]
+        assert pins
+        assert all("==" in lines[n] and "--hash=sha256:" in lines[n + 1] for n in pins)
+        assert not any("://" in line for line in lines)
