@@ -5,6 +5,7 @@ no more memory than a short one; counts and extremes come from every row. matplo
 when a picture is drawn, and draws into files alone: it needs no display.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,7 +67,7 @@ def plot_loss(updates: Path, summary: Summary, out: Path) -> None:
     left.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     right.set(xlabel="seconds since the first update")
     if len(losses.loss):
-        _draw_updates_axis(left, summary.updates / losses.samples[-1] * 1e3)
+        _draw_updates_axis(left, max(1, summary.updates) / max(1, losses.samples[-1]) * 1e3)
         right.legend(loc="upper right", frameon=False, fontsize=9)
     _finish(figure, _tested(summary), summary, out)
 
@@ -167,9 +168,8 @@ def _draw_updates_axis(axes: "Axes", in_a_thousand: float) -> None:
     """A second scale on top, in updates, for an axis in thousands of samples."""
     from matplotlib.ticker import MaxNLocator
 
-    top = axes.secondary_xaxis(
-        "top", functions=(lambda x: x * in_a_thousand, lambda x: x / in_a_thousand)
-    )
+    there, back = partial(np.multiply, in_a_thousand), partial(np.multiply, 1 / in_a_thousand)
+    top = axes.secondary_xaxis("top", functions=(there, back))
     top.set_xlabel("updates", color=_FAINT, fontsize=9)
     top.tick_params(colors=_FAINT, labelsize=8)
     top.xaxis.set_major_locator(MaxNLocator(6, integer=True))

@@ -212,7 +212,7 @@ def _worker_row(worker: WorkerReading) -> tuple[str, ...]:
 
 
 def _shards(readings: Readings) -> Table:
-    table = _table("shard", "version", "updates/s", "MB/s in", "MB/s out", "largest gap")
+    table = _table("shard", "version", "updates/s", "MB/s in", "MB/s out", "max gap")
     for shard in readings.shards[:_MAX_ROWS]:
         table.add_row(*_shard_row(shard))
     if len(readings.shards) > _MAX_ROWS:
@@ -240,17 +240,17 @@ def _table(first: str, *others: str) -> Table:
 
 
 def staleness_text(readings: Readings) -> str:
-    """The staleness seen, in words."""
+    """The staleness seen: its mean and its maximum."""
     if readings.staleness_mean is None:
         return f"staleness {_UNKNOWN}"
-    return f"staleness {readings.staleness_mean:.1f} (at most {readings.staleness_max})"
+    return f"staleness {readings.staleness_mean:.1f}, max {readings.staleness_max}"
 
 
 def gap_text(readings: Readings) -> str:
     """The largest clock gap seen beside the largest that the bound allows."""
     if readings.bound is None:
-        return f"clock gap at most {readings.max_clock_gap}, no bound"
-    return f"clock gap at most {readings.max_clock_gap} of {readings.bound + 1}"
+        return f"clock gap max {readings.max_clock_gap}, no bound"
+    return f"clock gap max {readings.max_clock_gap} of {readings.bound + 1}"
 
 
 def clock_text(seconds: float) -> str:

@@ -14,6 +14,7 @@ processes never write into the same one. Small files appear whole or not at all.
 import fcntl
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -140,5 +141,6 @@ def _write_whole(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         raise GiveUp(f"{path}: {error.strerror}") from None

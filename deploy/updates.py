@@ -10,6 +10,7 @@ were applied after the snapshot it resumes from: the weights no longer hold them
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -169,12 +170,11 @@ class UpdatesWriter:
     def _discard(self) -> None:
         """Leave the file as it was before."""
         writer, self._writer = self._writer, None
-        try:
+        with suppress(OSError):  # A full disk refuses the footer too.
             if writer is not None:
                 writer.close()
-        except OSError:
-            pass  # The disk refuses its footer too.
-        self._partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._partial.unlink()
 
 
 def read_updates(
