@@ -1,0 +1,71 @@
+"""Statuses, records and reports of runs that never were, for the tests of what is made of them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from deploy.summary import Rows, Tally, summarise
+from shards.messages import ShardStatus, Standing, WorkerStatus
+from shards.records import RECORD
+from worker.replica import Report
+
+
+def records(count: int, **columns: Any) -> Rows:
+    """`count` updates by w0, applied as versions 1, 2 ... one a second; columns as given."""
+    rows = np.zeros(count, RECORD)
+    rows["worker"] = b"w0"
+    rows["seq"] = rows["apply_version"] = np.arange(1, count + 1)
+    rows["read_version"] = np.arange(count)
+    rows["time"] = np.arange(count)
+    rows["steps"], rows["samples"], rows["rtt_s"], rows["wall_age_s"] = 1, 64, 0.01, 0.02
+    for name, values in columns.items():
+        rows[name] = values
+    return rows
+
+
+def worker(name: str = "w0", **fields: Any) -> WorkerStatus:
+    """A worker that runs, at step 10."""
+    defaults: Mapping[str, Any] = {
+        "standing": Standing.ACTIVE,
+        "incarnation": 0,
+        "takeovers": 0,
+        "clock": 10,
+        "step": 10,
+        "seq": 10,
+        "waiting": False,
+        "loss": 0.5,
+    }
+    return WorkerStatus(worker=name, **{**defaults, **fields})
+
+
+def status(shard: int = 0, workers: Sequence[WorkerStatus] = (), **fields: Any) -> ShardStatus:
+    """A shard's counters, zero unless given."""
+    counters = dict.fromkeys(
+        (
+            *("version", "steps", "samples", "pushes", "pulls", "duplicates", "refused"),
+            *("bytes_in", "bytes_out", "max_clock_gap"),
+        ),
+        0,
+    )
+    return ShardStatus(shard=shard, workers=tuple(workers), **{"rate": 0.01, **counters, **fields})
+
+
+def report(seconds: float, **parts: float) -> Report:
+    """A worker's life of so many seconds, those of its parts zero unless given."""
+    times = dict.fromkeys(("compute_s", "data_s", "waited_s", "network_s", "serialise_s"), 0.0)
+    return Report(
+        worker="w0",
+        incarnation=0,
+        steps=1,
+        samples=1,
+        seconds=seconds,
+        duplicates=0,
+        **{**times, **parts},
+    )
+
+
+def summary(fresh: Tally | None = None, **options: Any) -> Any:
+    """A summary of one shard, as `options` of `summarise` say."""
+    defaults = {"workers": 1, "staleness_bound": 4, "seconds": 2.0}
+    return summarise([status(version=10)], fresh or Tally(), [], **{**defaults, **options})

@@ -1,0 +1,200 @@
+"""The display, rendered into memory: in a pipe plain lines, on a terminal a picture."""
+
+import io
+from collections.abc import Callable
+from typing import Literal
+
+import pytest
+from rich.console import Console
+
+from deploy.progress import Progress, clock_text, line, picture
+from deploy.readings import Meter, Readings
+from tests.deploy.rows import records, status, worker
+
+WAITING = worker("w1", clock=12, step=12, waiting=True, loss=0.25)
+
+
+class Time:
+    """A clock that stands still until told otherwise."""
+
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def readings(workers: int = 3, bound: int | None = 4) -> Readings:
+    """Two looks, ten seconds apart, at two shards and two workers, one of which waits."""
+    meter = Meter(steps=100, workers=workers, bound=bound, started=0.0)
+    meter.look([status(0), status(1)], [records(0), records(0)], 10.0)
+    both = [worker("w0", clock=8, step=8), WAITING]
+    counters = {"version": 20, "steps": 20, "samples": 12800, "bytes_in": 50_000_000}
+    return meter.look(
+        [status(0, both, **counters, max_clock_gap=4), status(1, both, **counters)],
+        [records(20, staleness=3, loss=0.5), records(20, staleness=4)],
+        20.0,
+    )
+
+
+def rendered(draw: Callable[[Console], None], width: int = 100, *, colour: bool = False) -> str:
+    out = io.StringIO()
+    system: Literal["standard"] | None = "standard" if colour else None
+    draw(Console(file=out, width=width, force_terminal=colour, color_system=system))
+    return out.getvalue()
+
+
+def test_one_line_says_it_all() -> None:
+    """Time, steps, loss, speed, staleness and who waits, in one plain line."""
+    assert line(readings()) == (
+        "0:20  steps 20/300  loss 0.5  1280 samples/s  staleness 3.5, max 4  waiting: w1"
+    )
+
+
+def test_a_picture_shows_everything() -> None:
+    """The bar's numbers, a row a worker with its standing, a row a shard with its rates."""
+    text = rendered(lambda console: console.print(picture(readings())))
+    rows = [" ".join(row.split()) for row in text.splitlines()]
+    assert rows[0].endswith("7% 20 of 300 steps 0:20 elapsed 2:20 left")
+    assert rows[1:] == [
+        "loss 0.5 1,280 samples/s staleness 3.5, max 4 clock gap max 4 of 5",
+        "",
+        "worker clock step loss restarts standing",
+        "w0 8 8 0.5000 0 runs",
+        "w1 12 12 0.2500 0 waits at the bound",
+        "+1 more to come",
+        "",
+        "shard version updates/s MB/s in MB/s out max gap",
+        "0 20 2.0 5.0 0.0 4",
+        "1 20 2.0 5.0 0.0 0",
+    ]
+
+
+def test_no_bound_is_said() -> None:
+    """Without a bound there is nothing for the gap to be measured against."""
+    text = rendered(lambda console: console.print(picture(readings(bound=None))))
+    assert "clock gap max 4, no bound" in text
+
+
+def test_of_many_workers_the_slowest_are_shown() -> None:
+    """The table stays small; who holds the others back is in it, the rest is counted."""
+    meter = Meter(steps=100, workers=50, bound=4, started=0.0)
+    everyone = [worker(f"w{number}", clock=90 - number) for number in range(40)]
+    got = meter.look([status(workers=everyone)], [records(0)], 0.0)
+    text = rendered(lambda console: console.print(picture(got)))
+    names = [row.split()[0] for row in text.splitlines() if row.startswith("w") and "runs" in row]
+    assert names == [f"w{number}" for number in range(39, 23, -1)]
+    assert "+24" in text
+    assert "+10" in text
+
+
+def test_eighty_columns_are_enough() -> None:
+    """On a terminal of the usual width nothing is wrapped or cut; a narrower one is kept within."""
+    wide, usual, narrow = (
+        [row.rstrip() for row in text.splitlines()]
+        for text in (
+            rendered(lambda console: console.print(picture(readings())), width=width)
+            for width in (200, 80, 50)
+        )
+    )
+    assert usual == wide
+    assert max(map(len, narrow)) <= 50
+
+
+def test_a_pipe_gets_plain_lines() -> None:
+    """What is started, a line every five seconds, and the last state; no escape codes."""
+    time = Time()
+
+    def run(console: Console) -> None:
+        with Progress(steps=10, workers=1, bound=4, console=console, clock=time) as progress:
+            progress.starting("starting Ray")
+            time.now += 3
+            progress.starting("starting Spark")
+            for look in range(25):
+                time.now += 0.5
+                steps = status(steps=look, samples=64 * look)
+                progress.update([steps], [records(1, loss=0.5)])
+            progress.starting("testing")
+            time.now += 70
+
+    assert rendered(run).splitlines() == [
+        "0:00  starting Ray",
+        "0:03  starting Spark",
+        "0:03  steps 0/10  loss 0.5  - samples/s  staleness 0.0, max 0  nobody waits",
+        "0:08  steps 10/10  loss 0.5  128 samples/s  staleness 0.0, max 0  nobody waits",
+        "0:13  steps 20/10  loss 0.5  128 samples/s  staleness 0.0, max 0  nobody waits",
+        "0:15  steps 24/10  loss 0.5  128 samples/s  staleness 0.0, max 0  nobody waits",
+        "0:15  testing",
+    ]
+
+
+def test_a_long_line_is_not_wrapped_in_a_pipe() -> None:
+    """A log keeps one event on one line, whatever a terminal's width would be."""
+    everyone = [worker(f"worker-of-a-long-name-{number}", waiting=True) for number in range(9)]
+
+    def run(console: Console) -> None:
+        with Progress(steps=10, workers=9, bound=4, console=console, clock=Time()) as progress:
+            progress.update([status(workers=everyone)], [records(0)])
+
+    (only,) = rendered(run, width=40).splitlines()
+    assert only.endswith("worker-of-a-long-name-8")
+
+
+@pytest.mark.parametrize(("error", "word"), [(None, "done"), (KeyboardInterrupt, "stopped")])
+def test_a_terminal_gets_a_picture(error: type[BaseException] | None, word: str) -> None:
+    """What was started stays with the time it took, the last picture stays below it, and the
+    cursor comes back, on every way out."""
+    time = Time()
+
+    def run(console: Console) -> None:
+        with Progress(steps=100, workers=1, bound=4, console=console, clock=time) as progress:
+            progress.starting("starting Ray")
+            time.now += 3.25
+            progress.update([status(steps=50, workers=[WAITING])], [records(1, loss=0.125)])
+            progress.starting("testing")
+            time.now += 1
+            if error is not None:
+                raise error
+
+    def caught(console: Console) -> None:
+        if error is None:
+            run(console)
+        else:
+            with pytest.raises(error):
+                run(console)
+
+    text = rendered(caught, colour=True)
+    hidden, shown = "\x1b[?25l", "\x1b[?25h"
+    assert text.count(hidden) == text.count(shown) > 0
+    assert text.rindex(shown) > text.rindex(hidden)
+    plain = [" ".join(row.split()) for row in _without_escapes(text).splitlines()]
+    assert "done starting Ray 3.2 s" in plain
+    assert f"{word} testing 1.0 s" in plain
+    last = "\n".join(plain[plain.index(f"{word} testing 1.0 s") :])
+    assert "50 of 100 steps" in last
+    assert "w1 12 12 0.2500 0 waits at the bound" in last
+
+
+def _without_escapes(text: str) -> str:
+    from rich.text import Text
+
+    return Text.from_ansi(text).plain
+
+
+def test_nothing_is_shown_of_what_never_began() -> None:
+    """A run refused before it started prints nothing."""
+
+    def run(console: Console) -> None:
+        with Progress(steps=1, workers=1, bound=None, console=console, clock=Time()):
+            pass
+
+    assert rendered(run) == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.9, "0:00"), (7, "0:07"), (754.2, "12:34"), (3723, "1:02:03"), (360_000, "100:00:00")],
+)
+def test_time_is_told_as_a_clock_tells_it(seconds: float, text: str) -> None:
+    """Minutes and seconds, and hours once there are some."""
+    assert clock_text(seconds) == text

@@ -1,0 +1,122 @@
+"""The numbers of `summary.json`, against sums done by hand or by other code."""
+
+import numpy as np
+import pytest
+
+from deploy.summary import Summary, Tally, summarise
+from tests.deploy.rows import records, report, status, summary, worker
+
+
+def test_the_keys_are_those_agreed_upon() -> None:
+    """`summary.json` has exactly these keys, whose meaning others rely on."""
+    assert Summary.__struct_fields__ == (
+        *("test_accuracy", "test_loss", "seconds", "samples", "updates", "workers", "shards"),
+        *("staleness_bound", "max_clock_gap", "staleness_mean", "staleness_max", "duplicates"),
+        *("worker_restarts", "samples_per_second", "compute_share", "data_share", "wait_share"),
+        *("network_share", "serialise_share"),
+    )
+
+
+def test_a_tally_of_pieces_is_the_tally_of_the_whole() -> None:
+    """However the records are cut, and with empty pieces, the same is counted."""
+    rng = np.random.default_rng(20)
+    rows = records(500, staleness=rng.integers(0, 9, 500), clock_gap=rng.integers(0, 6, 500))
+    cuts = sorted(rng.integers(0, 501, 7).tolist())
+    pieces = [rows[a:b] for a, b in zip([0, *cuts], [*cuts, 500], strict=True)]
+    tally = Tally.of(pieces)
+    assert tally == Tally.of([rows])
+    assert tally.staleness_mean == np.mean(rows["staleness"])
+    assert tally.staleness_max == np.max(rows["staleness"])
+    assert tally.max_clock_gap == np.max(rows["clock_gap"])
+    assert (tally.rows, tally.samples) == (500, 500 * 64)
+
+
+def test_a_run_is_summed_up() -> None:
+    """Each figure of a run of two shards and two workers is the one computed by hand."""
+    shards = [records(3, staleness=[0, 1, 2]), records(3, staleness=[0, 1, 5])]
+    statuses = [
+        status(0, [worker("w0", takeovers=1), worker("w1")], version=3, samples=192, duplicates=2),
+        status(1, [worker("w0"), worker("w1", takeovers=2)], version=3, samples=192, duplicates=1),
+    ]
+    reports = [
+        report(3.0, compute_s=2.0, waited_s=0.5, network_s=0.25, serialise_s=0.1),
+        report(1.0, compute_s=1.0, data_s=0.2),
+    ]
+    got = summarise(
+        statuses,
+        Tally.of(shards),
+        reports,
+        workers=2,
+        staleness_bound=4,
+        seconds=4.0,
+        test_accuracy=0.99,
+        test_loss=0.03,
+    )
+    assert got == Summary(
+        test_accuracy=0.99,
+        test_loss=0.03,
+        seconds=4.0,
+        samples=192,
+        updates=3,
+        workers=2,
+        shards=2,
+        staleness_bound=4,
+        max_clock_gap=0,
+        staleness_mean=1.5,
+        staleness_max=5,
+        duplicates=3,
+        worker_restarts=3,
+        samples_per_second=48.0,
+        compute_share=0.75,
+        data_share=0.05,
+        wait_share=0.125,
+        network_share=0.0625,
+        serialise_share=0.025,
+    )
+
+
+def test_an_update_counts_once_every_shard_has_it() -> None:
+    """A push that an interrupted run brought to one shard of two is no update yet."""
+    statuses = [status(0, version=11, samples=704), status(1, version=10, samples=640)]
+    got = summarise(statuses, Tally(), [], workers=1, staleness_bound=None, seconds=1.0)
+    assert (got.updates, got.samples, got.staleness_bound) == (10, 640, None)
+
+
+def test_the_largest_gap_is_the_largest_that_anything_saw() -> None:
+    """The statuses' and the records' gaps, of this part of the run and of the one before, count."""
+    sources = [
+        {"fresh": Tally(rows=1, max_clock_gap=7)},
+        {"kept": Tally(rows=1, max_clock_gap=7)},
+        {},
+    ]
+    for options in sources:
+        statuses = [status(max_clock_gap=2 if options else 7), status(1)]
+        arguments = {"fresh": Tally(), "reports": [], **options}
+        got = summarise(
+            statuses,
+            **arguments,  # type: ignore[arg-type]
+            workers=1,
+            staleness_bound=6,
+            seconds=1.0,
+        )
+        assert got.max_clock_gap == 7
+
+
+def test_a_resumed_run_is_timed_from_its_resumption() -> None:
+    """Staleness is over both parts; samples a second are this part's alone."""
+    got = summary(
+        Tally.of([records(10, staleness=4)]), kept=Tally.of([records(30, staleness=0)]), seconds=2.0
+    )
+    assert got.staleness_mean == pytest.approx(1.0)
+    assert got.samples_per_second == 10 * 64 / 2.0
+
+
+def test_what_was_not_measured_is_none() -> None:
+    """Without updates, reports or a test set there are no such figures, rather than zeros."""
+    got = summary(seconds=0.0)
+    missing = {name for name in Summary.__struct_fields__ if getattr(got, name) is None}
+    assert missing == {
+        *("test_accuracy", "test_loss", "staleness_mean", "staleness_max"),
+        *("compute_share", "data_share", "wait_share", "network_share", "serialise_share"),
+    }
+    assert got.samples_per_second == 0

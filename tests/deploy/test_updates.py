@@ -1,0 +1,151 @@
+"""`updates.parquet`: every applied update once, readable whichever way the run ended."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from deploy import updates
+from deploy.summary import Tally
+from deploy.updates import SCHEMA, UpdatesWriter, read_updates
+from shards.errors import BadInput, GiveUp
+from shards.records import RECORD
+from tests.deploy.rows import records
+
+
+def write(path: Path, *looks: tuple[int, ...], restored: list[int] | None = None) -> UpdatesWriter:
+    """Write looks at two shards, each (first, last) version on both."""
+    with UpdatesWriter(path, job="job-1", seed=3, restored=restored) as writer:
+        for first, last in looks:
+            rows = records(last)[first - 1 :]
+            rows["time"] += 1e6
+            writer.write([rows, rows])
+    return writer
+
+
+def test_every_column_of_a_record_is_written(tmp_path: Path) -> None:
+    """Each field of RECORD has its column with its value; job, seed and shard come with it."""
+    rng = np.random.default_rng(4)
+    path, rows = tmp_path / "updates.parquet", np.zeros(9, RECORD)
+    for name in RECORD.names or ():
+        rows[name] = rng.integers(1, 100, 9) / (1 if rows[name].dtype.kind == "i" else 8)
+    rows["worker"] = [f"wörker-{number}".encode() for number in range(9)]
+    with UpdatesWriter(path, job="job-1", seed=3) as writer:
+        writer.write([records(0), rows])
+    read = pd.read_parquet(path)
+    assert set(read.columns) == {"job", "seed", "shard", *(RECORD.names or ())}
+    assert set(read.job) == {"job-1"}
+    assert set(read.seed) == {3}
+    assert set(read["shard"]) == {1}
+    assert list(read.worker) == [f"wörker-{number}" for number in range(9)]
+    assert list(read.time) == list(rows["time"] - rows["time"][0])
+    for name in set(RECORD.names or ()) - {"worker", "time"}:
+        assert list(read[name]) == list(rows[name]), name
+
+
+def test_a_float_that_does_not_exist_is_null(tmp_path: Path) -> None:
+    """A loss that is no number, a round trip not yet measured and an unknown age are null."""
+    path = tmp_path / "updates.parquet"
+    with UpdatesWriter(path, job="j", seed=0) as writer:
+        writer.write([records(2, loss=[np.nan, 0.0], rtt_s=[0.0, 0.5], wall_age_s=[0.25, 0.0])])
+    table = pq.read_table(path)
+    assert table["loss"].to_pylist() == [None, 0.0]
+    assert table["rtt_s"].to_pylist() == [None, 0.5]
+    assert table["wall_age_s"].to_pylist() == [0.25, None]
+    assert table["wait_s"].to_pylist() == [0.0, 0.0]
+
+
+def test_memory_is_bounded_by_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows leave as soon as a group is full, in order and without loss."""
+    monkeypatch.setattr(updates, "_GROUP_ROWS", 100)
+    path = tmp_path / "updates.parquet"
+    held = []
+    with UpdatesWriter(path, job="j", seed=0) as writer:
+        for first in range(0, 1000, 30):
+            writer.write([records(first + 30)[first:]])
+            held.append(writer._waiting_rows)
+    assert max(held) < 100
+    assert pq.ParquetFile(path).metadata.num_row_groups == 9
+    assert pq.read_table(path)["seq"].to_pylist() == list(range(1, 1021))
+
+
+def test_an_interrupted_run_leaves_a_readable_file(tmp_path: Path) -> None:
+    """Ctrl-C closes the file like any end; there is nothing half-written beside it."""
+    path = tmp_path / "updates.parquet"
+
+    def run() -> None:
+        with UpdatesWriter(path, job="j", seed=0) as writer:
+            writer.write([records(5)])
+            assert not path.exists()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert pq.read_table(path).num_rows == 5
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_run_without_updates_leaves_an_empty_table(tmp_path: Path) -> None:
+    """The file exists with its columns, so that a reader needs no exception for it."""
+    path = tmp_path / "updates.parquet"
+    write(path).close()
+    assert pq.read_table(path).schema == SCHEMA
+    assert [batch.num_rows for batch in read_updates(path)] == []
+
+
+def test_a_resumed_run_goes_on_in_the_same_file(tmp_path: Path) -> None:
+    """Updates after the snapshot are dropped, for the weights no longer hold them: each version of
+    each shard is there once, in order, and time goes on from where the kept rows end."""
+    path = tmp_path / "updates.parquet"
+    write(path, (1, 6), (7, 10))
+    writer = write(path, (8, 12), restored=[7, 5])
+    table = pq.read_table(path)
+    for shard, kept in ((0, 7), (1, 5)):
+        rows = [row for row in table.to_pylist() if row["shard"] == shard]
+        assert [row["apply_version"] for row in rows] == [*range(1, kept + 1), *range(8, 13)]
+        assert [row["time"] for row in rows] == [*range(kept), *range(kept - 1, kept + 4)]
+    assert writer.kept == Tally.of([records(7), records(5)])
+    assert writer.fresh == Tally.of([records(5), records(5)])
+
+
+def test_a_resumed_run_needs_no_earlier_updates(tmp_path: Path) -> None:
+    """A run that was killed has left a snapshot and no updates: the file begins anew."""
+    path = tmp_path / "updates.parquet"
+    (tmp_path / ".updates.parquet.partial").write_bytes(b"what a killed run had written")
+    write(path, (8, 9), restored=[7, 7])
+    assert pq.read_table(path)["apply_version"].to_pylist() == [8, 9, 8, 9]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "other", "shards"])
+def test_a_damaged_file_is_named_and_left_alone(tmp_path: Path, damage: str) -> None:
+    """A file that cannot be gone on in is refused in one line, and stays as it is."""
+    path = tmp_path / "updates.parquet"
+    write(path, (1, 3))
+    if damage == "truncated":
+        path.write_bytes(path.read_bytes()[:-10])
+    elif damage == "other":
+        pq.write_table(pa.table({"shard": [1]}), path)
+    before = path.read_bytes()
+    with pytest.raises(BadInput, match=r"updates\.parquet") as caught:
+        UpdatesWriter(path, job="j", seed=0, restored=[3] if damage == "shards" else [3, 3])
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
+    """Where the file cannot be made, the error says which one."""
+    with pytest.raises(GiveUp, match=r"gone/updates\.parquet"):
+        UpdatesWriter(tmp_path / "gone" / "updates.parquet", job="j", seed=0)
+
+
+def test_a_reader_chooses_columns_and_a_shard(tmp_path: Path) -> None:
+    """Only what was asked for comes, of the shard that was asked for."""
+    path = tmp_path / "updates.parquet"
+    write(path, (1, 4))
+    batches = list(read_updates(path, ("seq", "loss"), shard=1))
+    assert {tuple(batch.schema.names) for batch in batches} == {("seq", "loss")}
+    assert [seq for batch in batches for seq in batch.column("seq").to_pylist()] == [1, 2, 3, 4]
