@@ -55,7 +55,7 @@ def decode_state(frame: Buffer, kind: type[T]) -> T:
     """The struct in such a frame; raises BadMessage."""
     if len(frame) > MAX_STATE_BYTES:
         raise BadMessage(f"state frame: expected at most {MAX_STATE_BYTES} bytes, got {len(frame)}")
-    return _convert(frame, kind, max_array_len=1 << 20, max_map_len=64)
+    return _convert(frame, kind, max_array_len=1 << 20, max_map_len=1 << 20)
 
 
 def _decode(header: Buffer, kind: type[T]) -> T:
@@ -70,7 +70,7 @@ def _convert(packed: Buffer, kind: type[T], *, max_array_len: int, max_map_len: 
             packed,
             max_array_len=max_array_len,
             max_map_len=max_map_len,
-            max_str_len=256,
+            max_str_len=1024,  # 256 characters, the most a field may have, of 4 bytes
             max_bin_len=4096,
             max_ext_len=0,
         )

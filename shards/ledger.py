@@ -12,17 +12,20 @@ life under the same name. Two numbers make every push count exactly once:
 Only registered workers count at the gate, because Spark starts tasks in waves and a task that has
 not started must not hold back those that have. A worker that joins late starts at the clock of the
 slowest registered one, and its silence is tolerated for one lease: after that it no longer counts.
+The slowest clock never goes back, even when nobody is left to count: `floor` remembers it, or two
+workers that return one after the other could find themselves further apart than the bound allows.
 
 The ledger is one value that travels with snapshots. It leaves the answers to the shard, and asks
 nobody what time it is: `now` is passed in, in seconds of any monotonic clock.
 """
 
 from enum import Enum, auto
+from math import isfinite
 
 import msgspec
 
 from shards.errors import Fenced, Gap, Resynchronise
-from shards.messages import FromWorker, Standing
+from shards.messages import Count, FromWorker, Leave, Pull, Push, Standing
 
 
 class Verdict(Enum):
@@ -33,22 +36,28 @@ class Verdict(Enum):
 
 
 class Entry(msgspec.Struct):
-    """One worker. `clock` counts at the gate; `step` counts the steps of the worker's own plan."""
+    """One worker. `clock` counts at the gate; `step` counts the steps of the worker's own plan.
 
-    incarnation: int
-    seq: int = 0
-    clock: int = 0
-    step: int = 0
+    `takeovers` counts lives that began before the one before had left; `admitted` says whether this
+    life has ever counted at the gate; `loss` is the last finite one that it told.
+    """
+
+    incarnation: Count
+    seq: Count = 0
+    clock: Count = 0
+    step: Count = 0
     standing: Standing = Standing.GREETED
-    takeovers: int = 0
+    takeovers: Count = 0
     lease_until: float = 0.0
     loss: float = 0.0
+    admitted: bool = False
 
 
 class Ledger(msgspec.Struct):
     """All workers a shard has heard of."""
 
     entries: dict[str, Entry] = {}
+    floor: Count = 0
 
     # --- coming and going -----------------------------------------------------------------------
 
@@ -60,11 +69,13 @@ class Ledger(msgspec.Struct):
         elif incarnation < entry.incarnation:
             raise _fenced(worker, incarnation, entry)
         elif incarnation > entry.incarnation:
+            # One that had left handed over in peace, as every worker of a resumed job did.
+            entry.takeovers += entry.standing is not Standing.LEFT
             entry.incarnation = incarnation
-            entry.takeovers += 1
-            entry.standing = Standing.GREETED
-        elif entry.standing is Standing.EXPIRED:
-            entry.standing = Standing.GREETED
+            entry.admitted = False
+            self._stand(entry, Standing.GREETED)
+        elif entry.standing is not Standing.ACTIVE:
+            self._stand(entry, Standing.GREETED)
         entry.lease_until = lease_until
         return entry
 
@@ -74,18 +85,19 @@ class Ledger(msgspec.Struct):
         It never lowers the slowest clock, so that nobody who runs is held back by a newcomer.
         """
         entry = self.entries[worker]
-        slowest = self.min_clock
-        entry.clock = max(entry.clock, clock, slowest if slowest is not None else 0)
-        entry.standing = Standing.ACTIVE
+        entry.clock = max(entry.clock, clock, self.floor)
+        entry.admitted = True
+        self._stand(entry, Standing.ACTIVE)
         return entry.clock
 
     def leave(self, worker: str) -> None:
-        self.entries[worker].standing = Standing.LEFT
+        self._stand(self.entries[worker], Standing.LEFT)
 
     def dismiss(self) -> None:
         """Nobody counts until they join again: the ledger comes from an earlier life."""
         for entry in self.entries.values():
             entry.standing = Standing.LEFT
+            entry.admitted = False
 
     def expire(self, now: float) -> list[str]:
         """Workers whose lease has run out since the last call; they no longer count."""
@@ -95,13 +107,26 @@ class Ledger(msgspec.Struct):
             if entry.standing in (Standing.ACTIVE, Standing.GREETED) and entry.lease_until <= now
         ]
         for worker in silent:
-            self.entries[worker].standing = Standing.EXPIRED
+            self._stand(self.entries[worker], Standing.EXPIRED)
         return silent
+
+    def _stand(self, entry: Entry, standing: Standing) -> None:
+        entry.standing = standing
+        self._raise_floor()
+
+    def _raise_floor(self) -> None:
+        slowest = self.min_clock
+        if slowest is not None:
+            self.floor = max(self.floor, slowest)
 
     # --- judging --------------------------------------------------------------------------------
 
     def identify(self, message: FromWorker, lease_until: float) -> Entry:
-        """The sender's entry, its lease renewed; raises Fenced or Resynchronise."""
+        """The sender's entry, its lease renewed; raises Fenced or Resynchronise.
+
+        Only who counts at the gate may pull and push: a late copy from before a departure changes
+        nothing, and a shard that forgot a worker is told of it before it lends it weights.
+        """
         entry = self.entries.get(message.worker)
         if entry is None or message.incarnation > entry.incarnation:
             raise Resynchronise(f"worker {message.worker} has not said hello to this shard")
@@ -109,6 +134,10 @@ class Ledger(msgspec.Struct):
             raise _fenced(message.worker, message.incarnation, entry)
         if entry.standing is Standing.EXPIRED:
             raise Resynchronise(f"worker {message.worker}: the lease ran out at step {entry.step}")
+        if entry.standing is Standing.LEFT and not isinstance(message, Leave):
+            raise Resynchronise(f"worker {message.worker} has left this shard")
+        if entry.standing is Standing.GREETED and isinstance(message, Push | Pull):
+            raise Resynchronise(f"worker {message.worker} has not joined this shard")
         entry.lease_until = lease_until
         return entry
 
@@ -123,13 +152,16 @@ class Ledger(msgspec.Struct):
         """Push `seq` has been applied."""
         entry = self.entries[worker]
         assert seq == entry.seq + 1, "judged before it is recorded"
-        entry.seq, entry.step, entry.loss = seq, step, loss
+        entry.seq, entry.step = seq, step
+        if isfinite(loss):  # a snapshot is JSON, which has no infinity
+            entry.loss = loss
         self.advance(worker, clock)
 
     def advance(self, worker: str, clock: int) -> None:
         """Clocks only rise: a shard may have put a worker's clock ahead of what it says."""
         entry = self.entries[worker]
         entry.clock = max(entry.clock, clock)
+        self._raise_floor()
 
     # --- clocks ---------------------------------------------------------------------------------
 

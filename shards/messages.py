@@ -28,6 +28,7 @@ PROTOCOL = 1
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Text = Annotated[str, Meta(max_length=256)]
+Share = Annotated[int, Meta(ge=0, le=2**32)]  # what a push adds to counters, which must not overflow
 Keys = Annotated[list[Count], Meta(max_length=64)]
 
 
@@ -97,8 +98,8 @@ class Push(Registered, frozen=True, tag="push"):
     seq: Count
     clock: Count
     step: Count
-    steps: Count
-    samples: Count
+    steps: Share
+    samples: Share
     read_version: Count
     kind: Kind
     keys: Keys
@@ -203,7 +204,10 @@ class Weights(FromShard, frozen=True, tag="weights"):
 
 
 class Parked(FromShard, frozen=True, tag="parked"):
-    """Your request still waits at the gate: the slowest registered worker is at `min_clock`."""
+    """Your request still waits at the gate, or behind your own push in an open round.
+
+    The slowest registered worker is at `min_clock`.
+    """
 
     min_clock: Count
 

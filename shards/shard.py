@@ -15,7 +15,8 @@ The promises kept here:
 Pushes are applied one by one as they come, or, for synchronous training, gathered until every
 registered worker has brought one and then applied as their average, which is one version. Such a
 push is acknowledged only when its round is applied: until then it is not in the ledger, and its
-worker repeats it if the shard forgets.
+worker repeats it if the shard forgets, as it does when the worker says hello again: what a Welcome
+reports of the past must not change any more.
 
 What a shard leaves to others: moving bytes, keeping time, surviving (snapshots and replicas hold
 what `Export` gives), and the question which shard owns which keys.
@@ -38,6 +39,7 @@ from shards.errors import (
     DownpourError,
     Fenced,
     Gap,
+    GiveUp,
     Resynchronise,
     Retry,
     WrongBuild,
@@ -49,6 +51,7 @@ from shards.messages import (
     Ack,
     AskRecords,
     AskStatus,
+    Count,
     Export,
     FromOperator,
     FromShard,
@@ -87,6 +90,7 @@ from shards.tables import DenseTable, ShardMap, segments
 from shards.versions import Buffers
 
 MAX_RECORDS = 1 << 18
+MAX_READS = 256
 
 
 class Merge(StrEnum):
@@ -130,9 +134,9 @@ class Outgoing(msgspec.Struct, frozen=True):
 class Saved(msgspec.Struct, frozen=True):
     """What a snapshot holds beside the arrays, all of one version."""
 
-    version: int
-    steps: int
-    samples: int
+    version: Count
+    steps: Count
+    samples: Count
     ledger: Ledger
 
 
@@ -176,6 +180,7 @@ class Shard:
         self._keys = codec.flatten(self.ranges)
         self._segments = segments(spec.table, self.ranges)
         self._weights: NDArray[np.float32] | None = None
+        self._greeted = False
         self._buffers = Buffers(self.size)
         self._slots: tuple[NDArray[np.float32], ...] = ()
         self._round: dict[str, _Arrived] = {}
@@ -212,7 +217,7 @@ class Shard:
         self._refused += 1
         remedy = next(remedy for kind, remedy in _REMEDIES if isinstance(error, kind))
         expected = error.expected if isinstance(error, Gap) else 0
-        text = str(error)[:256]
+        text = " ".join(str(error).split())[:256]
         return Outgoing(
             sender, Refusal(request, self.spec.shard, self.boot, remedy, text, expected)
         )
@@ -226,7 +231,7 @@ class Shard:
             case Pull():
                 return self._pull(sender, message, now)
             case Hello():
-                return [self._hello(sender, message, now)]
+                return self._hello(sender, message, now)
             case Join():
                 return self._join(sender, message, now)
             case Renew():
@@ -247,7 +252,7 @@ class Shard:
 
     # --- workers --------------------------------------------------------------------------------
 
-    def _hello(self, sender: bytes, message: Hello, now: float) -> Outgoing:
+    def _hello(self, sender: bytes, message: Hello, now: float) -> list[Outgoing]:
         if message.protocol != PROTOCOL or message.build != self.spec.build:
             raise WrongBuild(
                 f"shard {self.spec.shard} runs protocol {PROTOCOL} build {self.spec.build},"
@@ -255,9 +260,11 @@ class Shard:
             )
         self._installed()
         entry = self.ledger.greet(message.worker, message.incarnation, now + self.spec.lease_s)
+        self._greeted = True
         if entry.standing is Standing.GREETED:
             self.gate.forget(message.worker)
-        return Outgoing(
+            self._round.pop(message.worker, None)
+        welcome = Outgoing(
             sender,
             Welcome(
                 message.request,
@@ -270,6 +277,8 @@ class Shard:
                 self.spec.lease_s,
             ),
         )
+        # A new life does not count before it joins, so the slowest clock may have risen.
+        return [welcome, *self._open(now)]
 
     def _join(self, sender: bytes, message: Join, now: float) -> list[Outgoing]:
         self._identify(message, now)
@@ -306,9 +315,11 @@ class Shard:
     def _may_go(self, message: Pull | Join) -> bool:
         if isinstance(message, Pull):
             return self.gate.passes(message.clock, self.ledger.min_clock)
-        # Shard 0 alone decides who warms up, or two shards might choose different replicas.
+        # Shard 0 alone decides who warms up, or two shards might choose different replicas. Who was
+        # admitted once and comes back still counts elsewhere, so it must not wait here.
         return (
             self.spec.shard > 0
+            or self.ledger.entries[message.worker].admitted
             or self.steps >= self.spec.warm_steps
             or not [worker for worker in self.ledger.active if worker != message.worker]
         )
@@ -325,7 +336,10 @@ class Shard:
         return out
 
     def _serve_worker(self, sender: bytes, message: Pull, waited_s: float, now: float) -> Outgoing:
-        self._reads.setdefault(message.worker, {})[self.version] = now
+        reads = self._reads.setdefault(message.worker, {})
+        reads[self.version] = now
+        if len(reads) > MAX_READS:  # it pulls and never pushes
+            del reads[next(iter(reads))]
         return self._serve(sender, message.request, waited_s)
 
     def _serve(self, sender: bytes, request: int, waited_s: float) -> Outgoing:
@@ -352,6 +366,10 @@ class Shard:
     ) -> list[Outgoing]:
         self._identify(message, now)
         self._check_epoch(message.epoch)
+        ahead_of = self._round.get(message.worker)
+        if ahead_of is not None and message.seq > ahead_of.message.seq:
+            slowest = self.ledger.min_clock or 0
+            return [Outgoing(sender, Parked(message.request, self.spec.shard, self.boot, slowest))]
         if self.ledger.judge(message.worker, message.seq) is Verdict.DUPLICATE:
             self._duplicates += 1
             # It was applied, so its steps are done: a retried worker catches up with its clock.
@@ -380,6 +398,8 @@ class Shard:
             )
         parts = codec.arrays(f"push {message.seq}", message.kind, self.ranges, frames)
         gradient = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        # ZeroMQ hands out short frames at odd addresses; each loop would be compiled anew for them.
+        gradient = np.require(gradient, requirements="A")
         squares = squared_norm(gradient)
         if not np.isfinite(squares):
             raise BadInput(
@@ -490,11 +510,18 @@ class Shard:
         the number of workers. With one worker it is Caffe's iteration; with more it does not depend
         on who is fast, who started late or who died.
         """
-        return self.spec.schedule.rate(self.steps // self.spec.workers)
+        try:
+            return self.spec.schedule.rate(self.steps // self.spec.workers)
+        except OverflowError:  # a policy that grows: Caffe's comes to infinity too
+            return float("inf")
 
     # --- operators ------------------------------------------------------------------------------
 
     def _install(self, sender: bytes, message: Install, frames: Sequence[Buffer]) -> Outgoing:
+        if self._greeted:  # a copy that comes late would undo what they have been told
+            raise GiveUp(
+                f"install: shard {self.spec.shard} serves workers by now; expected a fresh one"
+            )
         names = list(self.spec.rule.slot_names)
         if message.slots and sorted(message.slots) != sorted(names):
             raise BadInput(
@@ -581,9 +608,8 @@ class Shard:
         """The message is for this job, this life of this shard, and this table."""
         assert isinstance(message, FromWorker | FromOperator)
         if message.job != self.spec.job:
-            raise BadMessage(
-                f"shard {self.spec.shard} serves job {self.spec.job}, not {message.job}"
-            )
+            # Its own job's id is a secret, which a stranger must not be told.
+            raise BadMessage(f"shard {self.spec.shard} serves another job than {message.job}")
         if isinstance(message, Registered) and message.boot != self.boot:
             raise Resynchronise(
                 f"shard {self.spec.shard} is in life {self.boot}, the message is for {message.boot}"
