@@ -58,13 +58,13 @@ class Progress:
             )
 
     def starting(self, what: str) -> None:
-        """Say that `what` ("starting Spark", "loading data") has begun; it ends with the next."""
+        """Say that `what` ("Spark", "the test") has begun; it ends with the next, or an update."""
         self._end_activity("done")
         self._activity, self._activity_since = what, self._clock()
         if self._live is None:
             if self._unsaid:
                 self._say_readings()
-            self._say(f"{clock_text(self._activity_since - self._started)}  {what}")
+            self._say(f"{clock_text(self._activity_since - self._started)}  starting {what}")
 
     def update(self, statuses: Sequence[ShardStatus], records: Sequence[Rows] = ()) -> None:
         """Show the shards' statuses, and the records of updates since the last call, a shard each.
@@ -120,7 +120,7 @@ class Progress:
             parts.append(picture(self._readings))
         if self._activity is not None:
             took = self._clock() - self._activity_since
-            self._spinner.update(text=f"{self._activity}  {took:.0f} s")
+            self._spinner.update(text=f"starting {self._activity}  {took:.0f} s")
             parts.append(self._spinner)
         return Group(*parts)
 

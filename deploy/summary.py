@@ -2,8 +2,8 @@
 
 Everything here is computed from what the shards counted and the workers reported, by functions that
 take values and return values. The keys are fixed in docs/glossary.md, which a test binds to the
-struct. Of a resumed run `samples`, `updates`, `max_clock_gap` and the staleness figures tell the
-whole, and the rest what happened since it was resumed, for only that has been timed.
+struct. Of a resumed run `samples`, `updates`, `max_clock_gap`, `worker_restarts` and the staleness
+figures tell the whole, and the rest what happened since it was resumed: only that has been timed.
 """
 
 from collections.abc import Iterable, Sequence

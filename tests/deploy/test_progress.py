@@ -107,14 +107,14 @@ def test_a_pipe_gets_plain_lines() -> None:
 
     def run(console: Console) -> None:
         with Progress(steps=10, workers=1, bound=4, console=console, clock=time) as progress:
-            progress.starting("starting Ray")
+            progress.starting("Ray")
             time.now += 3
-            progress.starting("starting Spark")
+            progress.starting("Spark")
             for look in range(25):
                 time.now += 0.5
                 steps = status(steps=look, samples=64 * look)
                 progress.update([steps], [records(1, loss=0.5)])
-            progress.starting("testing")
+            progress.starting("the test")
             time.now += 70
 
     assert rendered(run).splitlines() == [
@@ -124,7 +124,7 @@ def test_a_pipe_gets_plain_lines() -> None:
         "0:08  steps 10/10  loss 0.5  128 samples/s  staleness 0.0, max 0  nobody waits",
         "0:13  steps 20/10  loss 0.5  128 samples/s  staleness 0.0, max 0  nobody waits",
         "0:15  steps 24/10  loss 0.5  128 samples/s  staleness 0.0, max 0  nobody waits",
-        "0:15  testing",
+        "0:15  starting the test",
     ]
 
 
@@ -148,10 +148,10 @@ def test_a_terminal_gets_a_picture(error: type[BaseException] | None, word: str)
 
     def run(console: Console) -> None:
         with Progress(steps=100, workers=1, bound=4, console=console, clock=time) as progress:
-            progress.starting("starting Ray")
+            progress.starting("Ray")
             time.now += 3.25
             progress.update([status(steps=50, workers=[WAITING])], [records(1, loss=0.125)])
-            progress.starting("testing")
+            progress.starting("the test")
             time.now += 1
             if error is not None:
                 raise error
@@ -168,9 +168,9 @@ def test_a_terminal_gets_a_picture(error: type[BaseException] | None, word: str)
     assert text.count(hidden) == text.count(shown) > 0
     assert text.rindex(shown) > text.rindex(hidden)
     plain = [" ".join(row.split()) for row in _without_escapes(text).splitlines()]
-    assert "done starting Ray 3.2 s" in plain
-    assert f"{word} testing 1.0 s" in plain
-    last = "\n".join(plain[plain.index(f"{word} testing 1.0 s") :])
+    assert "done Ray 3.2 s" in plain
+    assert f"{word} the test 1.0 s" in plain
+    last = "\n".join(plain[plain.index(f"{word} the test 1.0 s") :])
     assert "50 of 100 steps" in last
     assert "w1 12 12 0.2500 0 waits at the bound" in last
 
