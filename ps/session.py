@@ -6,15 +6,21 @@ again: the shard recognises a repetition (by seq for a push, by request number f
 repeating is always safe. Hence the whole of reliability here is a table of outstanding messages
 with a deadline each, and these reactions:
 
-- silence for `retry_s`: send it again;
+- silence for `retry_s`, or twice what the last push took: send it again, then twice as late each
+  time, because on a slow link the first copy may still be on its way;
 - a gap: the shard lacks an earlier push; send all unacknowledged pushes again, in order;
 - a resynchronise (the shard restarted, the lease ran out, the map moved): say hello again, join,
   then send everything outstanding to that shard again;
-- silence of one shard for `patience_s`: give up, naming it.
+- silence of one shard for `patience_s` while the driver listens: give up, naming it.
 
 Any number of requests may be in flight. The greeting is a request like the others: Hello to every
 shard; the smallest push number they report is where this worker goes on (shards that are ahead will
 recognise the repetition); then Join to shard 0, which says the clock, then to the others.
+
+A worker has one clock for all shards, or two workers could wait for each other at two of them. When
+its lease has run out and the others have gone on without it, shard 0 has it count on from beside
+them; the session then adds the difference to every clock it sends, tells it to the other shards by
+a Join, and asks anew for what it was pulling. The driver's own count is not touched.
 
 A driver calls a method, sends what it returns, feeds `receive` with what arrives and calls `tick`
 by `next_deadline`. The session holds the arrays of an unacknowledged push: until `Pushed` reports
@@ -35,6 +41,8 @@ from shards.errors import (
     DownpourError,
     Fenced,
     GiveUp,
+    Resynchronise,
+    Retry,
     WrongBuild,
 )
 from shards.messages import (
@@ -61,6 +69,8 @@ from shards.messages import (
 from shards.tables import DenseTable, ShardMap
 
 Frames = tuple[NDArray[np.float32], ...]
+
+_TRIES = 3  # at least, before patience ends
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -118,24 +128,35 @@ class _Pending(msgspec.Struct):
 
     message: FromWorker
     frames: Frames
+    asked: int
     resend_at: float
+    wait_s: float
 
 
 class _Asked(msgspec.Struct):
-    """One logical request: what it was, when, and the answers so far."""
+    """One logical request: what it was, when, at which clock, and the answers so far."""
 
     kind: type[FromWorker]
     since: float
+    clock: int
     answers: dict[int, tuple[Reply, Sequence[Buffer]]]
 
 
 _ERRORS: dict[Remedy, type[DownpourError]] = {
+    Remedy.RETRY: Retry,
+    Remedy.RESYNCHRONISE: Resynchronise,
+    Remedy.GAP: Resynchronise,
     Remedy.GIVE_UP: GiveUp,
     Remedy.BAD_MESSAGE: BadMessage,
     Remedy.BAD_INPUT: BadInput,
     Remedy.FENCED: Fenced,
     Remedy.WRONG_BUILD: WrongBuild,
 }
+
+
+def error_of(refusal: Refusal) -> DownpourError:
+    """The error that a refusal stands for."""
+    return _ERRORS[refusal.remedy](refusal.text)
 
 
 class Session:
@@ -159,24 +180,31 @@ class Session:
         self.build = build
         self.table = table
         self.map = shard_map
-        self.retry_s = retry_s
+        self.retry_s = min(retry_s, patience_s / _TRIES)
         self.patience_s = patience_s
         self.seq = 0
         self.ready: Ready | None = None
         self._request = 0
+        self._rtt_s = 0.0
+        # On the wire: where this life was last let in, its last push, and how far that is ahead of
+        # what the driver counts.
+        self._admission: int | None = None
+        self._clock = self._ahead = 0
         self._boots: dict[int, int] = {}
         self._joined: set[int] = set()
         self._welcomes: dict[int, Welcome] = {}
-        self._start: Ready | None = None
+        self._mended: dict[int, tuple[int, float]] = {}
         self._pending: dict[tuple[int, int], _Pending] = {}
         self._asked: dict[int, _Asked] = {}
         self._heard: dict[int, float] = {}
+        self._listening_since = self._ticked_at = 0.0
 
     # --- what a driver asks for -------------------------------------------------------------------
 
     def hello(self, now: float) -> list[Send]:
         """Introduce this worker to every shard; `Ready` follows."""
         self._heard = dict.fromkeys(range(self.map.shards), now)
+        self._listening_since = self._ticked_at = now
         return [self._greet(shard, now) for shard in range(self.map.shards)]
 
     def pull(self, clock: int, now: float) -> tuple[int, list[Send]]:
@@ -184,21 +212,8 @@ class Session:
 
         Several pulls may be in flight; each is answered under its own request number.
         """
-        request = self._next(Pull, now)
-
-        def message(shard: int) -> FromWorker:
-            return Pull(
-                request,
-                self.job,
-                self.worker,
-                self.incarnation,
-                self._boots[shard],
-                self.map.epoch,
-                self.table.name,
-                clock,
-            )
-
-        return request, self._to_all(request, message, now)
+        request = self._next(Pull, now, clock)
+        return request, self._ask_weights(request, clock, now)
 
     def push(
         self,
@@ -220,14 +235,11 @@ class Session:
         hold once it is applied. The array must not change until `Pushed`. Raises BadInput when it
         does not fit the table.
         """
-        if gradient.shape != (self.table.size,) or gradient.dtype != np.float32:
-            raise BadInput(
-                f"push to table {self.table.name}: expected float32 of shape ({self.table.size},),"
-                f" got {gradient.dtype} of shape {gradient.shape}"
-            )
+        self._check_push(gradient, read_versions)
         self.seq += 1
         seq = self.seq
-        request = self._next(Push, now)
+        self._clock = clock + self._ahead
+        request = self._next(Push, now, clock)
 
         def message(shard: int) -> FromWorker:
             return Push(
@@ -239,7 +251,7 @@ class Session:
                 self.map.epoch,
                 self.table.name,
                 seq,
-                clock,
+                self._clock,
                 step,
                 steps,
                 samples,
@@ -257,7 +269,7 @@ class Session:
 
     def leave(self, now: float) -> list[Send]:
         """Tell every shard not to wait for this worker any more; `Departed` follows."""
-        request = self._next(Leave, now)
+        request = self._next(Leave, now, 0)
         return self._to_all(
             request,
             lambda shard: Leave(
@@ -279,6 +291,8 @@ class Session:
         self._heard[shard] = now
         key = (shard, reply.request)
         pending = self._pending.get(key)
+        if isinstance(reply, Refusal) and reply.request == 0:
+            raise error_of(reply)  # the shard could not even read which request it refuses
         if pending is None or isinstance(reply, Renewed):
             return [], []
         match reply:
@@ -294,21 +308,26 @@ class Session:
                 return self._admitted(shard, reply, now)
             case _:
                 del self._pending[key]
-                return [], self._answered(shard, reply, frames, now)
+                return [], self._answered(shard, pending.asked, reply, frames, now)
 
     def tick(self, now: float) -> list[Send]:
         """Repeat what has been silent too long; raises Unreachable when a shard stays silent."""
+        if now - self._ticked_at > self.patience_s / 2:
+            # The driver was away, computing: that nothing was heard says nothing about the shards.
+            self._listening_since = now
+        self._ticked_at = now
         due = []
         for (shard, _), pending in self._pending.items():
             if pending.resend_at > now:
                 continue
-            if now - self._heard[shard] > self.patience_s:
+            if now - max(self._heard[shard], self._listening_since) > self.patience_s:
                 what = type(pending.message).__name__.lower()
                 raise Unreachable(
                     f"shard {shard} has not answered {self.worker}'s {what} for"
                     f" {self.patience_s:g} s"
                 )
-            pending.resend_at = now + self.retry_s
+            pending.wait_s = min(2 * pending.wait_s, self.patience_s / _TRIES)
+            pending.resend_at = now + pending.wait_s
             if self._may_send(shard, pending.message):
                 due.append(Send(shard, pending.message, pending.frames))
         return due
@@ -345,10 +364,12 @@ class Session:
     def _welcomed(self, shard: int, reply: Welcome, now: float) -> list[Send]:
         self._boots[shard] = reply.boot
         self._welcomes[shard] = reply
+        self._mended.pop(shard, None)
         if self.ready is not None:
             self._check_memory(shard, reply)
-            return [self._join(shard, self.ready.clock, now)]
-        if len(self._welcomes) < self.map.shards:
+        if self._admission is not None:
+            return [self._join(shard, self._admission, now)]
+        if len(self._welcomes) < self.map.shards or self._joining(0):
             return []
         return [self._join(0, 0, now)]
 
@@ -371,21 +392,62 @@ class Session:
         join = Join(request, self.job, self.worker, self.incarnation, self._boots[shard], clock)
         return self._keep(shard, request, join, (), now)
 
+    def _joining(self, shard: int) -> bool:
+        return any(
+            to == shard and isinstance(pending.message, Join)
+            for (to, _), pending in self._pending.items()
+        )
+
     def _admitted(self, shard: int, reply: Joined, now: float) -> tuple[list[Send], list[Event]]:
+        returning = shard not in self._joined
         self._joined.add(shard)
         if self.ready is not None:
-            return self._resend_all(shard, now), []
-        if shard == 0 and len(self._joined) == 1:
-            behind = min(self._welcomes.values(), key=lambda welcome: welcome.seq)
-            self._start = Ready(behind.seq, behind.step, reply.clock, behind.lease_s)
+            sends = self._catch_up(reply.clock, now) if shard == 0 else []
+            return sends + (self._resend_all(shard, now) if returning else []), []
+        if self._admission is None:
+            assert shard == 0, "shard 0 admits first"
+            self._admission = reply.clock
             sends = [self._join(other, reply.clock, now) for other in range(1, self.map.shards)]
             if sends:
                 return sends, []
         if len(self._joined) < self.map.shards:
             return [], []
-        assert self._start is not None, "shard 0 admits first"
-        self.ready, self.seq = self._start, self._start.seq
+        behind = min(self._welcomes.values(), key=lambda welcome: welcome.seq)
+        self.ready = Ready(behind.seq, behind.step, self._admission, behind.lease_s)
+        self.seq, self._clock = behind.seq, self._admission
         return [], [self.ready]
+
+    def _catch_up(self, clock: int, now: float) -> list[Send]:
+        """Shard 0 counts this worker at `clock` again: count on from there, at every shard."""
+        applied = self._welcomes[0].seq
+        unapplied = sum(
+            pending.message.steps
+            for (shard, _), pending in self._pending.items()
+            if shard == 0 and isinstance(pending.message, Push) and pending.message.seq > applied
+        )
+        behind = clock + unapplied - self._clock
+        if behind <= 0:
+            return []
+        self._ahead += behind
+        self._clock = self._admission = self._clock + behind
+        sends = [
+            self._join(shard, self._admission, now)
+            for shard in range(1, self.map.shards)
+            if shard in self._joined or self._joining(shard)
+        ]
+        for key, pending in list(self._pending.items()):
+            if isinstance(pending.message, Push):
+                pending.message = msgspec.structs.replace(
+                    pending.message, clock=pending.message.clock + behind
+                )
+            elif isinstance(pending.message, Pull):
+                del self._pending[key]
+        for request, asked in self._asked.items():
+            if asked.kind is Pull:
+                # An answer to the old clock may have passed a gate that the new one must not.
+                asked.answers.clear()
+                sends += self._ask_weights(request, asked.clock, now)
+        return [send for send in sends if send.shard > 0]  # shard 0 is sent everything next
 
     # --- refusals ---------------------------------------------------------------------------------
 
@@ -404,15 +466,21 @@ class Session:
                 ):
                     return []
                 return [self._greet(shard, now)]
-            case remedy:
-                raise _ERRORS[remedy](reply.text)
+            case _:
+                raise error_of(reply)
 
     def _resend_pushes(self, shard: int, expected: int, now: float) -> list[Send]:
+        # Every push behind the lost one is refused for the same reason: mend it once.
+        mended, until = self._mended.get(shard, (0, 0.0))
+        if mended == expected and now < until:
+            return []
+        self._mended[shard] = (expected, now + self._retry_s)
         sends = []
         for (to, _), pending in self._pending.items():
             message = pending.message
             if to == shard and isinstance(message, Push) and message.seq >= expected:
-                pending.resend_at = now + self.retry_s
+                pending.wait_s = self._retry_s
+                pending.resend_at = now + pending.wait_s
                 sends.append(Send(shard, message, pending.frames))
         return sends
 
@@ -424,7 +492,8 @@ class Session:
                 continue
             if isinstance(pending.message, Registered):
                 pending.message = msgspec.structs.replace(pending.message, boot=self._boots[shard])
-            pending.resend_at = now + self.retry_s
+            pending.wait_s = self._retry_s
+            pending.resend_at = now + pending.wait_s
             sends.append(Send(shard, pending.message, pending.frames))
         return sends
 
@@ -434,29 +503,69 @@ class Session:
         self._request += 1
         return self._request
 
-    def _next(self, kind: type[FromWorker], now: float) -> int:
+    def _next(self, kind: type[FromWorker], now: float, clock: int) -> int:
         assert self.ready is not None, "the driver waits for Ready first"
         request = self._count()
-        self._asked[request] = _Asked(kind, now, {})
+        self._asked[request] = _Asked(kind, now, clock, {})
         return request
+
+    @property
+    def _retry_s(self) -> float:
+        """How long the first answer is waited for."""
+        return min(max(self.retry_s, 2 * self._rtt_s), self.patience_s / _TRIES)
+
+    def _ask_weights(self, asked: int, clock: int, now: float) -> list[Send]:
+        """Ask every shard for pull `asked`, under a number that it has not been sent with."""
+        request = self._count()
+
+        def message(shard: int) -> FromWorker:
+            return Pull(
+                request,
+                self.job,
+                self.worker,
+                self.incarnation,
+                self._boots[shard],
+                self.map.epoch,
+                self.table.name,
+                clock + self._ahead,
+            )
+
+        return self._to_all(asked, message, now)
+
+    def _check_push(self, gradient: NDArray[np.float32], read_versions: Sequence[int]) -> None:
+        what = f"push to table {self.table.name}"
+        if gradient.shape != (self.table.size,) or gradient.dtype != np.float32:
+            raise BadInput(
+                f"{what}: expected float32 of shape ({self.table.size},),"
+                f" got {gradient.dtype} of shape {gradient.shape}"
+            )
+        if not gradient.flags.c_contiguous:
+            raise BadInput(f"{what}: expected a contiguous array, got strides {gradient.strides}")
+        if len(read_versions) != self.map.shards:
+            raise BadInput(
+                f"{what}: expected {self.map.shards} read versions, one a shard,"
+                f" got {len(read_versions)}"
+            )
 
     def _to_all(
         self,
-        request: int,
+        asked: int,
         message: Callable[[int], FromWorker],
         now: float,
         frames: Callable[[int], Frames] = lambda _: (),
     ) -> list[Send]:
         sends = [
-            self._keep(shard, request, message(shard), frames(shard), now)
+            self._keep(shard, asked, message(shard), frames(shard), now)
             for shard in range(self.map.shards)
         ]
         return [send for send in sends if send.shard in self._joined]
 
     def _keep(
-        self, shard: int, request: int, message: FromWorker, frames: Frames, now: float
+        self, shard: int, asked: int, message: FromWorker, frames: Frames, now: float
     ) -> Send:
-        self._pending[shard, request] = _Pending(message, frames, now + self.retry_s)
+        wait_s = self._retry_s
+        key = (shard, message.request)
+        self._pending[key] = _Pending(message, frames, asked, now + wait_s, wait_s)
         return Send(shard, message, frames)
 
     def _may_send(self, shard: int, message: FromWorker) -> bool:
@@ -464,17 +573,17 @@ class Session:
         return shard in self._joined or isinstance(message, Hello | Join)
 
     def _answered(
-        self, shard: int, reply: Reply, frames: Sequence[Buffer], now: float
+        self, shard: int, request: int, reply: Reply, frames: Sequence[Buffer], now: float
     ) -> list[Event]:
-        asked = self._asked.get(reply.request)
+        asked = self._asked.get(request)
         if asked is None:
             return []
         asked.answers[shard] = (reply, frames)
         if len(asked.answers) < self.map.shards:
             return []
-        del self._asked[reply.request]
+        del self._asked[request]
         answers = [asked.answers[s] for s in range(self.map.shards)]
-        return [self._event(reply.request, answers, now - asked.since)]
+        return [self._event(request, answers, now - asked.since)]
 
     def _event(
         self, request: int, answers: list[tuple[Reply, Sequence[Buffer]]], took_s: float
@@ -493,6 +602,7 @@ class Session:
                 max(reply.waited_s for reply in weights),
             )
         if len(acks) == len(answers):
+            self._rtt_s = took_s
             return Pushed(
                 request,
                 acks[0].seq,

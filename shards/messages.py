@@ -28,7 +28,7 @@ PROTOCOL = 1
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Text = Annotated[str, Meta(max_length=256)]
-Share = Annotated[int, Meta(ge=0, le=2**32)]  # what a push adds to counters, which must not overflow
+Share = Annotated[int, Meta(ge=0, le=2**32)]  # summed up, and no sum may overflow
 Keys = Annotated[list[Count], Meta(max_length=64)]
 
 
