@@ -5,7 +5,7 @@ An error of ours is one line on standard error and exit status 1; a wrong option
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -14,6 +14,9 @@ from deploy.settings import NO_BOUND, TrainSettings, parse_staleness
 from ps.build import build_id
 from shards.errors import BadInput, DownpourError
 from worker.strategies import STRATEGIES
+
+if TYPE_CHECKING:
+    from deploy.summary import Summary
 
 app = typer.Typer(
     name="downpour",
@@ -137,9 +140,12 @@ def train(
     given.pop("resume", None)
     from deploy.train import run
 
-    summary = run(_settings(given, resume), resuming=resume is not None)
+    settings = _settings(given, resume)
+    summary = run(settings, resuming=resume is not None)
     if summary is None:
+        typer.echo(f"stopped; go on with: downpour train --resume {settings.out}")
         raise typer.Exit(130)
+    typer.echo(_result(summary, settings.out))
 
 
 @app.command()
@@ -181,6 +187,13 @@ def version() -> None:
     from importlib.metadata import version as installed
 
     typer.echo(f"downpour {installed('downpour-sgd')} build {build_id()}")
+
+
+def _result(summary: "Summary", out: Path) -> str:
+    """What a run came to, in one line."""
+    tested = summary.test_accuracy is not None
+    accuracy = f"test accuracy {summary.test_accuracy:.2%}, " if tested else ""
+    return f"{accuracy}{summary.updates} updates in {summary.seconds:.0f} s; see {out}"
 
 
 def _settings(given: dict[str, object], resume: Path | None) -> TrainSettings:

@@ -35,8 +35,9 @@ _TRIAL = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_le
 # Ray rewrites 127.0.0.1 to an address of the network; the rest of 127/8 it leaves alone.
 _LOOPBACK = "127.0.0.2" if sys.platform == "linux" else None
 _OBJECT_STORE_BYTES = 80 << 20  # Ray's least: gradients travel over ZeroMQ, never through it.
-# Ray's sockets lie some 65 characters below its folder, and a socket's path ends at 107.
-_LONGEST_FOLDER = 40
+# A socket's path ends at 107 characters. Ray's sockets lie 64 below its folder, which lies 26 below
+# the folder for temporary files.
+_LONGEST_FOLDER = 107 - 64 - 26
 
 
 @contextmanager

@@ -63,7 +63,8 @@ def run(settings: TrainSettings, *, resuming: bool = False) -> Summary | None:
             snapshots=folder.snapshots,
             observer=observer,
         )
-        progress.starting("the test")
+        if not outcome.interrupted:
+            progress.starting("the test")
         return _finish(inputs, outcome, folder, observer)
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ps.cluster import Cluster
 from ps.links import Links
 from ps.session import Departed, Event, Pulled, Pushed, Ready, Send, Session
-from shards.errors import BadInput, DownpourError, GiveUp
+from shards.errors import BadInput, DownpourError
 from shards.messages import Renew
 from shards.versions import Buffers
 
@@ -63,6 +63,11 @@ class Client:
         patience_s: float = 30.0,
         in_flight: int = 2,
     ) -> None:
+        for what, value in (("retry_s", retry_s), ("patience_s", patience_s)):
+            if not value > 0:
+                raise BadInput(f"{what}: expected more than 0 s, got {value:g}")
+        if in_flight < 1:
+            raise BadInput(f"in_flight: expected at least 1, got {in_flight}")
         self.cluster = cluster
         self.worker = worker
         self.table = cluster.table
@@ -93,6 +98,7 @@ class Client:
         self._departed = False
         self._renewal: _Renewal | None = None
         try:
+            self._links.await_connections(min(retry_s, patience_s))
             self._greet()
         except BaseException:
             self._links.close()
@@ -143,16 +149,16 @@ class Client:
             if self._replica is None:
                 raise BadInput("push: expected a pull before the first push, got none")
             read_versions = self._replica.versions
+        if steps < 1 or samples < 0:
+            raise BadInput(f"push: expected steps >= 1 and samples >= 0, got {steps} and {samples}")
         started, before = time.monotonic(), self.times.serialise_s
         self._await_room(self._in_flight - 1)
         self.times.network_s += time.monotonic() - started - (self.times.serialise_s - before)
-        self.clock += steps
-        self.step += steps
         _, sends = self._session.push(
             gradient,
             read_versions,
-            clock=self.clock,
-            step=self.step,
+            clock=self.clock + steps,
+            step=self.step + steps,
             steps=steps,
             samples=samples,
             loss=float(loss),
@@ -160,6 +166,8 @@ class Client:
             wait_s=self._wait_s,
             now=time.monotonic(),
         )
+        self.clock += steps
+        self.step += steps
         self._send(sends)
 
     def flush(self) -> None:
@@ -306,10 +314,12 @@ class _Renewal:
 
     def _run(self) -> None:
         try:
-            links = Links(self._endpoints)
-        except GiveUp as error:
+            self._renew_until_ended()
+        except DownpourError as error:
             self._failure = error
-            return
+
+    def _renew_until_ended(self) -> None:
+        links = Links(self._endpoints)
         try:
             while not self._ended.wait(self._period_s):
                 for shard, boot in enumerate(self._session.boots):

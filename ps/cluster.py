@@ -25,9 +25,17 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     bound: int | None
     build: str = msgspec.field(default_factory=build_id)
 
+    def __post_init__(self) -> None:
+        if len(self.endpoints) != self.map.shards:
+            raise BadInput(
+                f"cluster {self.job}: expected {self.map.shards} endpoints, one a shard,"
+                f" got {len(self.endpoints)}"
+            )
+
     def save(self, path: Path) -> None:
         """Write it as JSON that only this user can read."""
         path.touch(mode=0o600)
+        path.chmod(0o600)  # it may have been there
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self)))
 
     @staticmethod

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from ps.cluster import Cluster
 from ps.links import Links
-from ps.session import Unreachable
+from ps.session import Unreachable, error_of
 from shards import codec
 from shards.codec import Buffer
-from shards.errors import BadInput, GiveUp, Retry
+from shards.errors import BadInput
 from shards.ledger import Ledger
 from shards.messages import (
     AskRecords,
@@ -28,7 +28,6 @@ from shards.messages import (
     Read,
     Records,
     Refusal,
-    Remedy,
     Reply,
     ShardStatus,
     State,
@@ -53,6 +52,7 @@ class Console:
     def __init__(self, cluster: Cluster, *, patience_s: float = 30.0) -> None:
         self.cluster = cluster
         self._links = Links(cluster.endpoints)
+        self._links.await_connections(min(_RETRY_S, patience_s))
         self._patience_s = patience_s
         self._request = 0
         self._collected = [0] * len(cluster.endpoints)
@@ -168,11 +168,8 @@ class Console:
     def _await(self, shard: int, until: float) -> tuple[Reply, list[Buffer]] | None:
         while (now := time.monotonic()) < until:
             for origin, reply, frames in self._links.receive(until - now):
-                if origin != shard or reply.request != self._request:
-                    continue
-                if isinstance(reply, Refusal):
-                    if reply.remedy is Remedy.RETRY:
-                        raise Retry(reply.text)
-                    raise GiveUp(reply.text)
-                return reply, frames
+                if isinstance(reply, Refusal) and reply.request in (0, self._request):
+                    raise error_of(reply)  # 0: the shard could not even read the question
+                if origin == shard and reply.request == self._request:
+                    return reply, frames
         return None

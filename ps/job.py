@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
+from math import inf
 
 from ps.build import build_id
 from ps.cluster import Cluster
@@ -34,8 +35,11 @@ def shard_specs(
     for what, value, least in (("shards", shards, 1), ("workers", workers, 1), ("bound", bound, 0)):
         if value is not None and value < least:
             raise BadInput(f"{what}: expected at least {least}, got {value}")
-    if lease_s <= 0:
-        raise BadInput(f"lease_s: expected more than 0 s, got {lease_s:g}")
+    if not 0 < lease_s < inf:
+        raise BadInput(f"lease_s: expected more than 0 s, and finite, got {lease_s:g}")
+    if merge is Merge.ROUND and bound != 0:
+        got = "none" if bound is None else bound
+        raise BadInput(f"bound: expected 0, at which pushes are merged in rounds, got {got}")
     job, shard_map = f"{name}-{secrets.token_hex(8)}", cut_evenly(table, shards)
     return [
         ShardSpec(

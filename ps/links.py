@@ -6,6 +6,7 @@ being queued for a shard that is down and then delivered to its next life.
 
 import contextlib
 import math
+import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -51,6 +52,16 @@ class Links:
             ) from None
         self._poller.register(socket, zmq.POLLIN)
         return socket
+
+    def await_connections(self, timeout_s: float) -> None:
+        """Wait until every shard has been reached, or `timeout_s`: what is sent before is lost."""
+        waiting = zmq.Poller()
+        for socket in self._sockets:
+            waiting.register(socket, zmq.POLLOUT)
+        until = time.monotonic() + timeout_s
+        while waiting.sockets and (left_s := until - time.monotonic()) > 0:
+            for socket, _ in waiting.poll(math.ceil(left_s * 1000)):
+                waiting.unregister(socket)
 
     def send(
         self, shard: int, message: Message, frames: Sequence[NDArray[np.float32] | bytes] = ()

@@ -10,6 +10,7 @@ from itertools import islice
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from cupy_kernels.updates import squared_norm
 from ps import Client
@@ -62,7 +63,7 @@ def train_replica(
     """
     plan.strategy.check(client.cluster.bound, plan.prefetch)
     loop = _Loop(client, model, batches, plan)
-    started, first_step = time.monotonic(), client.step
+    started, first_step, before = time.monotonic(), client.step, structs.replace(client.times)
     loop.run()
     return Report(
         worker=client.worker,
@@ -72,9 +73,9 @@ def train_replica(
         seconds=time.monotonic() - started,
         compute_s=loop.compute_s,
         data_s=loop.data_s,
-        waited_s=client.times.waited_s,
-        network_s=client.times.network_s,
-        serialise_s=client.times.serialise_s,
+        waited_s=client.times.waited_s - before.waited_s,
+        network_s=client.times.network_s - before.network_s,
+        serialise_s=client.times.serialise_s - before.serialise_s,
         duplicates=client.duplicates,
     )
 

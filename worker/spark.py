@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from threading import current_thread, main_thread
+from threading import Event, Timer, current_thread, main_thread
 from typing import Any
 from warnings import catch_warnings
 
@@ -39,6 +39,7 @@ __all__ = [
     "start_session",
 ]
 
+_START_S = 30.0
 _EXIT_S = 15.0
 _SPARK_ERRORS = (PySparkException, Py4JError, OSError)
 
@@ -81,20 +82,33 @@ def run_tasks(
         assert context is not None, "mapInArrow runs inside a task"
         yield from task(batches, context.partitionId(), context.attemptNumber())
 
-    session = df.sparkSession
-    session.addTag(tag)
+    add, remove, _ = _tagging(df)
+    add(tag)
     try:
         return df.mapInArrow(host, from_arrow_schema(schema)).collect()
     except _SPARK_ERRORS as error:
         raise GiveUp(f"a Spark task failed for good: {task_reason(str(error))}") from None
     finally:
-        session.removeTag(tag)
+        remove(tag)
+
+
+def _tagging(df: DataFrame) -> tuple[Callable[[str], Any], ...]:
+    """How to tag this thread's jobs, to end that, and to cancel what runs under a tag.
+
+    A classic session's own tags do not reach the job behind `collect`; its context's do.
+    """
+    session = df.sparkSession
+    if not hasattr(df, "_jdf"):
+        return session.addTag, session.removeTag, session.interruptTag
+    context = session.sparkContext
+    return context.addJobTag, context.removeJobTag, context.cancelJobsWithTag
 
 
 def interrupt(df: DataFrame, tag: str) -> None:
     """Cancel what runs under `tag`; its tasks end within moments."""
     with suppress(*_SPARK_ERRORS):
-        df.sparkSession.interruptTag(tag)
+        _, _, cancel = _tagging(df)
+        cancel(tag)
 
 
 def partition_count(df: DataFrame) -> int:
@@ -163,10 +177,8 @@ def _classic(
         with _kept(env, without):
             gateway = _launch(settings, log)
             SparkContext._gateway, SparkContext._jvm = gateway, gateway.jvm
-            try:
+            with _hurried(gateway, master):
                 session = SparkSession(SparkContext(gateway=gateway))
-            except _SPARK_ERRORS as error:
-                raise GiveUp(f"Spark at {master} did not start: {reason(error)}") from None
         yield session
     finally:
         if SparkContext._gateway not in earlier:
@@ -211,6 +223,32 @@ def _launch(settings: Mapping[str, str], log: Path) -> Any:
             printed = log.read_text(errors="replace").strip().splitlines()
             why = printed[-1] if printed else reason(error)
             raise GiveUp(f"Spark's JVM did not start: {why}") from None
+
+
+@contextmanager
+def _hurried(gateway: Any, master: str) -> Iterator[None]:
+    """Turn what goes wrong at the start into one line, and end a wait for what is no master.
+
+    Spark itself asks a master for a minute, then speaks of something else. YARN and Kubernetes may
+    have good reasons to be slow.
+    """
+    late = Event()
+
+    def give_up() -> None:
+        late.set()
+        gateway.proc.kill()
+
+    timer = Timer(_START_S, give_up)
+    if master.startswith("spark:"):
+        timer.start()
+    try:
+        yield
+    except _SPARK_ERRORS as error:
+        silence = f"no Spark {pyspark.__version__} master answered in {_START_S:g} s"
+        why = silence if late.is_set() else reason(error)
+        raise GiveUp(f"Spark at {master} did not start: {why}") from None
+    finally:
+        timer.cancel()
 
 
 def _stop(gateway: Any) -> None:
