@@ -45,5 +45,5 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.json.decode(path.read_bytes(), type=Cluster)
         except OSError as error:
             raise BadInput(f"cluster file {path}: {error.strerror}") from None
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        except (msgspec.DecodeError, BadInput) as error:
             raise BadInput(f"cluster file {path}: {error}") from None

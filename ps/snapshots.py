@@ -59,6 +59,7 @@ def save_snapshot(
 ) -> None:
     """Write the states of all shards as `folder`; raises GiveUp naming it if the disk fails."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    former = temporary.with_name(temporary.name + ".former")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
@@ -66,12 +67,17 @@ def save_snapshot(
         manifest = Manifest(table=table, map=shard_map, rule=rule, workers=workers, parts=parts)
         _flushed(temporary / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
         _flush_folder(temporary)
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():  # one of the same name stays whole until it is replaced
+            folder.rename(former)
         temporary.rename(folder)
         _flush_folder(folder.parent)
     except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
         raise GiveUp(f"snapshot {folder}: {error.strerror}; earlier snapshots are intact") from None
+    finally:
+        if former.exists() and not folder.exists():
+            former.rename(folder)
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(former, ignore_errors=True)
 
 
 def load_snapshot(folder: Path) -> tuple[Manifest, list[ShardState]]:
@@ -87,7 +93,7 @@ def load_manifest(folder: Path) -> Manifest:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except OSError as error:
         raise BadInput(f"snapshot {path}: {error.strerror}") from None
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+    except (msgspec.DecodeError, BadInput) as error:
         raise BadInput(f"snapshot {path}: {error}") from None
     if manifest.format != FORMAT:
         raise BadInput(f"snapshot {path}: expected format {FORMAT}, got {manifest.format}")
@@ -116,6 +122,8 @@ def _write(folder: Path, shard: int, state: ShardState) -> Part:
 
 def _read(folder: Path, part: Part) -> ShardState:
     path = folder / part.file
+    if path.name != part.file:
+        raise BadInput(f"snapshot {folder}: expected a file name, got {part.file!r}")
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -134,7 +142,7 @@ def _read(folder: Path, part: Part) -> ShardState:
                 if key.startswith(_SLOT)
             }
             return ShardState(saved, file.get_tensor(_WEIGHTS), slots)
-    except (SafetensorError, KeyError, msgspec.ValidationError) as error:
+    except (SafetensorError, KeyError, TypeError, msgspec.DecodeError) as error:
         raise BadInput(f"snapshot {path}: {error}") from None
 
 
