@@ -288,5 +288,4 @@ def _ran(summary: Summary) -> str:
     return (
         f"workers {summary.workers}   shards {summary.shards}   staleness bound {bound}"
         f"   updates {summary.updates:,}   samples {summary.samples:,}"
-        f"   seconds {summary.seconds:,.0f}"
     )
