@@ -32,7 +32,7 @@ from worker.replica import Plan, Report
 from worker.task import REPORT, TaskSpec, decode_reports, run_task
 
 _LOOK_S = 0.5
-_CHECK_S = 2.0
+_ANSWER_S = 10.0
 _CANCEL_S = 15.0
 
 
@@ -116,7 +116,10 @@ def run_job(
         lease_s=job.lease_s,
         warm_steps=job.plan.strategy.warm_up,
     )
-    with ray_shards(specs, job.bind) as hosts, Console(hosts.cluster) as console:
+    with (
+        ray_shards(specs, job.bind) as hosts,
+        Console(hosts.cluster, patience_s=_ANSWER_S) as console,
+    ):
         restored = _install(console, start)
         if observer is not None:
             observer.started(hosts.cluster, restored)
@@ -196,12 +199,10 @@ class _Run:
 
     def _watch(self, future: "Future[list[Report]]") -> None:
         every = self.job.snapshot_every
-        check_at, snapshot_at = time.monotonic() + _CHECK_S, every
+        snapshot_at = every
         while not wait([future], _LOOK_S).done:
+            self.hosts.check()
             statuses = self._look()
-            if time.monotonic() >= check_at:
-                self.hosts.check()
-                check_at = time.monotonic() + _CHECK_S
             if every and self._iteration(statuses) >= snapshot_at:
                 self._save(self.console.export(), statuses)
                 snapshot_at = (self._iteration(statuses) // every + 1) * every
@@ -236,6 +237,7 @@ class _Run:
     def _with_snapshot(self, error: DownpourError) -> DownpourError:
         """The same error, saying which snapshot to go on from; a new one if the shards live."""
         try:
+            self.hosts.check()
             self._save(self.console.export(), self.console.status())
         except DownpourError:
             pass  # The shards are what failed: the last snapshot is the one to name.
