@@ -21,6 +21,6 @@ def reach(name: str, addresses: Sequence[tuple[str, int]], timeout_s: float = RE
                 return str(connection.getsockname()[0])
         except TimeoutError:
             problem = f"no answer in {timeout_s:g} s"
-        except (OSError, OverflowError) as error:  # A port beyond 65535 overflows.
-            problem = getattr(error, "strerror", None) or str(error)
+        except OSError as error:
+            problem = error.strerror or str(error)
     raise BadInput(f"{name}: expected a server that accepts connections, got: {problem}")

@@ -1,0 +1,172 @@
+"""Real clusters of one machine, as an operator would start them: each ends with its context."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from http.client import HTTPException
+from pathlib import Path
+from urllib.request import urlopen
+
+import psutil
+import pyspark
+
+from deploy.java import java_environment
+
+_READY_S = 60.0
+_SPARK_HOME = Path(pyspark.__file__).parent
+_LOG4J = "rootLogger.level = error\n"
+_QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+def free_port() -> int:
+    """A TCP port that nobody listened on a moment ago, below the ones that Ray gives out."""
+    for port in range(7300 + os.getpid() % 500, 9900):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return port
+    raise AssertionError("no free port from 7300 to 9900")
+
+
+@contextmanager
+def standalone_spark(folder: Path, cores: int = 2) -> Iterator[str]:
+    """A standalone master and one worker of `cores`; gives the master's spark:// URL."""
+    port, page = free_port(), 0
+    with ExitStack() as stack:
+        master = f"spark://127.0.0.1:{port}"
+        page = port + 1
+        _spark_class(
+            stack,
+            folder / "master",
+            "org.apache.spark.deploy.master.Master",
+            *("--host", "127.0.0.1", "--port", str(port), "--webui-port", str(page)),
+        )
+        _wait("the master", lambda: _master(page) is not None)
+        _spark_class(
+            stack,
+            folder / "worker",
+            "org.apache.spark.deploy.worker.Worker",
+            *("--host", "127.0.0.1", "--cores", str(cores), "--memory", "1g"),
+            *("--webui-port", "0", "--work-dir", str(folder / "work"), master),
+        )
+        _wait("the worker", lambda: (_master(page) or {}).get("aliveworkers") == 1)
+        yield master
+
+
+@contextmanager
+def connect_server(folder: Path) -> Iterator[str]:
+    """A Spark Connect server over `local[2,4]`; gives its sc:// URL."""
+    port = free_port()
+    options = {
+        "spark.master": "local[2,4]",
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.local.dir": str(folder),
+        "spark.driver.extraJavaOptions": _QUICK,
+    }
+    with ExitStack() as stack:
+        _spark_class(
+            stack,
+            folder / "connect",
+            "org.apache.spark.deploy.SparkSubmit",
+            *(word for name, value in options.items() for word in ("--conf", f"{name}={value}")),
+            *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
+            "spark-internal",
+        )
+        _wait("the Connect server", lambda: _listening(port))
+        yield f"sc://127.0.0.1:{port}"
+
+
+@contextmanager
+def ray_head(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
+    """A Ray head with two CPUs, under `environ`; gives HOST:PORT.
+
+    `folder` holds Ray's sockets, so its path must be short.
+    """
+    port = free_port()
+    command = [
+        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+        *("--node-ip-address", "127.0.0.3", "--port", str(port), "--num-cpus", "2"),
+        *("--include-dashboard", "false", "--ray-client-server-port", str(port + 1)),
+        *("--temp-dir", str(folder), "--disable-usage-stats"),
+    ]
+    with ExitStack() as stack:
+        head = _process(stack, folder / "head.log", command, os.environ | environ)
+        _wait("the Ray head", lambda: _listening(port, "127.0.0.3") and head.poll() is None)
+        yield f"127.0.0.3:{port}"
+
+
+def _spark_class(stack: ExitStack, folder: Path, *command: str) -> None:
+    conf = folder / "conf"
+    conf.mkdir(parents=True)
+    (conf / "log4j2.properties").write_text(_LOG4J)
+    environ = (
+        os.environ
+        | java_environment()
+        | {
+            "SPARK_HOME": str(_SPARK_HOME),
+            "SPARK_CONF_DIR": str(conf),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_DIRS": str(folder),
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": _QUICK,
+            "SPARK_NO_DAEMONIZE": "1",
+            "PYSPARK_PYTHON": sys.executable,
+        }
+    )
+    _process(stack, folder / "log", [str(_SPARK_HOME / "bin" / "spark-class"), *command], environ)
+
+
+def _process(
+    stack: ExitStack, log: Path, command: list[str], environ: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    output = stack.enter_context(log.open("wb"))
+    process = subprocess.Popen(
+        command, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+    )
+    stack.callback(_end, process)
+    return process
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that was started here, and what it started."""
+    try:
+        family = psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        family = []
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    _, alive = psutil.wait_procs(family, timeout=10)
+    for child in alive:
+        child.kill()
+    psutil.wait_procs(alive)
+
+
+def _wait(what: str, ready: Callable[[], bool]) -> None:
+    end_by = time.monotonic() + _READY_S
+    while not ready():
+        assert time.monotonic() < end_by, f"{what} did not start within {_READY_S:g} s"
+        time.sleep(0.1)
+
+
+def _master(page: int) -> dict[str, object] | None:
+    try:
+        with urlopen(f"http://127.0.0.1:{page}/json/", timeout=5) as answer:
+            return dict(json.load(answer))
+    except (OSError, HTTPException, ValueError):
+        return None
+
+
+def _listening(port: int, host: str = "127.0.0.1") -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((host, port)) == 0

