@@ -27,8 +27,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-SETTINGS = "settings.json"
-
 Net = Annotated[Path, typer.Option(help="The network, a Caffe prototxt.", show_default=False)]
 Weights = Annotated[
     Path, typer.Option(help="A .caffemodel or .safetensors file.", show_default=False)
@@ -204,6 +202,8 @@ def _settings(given: dict[str, object], resume: Path | None) -> TrainSettings:
         given["staleness"] = 0
     given |= {name: value.absolute() for name, value in given.items() if isinstance(value, Path)}
     if resume is not None:
+        from deploy.run_folder import SETTINGS
+
         earlier = TrainSettings.load(resume / SETTINGS)
         return msgspec.structs.replace(earlier, **({"out": resume.absolute()} | given))
     for name in ("solver", "data", "out"):

@@ -25,6 +25,7 @@ from deploy.updates import UpdatesWriter
 from shards.errors import BadInput, GiveUp
 
 SETTINGS = "settings.json"
+SNAPSHOTS = "snapshots"
 _LOCK = ".lock"
 
 
@@ -40,7 +41,7 @@ class RunFolder:
         self.caffemodel = path / "weights.caffemodel"
         self.loss_plot = path / "loss.png"
         self.staleness_plot = path / "staleness.png"
-        self.snapshots = path / "snapshots"
+        self.snapshots = path / SNAPSHOTS
         self._lock = lock
 
     @classmethod

@@ -16,7 +16,7 @@ from deploy import ray_cluster
 from deploy.java import java_environment
 from deploy.plots import plot_loss, plot_staleness
 from deploy.progress import Progress
-from deploy.run_folder import RunFolder
+from deploy.run_folder import SNAPSHOTS, RunFolder
 from deploy.settings import TrainSettings
 from deploy.summary import Summary, summarise
 from deploy.updates import UpdatesWriter
@@ -31,8 +31,6 @@ from worker.caffe.weights import moved, write_caffemodel
 from worker.inference import evaluate, read_weights, write_safetensors
 from worker.sources import Source, has_test, open_source
 from worker.training import Outcome, run_job
-
-SNAPSHOTS = "snapshots"
 
 
 def run(settings: TrainSettings, *, resuming: bool = False) -> Summary | None:

@@ -1,9 +1,9 @@
 """One row for each applied update: what happened to it, measured rather than assumed.
 
 Shards write these rows, the operator collects them, and `updates.parquet` is made of them. The
-columns' meanings are fixed in docs/glossary.md; times are seconds, `time` counts from the shard's
-start, `staleness` is how many updates the shard applied between the read that the gradient was
-computed from and its own application, `wall_age_s` is the same span in seconds.
+columns' meanings are fixed in docs/glossary.md; times are seconds, `time` is the shard's own
+monotonic clock, `staleness` is how many updates the shard applied between the read that the
+gradient was computed from and its own application, `wall_age_s` is the same span in seconds.
 """
 
 import numpy as np

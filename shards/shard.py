@@ -314,7 +314,8 @@ class Shard:
 
     def _may_go(self, message: Pull | Join) -> bool:
         if isinstance(message, Pull):
-            return self.gate.passes(message.clock, self.ledger.min_clock)
+            in_round = message.worker in self._round
+            return not in_round and self.gate.passes(message.clock, self.ledger.min_clock)
         # Shard 0 alone decides who warms up, or two shards might choose different replicas. Who was
         # admitted once and comes back still counts elsewhere, so it must not wait here.
         return (
@@ -419,7 +420,12 @@ class Shard:
         for other in arrived[1:]:
             total += other.gradient
         total /= np.float32(len(arrived))
-        return self._apply(arrived, total, now)
+        slowest = self.ledger.min_clock
+        replies = self._apply(arrived, total, now)
+        for one in arrived:
+            # One that came back has lost count of the rounds: it has been through this one too.
+            self.ledger.advance(one.message.worker, 0 if slowest is None else slowest + 1)
+        return replies
 
     def _apply(
         self, arrived: Sequence[_Arrived], gradient: NDArray[np.float32], now: float

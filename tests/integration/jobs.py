@@ -76,8 +76,25 @@ class DiesOnce(Ones):
         return super().gradient(weights, batch, out, step=step, seed=seed)
 
 
+class Broken(Ones):
+    """Raises an error of its own at step 5, in every life."""
+
+    def gradient(
+        self,
+        weights: NDArray[np.float32],
+        batch: Batch,
+        out: NDArray[np.float32],
+        *,
+        step: int,
+        seed: int,
+    ) -> float:
+        if step == 5:
+            raise RuntimeError("the model broke")
+        return super().gradient(weights, batch, out, step=step, seed=seed)
+
+
 def ones_job(
-    model: Callable[[], Model] = partial(Ones, 0.002),
+    model: Callable[[], Model] | None = None,
     *,
     steps: int,
     workers: int,
@@ -88,7 +105,7 @@ def ones_job(
 ) -> Job:
     """A job of `workers` times `steps` unit pushes at rate 1."""
     return Job(
-        model=model,
+        model=model or partial(Ones, 0.002),
         plan=Plan(
             steps=steps,
             seed=1,
