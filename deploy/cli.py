@@ -125,6 +125,10 @@ def train(
     bind: Annotated[
         str | None, typer.Option(help="The host shards listen on.  [default: 127.0.0.1]")
     ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(help="The first shard's port, the next one's is one higher.  [default: any]"),
+    ] = None,
     plaintext: Annotated[
         bool | None,
         typer.Option("--plaintext", help="Allow --bind beyond loopback without encryption."),

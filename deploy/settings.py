@@ -12,6 +12,7 @@ from shards.errors import BadInput
 from worker.strategies import Strategy, strategy_named
 
 NO_BOUND = "inf"
+_LAST_PORT = 65535
 
 
 class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,7 +20,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     The options of a strategy are None where its own default holds. `ray` and `spark` are addresses
     of running clusters (None: embedded ones); `workers` is the number of partitions the data is
-    trained in, `bind` the host that shards listen on.
+    trained in. Shards listen on the host `bind`, from `port` upwards (0: wherever is free).
     """
 
     solver: Path
@@ -42,6 +43,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     ray: str | None = None
     spark: str | None = None
     bind: str = "127.0.0.1"
+    port: int = 0
     plaintext: bool = False
 
     def __post_init__(self) -> None:
@@ -51,6 +53,8 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
                 raise BadInput(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
         if self.lease_s <= 0:
             raise BadInput(f"--lease-s: expected more than 0 s, got {self.lease_s:g}")
+        if not 0 <= self.port <= _LAST_PORT - self.shards:
+            raise BadInput(f"--port: expected 0 to {_LAST_PORT - self.shards}, got {self.port}")
         if self.bind not in {"127.0.0.1", "::1", "localhost"} and not self.plaintext:
             raise BadInput(
                 f"--bind {self.bind}: weights and gradients would cross the network unencrypted and"
@@ -68,11 +72,6 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"--{name.replace('_', '-')}: strategy {self.strategy} has no such option"
             )
         return kind(**given)
-
-    @property
-    def address(self) -> str:
-        """The ZeroMQ address that each shard binds; it picks a free port."""
-        return f"tcp://{self.bind}:*"
 
     @staticmethod
     def load(path: Path) -> "TrainSettings":

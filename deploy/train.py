@@ -84,7 +84,8 @@ class _Inputs:
             prefetch=settings.prefetch,
             shuffle=settings.shuffle,
             lease_s=settings.lease_s,
-            bind=settings.address,
+            bind=settings.bind,
+            port=settings.port,
         )
         self.model = CaffeModel(self.solver.train)
         self.test = self._test_source()

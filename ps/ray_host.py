@@ -22,6 +22,7 @@ from shards.errors import BadInput, DownpourError, GiveUp, WrongBuild
 from shards.shard import ShardSpec
 
 _START_S = 60.0
+_EVERY_ADDRESS = "0.0.0.0"
 
 
 class ShardActor:
@@ -33,7 +34,8 @@ class ShardActor:
 
     def endpoint(self) -> tuple[str, str]:
         """Where it listens, and the build it runs."""
-        return self._server.endpoint, build_id()
+        own_address = ray.util.get_node_ip_address()
+        return self._server.endpoint.replace(_EVERY_ADDRESS, own_address), build_id()
 
     def check(self) -> None:
         """Raise what ended the server loop, if anything did."""
@@ -64,17 +66,25 @@ class RayShards:
 
 
 @contextmanager
-def ray_shards(specs: Sequence[ShardSpec], bind: str = "tcp://127.0.0.1:*") -> Iterator[RayShards]:
+def ray_shards(
+    specs: Sequence[ShardSpec], *, host: str = "127.0.0.1", port: int = 0
+) -> Iterator[RayShards]:
     """Start one actor a spec in the Ray that this process is connected to; end them on leaving.
 
-    `bind` is the address each listens on; `*` picks a free port. Raises BadInput when an address
+    Each listens on `host`, which for 0.0.0.0 is every address of its node, and is told to workers
+    as that node's own. Shard i's port is `port + i`; 0 picks free ones. Raises BadInput when one
     cannot be bound, GiveUp when Ray has no room for the actors within a minute, WrongBuild when a
     node runs other code.
     """
     actor_class = ray.remote(ShardActor).options(
         num_cpus=0, max_concurrency=2, max_restarts=0, scheduling_strategy="SPREAD"
     )
-    actors = [actor_class.remote(msgspec.msgpack.encode(spec), bind) for spec in specs]
+    actors = [
+        actor_class.remote(
+            msgspec.msgpack.encode(spec), f"tcp://{host}:{port + spec.shard if port else '*'}"
+        )
+        for spec in specs
+    ]
     try:
         endpoints = [_endpoint(shard, actor) for shard, actor in enumerate(actors)]
         yield RayShards(describe(specs, endpoints), actors)

@@ -42,7 +42,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     `model` builds the network, in this process and in every task; `plan` is each worker's;
     `workers` is the number of partitions the data is trained in; `bound` is the staleness bound in
     steps (None: none). A snapshot is taken every `snapshot_every` iterations (0: only at the end),
-    an iteration being one step of every worker. `bind` is the address the shards listen on.
+    an iteration being one step of every worker. `bind` and `port` are the shards' (ps/ray_host.py).
     """
 
     model: Callable[[], Model]
@@ -57,7 +57,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     shuffle: bool = True
     lease_s: float = 10.0
     snapshot_every: int = 0
-    bind: str = "tcp://127.0.0.1:*"
+    bind: str = "127.0.0.1"
+    port: int = 0
 
 
 class Observer(Protocol):
@@ -117,7 +118,7 @@ def run_job(
         warm_steps=job.plan.strategy.warm_up,
     )
     with (
-        ray_shards(specs, job.bind) as hosts,
+        ray_shards(specs, host=job.bind, port=job.port) as hosts,
         Console(hosts.cluster, patience_s=_ANSWER_S) as console,
     ):
         restored = _install(console, start)

@@ -23,7 +23,8 @@ def caffe_job(
     prefetch: bool = False,
     shuffle: bool = True,
     lease_s: float = 10.0,
-    bind: str = "tcp://127.0.0.1:*",
+    bind: str = "127.0.0.1",
+    port: int = 0,
 ) -> Job:
     """The job that `solver` describes, run by `workers` on `shards`.
 
@@ -57,4 +58,5 @@ def caffe_job(
         lease_s=lease_s,
         snapshot_every=solver.snapshot,
         bind=bind,
+        port=port,
     )
