@@ -116,6 +116,7 @@ def _try(address: str) -> None:
     try:
         done = subprocess.run(
             [sys.executable, "-c", _TRIAL, address],
+            env=os.environ | {"RAY_NUM_REDIS_GET_RETRIES": "3"},  # seconds of being turned away
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -19,7 +19,13 @@ from deploy.java import java_environment
 
 _READY_S = 60.0
 _SPARK_HOME = Path(pyspark.__file__).parent
-_LOG4J = "rootLogger.level = error\n"
+_LOG4J = """\
+rootLogger.level = error
+rootLogger.appenderRef.out.ref = out
+appender.out.type = Console
+appender.out.name = out
+appender.out.layout.type = PatternLayout
+"""
 _QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
@@ -35,25 +41,24 @@ def free_port() -> int:
 @contextmanager
 def standalone_spark(folder: Path, cores: int = 2) -> Iterator[str]:
     """A standalone master and one worker of `cores`; gives the master's spark:// URL."""
-    port, page = free_port(), 0
+    port = free_port()
+    master, page = f"spark://127.0.0.1:{port}", port + 1
     with ExitStack() as stack:
-        master = f"spark://127.0.0.1:{port}"
-        page = port + 1
-        _spark_class(
+        process = _spark_class(
             stack,
             folder / "master",
             "org.apache.spark.deploy.master.Master",
             *("--host", "127.0.0.1", "--port", str(port), "--webui-port", str(page)),
         )
-        _wait("the master", lambda: _master(page) is not None)
-        _spark_class(
+        _wait(process, folder / "master/log", lambda: bool(_master(page)))
+        process = _spark_class(
             stack,
             folder / "worker",
             "org.apache.spark.deploy.worker.Worker",
             *("--host", "127.0.0.1", "--cores", str(cores), "--memory", "1g"),
             *("--webui-port", "0", "--work-dir", str(folder / "work"), master),
         )
-        _wait("the worker", lambda: (_master(page) or {}).get("aliveworkers") == 1)
+        _wait(process, folder / "worker/log", lambda: _master(page).get("aliveworkers") == 1)
         yield master
 
 
@@ -71,7 +76,7 @@ def connect_server(folder: Path) -> Iterator[str]:
         "spark.driver.extraJavaOptions": _QUICK,
     }
     with ExitStack() as stack:
-        _spark_class(
+        process = _spark_class(
             stack,
             folder / "connect",
             "org.apache.spark.deploy.SparkSubmit",
@@ -79,7 +84,7 @@ def connect_server(folder: Path) -> Iterator[str]:
             *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
             "spark-internal",
         )
-        _wait("the Connect server", lambda: _listening(port))
+        _wait(process, folder / "connect/log", lambda: _listening(port))
         yield f"sc://127.0.0.1:{port}"
 
 
@@ -97,12 +102,13 @@ def ray_head(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
         *("--temp-dir", str(folder), "--disable-usage-stats"),
     ]
     with ExitStack() as stack:
-        head = _process(stack, folder / "head.log", command, os.environ | environ)
-        _wait("the Ray head", lambda: _listening(port, "127.0.0.3") and head.poll() is None)
+        log = folder.with_suffix(".log")
+        process = _process(stack, log, command, os.environ | environ)
+        _wait(process, log, lambda: "Ray runtime started" in log.read_text())
         yield f"127.0.0.3:{port}"
 
 
-def _spark_class(stack: ExitStack, folder: Path, *command: str) -> None:
+def _spark_class(stack: ExitStack, folder: Path, *command: str) -> subprocess.Popen[bytes]:
     conf = folder / "conf"
     conf.mkdir(parents=True)
     (conf / "log4j2.properties").write_text(_LOG4J)
@@ -114,13 +120,14 @@ def _spark_class(stack: ExitStack, folder: Path, *command: str) -> None:
             "SPARK_CONF_DIR": str(conf),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(folder),
-            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_MEMORY": "512m",
             "SPARK_DAEMON_JAVA_OPTS": _QUICK,
             "SPARK_NO_DAEMONIZE": "1",
             "PYSPARK_PYTHON": sys.executable,
         }
     )
-    _process(stack, folder / "log", [str(_SPARK_HOME / "bin" / "spark-class"), *command], environ)
+    spark_class = str(_SPARK_HOME / "bin" / "spark-class")
+    return _process(stack, folder / "log", [spark_class, *command], environ)
 
 
 def _process(
@@ -152,19 +159,21 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     psutil.wait_procs(alive)
 
 
-def _wait(what: str, ready: Callable[[], bool]) -> None:
+def _wait(process: subprocess.Popen[bytes], log: Path, ready: Callable[[], bool]) -> None:
     end_by = time.monotonic() + _READY_S
     while not ready():
-        assert time.monotonic() < end_by, f"{what} did not start within {_READY_S:g} s"
+        alive = process.poll() is None and time.monotonic() < end_by
+        assert alive, f"did not start: {log.read_text(errors='replace')[-2000:]}"
         time.sleep(0.1)
 
 
-def _master(page: int) -> dict[str, object] | None:
+def _master(page: int) -> dict[str, object]:
+    """What a master's page says of its cluster; nothing while there is no page."""
     try:
         with urlopen(f"http://127.0.0.1:{page}/json/", timeout=5) as answer:
             return dict(json.load(answer))
     except (OSError, HTTPException, ValueError):
-        return None
+        return {}
 
 
 def _listening(port: int, host: str = "127.0.0.1") -> bool:

@@ -1,0 +1,68 @@
+"""A connection to Ray in a process of its own: `python -m tests.deploy.one_ray [ADDRESS] [TIMES]`.
+
+Prints one line of JSON that says what was seen from inside, or the error; the test judges.
+"""
+
+import json
+import os
+import signal
+import stat
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+
+from deploy.ray_cluster import connect
+from shards.errors import DownpourError
+
+
+class Probe:
+    """An actor that tells what it sees of itself."""
+
+    def look(self) -> dict[str, str | None]:
+        import ps
+
+        return {"ps": ps.__file__, "mode": os.environ.get("RAY_AUTH_MODE")}
+
+
+def seen(address: str | None) -> dict[str, Any]:
+    """One connection and one actor."""
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    with connect(address, 3) as head:
+        probe = ray.remote(Probe).remote()
+        found = {
+            "head": head,
+            "actor": ray.get(probe.look.remote(), timeout=60),
+            "cpus": ray.cluster_resources()["CPU"],
+            "children": len(_children()),
+            "folders": [oct(stat.S_IMODE(folder.stat().st_mode)) for folder in _folders()],
+        }
+        kept = signal.getsignal(signal.SIGTERM) == on_sigterm
+    return found | {"kept": kept, "left": _children(), "left_folders": len(_folders())}
+
+
+def _children() -> list[str]:
+    return [" ".join(child.cmdline())[:80] for child in psutil.Process().children(recursive=True)]
+
+
+def _folders() -> list[Path]:
+    """The folders for temporary files that hold a Ray session of this very process."""
+    places = {Path(tempfile.gettempdir()), Path("/tmp")}
+    sessions = [
+        session
+        for place in places
+        for session in place.glob(f"downpour-ray-*/ray/session_*_{os.getpid()}")
+    ]
+    return sorted({session.parents[1] for session in sessions})
+
+
+if __name__ == "__main__":
+    address = sys.argv[1] if sys.argv[1:] and sys.argv[1] != "-" else None
+    times = int(sys.argv[2]) if sys.argv[2:] else 1
+    try:
+        print(json.dumps([seen(address) for _ in range(times)]))
+    except DownpourError as error:
+        print(json.dumps([{"error": f"{type(error).__name__}: {error}", "left": _children()}]))

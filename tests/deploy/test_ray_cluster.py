@@ -1,0 +1,157 @@
+"""Ray comes up embedded or is found by its address, and only what was started here is stopped."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy import ray_cluster
+from deploy.ray_cluster import connect, refusal
+from shards.errors import BadInput, WrongBuild
+from tests.clusters import ray_head
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str, **environ: str) -> list[dict[str, Any]]:
+    """What tests.deploy.one_ray saw; in a folder other than the project's, as a user would be."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.deploy.one_ray", *arguments],
+        cwd="/",
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return list(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder whose path is short enough for Ray's sockets."""
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.mark.slow
+def test_embedded(tmp_path: Path) -> None:
+    """Two embedded Rays in turn start with a token, in a folder that only we may enter, and leave
+    no process, no file and no handler behind; a deep folder for temporary files does not hurt."""
+    deep = tmp_path / "a-folder-too-deep-for-the-path-of-a-socket"
+    deep.mkdir()
+    home = tmp_path / "home"
+    home.mkdir()
+    for session in run("-", "2", TMPDIR=str(deep), HOME=str(home)):
+        assert session["head"].startswith("127.0.0.2:")
+        assert session["actor"]["mode"] == "token"
+        assert session["cpus"] == 3.0
+        assert session["children"] > 0
+        assert session["folders"] == ["0o700"]
+        assert session["kept"]
+        assert session["left"] == []
+        assert session["left_folders"] == 0
+    assert list(home.iterdir()) == [], "no token of Ray's own making is left in the user's home"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_running_cluster(short_folder: Path, tmp_path: Path) -> None:
+    """A running Ray is used with this project's code, and goes on when we leave; without its token,
+    or with another version, the error is one line that says so."""
+    token = short_folder / "token"
+    token.write_text("0123456789abcdef" * 4)
+    auth = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "sitecustomize.py").write_text("import ray; ray.__version__ = '2.1.0'")
+    with ray_head(short_folder / "r", auth) as address:
+        for session in run(address, "2", **auth):
+            assert session["head"] == address
+            assert "/py_modules_files/" in session["actor"]["ps"]
+            assert session["cpus"] == 2.0
+            assert session["left"] == []
+        (client,) = run(f"ray://127.0.0.3:{int(address.split(':')[1]) + 1}", **auth)
+        assert "/py_modules_files/" in client["actor"]["ps"]
+        (stranger,) = run(address, RAY_AUTH_MODE="disabled")
+        assert stranger["error"].startswith(
+            f"BadInput: Ray at {address}: expected that cluster's token"
+        )
+        (older,) = run(address, **auth, PYTHONPATH=f"{other}:{ROOT}")
+        assert older["error"].startswith(
+            f"WrongBuild: Ray at {address}: expected Ray 2.1.0 on Python"
+        )
+        assert stranger["left"] == older["left"] == []
+
+
+def test_no_ray_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port whose owner is no Ray is given up within the time set, in one line."""
+    monkeypatch.setattr(ray_cluster, "_TRIAL_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        line = rf"^Ray at {address}: expected a Ray head, got no answer in 0\.5 s$"
+        with pytest.raises(BadInput, match=line):
+            ray_cluster._try(address)
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_closed_port(scheme: str) -> None:
+    """A port where nobody listens is told at once."""
+    with pytest.raises(
+        BadInput, match=r"^Ray at .*: expected a server .*, got: Connection refused$"
+    ):
+        ray_cluster._try(f"{scheme}127.0.0.1:1")
+
+
+@pytest.mark.parametrize("address", ["", "localhost", "h:port", "http://h:1", ":6379", "h:99999"])
+def test_no_ray_address(address: str) -> None:
+    """Anything that is no address is refused with the forms there are."""
+    line = rf"^Ray address: expected HOST:PORT, ray://HOST:PORT or auto, got {address}$"
+    with pytest.raises(BadInput, match=line):
+        ray_cluster._try(address)
+
+
+def test_refusal_names_both_versions() -> None:
+    """Ray's six-line complaint about versions becomes one line of both."""
+    printed = (
+        "RuntimeError: Version mismatch: The cluster was started with:\n"
+        "    Ray: 9.9.9\n    Python: 3.14.0\n"
+        "This process on node 127.0.0.3 was started with:\n    Ray: 2.1.0\n    Python: 3.11.7\n"
+    )
+    error = refusal("h:1", printed)
+    assert isinstance(error, WrongBuild)
+    assert str(error).endswith("the cluster runs Ray 9.9.9 on Python 3.14.0")
+
+
+@pytest.mark.parametrize(
+    ("printed", "line"),
+    [
+        ("x\nConnectionError: Could not find any running Ray instance.\n", "Could not find any"),
+        ("a.b.SomeError: first\nmore\n\nValueError: last\nmore\n", "Ray at auto: last$"),
+        ("", "the connection was refused"),
+    ],
+)
+def test_refusal_is_the_last_error(printed: str, line: str) -> None:
+    """Of a long traceback the last error's first line is told."""
+    error = refusal("auto", printed)
+    assert isinstance(error, BadInput)
+    assert "\n" not in str(error)
+    with pytest.raises(BadInput, match=line):
+        raise error
+
+
+def test_second_connection(ray_local: str) -> None:
+    """A process that is connected is told so, and stays connected."""
+    import ray
+
+    with pytest.raises(BadInput, match="expected no connection in this process"), connect(None, 1):
+        pass
+    assert ray.is_initialized()
+    assert ray.get_runtime_context().gcs_address == ray_local
