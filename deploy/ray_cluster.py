@@ -76,6 +76,8 @@ def _embedded(cpus: int) -> Iterator[str]:
             "_system_config": {
                 "enable_worker_prestart": False,
                 "prestart_worker_first_driver": False,
+                # Ray makes its workers nice, and every worker of ours would wait for its shards.
+                "worker_niceness": 0,
             },
         }
         try:
