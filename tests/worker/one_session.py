@@ -17,6 +17,7 @@ import psutil
 import pyarrow as pa
 
 from deploy.java import java_environment
+from ps import build_id
 from shards.errors import DownpourError
 from worker import spark
 from worker.spark import start_session
@@ -30,6 +31,7 @@ def seen(url: str | None, *, kill: bool = False) -> dict[str, Any]:
         rows = frame.mapInArrow(_look, "seen string").collect()
         found: dict[str, Any] = {
             "rows": [json.loads(row.seen) for row in rows],
+            "build": build_id(),
             "temporary": [entry.name for entry in Path(tempfile.gettempdir()).iterdir()],
             "children": _children(),
             "listening": _listening(),

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from ps import build_id
 from shards.errors import BadInput
 from tests.clusters import connect_server, standalone_spark
 from worker.spark import start_session
@@ -73,7 +72,7 @@ def test_standalone_master(tmp_path: Path) -> None:
         assert [row["id"] for row in session["rows"]] == [0, 1, 2, 3]
         assert {row["threads"] for row in session["rows"]} == {"1"}
         for row in session["rows"]:
-            assert f"/downpour-{build_id()}.zip/ps/" in row["ps"]
+            assert f"/downpour-{session['build']}.zip/ps/" in row["ps"]
         assert session["left"] == []
         assert session["kept"]
 
@@ -85,7 +84,7 @@ def test_connect_server(tmp_path: Path) -> None:
         for session in (run("once", url), run("once", url)):
             assert [row["id"] for row in session["rows"]] == [0, 1, 2, 3]
             for row in session["rows"]:
-                assert f"/downpour-{build_id()}.zip/ps/" in row["ps"]
+                assert f"/downpour-{session['build']}.zip/ps/" in row["ps"]
             assert session["children"] == session["left"] == []
             assert session["kept"]
 
