@@ -193,6 +193,7 @@ class Session:
         self._boots: dict[int, int] = {}
         self._joined: set[int] = set()
         self._welcomes: dict[int, Welcome] = {}
+        self._acknowledged: dict[int, int] = {}
         self._mended: dict[int, tuple[int, float]] = {}
         self._pending: dict[tuple[int, int], _Pending] = {}
         self._asked: dict[int, _Asked] = {}
@@ -292,7 +293,10 @@ class Session:
         key = (shard, reply.request)
         pending = self._pending.get(key)
         if isinstance(reply, Refusal) and reply.request == 0:
-            raise error_of(reply)  # the shard could not even read which request it refuses
+            # A renewal's; or the shard could not even read which request it refuses.
+            if reply.remedy is Remedy.BAD_MESSAGE:
+                raise error_of(reply)
+            return [], []
         if pending is None or isinstance(reply, Renewed):
             return [], []
         match reply:
@@ -351,6 +355,12 @@ class Session:
 
     def _greet(self, shard: int, now: float) -> Send:
         self._joined.discard(shard)
+        pushes = [
+            pending.message.seq
+            for (to, _), pending in self._pending.items()
+            if to == shard and isinstance(pending.message, Push)
+        ]
+        self._acknowledged[shard] = min(pushes, default=self.seq + 1) - 1
         for key in [
             key
             for key, pending in self._pending.items()
@@ -374,13 +384,8 @@ class Session:
         return [self._join(0, 0, now)]
 
     def _check_memory(self, shard: int, reply: Welcome) -> None:
-        """A shard that comes back must still have every push it acknowledged."""
-        pushes = [
-            pending.message.seq
-            for (to, _), pending in self._pending.items()
-            if to == shard and isinstance(pending.message, Push)
-        ]
-        acknowledged = min(pushes, default=self.seq + 1) - 1
+        """A shard that comes back must still have every push it had acknowledged when greeted."""
+        acknowledged = self._acknowledged[shard]
         if reply.seq < acknowledged:
             raise GiveUp(
                 f"shard {shard} came back at push {reply.seq} of {self.worker} but had acknowledged"
@@ -418,14 +423,8 @@ class Session:
         return [], [self.ready]
 
     def _catch_up(self, clock: int, now: float) -> list[Send]:
-        """Shard 0 counts this worker at `clock` again: count on from there, at every shard."""
-        applied = self._welcomes[0].seq
-        unapplied = sum(
-            pending.message.steps
-            for (shard, _), pending in self._pending.items()
-            if shard == 0 and isinstance(pending.message, Push) and pending.message.seq > applied
-        )
-        behind = clock + unapplied - self._clock
+        """Shard 0 counts this worker at `clock`: go on from there at every shard, if overtaken."""
+        behind = clock - self._clock
         if behind <= 0:
             return []
         self._ahead += behind

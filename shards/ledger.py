@@ -97,7 +97,6 @@ class Ledger(msgspec.Struct):
         """Nobody counts until they join again: the ledger comes from an earlier life."""
         for entry in self.entries.values():
             entry.standing = Standing.LEFT
-            entry.admitted = False
 
     def expire(self, now: float) -> list[str]:
         """Workers whose lease has run out since the last call; they no longer count."""

@@ -411,7 +411,10 @@ class Shard:
         return _Arrived(sender, message, gradient, squares**0.5, now)
 
     def _close_round(self, now: float) -> list[Outgoing]:
-        if not all(worker in self._round for worker in self.ledger.active):
+        # One that came back may have been let in beyond this round: it has nothing to bring.
+        reached = max(one.message.clock for one in self._round.values())
+        late = [name for name in self.ledger.active if self.ledger.entries[name].clock < reached]
+        if not all(worker in self._round for worker in late):
             return []
         # By name, because float addition is not associative and arrival order is chance.
         arrived = [self._round[worker] for worker in sorted(self._round)]
@@ -420,12 +423,7 @@ class Shard:
         for other in arrived[1:]:
             total += other.gradient
         total /= np.float32(len(arrived))
-        slowest = self.ledger.min_clock
-        replies = self._apply(arrived, total, now)
-        for one in arrived:
-            # One that came back has lost count of the rounds: it has been through this one too.
-            self.ledger.advance(one.message.worker, 0 if slowest is None else slowest + 1)
-        return replies
+        return self._apply(arrived, total, now)
 
     def _apply(
         self, arrived: Sequence[_Arrived], gradient: NDArray[np.float32], now: float
