@@ -9,6 +9,7 @@ import signal
 import stat
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,11 @@ def seen(address: str | None) -> dict[str, Any]:
 
 
 def _children() -> list[str]:
-    return [" ".join(child.cmdline())[:80] for child in psutil.Process().children(recursive=True)]
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # It has ended since, or waits to be buried.
+            found.append(" ".join(child.cmdline())[:80])
+    return found
 
 
 def _folders() -> list[Path]:

@@ -10,6 +10,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,16 +82,23 @@ def _look(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def _children() -> list[str]:
-    return [" ".join(child.cmdline())[:80] for child in psutil.Process().children(recursive=True)]
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # It has ended since, or waits to be buried.
+            found.append(" ".join(child.cmdline())[:80])
+    return found
 
 
 def _listening() -> list[str]:
-    return sorted(
-        connection.laddr.ip
-        for process in psutil.Process().children(recursive=True)
-        for connection in process.net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN
-    )
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            found += [
+                connection.laddr.ip
+                for connection in process.net_connections("tcp")
+                if connection.status == psutil.CONN_LISTEN
+            ]
+    return found
 
 
 def _process_state() -> Any:
