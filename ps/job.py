@@ -9,7 +9,7 @@ from ps.cluster import Cluster
 from shards.errors import BadInput
 from shards.rules import SGD, Decay, Rule
 from shards.schedules import Fixed, Schedule
-from shards.shard import Merge, ShardSpec
+from shards.spec import Merge, ShardSpec
 from shards.tables import DenseTable, cut_evenly
 
 

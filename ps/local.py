@@ -13,7 +13,7 @@ from ps.cluster import Cluster
 from ps.console import Console
 from ps.job import describe
 from ps.server import Server
-from shards.shard import ShardSpec
+from shards.spec import ShardSpec
 
 
 @contextmanager

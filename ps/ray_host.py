@@ -19,7 +19,7 @@ from ps.cluster import Cluster
 from ps.job import describe
 from ps.server import Server
 from shards.errors import BadInput, DownpourError, GiveUp, WrongBuild
-from shards.shard import ShardSpec
+from shards.spec import ShardSpec
 
 _START_S = 60.0
 _EVERY_ADDRESS = "0.0.0.0"

@@ -14,7 +14,8 @@ import zmq
 
 from shards import codec
 from shards.errors import BadInput, BadMessage, DownpourError
-from shards.shard import Outgoing, Shard, ShardSpec
+from shards.shard import Outgoing, Shard
+from shards.spec import ShardSpec
 
 _HANDSHAKE_MS = 2000
 _HEARTBEAT_MS = 2000

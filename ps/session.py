@@ -7,11 +7,12 @@ repeating is always safe. Hence the whole of reliability here is a table of outs
 with a deadline each, and these reactions:
 
 - silence for `retry_s`, or twice what the last push took: send it again, then twice as late each
-  time, because on a slow link the first copy may still be on its way;
+  time up to eightfold, because on a slow link the first copy may still be on its way;
 - a gap: the shard lacks an earlier push; send all unacknowledged pushes again, in order;
 - a resynchronise (the shard restarted, the lease ran out, the map moved): say hello again, join,
   then send everything outstanding to that shard again;
-- silence of one shard for `patience_s` while the driver listens: give up, naming it.
+- silence of one shard that owes an answer for `patience_s`, while the driver listens: give up,
+  naming it.
 
 Any number of requests may be in flight. The greeting is a request like the others: Hello to every
 shard; the smallest push number they report is where this worker goes on (shards that are ahead will
@@ -71,6 +72,7 @@ from shards.tables import DenseTable, ShardMap
 Frames = tuple[NDArray[np.float32], ...]
 
 _TRIES = 3  # at least, before patience ends
+_LONGEST = 8  # times the first wait: no later is a message repeated
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -204,7 +206,6 @@ class Session:
 
     def hello(self, now: float) -> list[Send]:
         """Introduce this worker to every shard; `Ready` follows."""
-        self._heard = dict.fromkeys(range(self.map.shards), now)
         self._listening_since = self._ticked_at = now
         return [self._greet(shard, now) for shard in range(self.map.shards)]
 
@@ -330,7 +331,8 @@ class Session:
                     f"shard {shard} has not answered {self.worker}'s {what} for"
                     f" {self.patience_s:g} s"
                 )
-            pending.wait_s = min(2 * pending.wait_s, self.patience_s / _TRIES)
+            longest_s = min(_LONGEST * self._retry_s, self.patience_s / _TRIES)
+            pending.wait_s = min(2 * pending.wait_s, longest_s)
             pending.resend_at = now + pending.wait_s
             if self._may_send(shard, pending.message):
                 due.append(Send(shard, pending.message, pending.frames))
@@ -562,6 +564,8 @@ class Session:
     def _keep(
         self, shard: int, asked: int, message: FromWorker, frames: Frames, now: float
     ) -> Send:
+        if all(to != shard for to, _ in self._pending):
+            self._heard[shard] = now  # it was asked nothing, so its silence begins here
         wait_s = self._retry_s
         key = (shard, message.request)
         self._pending[key] = _Pending(message, frames, asked, now + wait_s, wait_s)

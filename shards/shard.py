@@ -22,9 +22,7 @@ What a shard leaves to others: moving bytes, keeping time, surviving (snapshots 
 what `Export` gives), and the question which shard owns which keys.
 """
 
-from collections import deque
 from collections.abc import Sequence
-from enum import StrEnum
 
 import msgspec
 import numpy as np
@@ -45,6 +43,7 @@ from shards.errors import (
     WrongBuild,
 )
 from shards.gate import Gate
+from shards.journal import Journal
 from shards.ledger import Ledger, Verdict
 from shards.messages import (
     PROTOCOL,
@@ -83,44 +82,9 @@ from shards.messages import (
     Welcome,
     WorkerStatus,
 )
-from shards.records import RECORD
-from shards.rules import Decay, Rule
-from shards.schedules import Schedule
-from shards.tables import DenseTable, ShardMap, segments
+from shards.spec import Merge, ShardSpec
+from shards.tables import segments
 from shards.versions import Buffers
-
-MAX_RECORDS = 1 << 18
-MAX_READS = 256
-
-
-class Merge(StrEnum):
-    """How pushes meet the weights."""
-
-    EACH = "each"
-    ROUND = "round"
-
-
-class ShardSpec(msgspec.Struct, frozen=True):
-    """All that a shard is told at birth. The weights come later, by an Install.
-
-    `bound` is the staleness bound (None: none), `workers` how many the learning-rate schedule
-    expects: its iteration is the number of steps applied divided by it. `lease_s` is how long a
-    worker's silence is tolerated, `warm_steps` how many steps one replica takes alone at first.
-    """
-
-    job: str
-    shard: int
-    table: DenseTable
-    map: ShardMap
-    rule: Rule
-    schedule: Schedule
-    decay: Decay
-    bound: int | None
-    workers: int
-    build: str
-    merge: Merge = Merge.EACH
-    lease_s: float = 10.0
-    warm_steps: int = 0
 
 
 class Outgoing(msgspec.Struct, frozen=True):
@@ -176,7 +140,7 @@ class Shard:
         self.version = 0
         self.steps = 0
         self.samples = 0
-        self.max_clock_gap = 0
+        self.journal = Journal()
         self._keys = codec.flatten(self.ranges)
         self._segments = segments(spec.table, self.ranges)
         self._weights: NDArray[np.float32] | None = None
@@ -184,11 +148,6 @@ class Shard:
         self._buffers = Buffers(self.size)
         self._slots: tuple[NDArray[np.float32], ...] = ()
         self._round: dict[str, _Arrived] = {}
-        self._reads: dict[str, dict[int, float]] = {}
-        self._records: deque[tuple[object, ...]] = deque(maxlen=MAX_RECORDS)
-        self._first_record = 0
-        self._pushes = self._pulls = self._duplicates = self._refused = 0
-        self._bytes_in = self._bytes_out = 0
 
     # --- transitions ----------------------------------------------------------------------------
 
@@ -214,7 +173,7 @@ class Shard:
 
     def refuse(self, sender: bytes, request: int, error: DownpourError) -> Outgoing:
         """The Refusal that tells `error`; the driver uses it for bytes that are no message."""
-        self._refused += 1
+        self.journal.refused += 1
         remedy = next(remedy for kind, remedy in _REMEDIES if isinstance(error, kind))
         expected = error.expected if isinstance(error, Gap) else 0
         text = " ".join(str(error).split())[:256]
@@ -294,7 +253,7 @@ class Shard:
         self._identify(message, now)
         self.ledger.leave(message.worker)
         self.gate.forget(message.worker)
-        self._reads.pop(message.worker, None)
+        self.journal.forget(message.worker)
         left = Outgoing(sender, Left(message.request, self.spec.shard, self.boot))
         return [left, *self._open(now)]
 
@@ -337,16 +296,13 @@ class Shard:
         return out
 
     def _serve_worker(self, sender: bytes, message: Pull, waited_s: float, now: float) -> Outgoing:
-        reads = self._reads.setdefault(message.worker, {})
-        reads[self.version] = now
-        if len(reads) > MAX_READS:  # it pulls and never pushes
-            del reads[next(iter(reads))]
+        self.journal.read(message.worker, self.version, now)
         return self._serve(sender, message.request, waited_s)
 
     def _serve(self, sender: bytes, request: int, waited_s: float) -> Outgoing:
         weights = self._installed()
-        self._pulls += 1
-        self._bytes_out += weights.nbytes
+        self.journal.pulls += 1
+        self.journal.bytes_out += weights.nbytes
         reply = Weights(
             request,
             self.spec.shard,
@@ -372,7 +328,7 @@ class Shard:
             slowest = self.ledger.min_clock or 0
             return [Outgoing(sender, Parked(message.request, self.spec.shard, self.boot, slowest))]
         if self.ledger.judge(message.worker, message.seq) is Verdict.DUPLICATE:
-            self._duplicates += 1
+            self.journal.duplicates += 1
             # It was applied, so its steps are done: a retried worker catches up with its clock.
             self.ledger.advance(message.worker, message.clock)
             return [self._acknowledge(sender, message, 0, duplicate=True), *self._open(now)]
@@ -407,7 +363,7 @@ class Shard:
                 f"push {message.seq} of worker {message.worker} holds NaN or infinity:"
                 f" expected finite gradients (loss {message.loss:g}); is the rate too high?"
             )
-        self._bytes_in += gradient.nbytes
+        self.journal.bytes_in += gradient.nbytes
         return _Arrived(sender, message, gradient, squares**0.5, now)
 
     def _close_round(self, now: float) -> list[Outgoing]:
@@ -451,44 +407,19 @@ class Shard:
             )
             self.steps += message.steps
             self.samples += message.samples
-            self._pushes += 1
             staleness = before - message.read_version
-            self._note(one, staleness, rate, now)
+            self.journal.applied(
+                message,
+                version=self.version,
+                staleness=staleness,
+                clock_gap=self.ledger.clock_gap,
+                rate=rate,
+                norm=one.norm,
+                payload_bytes=one.gradient.nbytes,
+                now=now,
+            )
             replies.append(self._acknowledge(one.sender, message, staleness, duplicate=False))
         return replies
-
-    def _note(self, one: _Arrived, staleness: int, rate: float, now: float) -> None:
-        """Write the update's record."""
-        message = one.message
-        gap = self.ledger.clock_gap
-        self.max_clock_gap = max(self.max_clock_gap, gap)
-        reads = self._reads.get(message.worker, {})
-        read_at = reads.get(message.read_version, now)
-        self._reads[message.worker] = {v: t for v, t in reads.items() if v >= message.read_version}
-        if len(self._records) == MAX_RECORDS:
-            self._first_record += 1
-        self._records.append(
-            (
-                now,
-                message.worker.encode(),
-                message.incarnation,
-                message.seq,
-                message.clock,
-                message.steps,
-                message.samples,
-                message.read_version,
-                self.version,
-                staleness,
-                now - read_at,
-                gap,
-                message.wait_s,
-                one.gradient.nbytes,
-                message.rtt_s,
-                rate,
-                one.norm,
-                message.loss,
-            )
-        )
 
     def _acknowledge(
         self, sender: bytes, message: Push, staleness: int, *, duplicate: bool
@@ -584,13 +515,13 @@ class Shard:
             self.steps,
             self.samples,
             self.rate,
-            self._pushes,
-            self._pulls,
-            self._duplicates,
-            self._refused,
-            self._bytes_in,
-            self._bytes_out,
-            self.max_clock_gap,
+            self.journal.pushes,
+            self.journal.pulls,
+            self.journal.duplicates,
+            self.journal.refused,
+            self.journal.bytes_in,
+            self.journal.bytes_out,
+            self.journal.max_clock_gap,
             workers,
         )
 
@@ -599,11 +530,8 @@ class Shard:
         return Outgoing(sender, reply, (codec.encode_state(self.status()),))
 
     def _give_records(self, sender: bytes, message: AskRecords) -> Outgoing:
-        while self._records and self._first_record < message.after:
-            self._records.popleft()
-            self._first_record += 1
-        rows = np.array(list(self._records), RECORD)
-        reply = Records(message.request, self.spec.shard, self.boot, self._first_record)
+        first, rows = self.journal.since(message.after)
+        reply = Records(message.request, self.spec.shard, self.boot, first)
         return Outgoing(sender, reply, (rows.tobytes(),))
 
     # --- checks ---------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.errors import BadInput
-from shards.shard import Merge
+from shards.spec import Merge
 
 Floats = NDArray[np.float32]
 

@@ -8,7 +8,7 @@ a batch as large as all batches together, and is the baseline that asynchrony is
 from typing import ClassVar
 
 from shards.errors import BadInput
-from shards.shard import Merge
+from shards.spec import Merge
 from worker.strategies.base import Base
 
 

@@ -1,0 +1,92 @@
+"""What a shard remembers of what happened: counters, and a record of every update.
+
+Nothing here decides anything. Records wait until an operator collects them; a shard that nobody
+asks keeps the newest `MAX_RECORDS`.
+"""
+
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shards.messages import Push
+from shards.records import RECORD
+
+MAX_RECORDS = 1 << 18
+MAX_READS = 64
+
+
+class Journal:
+    """Counters since birth (payload bytes, not headers), and the records not yet collected."""
+
+    def __init__(self) -> None:
+        self.pushes = self.pulls = self.duplicates = self.refused = 0
+        self.bytes_in = self.bytes_out = 0
+        self.max_clock_gap = 0
+        self._records: deque[tuple[object, ...]] = deque(maxlen=MAX_RECORDS)
+        self._first = 0
+        self._reads: dict[str, dict[int, float]] = {}
+
+    def read(self, worker: str, version: int, now: float) -> None:
+        """`worker` is given `version`; a push computed from it will be that much older."""
+        reads = self._reads.setdefault(worker, {})
+        reads[version] = now
+        if len(reads) > MAX_READS:  # it pulls and never pushes
+            del reads[next(iter(reads))]
+
+    def forget(self, worker: str) -> None:
+        """It left: nothing that it read will come back as a push."""
+        self._reads.pop(worker, None)
+
+    def applied(
+        self,
+        push: Push,
+        *,
+        version: int,
+        staleness: int,
+        clock_gap: int,
+        rate: float,
+        norm: float,
+        payload_bytes: int,
+        now: float,
+    ) -> None:
+        """Write the record of a push that made `version`."""
+        self.pushes += 1
+        self.max_clock_gap = max(self.max_clock_gap, clock_gap)
+        reads = self._reads.get(push.worker, {})
+        read_at = reads.get(push.read_version, now)
+        self._reads[push.worker] = {v: t for v, t in reads.items() if v >= push.read_version}
+        if len(self._records) == MAX_RECORDS:
+            self._first += 1
+        self._records.append(
+            (
+                now,
+                push.worker.encode(),
+                push.incarnation,
+                push.seq,
+                push.clock,
+                push.steps,
+                push.samples,
+                push.read_version,
+                version,
+                staleness,
+                now - read_at,
+                clock_gap,
+                push.wait_s,
+                payload_bytes,
+                push.rtt_s,
+                rate,
+                norm,
+                push.loss,
+            )
+        )
+
+    def since(self, after: int) -> tuple[int, NDArray[np.void]]:
+        """Forget the records before number `after`; the number of the first that is left, and all.
+
+        The array has dtype RECORD.
+        """
+        while self._records and self._first < after:
+            self._records.popleft()
+            self._first += 1
+        return self._first, np.array(list(self._records), RECORD)
