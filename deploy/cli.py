@@ -5,15 +5,15 @@ An error of ours is one line on standard error and exit status 1; a wrong option
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
+from msgspec.structs import fields, replace
 
 from deploy.settings import NO_BOUND, TrainSettings, parse_staleness
 from ps.build import build_id
 from shards.errors import BadInput, DownpourError
-from worker.strategies import STRATEGIES
+from worker.strategies import STRATEGIES, Downpour
 
 if TYPE_CHECKING:
     from deploy.summary import Summary
@@ -27,111 +27,134 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+_DATA = "A folder of MNIST IDX files, or a Parquet file or folder with columns label and image."
+_RUN, _LEARN, _PLACE = "The run", "How it learns", "Where it runs"
+
+# What is not given is None: that leaves what a resumed run was told, else the default shown.
+_DEFAULTS = {field.name: field.default for field in fields(TrainSettings)}
+_DEFAULTS |= {field.name: field.default for field in fields(Downpour)}
+
+
+def _told(text: str, panel: str, default: object = None) -> Any:
+    """An option that says what holds where it is not given."""
+    shown = text if default is None else rf"{text} \[default: {default}]"
+    return typer.Option(help=shown, rich_help_panel=panel, show_default=False)
+
+
 Net = Annotated[Path, typer.Option(help="The network, a Caffe prototxt.", show_default=False)]
 Weights = Annotated[
     Path, typer.Option(help="A .caffemodel or .safetensors file.", show_default=False)
 ]
-Data = Annotated[
-    Path,
-    typer.Option(
-        help="A folder of MNIST IDX files, or a Parquet file or folder with the columns label and"
-        " image or data.",
-        show_default=False,
-    ),
-]
+Data = Annotated[Path, typer.Option(help=_DATA, show_default=False)]
 
 
 @app.command()
 def train(
-    solver: Annotated[
-        Path | None, typer.Option(help="The solver, a Caffe prototxt.", show_default=False)
-    ] = None,
-    data: Annotated[
+    solver: Annotated[Path | None, _told("The solver, a Caffe prototxt.", _RUN)] = None,
+    data: Annotated[Path | None, _told(_DATA, _RUN)] = None,
+    out: Annotated[Path | None, _told("The run folder to make.", _RUN)] = None,
+    resume: Annotated[
         Path | None,
-        typer.Option(
-            help="A folder of MNIST IDX files, or a Parquet file or folder with the columns label"
-            " and image or data.",
-            show_default=False,
+        _told(
+            "In place of these three: a run folder to go on in, with its settings, from its newest"
+            " snapshot.",
+            _RUN,
         ),
     ] = None,
     test_data: Annotated[
-        Path | None, typer.Option(help="What to test on, where --data holds no test set.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The run folder to make.", show_default=False)
-    ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            help="A run folder to go on from, with its settings, from its newest snapshot."
-        ),
+        Path | None, _told("What to test on, where --data holds no test part.", _RUN)
     ] = None,
     weights: Annotated[
         Path | None,
-        typer.Option(help="Weights to start from, by layer name: fine-tuning.", show_default=False),
+        _told("Weights to start from, found by layer name: .caffemodel or .safetensors.", _RUN),
     ] = None,
-    shards: Annotated[int | None, typer.Option(help="Parameter servers.  [default: 1]")] = None,
-    workers: Annotated[int | None, typer.Option(help="Model replicas.  [default: 2]")] = None,
+    workers: Annotated[
+        int | None,
+        _told("Model replicas: Spark tasks, each on its part.", _LEARN, _DEFAULTS["workers"]),
+    ] = None,
+    shards: Annotated[
+        int | None, _told("Parameter servers: Ray actors.", _LEARN, _DEFAULTS["shards"])
+    ] = None,
     staleness: Annotated[
         str | None,
-        typer.Option(
-            help=f"Steps the fastest worker may be ahead, or {NO_BOUND}.  [default: 4; bsp: 0]"
+        _told(
+            f"Steps the fastest worker may be ahead of the slowest, or {NO_BOUND}.",
+            _LEARN,
+            f"{_DEFAULTS['staleness']}; bsp: 0",
         ),
     ] = None,
     strategy: Annotated[
         str | None,
-        typer.Option(help=f"One of {', '.join(sorted(STRATEGIES))}.  [default: downpour]"),
+        _told(f"One of {', '.join(sorted(STRATEGIES))}.", _LEARN, _DEFAULTS["strategy"]),
     ] = None,
     n_push: Annotated[
-        int | None, typer.Option(help="Steps a worker accumulates before it pushes.  [default: 1]")
+        int | None,
+        _told("Steps a worker accumulates before it pushes.", _LEARN, _DEFAULTS["n_push"]),
     ] = None,
     n_fetch: Annotated[
-        int | None, typer.Option(help="Steps between a worker's fetches.  [default: 1]")
+        int | None, _told("Steps between a worker's fetches.", _LEARN, _DEFAULTS["n_fetch"])
     ] = None,
     warm_steps: Annotated[
-        int | None, typer.Option(help="Steps one replica takes alone at first.  [default: 0]")
+        int | None,
+        _told("Steps one worker takes alone at first.", _LEARN, _DEFAULTS["warm_steps"]),
     ] = None,
     prefetch: Annotated[
         bool | None,
         typer.Option(
             "--prefetch/--no-prefetch",
-            help="Ask for the next weights while computing, for slow links.",
+            help=r"Ask for the next weights while computing, for slow links. \[default: no]",
+            rich_help_panel=_LEARN,
             show_default=False,
         ),
     ] = None,
     shuffle: Annotated[
         bool | None,
         typer.Option(
-            "--shuffle/--no-shuffle", help="Shuffle every epoch by seed.", show_default=False
+            "--shuffle/--no-shuffle",
+            help=r"Shuffle every epoch, by the seed. \[default: yes]",
+            rich_help_panel=_LEARN,
+            show_default=False,
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Decides all that is random.  [default: 1]")
+        int | None, _told("Decides all that is random.", _LEARN, _DEFAULTS["seed"])
     ] = None,
     max_iter: Annotated[
-        int | None, typer.Option(help="Steps a worker takes, in place of the solver's.")
-    ] = None,
-    lease_s: Annotated[
-        float | None,
-        typer.Option(help="Seconds a silent worker is still waited for.  [default: 10]"),
+        int | None, _told("Steps of each worker.", _LEARN, "the solver's max_iter")
     ] = None,
     ray: Annotated[
-        str | None, typer.Option(help="A running Ray, HOST:PORT, in place of an embedded one.")
+        str | None,
+        _told("A running Ray: HOST:PORT, ray://HOST:PORT or auto.", _PLACE, "one of its own"),
     ] = None,
     spark: Annotated[
         str | None,
-        typer.Option(help="A running Spark: spark://HOST:PORT, yarn, k8s://..., sc://HOST:PORT."),
+        _told(
+            "A running Spark: spark://HOST:PORT, yarn, k8s://HOST:PORT or sc://HOST:PORT.",
+            _PLACE,
+            "one of its own",
+        ),
     ] = None,
-    bind: Annotated[
-        str | None, typer.Option(help="The host shards listen on.  [default: 127.0.0.1]")
-    ] = None,
+    bind: Annotated[str | None, _told("The host shards listen on.", _PLACE, _DEFAULTS["bind"])] = (
+        None
+    ),
     port: Annotated[
-        int | None,
-        typer.Option(help="The first shard's port, the next one's is one higher.  [default: any]"),
+        int | None, _told("The first shard's port; the next one's is one higher.", _PLACE, "any")
     ] = None,
     plaintext: Annotated[
         bool | None,
-        typer.Option("--plaintext", help="Allow --bind beyond loopback without encryption."),
+        typer.Option(
+            "--plaintext",
+            help="Allow --bind beyond loopback without encryption.",
+            rich_help_panel=_PLACE,
+        ),
+    ] = None,
+    lease_s: Annotated[
+        float | None,
+        _told(
+            "Seconds of a worker's silence after which the others no longer wait for it.",
+            _PLACE,
+            f"{_DEFAULTS['lease_s']:g}",
+        ),
     ] = None,
 ) -> None:
     """Train a network: starts the shards and the workers, shows progress, leaves a run folder.
@@ -143,7 +166,11 @@ def train(
     from deploy.train import run
 
     settings = _settings(given, resume)
-    summary = run(settings, resuming=resume is not None)
+    try:
+        summary = run(settings, resuming=resume is not None)
+    except KeyboardInterrupt:
+        typer.echo("stopped before the first step", err=True)
+        raise typer.Exit(130) from None
     if summary is None:
         typer.echo(f"stopped; go on with: downpour train --resume {settings.out}")
         raise typer.Exit(130)
@@ -156,7 +183,10 @@ def test(
     weights: Weights,
     data: Data,
 ) -> None:
-    """Print the loss and the accuracy of a network on the whole test set."""
+    """Print the loss and the accuracy of a network on test data.
+
+    That is the data's test part; all its rows where it is not divided.
+    """
     from deploy.infer import run_test
 
     figures = run_test(solver, weights, data)
@@ -172,8 +202,13 @@ def features(
         str, typer.Option(help="Blob names, separated by commas.", show_default=False)
     ],
     output: Annotated[Path, typer.Option(help="The folder to make.", show_default=False)],
-    split: Annotated[str, typer.Option(help="Which part of the data: train or test.")] = "test",
-    batch_size: Annotated[int, typer.Option(help="Rows a forward pass.", min=1)] = 100,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="Which part of the data: train or test.", show_default="test, if it is divided"
+        ),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Rows a forward pass.")] = 100,
 ) -> None:
     """Write a network's inner blobs for every row: a Parquet file with a column a blob."""
     from deploy.infer import run_features
@@ -208,8 +243,10 @@ def _settings(given: dict[str, object], resume: Path | None) -> TrainSettings:
     if resume is not None:
         from deploy.run_folder import SETTINGS
 
+        for name in {"out", "weights"} & given.keys():
+            raise BadInput(f"train: expected --{name} or --resume, got both")
         earlier = TrainSettings.load(resume / SETTINGS)
-        return msgspec.structs.replace(earlier, **({"out": resume.absolute()} | given))
+        return replace(earlier, **(given | {"out": resume.absolute()}))
     for name in ("solver", "data", "out"):
         if name not in given:
             raise BadInput(

@@ -13,14 +13,17 @@ from worker.caffe.phases import Phase
 from worker.caffe.solver import read_solver
 from worker.caffe.text import read_text
 from worker.inference import check_blobs, evaluate, features, read_weights
-from worker.sources import Source, Split, open_source
+from worker.sources import Source, Split, has_test, open_source
 
 _BATCH_ROWS = 100
 
 
 def run_test(solver: Path, weights: Path, data: Path) -> dict[str, float]:
-    """The test net's outputs (loss, accuracy ...) over the whole test set of `data`."""
-    source = open_source(data, "test")
+    """The test net's outputs (loss, accuracy ...) over the test part of `data`.
+
+    Data that has none is taken whole.
+    """
+    source = open_source(data, _split(None, data))
     read = read_solver(solver, source.shape)
     if not read.tests:
         raise BadInput(
@@ -38,21 +41,29 @@ def run_features(
     data: Path,
     blobs: list[str],
     output: Path,
-    split: str,
+    split: str | None,
     batch_size: int,
 ) -> tuple[Path, int]:
-    """Write `blobs` of every row into a new folder; returns the Parquet file and its rows."""
+    """Write `blobs` of every row into a new folder; returns the Parquet file and its rows.
+
+    `split` None is the data's test part, or all of data that has none.
+    """
     if not blobs:
         raise BadInput("--blobs: expected names of blobs, got none")
-    source = open_source(data, _split(split))
+    if batch_size < 1:
+        raise BadInput(f"--batch-size: expected at least 1, got {batch_size}")
+    if output.exists():
+        raise BadInput(f"--output {output}: expected a folder to make, got one that exists")
+    source = open_source(data, _split(split, data))
     model = CaffeModel(
         Description(read_text(net), Phase.TEST, data_shape=source.shape, file=str(net))
     )
     check_blobs(model, blobs)
     arena = read_weights(weights, model.table, model.initial(0))
-    if output.exists():
-        raise BadInput(f"--output {output}: expected a folder to make, got one that exists")
-    output.mkdir(parents=True)
+    try:
+        output.mkdir(parents=True)
+    except OSError as error:
+        raise BadInput(f"--output {output}: {error.strerror}") from None
     try:
         rows = _write(output / "features.parquet", model, arena, source, blobs, batch_size)
     except BaseException:
@@ -77,7 +88,11 @@ def _write(
     return rows
 
 
-def _split(name: str) -> Split:
-    if name not in {"train", "test"}:
-        raise BadInput(f"--split: expected train or test, got {name}")
-    return name  # type: ignore[return-value]
+def _split(name: str | None, data: Path) -> Split:
+    match name:
+        case "train" | "test":
+            return name
+        case None:
+            return "test" if has_test(data) else "train"
+        case _:
+            raise BadInput(f"--split: expected train or test, got {name}")

@@ -4,6 +4,7 @@ The same struct is what the command line fills in, what `settings.json` in a run
 what `--resume` reads back.
 """
 
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -51,11 +52,14 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise BadInput(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
-        if self.lease_s <= 0:
-            raise BadInput(f"--lease-s: expected more than 0 s, got {self.lease_s:g}")
-        if not 0 <= self.port <= _LAST_PORT - self.shards:
-            raise BadInput(f"--port: expected 0 to {_LAST_PORT - self.shards}, got {self.port}")
-        if self.bind not in {"127.0.0.1", "::1", "localhost"} and not self.plaintext:
+        if not 0 < self.lease_s < inf:
+            raise BadInput(f"--lease-s: expected more than 0 s, and finite, got {self.lease_s:g}")
+        last = _LAST_PORT + 1 - self.shards
+        if not 0 <= self.port <= last:
+            raise BadInput(f"--port: expected 0 to {last}, got {self.port}")
+        if ":" in self.bind:
+            raise BadInput(f"--bind: expected an IPv4 address, got {self.bind}")
+        if self.bind != "localhost" and not self.bind.startswith("127.") and not self.plaintext:
             raise BadInput(
                 f"--bind {self.bind}: weights and gradients would cross the network unencrypted and"
                 " unauthenticated; on a network you trust, say so with --plaintext"
@@ -80,7 +84,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.json.decode(path.read_bytes(), type=TrainSettings, dec_hook=_decode)
         except OSError as error:
             raise BadInput(f"settings {path}: {error.strerror}") from None
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        except (msgspec.DecodeError, BadInput) as error:
             raise BadInput(f"settings {path}: {error}") from None
 
     def plain(self) -> dict[str, object]:

@@ -5,6 +5,7 @@ started one after the other from the main thread (a Ray begun in a thread dies w
 and whatever was started is gone on leaving, however that comes about.
 """
 
+import os
 from contextlib import ExitStack
 from types import TracebackType
 
@@ -21,16 +22,19 @@ from deploy.settings import TrainSettings
 from deploy.summary import Summary, summarise
 from deploy.updates import UpdatesWriter
 from ps import Cluster
+from ps.reach import reach
 from ps.snapshots import latest_snapshot
 from shards.messages import ShardStatus
-from worker import spark
+from worker import spark, spark_settings
 from worker.caffe.job import caffe_job
+from worker.caffe.loss_layers import SoftmaxWithLoss
 from worker.caffe.model import CaffeModel
+from worker.caffe.net import Network
 from worker.caffe.solver import read_solver
 from worker.caffe.weights import moved, write_caffemodel
 from worker.inference import evaluate, read_weights, write_safetensors
 from worker.sources import Source, has_test, open_source
-from worker.training import Outcome, run_job
+from worker.training import Outcome, run_job, states_to_resume
 
 
 def run(settings: TrainSettings, *, resuming: bool = False) -> Summary | None:
@@ -41,6 +45,9 @@ def run(settings: TrainSettings, *, resuming: bool = False) -> Summary | None:
     """
     inputs = _Inputs(settings)
     snapshot = latest_snapshot(settings.out / SNAPSHOTS) if resuming else None
+    if snapshot is not None:
+        states_to_resume(snapshot, inputs.model.table, inputs.job)
+    _reach_spark(settings.spark)
     open_folder = RunFolder.resume if resuming else RunFolder.create
     with open_folder(settings.out, settings.plain()) as folder, ExitStack() as stack:
         progress = stack.enter_context(
@@ -56,7 +63,7 @@ def run(settings: TrainSettings, *, resuming: bool = False) -> Summary | None:
         outcome = run_job(
             df,
             inputs.job,
-            weights=inputs.weights,
+            weights=None if resuming else inputs.weights,
             resume=snapshot,
             snapshots=folder.snapshots,
             observer=observer,
@@ -71,8 +78,8 @@ class _Inputs:
 
     def __init__(self, settings: TrainSettings) -> None:
         self.settings = settings
-        self.train = open_source(settings.data, "train")
-        self.solver = read_solver(settings.solver, self.train.shape)
+        shape = open_source(settings.data, "train").shape
+        self.solver = read_solver(settings.solver, shape)
         self.job = caffe_job(
             self.solver,
             strategy=settings.build_strategy(),
@@ -88,6 +95,9 @@ class _Inputs:
             port=settings.port,
         )
         self.model = CaffeModel(self.solver.train)
+        # Opened again, for only the net says which labels there may be.
+        self.classes = _classes(self.model.net)
+        self.train = open_source(settings.data, "train", classes=self.classes)
         self.test = self._test_source()
         self.weights = self._weights()
 
@@ -97,14 +107,28 @@ class _Inputs:
             return None
         if self.settings.test_data is not None:
             test = self.settings.test_data
-            return open_source(test, "test" if has_test(test) else "train")
-        return open_source(self.settings.data, "test") if has_test(self.settings.data) else None
+            return open_source(test, "test" if has_test(test) else "train", classes=self.classes)
+        if not has_test(self.settings.data):
+            return None
+        return open_source(self.settings.data, "test", classes=self.classes)
 
     def _weights(self) -> NDArray[np.float32] | None:
         if self.settings.weights is None:
             return None
         start = self.model.initial(self.settings.seed)
         return read_weights(self.settings.weights, self.model.table, start)
+
+
+def _classes(net: Network) -> int | None:
+    """How many classes the labels are of, as the net's losses expect; None where none says it."""
+    layers = [node.layer for node in net.nodes]
+    losses = [layer for layer in layers if isinstance(layer, SoftmaxWithLoss)]
+    told = [
+        loss.classes
+        for loss in losses
+        if loss.spec.bottom[1] in net.inputs and not loss.spec.loss_param.HasField("ignore_label")
+    ]
+    return min(told, default=None)
 
 
 class _Observer:
@@ -142,6 +166,15 @@ class _Observer:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _reach_spark(url: str | None) -> None:
+    """Raise BadInput for a Spark URL that is none, or where nobody listens."""
+    if url is None or spark_settings.embedded_master(url, 1):
+        return
+    servers = spark_settings.addresses(url, os.environ)
+    if servers:
+        reach(f"Spark at {url}", servers)
 
 
 def _start(settings: TrainSettings, progress: Progress, stack: ExitStack) -> spark.SparkSession:

@@ -255,8 +255,13 @@ def _start(
         return model.initial(job.plan.seed) if weights is None else weights
     if weights is not None:
         raise BadInput("start: expected weights or a snapshot to resume, got both")
-    manifest, states = load_snapshot(resume)
-    _check_fit(resume, manifest, model.table, job)
+    return states_to_resume(resume, model.table, job)
+
+
+def states_to_resume(folder: Path, table: DenseTable, job: Job) -> list[ShardState]:
+    """The states in a snapshot folder; raises BadInput when it is damaged or of another job."""
+    manifest, states = load_snapshot(folder)
+    _check_fit(folder, manifest, table, job)
     return states
 
 
