@@ -8,6 +8,12 @@ package imports no CuPy.
 from functools import cache
 from importlib import import_module
 from types import ModuleType
+from typing import Any
+
+from cupy_kernels import sources
+
+
+FREE_SHARED_BYTES = 48 * 1024  # of dynamic shared memory, without asking
 
 
 @cache
@@ -19,3 +25,29 @@ def gpu() -> ModuleType | None:
     except Exception:  # noqa: BLE001  CuPy raises its own runtime errors, an absent one ImportError
         return None
     return cupy if usable else None
+
+
+def function(source: str, name: str, shared_bytes: int = 0) -> Any:
+    """The compiled kernel `name` of a source for the current device, compiled on first use.
+
+    Callable as CuPy's RawKernel. More than 48 KB of dynamic shared memory have to be asked for,
+    which this does.
+    """
+    cupy = gpu()
+    assert cupy is not None, "asked for a kernel where there is no GPU"
+    found = _function(source, name, cupy.cuda.Device().id)
+    if shared_bytes > FREE_SHARED_BYTES:
+        found.max_dynamic_shared_size_bytes = shared_bytes
+    return found
+
+
+@cache
+def _function(source: str, name: str, device: int) -> Any:
+    return _module(source, device).get_function(name)
+
+
+@cache
+def _module(source: str, device: int) -> Any:  # noqa: ARG001  # one module a device
+    cupy = gpu()
+    assert cupy is not None
+    return cupy.RawModule(code=sources.text(source), options=sources.NVRTC_OPTIONS)

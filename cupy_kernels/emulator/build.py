@@ -1,0 +1,118 @@
+"""Turns a CUDA source into a shared library for the CPU, once for each text of it.
+
+g++ reads the shim, the source and a line a kernel that opens it to the loader, with the two
+sanitizers' calls left in for `runtime.cc` to answer; so the linker is not told of any sanitizer.
+What was built is kept in a folder under a hash of everything that went into it.
+"""
+
+import ctypes
+import os
+import shutil
+import subprocess
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from cupy_kernels import sources
+
+_BASE = ("-x", "c++", "-std=c++20", "-fPIC", "-w")
+_RUNTIME = (*_BASE, "-O2", "-shared")
+_KERNELS = (
+    *_BASE,
+    "-c",
+    "-O1",
+    "-g1",
+    "-fno-exceptions",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-ftrivial-auto-var-init=pattern",
+    "-fsanitize=thread",
+    "-fsanitize=alignment,bounds,signed-integer-overflow,integer-divide-by-zero,shift",
+    "-fno-sanitize-recover=all",
+)
+
+
+class NoCompiler(RuntimeError):
+    """There is no g++ here that can build the emulator."""
+
+
+@cache
+def compiler() -> str:
+    """The path of g++. Raises NoCompiler."""
+    found = shutil.which("g++")
+    if found is None:
+        raise NoCompiler("g++ is not on PATH: the emulator needs it (apt-get install g++)")
+    return found
+
+
+def folder() -> Path:
+    """Where libraries are kept: `downpour/emulator` in the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "downpour" / "emulator"
+
+
+@cache
+def runtime() -> ctypes.CDLL:
+    """The scheduler, loaded so that kernels find its functions."""
+    library = _built("runtime", _read("runtime.cc"), _RUNTIME, ("-ldl",))
+    return ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+@cache
+def library(name: str) -> ctypes.CDLL:
+    """The kernels of one of our sources."""
+    return load(sources.text(name), name)
+
+
+def load(text: str, name: str) -> ctypes.CDLL:
+    """The kernels of an expanded source text."""
+    runtime()
+    doors = "\n".join(f"EMULATED_KERNEL({kernel})" for kernel in sources.kernel_names(text))
+    whole = f'#line 1 "shim.h"\n{_read("shim.h")}\n{text}\n#line 1 "doors"\n{doors}\n'
+    return ctypes.CDLL(str(_built(Path(name).stem, whole, _KERNELS, ())))
+
+
+def line_of(library: ctypes.CDLL, offset: int) -> str | None:
+    """`file:line` of an offset into a library's code, if binutils are there to say."""
+    tool = shutil.which("addr2line")
+    if tool is None:
+        return None
+    command = [tool, "-e", library._name, hex(offset)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    place = found.split(" ")[0].rsplit("/", 1)[-1]
+    return None if not place or "?" in place else place
+
+
+def _built(stem: str, text: str, flags: tuple[str, ...], links: tuple[str, ...]) -> Path:
+    key = sha256("\0".join((stem, text, *flags, *links, _version())).encode()).hexdigest()[:24]
+    target = folder() / f"{stem}-{key}.so"
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=target.parent) as scratch:
+        source, made, whole = (Path(scratch) / name for name in (f"{stem}.cu", "made", "whole.so"))
+        source.write_text(text, encoding="utf-8")
+        _run(compiler(), *flags, "-o", str(made), str(source), *links)
+        if "-c" in flags:
+            _run(compiler(), "-shared", "-o", str(whole), str(made))
+        (whole if whole.exists() else made).replace(target)  # whoever comes second finds it whole
+    return target
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr)
+        raise RuntimeError(f"g++ could not build a kernel source: {first}")
+
+
+@cache
+def _version() -> str:
+    command = [compiler(), "-dumpfullversion", "-dumpmachine"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def _read(name: str) -> str:
+    return (files("cupy_kernels") / "emulator" / name).read_text(encoding="utf-8")

@@ -1,0 +1,1 @@
+"""The rows of the registry, one file a subject: signatures, references, bytes and tolerances."""

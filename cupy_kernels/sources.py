@@ -1,0 +1,64 @@
+"""The CUDA C sources as one string each, the same for every compiler.
+
+CuPy's cache of compiled modules hashes the source text and not the files it includes, so a changed
+header would go unnoticed: `text` writes each included file of ours into the string, once. `#line`
+marks keep a compiler's messages pointing at the files.
+"""
+
+import re
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+_INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$')
+_KERNEL = re.compile(
+    r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\s*\(', re.MULTILINE
+)
+
+# Every compiler rounds a * b before it adds c; CuPy adds -ftz=true and divides and takes roots
+# with IEEE rounding. So a kernel without transcendental functions gives the emulator's bits.
+NVRTC_OPTIONS = ("--std=c++17", "--fmad=false")
+
+
+def names() -> tuple[str, ...]:
+    """The kernel sources, in order."""
+    return tuple(sorted(f.name for f in _folder().iterdir() if f.name.endswith(".cu")))
+
+
+@cache
+def text(name: str) -> str:
+    """The source of that name with its headers in it; `name` is a file of `cuda/`."""
+    return expand(_read(name), name)
+
+
+def expand(source: str, name: str = "kernel.cu") -> str:
+    """`source` with each header of ours written into it where it is first included."""
+    return "\n".join(_expanded(source, name, set())) + "\n"
+
+
+def kernel_names(source: str) -> tuple[str, ...]:
+    """The `extern "C" __global__` functions of a source text, in order."""
+    return tuple(_KERNEL.findall(source))
+
+
+def _expanded(source: str, name: str, seen: set[str]) -> list[str]:
+    lines = [f'#line 1 "{name}"']
+    for number, line in enumerate(source.splitlines(), 1):
+        included = _INCLUDE.match(line)
+        if included is None:
+            lines.append("" if line == "#pragma once" else line)
+            continue
+        header = included[1]
+        if header not in seen:
+            seen.add(header)
+            lines += _expanded(_read(header), header, seen)
+        lines.append(f'#line {number + 1} "{name}"')
+    return lines
+
+
+def _read(name: str) -> str:
+    return (_folder() / name).read_text(encoding="utf-8")
+
+
+def _folder() -> Traversable:
+    return files("cupy_kernels") / "cuda"

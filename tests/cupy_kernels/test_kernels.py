@@ -1,0 +1,48 @@
+"""Every kernel of the registry, executed on the CPU and held against its reference."""
+
+from collections import Counter
+from itertools import chain
+
+import pytest
+
+from cupy_kernels import sources
+from cupy_kernels.emulator import Emulator, Schedule, build, signature
+from cupy_kernels.kernel import Kernel
+from cupy_kernels.registry import KERNELS
+from tests.cupy_kernels.cases import elementwise
+from tests.cupy_kernels.kernel_check import Case, check
+
+SUBJECTS = (elementwise,)
+CASES: dict[str, list[Case]] = {name: [] for name in KERNELS}
+for case in chain.from_iterable(subject.cases() for subject in SUBJECTS):
+    CASES[case.kernel].append(case)
+
+
+def test_every_kernel_has_a_row_and_every_row_a_kernel() -> None:
+    """The names in the sources and in the registry are the same, each in the file its row names."""
+    in_sources = [(n, source) for source in sources.names() for n in found(source)]
+    assert Counter(in_sources) == Counter((k.name, k.source) for k in KERNELS.values())
+
+
+def found(source: str) -> tuple[str, ...]:
+    text = sources.text(source)
+    names = sources.kernel_names(text)
+    assert len(names) == text.count("__global__"), f"{source}: a kernel of another form"
+    return names
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=lambda kernel: kernel.name)
+def test_a_row_has_the_types_of_its_source(kernel: Kernel) -> None:
+    """The C++ compiler's view of the parameters is the row's, pointers to const included."""
+    assert signature(kernel.name, build.library(kernel.source)) == kernel.signature
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("schedule", Schedule, ids=lambda schedule: schedule.name.lower())
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_equals_its_reference(name: str, schedule: Schedule) -> None:
+    """Over odd sizes, whatever the order of threads and blocks, within the row's tolerance."""
+    assert CASES[name], f"no case for {name}"
+    for number, case in enumerate(CASES[name]):
+        check(case, Emulator(schedule, seed=number + 1))
