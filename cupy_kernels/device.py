@@ -12,7 +12,6 @@ from typing import Any
 
 from cupy_kernels import sources
 
-
 FREE_SHARED_BYTES = 48 * 1024  # of dynamic shared memory, without asking
 
 

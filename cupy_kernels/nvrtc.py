@@ -1,0 +1,72 @@
+"""Compiles a kernel source for a GPU that need not be there, and reads what it costs.
+
+NVRTC is the compiler that CuPy uses; through `cuda-core` it runs without a driver. What it reports
+of each kernel (registers, shared memory, spills) decides how many threads a multiprocessor holds.
+"""
+
+import re
+from io import StringIO
+from typing import NamedTuple
+
+from cupy_kernels import sources
+
+# What CuPy adds of its own accord, beside sources.NVRTC_OPTIONS.
+_FTZ = True
+
+
+class Resources(NamedTuple):
+    """What one thread (registers, spills) and one block (shared bytes) of a kernel takes."""
+
+    kernel: str
+    arch: str
+    registers: int
+    shared_bytes: int
+    stack_bytes: int
+    spill_bytes: int
+
+
+def compile_source(name: str, arch: str) -> list[Resources]:
+    """Compile a source of ours for `arch` ("sm_90"); one row a kernel.
+
+    Raises ImportError without cuda-core, and its own error with NVRTC's log for bad source.
+    """
+    return compile_text(sources.text(name), arch)
+
+
+def compile_text(text: str, arch: str) -> list[Resources]:
+    """Compile an expanded source text."""
+    from cuda.core import Program, ProgramOptions
+
+    options = ProgramOptions(
+        arch=arch, std="c++17", fma=False, ftz=_FTZ, ptxas_options=["-v"], no_cache=True
+    )
+    log = StringIO()
+    Program(text, "c++", options).compile("cubin", logs=log)
+    return _read(log.getvalue(), arch)
+
+
+_NUMBERS = {
+    "registers": r"Used (\d+) registers",
+    "shared_bytes": r"(\d+) bytes smem",
+    "stack_bytes": r"(\d+) bytes stack frame",
+    "stores": r"(\d+) bytes spill stores",
+    "loads": r"(\d+) bytes spill loads",
+}
+
+
+def _read(log: str, arch: str) -> list[Resources]:
+    rows = []
+    for part in re.split(r"Compiling entry function ", log)[1:]:
+        found = {name: re.search(pattern, part) for name, pattern in _NUMBERS.items()}
+        value = {name: int(match[1]) if match else 0 for name, match in found.items()}
+        rows.append(
+            Resources(
+                part.split("'")[1],
+                arch,
+                value["registers"],
+                value["shared_bytes"],
+                value["stack_bytes"],
+                value["stores"] + value["loads"],
+            )
+        )
+    return rows

@@ -1,0 +1,59 @@
+"""Every kernel compiles for the GPUs in use, by the compiler that CuPy uses, and spills nothing."""
+
+import pytest
+
+from cupy_kernels import nvrtc, sources
+from cupy_kernels.nvrtc import Resources
+from cupy_kernels.registry import KERNELS
+
+pytest.importorskip("cuda.core", reason="cuda-core is not installed: kernels are not compiled")
+pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: kernels not compiled")
+
+ARCHITECTURES = ("sm_80", "sm_90")
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("source", sources.names())
+def test_a_source_compiles_without_spills(source: str, arch: str) -> None:
+    """NVRTC takes it, finds each of its kernels, keeps all values in registers, fits its block."""
+    rows = nvrtc.compile_source(source, arch)
+    print("\n" + table(rows))
+    assert sorted(r.kernel for r in rows) == sorted(sources.kernel_names(sources.text(source)))
+    for row in rows:
+        x, y, z = KERNELS[row.kernel].geometry.block
+        assert row.spill_bytes == 0, row
+        assert row.registers * x * y * z <= 65536, row
+        assert row.shared_bytes <= 48 * 1024, row
+
+
+def test_what_only_nvcc_would_take_is_refused() -> None:
+    """A source that needs a host header fails here, as it would in CuPy."""
+    source = 'extern "C" __global__ void wants(float* y) { y[0] = INFINITY; }'
+    with pytest.raises(Exception, match="INFINITY"):
+        nvrtc.compile_text(sources.expand(source), "sm_90")
+
+
+def test_spills_are_seen() -> None:
+    """The report's numbers are the compiler's: a kernel held to few registers spills."""
+    source = """
+        extern "C" __global__ void __launch_bounds__(1024, 2) wide(const float* x, float* y) {
+          float v[64];
+          for (int i = 0; i < 64; ++i) v[i] = x[i * 1024 + threadIdx.x];
+          for (int i = 0; i < 64; ++i)
+            for (int j = 0; j < 64; ++j) v[j] = v[j] * v[i] + v[(i + j) % 64];
+          for (int i = 0; i < 64; ++i) y[i * 1024 + threadIdx.x] = v[i];
+        }"""
+    (row,) = nvrtc.compile_text(sources.expand(source), "sm_90")
+    assert row.kernel == "wide"
+    assert row.registers <= 32
+    assert row.spill_bytes > 0 or row.stack_bytes > 0
+
+
+def table(rows: list[Resources]) -> str:
+    """Fixed columns: kernel, architecture, registers, shared bytes, stack bytes, spilt bytes."""
+    lines = [f"{'kernel':32}{'arch':8}{'regs':>6}{'shared':>8}{'stack':>7}{'spills':>8}"]
+    lines += [
+        f"{r.kernel:32}{r.arch:8}{r.registers:6}{r.shared_bytes:8}{r.stack_bytes:7}{r.spill_bytes:8}"
+        for r in rows
+    ]
+    return "\n".join(lines)
