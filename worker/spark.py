@@ -220,9 +220,9 @@ def _launch(settings: Mapping[str, str], log: Path) -> Any:
         try:
             return launch_gateway(conf, {"stdout": output, "stderr": output})
         except _SPARK_ERRORS as error:
-            printed = log.read_text(errors="replace").strip().splitlines()
-            why = printed[-1] if printed else reason(error)
-            raise GiveUp(f"Spark's JVM did not start: {why}") from None
+            printed = log.read_text(errors="replace").splitlines()
+            why = next((line for line in printed if re.search("Error|Exception", line)), None)
+            raise GiveUp(f"Spark's JVM did not start: {why or reason(error)}") from None
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def seen(url: str | None, *, kill: bool = False) -> dict[str, Any]:
 
 
 def refused() -> dict[str, Any]:
-    """What a dead port and a silent one answer to each kind of URL."""
+    """What a dead port and a silent one answer to each kind of URL, and what a broken Java does."""
     spark.REACH_S = 1.0  # type: ignore[attr-defined]  # the door's own copy of the limit
     spark._START_S = 3.0
     with socket.socket() as dead, socket.create_server(("127.0.0.1", 0)) as silent:
@@ -55,16 +55,23 @@ def refused() -> dict[str, Any]:
         told = {}
         for name, port in (("dead", dead.getsockname()[1]), ("silent", silent.getsockname()[1])):
             for scheme in ("spark", "sc"):
-                told[f"{scheme} {name}"] = _refusal(f"{scheme}://127.0.0.1:{port}", port)
+                answer = _refusal(f"{scheme}://127.0.0.1:{port}", java_environment())
+                told[f"{scheme} {name}"] = answer.replace(str(port), "PORT")
+    with tempfile.TemporaryDirectory() as home:
+        java = Path(home) / "bin" / "java"
+        java.parent.mkdir()
+        java.write_text("#!/bin/sh\necho WARNING: x\necho Error: no room >&2\necho bye\nexit 1\n")
+        java.chmod(0o755)
+        told["java"] = _refusal(None, {"JAVA_HOME": home})
     return told | {"left": _children()}
 
 
-def _refusal(url: str, port: int) -> str:
+def _refusal(url: str | None, env: Mapping[str, str]) -> str:
     try:
-        with start_session(url, 2, app="refused", env=java_environment()):
+        with start_session(url, 2, app="refused", env=env):
             return "a session"
     except DownpourError as error:
-        return f"{type(error).__name__}: {error}".replace(str(port), "PORT")
+        return f"{type(error).__name__}: {error}"
 
 
 def _look(batches: Iterator[Any]) -> Iterator[Any]:

@@ -101,6 +101,7 @@ def test_unreachable() -> None:
         " no Spark 4.3.0 master answered in 3 s",
         "sc silent": "BadInput: Spark at sc://127.0.0.1:PORT:"
         " expected a Spark Connect server, got no gRPC answer in 1 s",
+        "java": "GiveUp: Spark's JVM did not start: Error: no room",
         "left": [],
     }
 
