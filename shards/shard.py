@@ -286,7 +286,7 @@ class Shard:
 
     def _open(self, now: float) -> list[Outgoing]:
         """Apply a round that is complete, then answer whoever may go."""
-        out = self._close_round(now) if self._round else []
+        out = self._close_rounds(now)
         for waiting in self.gate.release(self._may_go):
             if isinstance(waiting.message, Join):
                 out.append(self._admit(waiting.sender, waiting.message))
@@ -366,15 +366,26 @@ class Shard:
         self.journal.bytes_in += gradient.nbytes
         return _Arrived(sender, message, gradient, squares**0.5, now)
 
-    def _close_round(self, now: float) -> list[Outgoing]:
-        # One that came back may have been let in beyond this round: it has nothing to bring.
-        reached = max(one.message.clock for one in self._round.values())
-        late = [name for name in self.ledger.active if self.ledger.entries[name].clock < reached]
-        if not all(worker in self._round for worker in late):
-            return []
-        # By name, because float addition is not associative and arrival order is chance.
-        arrived = [self._round[worker] for worker in sorted(self._round)]
-        self._round = {}
+    def _close_rounds(self, now: float) -> list[Outgoing]:
+        """Apply every round that nobody is missing from; a round is the pushes to one clock.
+
+        A worker that came back may have been let in beyond a round, at this shard or another: it
+        has nothing to bring to it, and its next push belongs to a later one.
+        """
+        out: list[Outgoing] = []
+        while self._round:
+            reached = min(one.message.clock for one in self._round.values())
+            active = ((name, self.ledger.entries[name]) for name in self.ledger.active)
+            late = [name for name, entry in active if entry.clock < reached]
+            if not all(worker in self._round for worker in late):
+                break
+            # By name, because float addition is not associative and arrival order is chance.
+            names = sorted(self._round)
+            names = [name for name in names if self._round[name].message.clock == reached]
+            out += self._apply_mean([self._round.pop(name) for name in names], now)
+        return out
+
+    def _apply_mean(self, arrived: Sequence[_Arrived], now: float) -> list[Outgoing]:
         total = arrived[0].gradient.copy()
         for other in arrived[1:]:
             total += other.gradient

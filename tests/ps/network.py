@@ -23,7 +23,8 @@ from ps.session import Send
 from shards import codec
 from shards.rules import SGD, Decay
 from shards.schedules import Fixed
-from shards.shard import Merge, Outgoing, ShardSpec
+from shards.shard import Outgoing
+from shards.spec import Merge, ShardSpec
 from shards.tables import DenseTable, TensorSpec, cut_evenly
 from tests.ps.parties import BLOCK, BUILD, HORIZON_S, JOB, SCALE, Array, Host, Life
 
@@ -48,6 +49,31 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     cuts: int = 0
     restarts: int = 0
     quiet_s: float = 60.0
+
+
+def swarm(seed: int) -> Setting:
+    """A setting drawn from the seed: each run leaves out some of what can go wrong."""
+    draw = random.Random(seed)
+    rounds = draw.random() < 0.4
+    bound = 0 if rounds else draw.choice([0, 1, 2, 4, None])
+    return Setting(
+        shards=draw.randint(1, 3),
+        workers=draw.randint(1, 4),
+        bound=bound,
+        steps=draw.choice([5, 10, 20]),
+        in_flight=draw.randint(1, 3),
+        prefetch=bound != 0 and draw.random() < 0.5,
+        merge=Merge.ROUND if rounds else Merge.EACH,
+        warm_steps=draw.choice([0, 0, 6, 30]),
+        lease_s=draw.choice([3.0, 10.0]),
+        drop=draw.choice([0.0, 0.1, 0.3]),
+        duplicate=draw.choice([0.0, 0.1, 0.3]),
+        delay_s=draw.choice([0.05, 0.3, 1.0]),
+        kills=draw.choice([0, 0, 3]),
+        freezes=draw.choice([0, 0, 3]),
+        cuts=draw.choice([0, 0, 3]),
+        restarts=draw.choice([0, 0, 3]),
+    )
 
 
 class Network:
@@ -122,7 +148,7 @@ class Network:
                 self.after(self.random.uniform(1, self.setting.quiet_s), None, accident)
         while not all(life.departed for life in self.lives.values()):
             self.now, _, life, action = heapq.heappop(self._heap)
-            assert self.now < HORIZON_S, f"stuck: {[vars(one) for one in self.lives.values()]}"
+            assert self.now < HORIZON_S, f"stuck: {self.lives}"
             if life is not None and life.frozen_until > self.now:
                 self.after(life.frozen_until - self.now, life, action)
             elif life is None or life.alive:
