@@ -63,6 +63,12 @@ class DenseTable(msgspec.Struct, frozen=True):
         twice = {name for name in names if names.count(name) > 1}
         if twice:
             raise BadInput(f"table {self.name}: tensor {min(twice)} is named more than once")
+        for tensor in self.tensors:
+            if min(tensor.shape, default=1) < 1:
+                raise BadInput(
+                    f"table {self.name}: tensor {tensor.name}: expected sizes of at least 1,"
+                    f" got {tensor.shape}"
+                )
 
     @property
     def offsets(self) -> tuple[int, ...]:

@@ -11,8 +11,18 @@ import sys
 import numpy as np
 from numpy.typing import NDArray
 
-# The list entry, the loop variable and getrefcount's own argument.
-_UNSHARED = 3
+
+def _count_of_the_unshared() -> int:
+    """References to a buffer that only a list holds, seen from such a loop as `take` has.
+
+    The list, the loop variable and getrefcount's own argument, unless an interpreter borrows some.
+    """
+    for buffer in [np.zeros(1, np.float32)]:
+        return sys.getrefcount(buffer)
+    raise AssertionError("the list is not empty")
+
+
+_UNSHARED = _count_of_the_unshared()
 
 
 class Buffers:
