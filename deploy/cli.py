@@ -258,7 +258,7 @@ def _settings(given: dict[str, object], resume: Path | None) -> TrainSettings:
 def main() -> None:
     """The entry point."""
     try:
-        app()
+        app(prog_name="downpour")
     except DownpourError as error:
         sys.stderr.write(f"downpour: error: {error}\n")
         sys.exit(1)

@@ -1,0 +1,146 @@
+"""What a run is told is checked at once, and comes back from its folder as it was."""
+
+import json
+from math import inf, nan
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from deploy.run_folder import RunFolder
+from deploy.settings import TrainSettings, parse_staleness
+from shards.errors import BadInput
+from worker.strategies import BSP, Downpour
+
+EVERY = TrainSettings(
+    solver=Path("/solver"),
+    data=Path("/data"),
+    out=Path("/out"),
+    test_data=Path("/test"),
+    weights=Path("/weights"),
+    shards=3,
+    workers=5,
+    staleness=None,
+    n_push=2,
+    n_fetch=4,
+    warm_steps=7,
+    shuffle=False,
+    seed=11,
+    lease_s=2.5,
+    max_iter=99,
+    ray="h:1",
+    spark="spark://h:2",
+    bind="0.0.0.0",
+    port=7000,
+    plaintext=True,
+)
+
+
+def told(**more: Any) -> TrainSettings:
+    return TrainSettings(solver=Path("/s"), data=Path("/d"), out=Path("/o"), **more)
+
+
+@pytest.mark.parametrize("settings", [told(), told(strategy="bsp", staleness=0), EVERY])
+def test_settings_survive_the_run_folder(settings: TrainSettings, tmp_path: Path) -> None:
+    """What a run folder's settings.json holds reads back as the same settings."""
+    with RunFolder.create(tmp_path / "run", settings.plain()) as folder:
+        assert TrainSettings.load(folder.settings) == settings
+
+
+def test_the_strategy_has_its_own_defaults() -> None:
+    """An option that is not given is left to the strategy; one that is given reaches it."""
+    assert told().build_strategy() == Downpour()
+    assert EVERY.build_strategy() == Downpour(n_push=2, n_fetch=4, warm_steps=7)
+    assert told(strategy="bsp", staleness=0).build_strategy() == BSP()
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"shards": 0}, "--shards: expected at least 1, got 0"),
+    ({"workers": -2}, "--workers: expected at least 1, got -2"),
+    ({"max_iter": 0}, "--max-iter: expected at least 1, got 0"),
+    ({"n_push": 0}, "n_push: expected at least 1, got 0"),
+    ({"n_fetch": -1}, "n_fetch: expected at least 1, got -1"),
+    ({"warm_steps": -1}, "warm_steps: expected at least 0, got -1"),
+    ({"staleness": -1}, "needs at least 0, got -1"),
+    ({"n_push": 6}, "pushing every 6 steps needs at least 5, got 4"),
+    (
+        {"n_push": 5, "prefetch": True},
+        "pushing every 5 steps with prefetch needs at least 5, got 4",
+    ),
+    ({"n_fetch": 2, "prefetch": True}, "prefetch: expected n_fetch 1, got 2"),
+    ({"strategy": "down"}, "strategy: expected one of bsp, downpour, got 'down'"),
+    ({"strategy": "bsp"}, "strategy bsp: expected staleness bound 0 and no prefetch, got 4"),
+    (
+        {"strategy": "bsp", "staleness": 0, "n_push": 2},
+        "--n-push: strategy bsp has no such option",
+    ),
+    ({"lease_s": 0.0}, "--lease-s: expected more than 0 s, and finite, got 0"),
+    ({"lease_s": inf}, "--lease-s: expected more than 0 s, and finite, got inf"),
+    ({"lease_s": nan}, "--lease-s: expected more than 0 s, and finite, got nan"),
+    ({"port": -1}, "--port: expected 0 to 65535, got -1"),
+    ({"port": 65535, "shards": 2}, "--port: expected 0 to 65534, got 65535"),
+    ({"bind": "0.0.0.0"}, "--bind 0.0.0.0: weights and gradients would cross the network"),
+    ({"bind": "::1", "plaintext": True}, "--bind: expected an IPv4 address, got ::1"),
+]
+
+
+@pytest.mark.parametrize(("options", "line"), WRONG, ids=[line[:40] for _, line in WRONG])
+def test_wrong_settings_are_refused_however_they_come(
+    options: dict[str, Any], line: str, tmp_path: Path
+) -> None:
+    """By hand, over an earlier run's, and out of a file, which is then named."""
+    with pytest.raises(BadInput) as by_hand:
+        told(**options)
+    assert line in str(by_hand.value)
+    with pytest.raises(BadInput) as over:
+        replace(told(), **options)
+    assert str(over.value) == str(by_hand.value)
+    if {nan, inf}.isdisjoint(options.values()):  # JSON has neither
+        path = tmp_path / "settings.json"
+        path.write_text(json.dumps(told().plain() | options))
+        with pytest.raises(BadInput) as out_of_file:
+            TrainSettings.load(path)
+        assert str(out_of_file.value) == f"settings {path}: {by_hand.value}"
+
+
+@pytest.mark.parametrize("bind", ["127.0.0.1", "127.0.0.5", "localhost"])
+def test_loopback_needs_no_consent(bind: str) -> None:
+    """What stays on the machine may go unencrypted."""
+    assert told(bind=bind).bind == bind
+
+
+def test_a_port_for_every_shard() -> None:
+    """The last shard may have the last port."""
+    assert told(port=65534, shards=2).port == 65534
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (None, "No such file"),
+        ("{", "Input data was truncated"),
+        ('{"solver": "/s", "data": "/d"}', "missing required field `out`"),
+        ('{"solver": "/s", "data": "/d", "out": "/o", "seed": "x"}', "Expected `int`, got `str`"),
+    ],
+)
+def test_a_settings_file_that_is_none(content: str | None, line: str, tmp_path: Path) -> None:
+    """The error names the file and what is wrong with it."""
+    path = tmp_path / "settings.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(BadInput, match=f"^settings {path}: .*{line}"):
+        TrainSettings.load(path)
+
+
+@pytest.mark.parametrize(("text", "bound"), [("0", 0), ("12", 12), ("inf", None)])
+def test_staleness_as_people_write_it(text: str, bound: int | None) -> None:
+    """A whole number of steps, or inf for no bound."""
+    assert parse_staleness(text) == bound
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "none", ""])
+def test_staleness_that_is_none(text: str) -> None:
+    """Anything else is refused."""
+    with pytest.raises(BadInput, match=f"expected a whole number of steps or inf, got {text}$"):
+        parse_staleness(text)
