@@ -160,8 +160,7 @@ def _session(
         return _connect(url, app, folder)
     driver_host = None if "SPARK_LOCAL_IP" in os.environ else local_ip
     settings = spark_settings.cluster(url, app, driver_host)
-    # The driver's interpreter, unless the cluster has its own elsewhere.
-    env = {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable)} | dict(env)
+    env = spark_settings.cluster_environment(folder, os.environ) | dict(env)
     return _shipped(_classic(settings, env, folder), folder)
 
 

@@ -94,6 +94,19 @@ def cluster(master: str, app: str, driver_host: str | None) -> dict[str, str]:
     return settings
 
 
+def cluster_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a cluster's driver, which keeps its own files in `folder`.
+
+    As settings they would reach the executors, which have folders of theirs. The Python is the driver's unless `environ` knows the cluster's.
+    """
+    java_options = f"{environ.get('JAVA_TOOL_OPTIONS', '')} -Djava.io.tmpdir={folder}"
+    return {
+        "JAVA_TOOL_OPTIONS": java_options.strip(),
+        "PYSPARK_PYTHON": environ.get("PYSPARK_PYTHON", sys.executable),
+        "SPARK_LOCAL_DIRS": str(folder),
+    }
+
+
 def addresses(url: str, environ: Mapping[str, str]) -> list[tuple[str, int]]:
     """Host and port of each server that a cluster's URL names; none for `yarn`.
 

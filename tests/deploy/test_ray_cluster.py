@@ -42,6 +42,7 @@ def short_folder() -> Iterator[Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_embedded(tmp_path: Path) -> None:
     """Two embedded Rays in turn start with a token, in a folder that only we may enter, and leave
     no process, no file and no handler behind; a deep folder for temporary files does not hurt."""
@@ -62,7 +63,7 @@ def test_embedded(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_running_cluster(short_folder: Path, tmp_path: Path) -> None:
     """A running Ray is used with this project's code, and goes on when we leave; without its token,
     or with another version, the error is one line that says so."""

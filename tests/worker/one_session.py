@@ -40,6 +40,7 @@ def seen(url: str | None, *, kill: bool = False) -> dict[str, Any]:
         if not (url or "").startswith("sc:"):
             assert session._jvm is not None
             found["java_home"] = session._jvm.System.getProperty("java.home")
+            found["java_files"] = session._jvm.System.getProperty("java.io.tmpdir")
         if kill:
             for child in psutil.Process().children():
                 child.kill()

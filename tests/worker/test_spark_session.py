@@ -42,6 +42,7 @@ def no_java(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_embedded(no_java: dict[str, str], tmp_path: Path) -> None:
     """On a machine without Java, two sessions in turn run an Arrow job on the Java brought along,
     listen on loopback only, and leave no process, no file and no change of the driver behind,
@@ -64,20 +65,26 @@ def test_embedded(no_java: dict[str, str], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_standalone_master(tmp_path: Path) -> None:
     """Executors of a master run this project's code out of the shipped zip, one thread each; the
     master outlives the session."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
     with standalone_spark(tmp_path) as url:
-        session = run("once", url)
+        session = run("once", url, TMPDIR=str(temporary))
         assert [row["id"] for row in session["rows"]] == [0, 1, 2, 3]
         assert {row["threads"] for row in session["rows"]} == {"1"}
         for row in session["rows"]:
             assert f"/downpour-{session['build']}.zip/ps/" in row["ps"]
         assert session["left"] == []
         assert session["kept"]
+        assert Path(session["java_files"]).parent == temporary
+        assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_connect_server(tmp_path: Path) -> None:
     """Over Spark Connect the workers run the shipped code too; the server outlives the session."""
     with connect_server(tmp_path) as url:
@@ -90,6 +97,7 @@ def test_connect_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_unreachable() -> None:
     """A port where nobody listens, and one whose owner is no Spark, are each told in one line
     within seconds, and nothing is left running."""
@@ -116,7 +124,7 @@ def test_second_session(spark: Any) -> None:
     assert spark.range(3).count() == 3
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_mnist_fits(spark: Any) -> None:
     """A frame of 60,000 images of 784 bytes goes through an embedded session's memory."""
     import numpy as np

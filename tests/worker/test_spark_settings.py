@@ -1,6 +1,7 @@
 """What a Spark URL means, and what each kind of session is told."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,17 @@ def test_cluster_is_told_little() -> None:
     }
     assert settings["spark.executorEnv.OPENBLAS_NUM_THREADS"] == "1"
     assert "spark.driver.host" not in spark_settings.cluster("yarn", "app", None)
+
+
+def test_cluster_driver_keeps_its_files_together(tmp_path: Path) -> None:
+    """The driver's files go into its folder beside what the user tells Java; a cluster's Python
+    stays the user's."""
+    environ = {"JAVA_TOOL_OPTIONS": "-Dx=1", "PYSPARK_PYTHON": "/opt/python"}
+    assert spark_settings.cluster_environment(tmp_path, environ) == {
+        "JAVA_TOOL_OPTIONS": f"-Dx=1 -Djava.io.tmpdir={tmp_path}",
+        "PYSPARK_PYTHON": "/opt/python",
+        "SPARK_LOCAL_DIRS": str(tmp_path),
+    }
+    own = spark_settings.cluster_environment(tmp_path, {})
+    assert own["JAVA_TOOL_OPTIONS"] == f"-Djava.io.tmpdir={tmp_path}"
+    assert own["PYSPARK_PYTHON"] == sys.executable
