@@ -6,6 +6,9 @@ the same functions in float64, slow and written straight from the formula; the t
 two. Activations are channels-last (n, h, w, c), because there a convolution's unrolling is one
 strided copy; parameters keep Caffe's own layout, so that weight files are straight copies.
 
-CUDA C sources belong in `cupy_kernels/cuda/`, one `.cu` file a subject, and are compiled and
-launched by the file of the same subject here. `device` is the only file that imports CuPy.
+The CUDA C kernels live in `cuda/`, one `.cu` file a subject; `rows/` says of each what it takes,
+what it should give and what it may cost, and `registry` lists them. `launch` checks and runs one:
+on a GPU through `device`, the only file that imports CuPy, or in `emulator`, which executes the
+same source on the CPU. `nvrtc` compiles them where there is no GPU. docs/kernels.md tells how to
+add one.
 """

@@ -46,6 +46,10 @@ class Parameter:
     align: int = 0
     optional: bool = False
 
+    def __post_init__(self) -> None:
+        struct = self.dtype.names is not None
+        assert self.dtype.isalignedstruct or not struct, f"{self.name}: laid out unlike C"
+
     def elements(self, sizes: Sizes) -> int:
         """How many elements a launch with these scalars needs."""
         if callable(self.size):

@@ -6,8 +6,11 @@ sources: no kernel without a row, no row without a kernel, and the same C types 
 """
 
 from cupy_kernels.kernel import Kernel
-from cupy_kernels.rows import elementwise
+from cupy_kernels.rows import elementwise, updates
 
-KERNELS: dict[str, Kernel] = {
-    kernel.name: kernel for rows in (elementwise.ROWS,) for kernel in rows
-}
+SUBJECTS = (
+    elementwise,
+    updates,
+)
+
+KERNELS: dict[str, Kernel] = {row.name: row for subject in SUBJECTS for row in subject.ROWS}

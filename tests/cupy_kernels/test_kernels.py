@@ -9,10 +9,13 @@ from cupy_kernels import sources
 from cupy_kernels.emulator import Emulator, Schedule, build, signature
 from cupy_kernels.kernel import Kernel
 from cupy_kernels.registry import KERNELS
-from tests.cupy_kernels.cases import elementwise
+from tests.cupy_kernels.cases import elementwise, updates
 from tests.cupy_kernels.kernel_check import Case, check
 
-SUBJECTS = (elementwise,)
+SUBJECTS = (
+    elementwise,
+    updates,
+)
 CASES: dict[str, list[Case]] = {name: [] for name in KERNELS}
 for case in chain.from_iterable(subject.cases() for subject in SUBJECTS):
     CASES[case.kernel].append(case)
