@@ -1,0 +1,268 @@
+"""Headers and payloads: what our own ends say comes back as it was, and nothing else gets in."""
+
+from typing import Any
+
+import msgpack
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from shards import codec
+from shards.errors import BadMessage
+from shards.ledger import Entry, Ledger
+from shards.messages import (
+    Ack,
+    AskRecords,
+    AskStatus,
+    Export,
+    Hello,
+    Install,
+    Installed,
+    Join,
+    Joined,
+    Kind,
+    Leave,
+    Left,
+    Message,
+    Parked,
+    Pull,
+    Push,
+    Read,
+    Records,
+    Refusal,
+    Remedy,
+    Renew,
+    Renewed,
+    Reply,
+    Request,
+    State,
+    Status,
+    Weights,
+    Welcome,
+)
+from shards.shard import Saved
+from shards.tables import KeyRange
+
+TOP = 2**62
+LONG = "\N{DUCK}" * 128
+NAMES = (LONG, LONG, TOP)
+KEYS = [TOP] * 64
+
+# Every kind of message, as large as its fields allow.
+REQUESTS: list[Request] = [
+    Hello(TOP, *NAMES, 1, LONG),
+    Join(TOP, *NAMES, TOP, TOP),
+    Push(TOP, *NAMES, TOP, TOP, LONG, TOP, TOP, TOP, 2**32, 2**32, TOP, Kind.F4, KEYS, 1e300, 1, 1),
+    Pull(TOP, *NAMES, TOP, TOP, LONG, TOP),
+    Renew(TOP, *NAMES, TOP),
+    Leave(TOP, *NAMES, TOP),
+    Install(TOP, LONG, LONG, ["mean", "square_mean"]),
+    Export(TOP, LONG, LONG),
+    Read(TOP, LONG, LONG),
+    AskStatus(TOP, LONG, LONG),
+    AskRecords(TOP, LONG, LONG, TOP),
+]
+REPLIES: list[Reply] = [
+    Welcome(TOP, TOP, TOP, TOP, TOP, TOP, TOP, 10.0),
+    Joined(TOP, TOP, TOP, TOP),
+    Ack(TOP, TOP, TOP, TOP, TOP, TOP, True),
+    Weights(TOP, TOP, TOP, TOP, LONG, TOP, Kind.F4, KEYS, 0.5),
+    Parked(TOP, TOP, TOP, TOP),
+    Renewed(TOP, TOP, TOP),
+    Left(TOP, TOP, TOP),
+    Refusal(TOP, TOP, TOP, Remedy.GAP, 2 * LONG, TOP),
+    Installed(TOP, TOP, TOP, TOP),
+    State(TOP, TOP, TOP, TOP, ["history"]),
+    Status(TOP, TOP, TOP),
+    Records(TOP, TOP, TOP, TOP),
+]
+LEAVE: dict[str, Any] = {
+    "t": "leave",
+    "request": 1,
+    "job": "j",
+    "worker": "w",
+    "incarnation": 0,
+    "boot": 1,
+}
+
+
+def name_of(message: object) -> str:
+    return type(message).__name__
+
+
+def test_every_kind_is_covered() -> None:
+    """The lists above hold each request and each reply of the protocol once."""
+    assert [type(m) for m in REQUESTS] == list(Request.__args__)
+    assert [type(m) for m in REPLIES] == list(Reply.__args__)
+
+
+@pytest.mark.parametrize("message", REQUESTS, ids=name_of)
+def test_requests_come_back(message: Request) -> None:
+    """The largest header of every kind fits in 4 KB and is read as it was written."""
+    header = codec.encode(message)
+    assert len(header) <= codec.MAX_HEADER_BYTES
+    assert codec.decode_request(memoryview(header)) == message
+
+
+@pytest.mark.parametrize("message", REPLIES, ids=name_of)
+def test_replies_come_back(message: Reply) -> None:
+    """The same for what a shard says."""
+    header = codec.encode(message)
+    assert len(header) <= codec.MAX_HEADER_BYTES
+    assert codec.decode_reply(header) == message
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"t": "steal"}, "Invalid value 'steal'"),
+        ({"t": "welcome"}, "Invalid value 'welcome'"),
+        ({"t": 3}, "Expected `str`"),
+        ({"t": None}, "Expected `str`"),
+        ({"request": -1}, "Expected `int` >= 0"),
+        ({"request": 2**62 + 1}, "Expected `int` <="),
+        ({"request": 2**64 - 1}, "Expected `int` <="),
+        ({"request": 1.5}, "Expected `int`, got `float`"),
+        ({"request": "1"}, "Expected `int`, got `str`"),
+        ({"request": [1]}, "Expected `int`, got `array`"),
+        ({"request": None}, "Expected `int`, got `null`"),
+        ({"request": True}, "Expected `int`, got `bool`"),
+        ({"worker": ""}, "length >= 1"),
+        ({"worker": "w" * 129}, "length <= 128"),
+        ({"worker": b"w"}, "Expected `str`, got `bytes`"),
+        ({"worker": {"name": "w"}}, "Expected `str`, got `object`"),
+        ({"shoe_size": 43}, "unknown field `shoe_size`"),
+        ({"worker": "w" * 1025}, "exceeds max_str_len"),
+        ({"worker": b"w" * 4000}, "Expected `str`, got `bytes`"),
+        ({"worker": list(range(65))}, "exceeds max_array_len"),
+    ],
+)
+def test_a_header_with_a_flaw(change: dict[str, Any], complaint: str) -> None:
+    """One field of a wrong type or size, or one too many, has the header refused for it."""
+    assert codec.decode_request(msgpack.packb(LEAVE)) == Leave(1, "j", "w", 0, 1)
+    with pytest.raises(BadMessage, match=complaint):
+        codec.decode_request(msgpack.packb(LEAVE | change))
+
+
+@pytest.mark.parametrize("key", sorted(LEAVE))
+def test_a_header_with_a_hole(key: str) -> None:
+    """A key that is missing is named."""
+    with pytest.raises(BadMessage, match=f"header: Object missing required field `{key}`"):
+        codec.decode_request(msgpack.packb({k: v for k, v in LEAVE.items() if k != key}))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b"\xc1",  # a code that MessagePack never uses
+        b"\xc0",
+        b"\x93\x01\x02\x03",
+        b"\x01\x02",  # more than one value
+        b"\x91" * 4000,  # nested deeper than the parser's stack
+        b"\x81\xa1t" * 1000,
+        b"\xdf\xff\xff\xff\xff",  # a map that claims 4 G entries
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdb\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"\xc9\xff\xff\xff\xff\x01",
+        b"\xd6\xff\x00\x00\x00\x00",  # a timestamp, which is an extension
+        b"\x81\xa2\xff\xfe\x01",  # a key that is not UTF-8
+        b"\x81\x01\x02",  # a key that is not a string
+        b"\x81\x91\x01\x02",  # nor hashable
+        b"\x81\xc4\x01t\x01",
+        b"\x00" * 4097,
+        bytes(range(256)) * 16,
+    ],
+)
+def test_headers_that_are_none(header: bytes) -> None:
+    """No depth, length or type in a header does anything but have it refused in one line."""
+    for decode in (codec.decode_request, codec.decode_reply):
+        with pytest.raises(BadMessage, match="header: ") as caught:
+            decode(header)
+        assert "\n" not in str(caught.value)
+
+
+@settings(max_examples=500)
+@given(st.binary(max_size=200), st.integers(0, 200), st.sampled_from(REQUESTS + REPLIES))
+@example(b"", 0, REQUESTS[0])
+def test_any_bytes_are_a_message_or_refused(noise: bytes, at: int, message: Message) -> None:
+    """Random bytes, and real headers with random bytes in them, give a message or BadMessage."""
+    header = codec.encode(message)
+    for mangled in (noise, header[:at] + noise + header[at + len(noise) :], header[:at]):
+        try:
+            assert isinstance(codec.decode_request(mangled), Message)
+        except BadMessage:
+            pass
+        try:
+            assert isinstance(codec.decode_reply(mangled), Message)
+        except BadMessage:
+            pass
+
+
+def test_a_loss_may_be_anything() -> None:
+    """Losses and times are told for the records alone, so that infinity and NaN pass."""
+    push = msgspec.structs.replace(REQUESTS[2], loss=float("inf"), rtt_s=float("nan"))
+    came = codec.decode_request(codec.encode(push))
+    assert isinstance(came, Push)
+    assert came.loss == np.inf
+    assert np.isnan(came.rtt_s)
+
+
+def test_states_outgrow_headers() -> None:
+    """The ledger of a thousand workers travels; more than 64 MB does not."""
+    entries = {f"{LONG[:100]}{n}": Entry(n, seq=n, clock=TOP) for n in range(1000)}
+    saved = Saved(7, 8, 9, Ledger(entries, floor=3))
+    assert codec.decode_state(codec.encode_state(saved), Saved) == saved
+    with pytest.raises(BadMessage, match="expected at most 67108864 bytes, got 67108865"):
+        codec.decode_state(bytes((64 << 20) + 1), Saved)
+
+
+@pytest.mark.parametrize("flaw", [{"version": -1}, {"version": 1 << 63}, {"steps": 0.5}, {"x": 1}])
+def test_states_are_checked(flaw: dict[str, Any]) -> None:
+    """A saved state with a number that a shard cannot have is refused."""
+    good = {"version": 0, "steps": 0, "samples": 0, "ledger": {"entries": {}, "floor": 0}}
+    assert codec.decode_state(msgpack.packb(good), Saved) == Saved(0, 0, 0, Ledger())
+    if "x" in flaw:
+        flaw = {"ledger": {"entries": {"w": {"incarnation": -1}}}}
+    with pytest.raises(BadMessage, match="Expected `int`"):
+        codec.decode_state(msgpack.packb(good | flaw), Saved)
+
+
+RANGES = (KeyRange(0, 4), KeyRange(6, 8))
+
+
+def test_payloads_are_not_copied() -> None:
+    """Frames become arrays on the same memory, one a range."""
+    memory = bytearray(16)
+    first, second = codec.arrays("push 1", Kind.F4, RANGES, [memory, b"\0\0\xc0\x3f\0\0\x20\x40"])
+    memory[:4] = b"\x00\x00\x80\x3f"
+    assert first.tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert second.tolist() == [1.5, 2.5]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "complaint"),
+    [
+        ([], "push 1: expected 2 frames, got 0"),
+        ([16], "push 1: expected 2 frames, got 1"),
+        ([16, 8, 0], "push 1: expected 2 frames, got 3"),
+        ([1] * 1000, "push 1: expected 2 frames, got 1000"),
+        ([16, 9], r"push 1: keys \[6, 8\) as f4 take 8 bytes, got 9"),
+        ([0, 8], r"push 1: keys \[0, 4\) as f4 take 16 bytes, got 0"),
+    ],
+)
+def test_payloads_of_another_shape(sizes: list[int], complaint: str) -> None:
+    """The number of frames and each one's length are checked against the ranges."""
+    with pytest.raises(BadMessage, match=complaint):
+        codec.arrays("push 1", Kind.F4, RANGES, [bytes(size) for size in sizes])
+
+
+def test_keys_as_headers_and_people_have_them() -> None:
+    """Ranges are flattened for a header, and shown in a message even when they are odd."""
+    assert codec.flatten(RANGES) == [0, 4, 6, 8]
+    assert codec.show([0, 4, 6, 8]) == "[0, 4) [6, 8)"
+    assert codec.show([0, 4, 6]) == "[0, 4)"
+    assert codec.show([]) == "no keys"

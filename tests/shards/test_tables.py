@@ -1,0 +1,136 @@
+"""How a dense table is laid out in its arena, and how an arena is cut into shards."""
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shards.errors import BadInput
+from shards.tables import DenseTable, KeyRange, Segment, ShardMap, TensorSpec, cut_evenly, segments
+
+TABLE = DenseTable(
+    "net",
+    (
+        TensorSpec("conv", (2, 3, 11)),
+        TensorSpec("bias", (), lr_mult=2.0, decay_mult=0.0),
+        TensorSpec("ip", (8, 32), lr_mult=0.5),
+    ),
+)
+
+shapes = st.lists(st.integers(1, 9), max_size=3).map(tuple)
+tables = st.lists(shapes, min_size=1, max_size=8).map(
+    lambda all_shapes: DenseTable(
+        "drawn",
+        tuple(TensorSpec(f"t{i}", shape, lr_mult=1.0 + i) for i, shape in enumerate(all_shapes)),
+    )
+)
+
+
+def test_layout() -> None:
+    """Tensors start on multiples of 64 floats and the arena ends on one of 256."""
+    assert TABLE.offsets == (0, 128, 192)
+    assert (TABLE.parameters, TABLE.size) == (66 + 1 + 256, 512)
+    assert TABLE.empty().dtype == np.float32
+    assert TABLE.empty().shape == (512,)
+
+
+def test_views_are_the_arena_itself() -> None:
+    """Writing a view writes the arena, at the tensor's place and nowhere else."""
+    arena = TABLE.empty()
+    views = TABLE.views(arena)
+    assert {name: view.shape for name, view in views.items()} == {
+        "conv": (2, 3, 11),
+        "bias": (),
+        "ip": (8, 32),
+    }
+    views["conv"][1, 2, 10] = 3
+    views["bias"][...] = 4
+    views["ip"][0, 1] = 5
+    assert {int(key): arena[key] for key in np.flatnonzero(arena)} == {65: 3, 128: 4, 193: 5}
+
+
+@pytest.mark.parametrize("shape", [(511,), (513,), (2, 256)])
+def test_views_of_another_arena(shape: tuple[int, ...]) -> None:
+    """An arena of another size is refused, naming both shapes."""
+    with pytest.raises(BadInput, match=r"table net: expected an arena of shape \(512,\), got \("):
+        TABLE.views(np.zeros(shape, np.float32))
+
+
+def test_names_are_unique() -> None:
+    """A table that names a tensor twice cannot be made."""
+    with pytest.raises(BadInput, match="table t: tensor a is named more than once"):
+        DenseTable("t", (TensorSpec("a", (1,)), TensorSpec("b", (1,)), TensorSpec("a", (2,))))
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (-3,), (4, -1, -1)])
+def test_sizes_are_positive(shape: tuple[int, ...]) -> None:
+    """A tensor without elements, or with fewer, cannot be laid out."""
+    with pytest.raises(BadInput, match="table t: tensor a: expected sizes of at least 1, got"):
+        DenseTable("t", (TensorSpec("a", shape),))
+
+
+@given(tables, st.data())
+def test_shards_share_out_the_whole_arena(table: DenseTable, data: st.DataObject) -> None:
+    """Ranges follow each other without gap or overlap, on multiples of 256, even to one block."""
+    blocks = table.size // 256
+    shards = data.draw(st.integers(1, blocks))
+    shard_map = cut_evenly(table, shards)
+    ranges = [keys for (keys,) in shard_map.ranges]
+    assert [keys.start for keys in ranges] == [0, *(keys.stop for keys in ranges[:-1])]
+    assert ranges[-1].stop == table.size
+    assert all(keys.start % 256 == 0 for keys in ranges)
+    assert max(map(len, ranges)) - min(map(len, ranges)) <= 256
+    assert min(map(len, ranges)) > 0
+
+
+@pytest.mark.parametrize("shards", [0, -1, 3])
+def test_no_more_shards_than_blocks(shards: int) -> None:
+    """A number of shards that some would get nothing of is refused with the numbers possible."""
+    with pytest.raises(BadInput, match=f"has 2 blocks of 256 floats: expected 1 to 2 .* {shards}"):
+        cut_evenly(TABLE, shards)
+
+
+def test_cuts_are_views() -> None:
+    """What a shard is sent of an arena is the arena, not a copy of it."""
+    shard_map = ShardMap(1, "net", ((KeyRange(0, 256),), (KeyRange(256, 300), KeyRange(400, 512))))
+    arena = TABLE.empty()
+    first, second = shard_map.cut(arena, 1)
+    assert [len(first), len(second)] == [44, 112]
+    assert np.shares_memory(first, arena)
+    assert np.shares_memory(second, arena)
+    assert first.base is arena
+
+
+@given(tables, st.data())
+def test_segments_cover_the_tensors_exactly(table: DenseTable, data: st.DataObject) -> None:
+    """Over all shards, segments hold each tensor's floats once, with its multipliers, in order."""
+    shards = data.draw(st.integers(1, table.size // 256))
+    wanted, got = table.empty(), table.empty()
+    for tensor in table.tensors:
+        table.views(wanted)[tensor.name][...] = tensor.lr_mult
+    for (keys,) in cut_evenly(table, shards).ranges:
+        part = got[keys.start : keys.stop]
+        for segment in segments(table, (keys,)):
+            assert np.all(part[segment.start : segment.stop] == 0)
+            part[segment.start : segment.stop] = segment.lr_mult
+    np.testing.assert_array_equal(got, wanted)
+
+
+def test_segments_of_several_ranges() -> None:
+    """Ranges of one shard lie behind each other in its own array, and segments are placed there."""
+    assert segments(TABLE, (KeyRange(0, 64), KeyRange(128, 256))) == (
+        Segment(0, 64, 1.0, 1.0),
+        Segment(64, 65, 2.0, 0.0),
+        Segment(128, 192, 0.5, 1.0),
+    )
+
+
+def test_tables_and_maps_travel() -> None:
+    """A table and a map come back from JSON and MessagePack as they were."""
+    shard_map = cut_evenly(TABLE, 2, epoch=7)
+    for coder in (msgspec.json, msgspec.msgpack):
+        assert coder.decode(coder.encode(TABLE), type=DenseTable) == TABLE
+        assert coder.decode(coder.encode(shard_map), type=ShardMap) == shard_map
+    assert shard_map.shards == 2
+    assert str(shard_map.ranges[1][0]) == "[256, 512)"
