@@ -97,7 +97,8 @@ def cluster(master: str, app: str, driver_host: str | None) -> dict[str, str]:
 def cluster_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of a cluster's driver, which keeps its own files in `folder`.
 
-    As settings they would reach the executors, which have folders of theirs. The Python is the driver's unless `environ` knows the cluster's.
+    As settings they would reach the executors, which have folders of theirs. The Python is the
+    driver's unless `environ` knows the cluster's.
     """
     java_options = f"{environ.get('JAVA_TOOL_OPTIONS', '')} -Djava.io.tmpdir={folder}"
     return {
