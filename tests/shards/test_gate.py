@@ -1,0 +1,77 @@
+"""Bounded staleness: who passes, who waits, and who is let go."""
+
+import pytest
+
+from shards.gate import Gate
+from shards.messages import Join, Pull
+
+INF = None
+
+
+def pull(worker: str, clock: int, request: int = 1) -> Pull:
+    return Pull(request, "job", worker, 0, 1, 1, "t", clock)
+
+
+@pytest.mark.parametrize(
+    ("bound", "clock", "slowest", "passes"),
+    [
+        (0, 5, 5, True),
+        (0, 6, 5, False),
+        (3, 8, 5, True),
+        (3, 9, 5, False),
+        (3, 0, 5, True),
+        (INF, 10**9, 0, True),
+        (0, 10**9, None, True),
+    ],
+)
+def test_the_bound(bound: int | None, clock: int, slowest: int | None, passes: bool) -> None:
+    """A step at clock c waits until all have reached c - s; without bound or others, it does not."""
+    assert Gate(bound).passes(clock, slowest) is passes
+
+
+def test_a_request_is_parked_once() -> None:
+    """A repetition keeps its place under its number, and is answered where it now comes from."""
+    gate = Gate(0)
+    assert gate.park(b"old", pull("w", 3), 1.0)
+    assert not gate.park(b"new", pull("w", 3), 2.0)
+    assert gate.park(b"new", pull("w", 4, request=2), 3.0)
+    released = list(gate.release(lambda _: True))
+    assert [(w.sender, w.message.request, w.since) for w in released] == [
+        (b"new", 1, 1.0),
+        (b"new", 2, 3.0),
+    ]
+    assert list(gate.release(lambda _: True)) == []
+
+
+def test_everyone_below_the_limit_is_let_go() -> None:
+    """Not only those exactly at it: in the order of clocks, then of arrival."""
+    gate = Gate(1)
+    for now, (worker, clock) in enumerate([("a", 7), ("b", 5), ("c", 4), ("d", 5)]):
+        gate.park(worker.encode(), pull(worker, clock), float(now))
+    slowest = 4
+    released = [w.sender for w in gate.release(lambda m: gate.passes(m.clock, slowest))]
+    assert released == [b"c", b"b", b"d"]
+    assert [gate.waits(worker) for worker in "abcd"] == [True, False, False, False]
+
+
+def test_letting_one_go_can_keep_the_next_waiting() -> None:
+    """Each is asked for after the one before was dealt with: of two joins, one warms up."""
+    gate = Gate(0)
+    gate.park(b"a", Join(1, "job", "a", 0, 1, 0), 0.0)
+    gate.park(b"b", Join(1, "job", "b", 0, 1, 0), 1.0)
+    admitted: list[str] = []
+    for waiting in gate.release(lambda _: not admitted):
+        admitted += [waiting.message.worker]
+    assert admitted == ["a"]
+    assert gate.waits("b")
+
+
+def test_a_worker_that_is_gone_waits_no_more() -> None:
+    """Everything it asked for is dropped, and nothing of the others."""
+    gate = Gate(0)
+    for request in (1, 2):
+        gate.park(b"gone", pull("gone", 9, request), 0.0)
+        gate.park(b"here", pull("here", 9, request), 0.0)
+    gate.forget("gone")
+    gate.forget("nobody")
+    assert [w.sender for w in gate.release(lambda _: True)] == [b"here", b"here"]
