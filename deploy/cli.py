@@ -169,7 +169,7 @@ def train(
     try:
         summary = run(settings, resuming=resume is not None)
     except KeyboardInterrupt:
-        typer.echo("stopped before the first step", err=True)
+        typer.echo("stopped", err=True)
         raise typer.Exit(130) from None
     if summary is None:
         typer.echo(f"stopped; go on with: downpour train --resume {settings.out}")

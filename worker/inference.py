@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from shards.errors import BadInput
 from shards.tables import DenseTable
@@ -122,10 +122,13 @@ def read_weights(path: Path, table: DenseTable, start: Floats) -> Floats:
 
 
 def write_safetensors(path: Path, table: DenseTable, arena: Floats) -> None:
-    """The table's tensors by name, without padding."""
+    """The table's tensors by name, without padding; the file appears whole or not at all."""
     tensors = {name: np.ascontiguousarray(view) for name, view in table.views(arena).items()}
+    part = path.with_name(path.name + ".part")
     try:
-        save_file(tensors, path)
+        # Written by the library itself, the file would be its owner's alone to read.
+        part.write_bytes(save(tensors))
+        part.replace(path)
     except OSError as error:
         raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
 

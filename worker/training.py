@@ -7,10 +7,13 @@ was learned until then.
 """
 
 import secrets
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, current_thread, main_thread
 from typing import Protocol
 
 import msgspec
@@ -176,12 +179,12 @@ class _Run:
 
     def _train(self) -> tuple[list[Report], bool]:
         """Run the Spark job in a thread of its own, and watch it; True if it was interrupted."""
-        with ThreadPoolExecutor(1, "spark-job") as pool:
+        with ThreadPoolExecutor(1, "spark-job") as pool, _ctrl_c() as pressed:
             future = pool.submit(self._spark_job)
             try:
-                self._watch(future)
-                return future.result(), False
-            except KeyboardInterrupt:
+                self._watch(future, pressed)
+                if future.done():
+                    return future.result(), False
                 self._cancel(future)
                 return [], True
             except DownpourError as error:
@@ -198,10 +201,10 @@ class _Run:
 
         return decode_reports(spark.run_tasks(self.df, host, REPORT, self._tag))
 
-    def _watch(self, future: "Future[list[Report]]") -> None:
+    def _watch(self, future: "Future[list[Report]]", pressed: Event) -> None:
         every = self.job.snapshot_every
         snapshot_at = every
-        while not wait([future], _LOOK_S).done:
+        while not wait([future], _LOOK_S).done and not pressed.is_set():
             self.hosts.check()
             statuses = self._look()
             if every and self._iteration(statuses) >= snapshot_at:
@@ -245,6 +248,30 @@ class _Run:
         if self.snapshot is None:
             return error
         return type(error)(f"{error}; resume from {self.snapshot}")
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[Event]:
+    """An event that the first Ctrl-C sets in place of cutting an action in two.
+
+    Records that have been collected and not yet written would be lost. The second one interrupts.
+    """
+    pressed = Event()
+
+    def press(*_: object) -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+
+    former = signal.getsignal(signal.SIGINT)
+    if current_thread() is not main_thread() or former in {signal.SIG_IGN, None}:
+        yield pressed
+        return
+    signal.signal(signal.SIGINT, press)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, former)
 
 
 def _start(

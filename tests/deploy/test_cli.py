@@ -411,7 +411,7 @@ def test_ctrl_c_before_the_first_step(
 
     monkeypatch.setattr(training, "_start", interrupted)
     for _ in range(2):
-        assert downpour(*TRAIN.split()) == (130, "", "stopped before the first step\n")
+        assert downpour(*TRAIN.split()) == (130, "", "stopped\n")
         assert {path.name for path in (job / "run").iterdir()} == {"settings.json", ".lock"}
 
 
