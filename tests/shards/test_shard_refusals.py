@@ -1,0 +1,92 @@
+"""What a shard will not take: each refused in one line, with its remedy, and nothing changed."""
+
+from typing import Any
+
+import pytest
+
+from shards.messages import (
+    Ack,
+    Refusal,
+    Remedy,
+)
+from tests.shards.talk import (
+    SIZE,
+    Talk,
+    gradient,
+    hello,
+    push,
+    refusal,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "frames", "remedy", "text"),
+    [
+        ({"job": "jab"}, None, Remedy.BAD_MESSAGE, "shard 0 serves another job than jab"),
+        ({"table": "ten"}, None, Remedy.BAD_MESSAGE, "shard 0 holds net, not ten"),
+        ({"boot": 2}, None, Remedy.RESYNCHRONISE, "shard 0 is in life 1, the message is for 2"),
+        ({"epoch": 9}, None, Remedy.RESYNCHRONISE, "shard 0 is at map epoch 1, the message at 9"),
+        (
+            {"keys": [0, 512]},
+            None,
+            Remedy.BAD_MESSAGE,
+            f"push covers keys [0, 512); shard 0 owns [0, {SIZE})",
+        ),
+        (
+            {"read_version": 1},
+            None,
+            Remedy.BAD_MESSAGE,
+            "push 1 of worker w was computed from version 1; shard 0 is at 0",
+        ),
+        ({}, [], Remedy.BAD_MESSAGE, "push 1: expected 1 frames, got 0"),
+        ({}, [b""] * 1000, Remedy.BAD_MESSAGE, "push 1: expected 1 frames, got 1000"),
+        (
+            {},
+            [bytes(12)],
+            Remedy.BAD_MESSAGE,
+            f"push 1: keys [0, {SIZE}) as f4 take {4 * SIZE} bytes, got 12",
+        ),
+        (
+            {"loss": float("nan")},
+            gradient(float("inf")),
+            Remedy.BAD_INPUT,
+            (
+                "push 1 of worker w holds NaN or infinity: expected finite gradients"
+                " (loss nan); is the rate too high?"
+            ),
+        ),
+    ],
+)
+def test_a_push_that_does_not_fit(
+    changes: dict[str, Any], frames: list[bytes] | None, remedy: Remedy, text: str
+) -> None:
+    """It is refused in one line that says what was expected and got, and changes nothing."""
+    talk = Talk()
+    talk.enter("w")
+    said = refusal(talk.say(push("w", 1, **changes), gradient(1) if frames is None else frames))
+    assert said == Refusal(101, 0, 1, remedy, text)
+    assert talk.shard.status().refused == 1
+    assert (talk.shard.version, talk.shard.ledger.entries["w"].seq) == (0, 0)
+    assert talk.say(push("w", 1), gradient(1)) == [("w", Ack(101, 0, 1, 1, 1, 0, False))]
+
+
+@pytest.mark.parametrize("changes", [{"build": "other"}, {"protocol": 99}])
+def test_another_build_is_refused(changes: dict[str, Any]) -> None:
+    """A Hello from other code is told both builds."""
+    said = refusal(Talk().say(hello("w", **changes)))
+    assert said.remedy is Remedy.WRONG_BUILD
+    assert said.text.startswith("shard 0 runs protocol 1 build build, worker w runs protocol ")
+
+
+def test_before_the_weights_are_there() -> None:
+    """A Hello is asked to come again."""
+    said = refusal(Talk(installed=False).say(hello("w")))
+    assert (said.remedy, said.text) == (Remedy.RETRY, "shard 0 has no weights yet")
+
+
+def test_a_refusal_is_one_short_line() -> None:
+    """Whatever names the sender chose; and a stranger is not told the job's id."""
+    said = refusal(Talk().say(hello("w", job="jib\njab\r" * 14)))
+    assert said.text == "shard 0 serves another job than " + " ".join(["jib jab"] * 14)
+    said = refusal(Talk().say(hello("w" * 128, build="b" * 128)))
+    assert len(said.text) == 256

@@ -1,0 +1,158 @@
+"""What operators ask of a shard: to install a state and to export one, whole and of one version."""
+
+import msgpack
+import numpy as np
+import pytest
+
+from shards import codec
+from shards.ledger import Entry, Ledger
+from shards.messages import (
+    Ack,
+    Export,
+    Install,
+    Installed,
+    Join,
+    Joined,
+    Read,
+    Remedy,
+    Standing,
+    State,
+    Welcome,
+)
+from shards.rules import Adam, Momentum
+from shards.shard import Saved
+from tests.shards.talk import (
+    SIZE,
+    Talk,
+    as_bytes,
+    fresh,
+    gradient,
+    hello,
+    join,
+    pull,
+    push,
+    refusal,
+)
+
+
+def test_a_served_version_never_changes() -> None:
+    """However many pushes follow, what was served stays as it was, and the next pull is newer."""
+    talk = Talk(bound=None)
+    talk.enter("w")
+    held = []
+    for seq in range(1, 30):
+        talk.say(pull("w", seq))
+        held.append(talk.weights()[10:150][::3])
+        talk.say(push("w", seq), gradient(1))
+        talk.say(push("w", seq), gradient(1))
+    for age, weights in enumerate(held):
+        assert set(weights) == {-age}
+
+
+def test_pulls_of_one_version_share_its_memory() -> None:
+    """Nothing is copied for a pull, a read or an export."""
+    talk = Talk(bound=None)
+    talk.enter("w")
+    addresses = set()
+    for message in (pull("w", 0), Read(1, "job", "net"), Export(2, "job", "net")):
+        talk.say(message)
+        addresses.add(next(f.ctypes.data for f in talk.frames if isinstance(f, np.ndarray)))
+    assert len(addresses) == 1
+
+
+# --- install and export ---------------------------------------------------------------------------
+
+
+def test_a_state_goes_to_another_life_whole() -> None:
+    """Weights, slots, counters and ledger arrive; both lives then take the same push alike."""
+    first = Talk(rule=Adam(), bound=0)
+    first.enter("a", "b")
+    for seq in (1, 2):
+        for worker in ("a", "b"):
+            first.say(push(worker, seq), gradient(seq))
+    assert first.say(Export(3, "job", "net")) == [
+        ("operator", State(3, 0, 1, 4, ["mean", "square_mean"]))
+    ]
+    exported = as_bytes(first.frames)
+    second = Talk(rule=Adam(), bound=0, boot=2, installed=False)
+    # Slots are told by name, in any order.
+    frames = [exported[0], exported[1], exported[3], exported[2]]
+    said = second.say(Install(4, "job", "net", ["square_mean", "mean"]), frames)
+    assert said == [("operator", Installed(4, 0, 2, 4))]
+    assert second.say(hello("a")) == [("a", Welcome(10, 0, 2, 1, 4, 2, 2, 10.0))]
+    for talk, boot in ((first, 1), (second, 2)):
+        talk.say(hello("a", 1))
+        talk.say(Join(11, "job", "a", 1, boot, 0))
+        talk.say(push("a", 3, incarnation=1, boot=boot), gradient(5))
+        talk.say(Export(3, "job", "net"))
+    assert as_bytes(first.frames)[1:] == as_bytes(second.frames)[1:]
+
+
+def test_nobody_of_an_earlier_life_is_waited_for() -> None:
+    """After an install everyone has left, and may come back at the clock that they had."""
+    ledger = Ledger({"w": Entry(3, seq=5, clock=7, step=6, standing=Standing.ACTIVE)}, floor=7)
+    talk = Talk(bound=0, installed=False)
+    state = codec.encode_state(Saved(9, 8, 7, ledger))
+    assert talk.say(Install(1, "job", "net", []), [state, bytes(4 * SIZE)]) == [
+        ("operator", Installed(1, 0, 1, 9))
+    ]
+    talk.enter("other")
+    assert talk.shard.ledger.entries["w"].standing is Standing.LEFT
+    assert talk.shard.ledger.entries["other"].clock == 7
+    assert talk.say(hello("w", 4)) == [("w", Welcome(10, 0, 1, 1, 9, 5, 6, 10.0))]
+    assert talk.say(join("w", incarnation=4)) == [("w", Joined(11, 0, 1, 7))]
+
+
+def test_an_install_that_comes_late_undoes_nothing() -> None:
+    """The console repeats what is slow to be answered; a copy must not reset a running job."""
+    talk = Talk()
+    assert talk.say(Install(1, "job", "net", []), fresh()) == [("operator", Installed(1, 0, 1, 0))]
+    talk.enter("w")
+    talk.say(push("w", 1), gradient(1))
+    said = refusal(talk.say(Install(1, "job", "net", []), fresh()))
+    assert said.remedy is Remedy.GIVE_UP
+    assert said.text == "install: shard 0 serves workers by now; expected a fresh one"
+    assert talk.say(push("w", 2), gradient(1)) == [("w", Ack(102, 0, 1, 2, 2, 1, False))]
+
+
+@pytest.mark.parametrize(
+    ("slots", "frames", "remedy", "text"),
+    [
+        ([], [], Remedy.BAD_MESSAGE, "install: expected 2 frames, got 0"),
+        ([], [*fresh(), b""], Remedy.BAD_MESSAGE, "install: expected 2 frames, got 3"),
+        (["history"], [*fresh()], Remedy.BAD_MESSAGE, "install: expected 3 frames, got 2"),
+        (
+            ["mean"],
+            [*fresh(), bytes(4 * SIZE)],
+            Remedy.BAD_INPUT,
+            "install on shard 0: expected the slots ['history'] of rule Momentum, got ['mean']",
+        ),
+        (
+            ["history", "history"],
+            [*fresh(), bytes(4 * SIZE), bytes(4 * SIZE)],
+            Remedy.BAD_INPUT,
+            (
+                "install on shard 0: expected the slots ['history'] of rule Momentum,"
+                " got ['history', 'history']"
+            ),
+        ),
+        (
+            [],
+            [fresh()[0], bytes(8)],
+            Remedy.BAD_MESSAGE,
+            f"install: shard 0 has {4 * SIZE} bytes of weights, got 8",
+        ),
+        ([], [b"\xc1", fresh()[1]], Remedy.BAD_MESSAGE, None),
+        ([], [msgpack.packb({"version": -1}), fresh()[1]], Remedy.BAD_MESSAGE, None),
+    ],
+)
+def test_an_install_that_does_not_fit(
+    slots: list[str], frames: list[bytes], remedy: Remedy, text: str | None
+) -> None:
+    """It is refused whole: the shard still has no weights."""
+    talk = Talk(installed=False, rule=Momentum())
+    said = refusal(talk.say(Install(1, "job", "net", slots), frames))
+    assert said.remedy is remedy
+    assert text in {None, said.text}
+    assert refusal(talk.say(Read(1, "job", "net"))).remedy is Remedy.RETRY
+    assert refusal(talk.say(Export(1, "job", "net"))).remedy is Remedy.RETRY
