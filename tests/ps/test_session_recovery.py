@@ -1,0 +1,211 @@
+"""The session when things go wrong: silence, gaps, lost leases, restarted shards."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from ps.session import Pulled, Unreachable
+from shards.errors import GiveUp
+from shards.messages import PROTOCOL, Hello, Join, Parked, Pull, Push, Remedy
+from tests.ps.answers import (
+    ack,
+    brief,
+    joined,
+    ready_session,
+    refused,
+    send_push,
+    tell,
+    weights,
+    welcome,
+)
+
+
+def clocks(sends: Sequence[tuple[int, object]]) -> list[tuple[int, str, int]]:
+    """Shard, kind and clock of what is sent."""
+    return [
+        (shard, type(message).__name__, message.clock)
+        for shard, message in sends
+        if isinstance(message, Push | Pull | Join)
+    ]
+
+
+# --- silence --------------------------------------------------------------------------------------
+
+
+def test_silence_is_answered_by_repeating_ever_later() -> None:
+    """After 1 s, then twice as late each time, up to eight times: a slow link is not flooded."""
+    session = ready_session(1, patience_s=100.0)
+    send_push(session, now=0.0)
+    repeated: list[float] = []
+    while len(repeated) < 7:
+        now = session.next_deadline
+        assert now is not None
+        assert session.tick(now - 0.001) == []
+        ((shard, message),) = brief(session.tick(now))
+        assert (shard, type(message)) == (0, Push)
+        repeated.append(now)
+    assert repeated == [1.0, 3.0, 7.0, 15.0, 23.0, 31.0, 39.0]
+
+
+def test_a_slow_link_is_given_its_time() -> None:
+    """When a push takes five seconds, the next is not repeated before ten, nor after a third of the
+    patience."""
+    for patience_s, first in ((100.0, 110.0), (24.0, 108.0)):
+        session = ready_session(1, patience_s=patience_s)
+        send_push(session, now=0.0)
+        tell(session, ack(0, 3, 1), now=5.0)
+        send_push(session, now=100.0, clock=2)
+        assert session.next_deadline == first
+
+
+def test_a_shard_is_given_up_when_it_stays_silent() -> None:
+    """Only while it owes an answer, and only the shard that does."""
+    session = ready_session(2, patience_s=6.0)
+    _, _ = session.pull(0, now=100.0)
+    tell(session, weights(0, 6), now=100.1, frames=[bytes(1024)])
+    for now in (102.0, 104.0, 106.0, 108.0):
+        assert [shard for shard, _ in brief(session.tick(now))] == [1]
+    with pytest.raises(Unreachable, match="shard 1 has not answered w's pull for 6 s"):
+        session.tick(110.0)
+
+
+def test_a_driver_that_was_away_gives_a_shard_its_time_again() -> None:
+    """A push lost at the start of a minute's computing is sent again before anyone is given up."""
+    session = ready_session(1)
+    send_push(session, now=0.0)
+    assert len(session.tick(60.0)) == 1
+    assert len(session.tick(64.0)) == 1
+    for now in (75.0, 85.0):
+        session.tick(now)
+    with pytest.raises(Unreachable):
+        session.tick(95.0)
+
+
+def test_being_parked_is_no_silence() -> None:
+    """A shard that says "wait" is alive, however long it says so."""
+    session = ready_session(1, patience_s=6.0)
+    session.pull(9, now=0.0)
+    for second in range(2, 60, 2):
+        session.tick(float(second))
+        tell(session, Parked(4, 0, 1, 3), now=second + 0.1)
+    (event,) = tell(session, weights(0, 4), now=60.0, frames=[bytes(2048)])[1]
+    assert isinstance(event, Pulled)
+
+
+def test_a_quick_shard_may_be_slow_to_be_waited_for() -> None:
+    """The minute of computing before a pull that is then parked is not counted as silence."""
+    session = ready_session(1)
+    session.pull(0, now=0.0)
+    tell(session, weights(0, 4), now=0.1, frames=[bytes(2048)])
+    session.pull(1, now=60.0)
+    assert len(session.tick(61.0)) == 1
+
+
+# --- gaps -----------------------------------------------------------------------------------------
+
+
+def test_a_gap_is_mended_once() -> None:
+    """Every push from the missing one on is sent again, in order; the refusals behind the first
+    one, which say the same, cause nothing more."""
+    session = ready_session(1)
+    for clock in (1, 2, 3):
+        send_push(session, clock=clock)
+    sends, _ = tell(session, refused(0, 4, Remedy.GAP, expected=1), now=0.2)
+    assert [(s, m.seq) for s, m in sends if isinstance(m, Push)] == [(0, 1), (0, 2), (0, 3)]
+    assert tell(session, refused(0, 5, Remedy.GAP, expected=1), now=0.2) == ([], [])
+    tell(session, ack(0, 3, 1), now=0.3)
+    sends, _ = tell(session, refused(0, 5, Remedy.GAP, expected=2), now=0.4)
+    assert [(s, m.seq) for s, m in sends if isinstance(m, Push)] == [(0, 2), (0, 3)]
+
+
+# --- resynchronising ------------------------------------------------------------------------------
+
+
+def test_a_restarted_shard_is_greeted_and_sent_everything_again() -> None:
+    """Once, however many requests it refuses; addressed to its new life; in the order asked."""
+    session = ready_session()
+    send_push(session, clock=1)
+    session.pull(1, now=0.0)
+    hello = (1, Hello(8, "job", "w", 2, PROTOCOL, "build"))
+    assert tell(session, refused(1, 5, Remedy.RESYNCHRONISE)) == ([hello], [])
+    assert tell(session, refused(1, 7, Remedy.RESYNCHRONISE)) == ([], [])
+    assert send_push(session, clock=2)[0].shard == 0, "nothing goes there before it has joined"
+    assert tell(session, welcome(1, 8, boot=2))[0] == [(1, Join(10, "job", "w", 2, 2, 0))]
+    sends, events = tell(session, joined(1, 10, boot=2))
+    assert [(s, type(m), m.boot) for s, m in sends if isinstance(m, Push | Pull)] == [
+        (1, Push, 2),
+        (1, Pull, 2),
+        (1, Push, 2),
+    ]
+    assert events == []
+    assert tell(session, refused(1, 5, Remedy.RESYNCHRONISE))[0] != [], "refused anew"
+
+
+def test_a_shard_that_has_forgotten_is_given_up() -> None:
+    """One that comes back without a push it had acknowledged cannot be mended from here."""
+    session = ready_session(1)
+    send_push(session, clock=1)
+    tell(session, ack(0, 3, 1))
+    session.pull(1, now=0.0)
+    tell(session, refused(0, 5, Remedy.RESYNCHRONISE))
+    with pytest.raises(GiveUp, match="shard 0 came back at push 0 of w but had acknowledged 1:"):
+        tell(session, welcome(0, 6, seq=0, boot=2))
+
+
+def test_an_acknowledgement_may_overtake_a_welcome() -> None:
+    """Found by simulation: a push in flight is applied after the greeting was answered, and its
+    acknowledgement arrives before that answer, which then seems to have forgotten it."""
+    session = ready_session(1)
+    send_push(session, clock=1)
+    session.pull(1, now=0.0)
+    tell(session, refused(0, 5, Remedy.RESYNCHRONISE))
+    tell(session, ack(0, 3, 1))
+    assert tell(session, welcome(0, 6, seq=0))[0] == [(0, Join(7, "job", "w", 2, 1, 0))]
+
+
+def test_a_worker_that_was_overtaken_counts_on_beside_the_others() -> None:
+    """Its lease ran out and they are at clock 100: every clock it sends moves up, at all shards.
+
+    Without this the others would wait at the bound until it had taken every step that it missed.
+    The other shard is told by a Join; the pull is asked anew, under a new number, because an answer
+    to its old clock may have passed a gate that the new one must not.
+    """
+    session = ready_session()
+    send_push(session, clock=1)
+    asked, _ = session.pull(1, now=0.0)
+    tell(session, weights(1, 7), frames=[bytes(1024)])
+    tell(session, refused(0, 5, Remedy.RESYNCHRONISE))
+    tell(session, welcome(0, 8))
+    sends, _ = tell(session, joined(0, 9, clock=100))
+    assert clocks(sends) == [(1, "Join", 100), (1, "Pull", 100), (0, "Push", 100), (0, "Pull", 100)]
+    pulls = {message.request for _, message in sends if isinstance(message, Pull)}
+    assert len(pulls) == 1
+    assert 7 not in pulls
+    (pull,) = pulls
+    assert tell(session, weights(0, 7), frames=[bytes(1024)]) == ([], []), "the old one is nothing"
+    tell(session, weights(0, pull), frames=[bytes(1024)])
+    _, (pulled,) = tell(session, weights(1, pull), frames=[bytes(1024)])
+    assert isinstance(pulled, Pulled)
+    assert pulled.request == asked
+    assert clocks(brief(send_push(session, clock=2)))[0] == (0, "Push", 101)
+    assert clocks(brief(session.pull(2, 0.0)[1])) == [(0, "Pull", 101), (1, "Pull", 101)]
+
+
+def test_a_worker_that_was_not_overtaken_keeps_its_clock() -> None:
+    """What is in flight counts as its own: shard 0 has not applied it yet."""
+    session = ready_session()
+    send_push(session, clock=1)
+    send_push(session, clock=2)
+    tell(session, refused(0, 5, Remedy.RESYNCHRONISE))
+    tell(session, welcome(0, 7))
+    sends, _ = tell(session, joined(0, 8, clock=1))
+    assert clocks(sends) == [(0, "Push", 1), (0, "Push", 2)]
+
+
+def test_frames_are_sent_again_as_they_are() -> None:
+    """A repeated push carries the very array that the driver must not change before it is acked."""
+    session = ready_session(1)
+    first = send_push(session)[0].frames[0]
+    (again,) = session.tick(1.0)
+    assert np.shares_memory(first, again.frames[0])
