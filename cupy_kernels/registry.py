@@ -6,9 +6,10 @@ sources: no kernel without a row, no row without a kernel, and the same C types 
 """
 
 from cupy_kernels.kernel import Kernel
-from cupy_kernels.rows import elementwise, updates
+from cupy_kernels.rows import channels, elementwise, updates
 
 SUBJECTS = (
+    channels,
     elementwise,
     updates,
 )

@@ -1,0 +1,65 @@
+// What is done channel by channel: scale and bias, sums over all but the channels, and moving some
+// columns of a matrix into another, which is what concatenating and slicing channels comes to.
+//
+// Layout: float32 matrices of `rows` x `columns`, row-major; for a blob (n, h, w, c) the columns are
+// its channels. No access is wider than a float.
+// Launch: elementwise kernels one-dimensional; sums in blocks of 32 columns x 8 rows, the grid's y
+// cutting the rows into chunks whose number depends on the sizes alone.
+// Rounding: each operation once; sums in a fixed order, two stages, in float32.
+#include "device.cuh"
+
+// y = x * scale[column] + bias[column]; bias may be null, scale may be null.
+extern "C" __global__ void scale_forward(const float* x, const float* scale, const float* bias,
+                                         float* y, i64 rows, int columns) {
+  for (GRID_STRIDE(i, rows * columns)) {
+    int c = (int)(i % columns);
+    float v = scale ? x[i] * scale[c] : x[i];
+    y[i] = bias ? v + bias[c] : v;
+  }
+}
+
+// dx = dy * scale[column].
+extern "C" __global__ void scale_backward(const float* dy, const float* scale, float* dx, i64 rows,
+                                          int columns) {
+  for (GRID_STRIDE(i, rows * columns)) dx[i] = dy[i] * scale[i % columns];
+}
+
+// partials[chunk][column] = the chunk's sum of a * b, or of a where b is null.
+extern "C" __global__ void __launch_bounds__(256)
+    column_partials(const float* a, const float* b, float* partials, i64 rows, int columns) {
+  __shared__ float tile[8][33];
+  int column = blockIdx.x * 32 + threadIdx.x;
+  i64 chunks = gridDim.y, each = (rows + chunks - 1) / chunks;
+  i64 low = blockIdx.y * each, high = smaller(low + each, rows);
+  float sum = 0.0f;
+  if (column < columns)
+    for (i64 row = low + threadIdx.y; row < high; row += 8) {
+      i64 i = row * columns + column;
+      sum += b ? a[i] * b[i] : a[i];
+    }
+  tile[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y > 0 || column >= columns) return;
+  for (int k = 1; k < 8; ++k) sum += tile[k][threadIdx.x];
+  partials[(i64)blockIdx.y * columns + column] = sum;
+}
+
+// sums[column] = factor * the sum over the chunks, added to what is there if `add` is not 0.
+extern "C" __global__ void __launch_bounds__(256)
+    column_totals(const float* partials, float* sums, float factor, int add, int chunks,
+                  int columns) {
+  for (GRID_STRIDE(c, (i64)columns)) {
+    float sum = 0.0f;
+    for (int k = 0; k < chunks; ++k) sum += partials[(i64)k * columns + c];
+    sums[c] = add ? sums[c] + factor * sum : factor * sum;
+  }
+}
+
+// y[row][y_first + k] = x[row][x_first + k] for k < width.
+extern "C" __global__ void copy_columns(const float* x, float* y, i64 rows, int width,
+                                        int x_columns, int x_first, int y_columns, int y_first) {
+  for (GRID_STRIDE(i, rows * width)) {
+    i64 row = i / width, k = i % width;
+    y[row * y_columns + y_first + k] = x[row * x_columns + x_first + k];
+  }
+}
