@@ -6,11 +6,12 @@ sources: no kernel without a row, no row without a kernel, and the same C types 
 """
 
 from cupy_kernels.kernel import Kernel
-from cupy_kernels.rows import channels, elementwise, updates
+from cupy_kernels.rows import channels, elementwise, pooling, updates
 
 SUBJECTS = (
     channels,
     elementwise,
+    pooling,
     updates,
 )
 

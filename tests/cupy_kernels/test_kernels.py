@@ -9,12 +9,13 @@ from cupy_kernels import sources
 from cupy_kernels.emulator import Emulator, Schedule, build, signature
 from cupy_kernels.kernel import Kernel
 from cupy_kernels.registry import KERNELS
-from tests.cupy_kernels.cases import channels, elementwise, updates
+from tests.cupy_kernels.cases import channels, elementwise, pooling, updates
 from tests.cupy_kernels.kernel_check import Case, check
 
 SUBJECTS = (
     channels,
     elementwise,
+    pooling,
     updates,
 )
 CASES: dict[str, list[Case]] = {name: [] for name in KERNELS}

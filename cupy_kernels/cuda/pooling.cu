@@ -1,0 +1,215 @@
+// Max and average pooling with Caffe's rules for the border (pooling.py tells them).
+//
+// Layout: float32 blobs, channels last: x (n, h, w, c), y (n, oh, ow, c). Where c is a multiple of
+// 4, four channels are moved at once: blobs are 16-byte aligned. `where` holds a maximum's place in
+// its window, in reading order; of equal values the first wins, and NaN beats all. A window past the
+// image, which Caffe's sizes allow where there is no padding, holds nothing: -infinity.
+// A window's place fits a byte up to 256 cells; `wide` kernels use 16 bits.
+// Launch: one-dimensional in rows of the output (backward: of the input), a block a row and turn;
+// a row's ow * c values are below 2^31.
+// Rounding: a maximum is exact; an average sums in reading order and multiplies by 1 / cells once.
+// Backward gathers: each input sums over the windows that hold it, in order, without atomics.
+#include "device.cuh"
+
+struct Pooling {
+  int h, w, c, oh, ow, kh, kw, sh, sw, ph, pw;
+};
+
+// V channels of one place.
+template <int V>
+struct Values {
+  float v[V];
+};
+template <int V>
+__device__ __forceinline__ Values<V> load(const float* from) {
+  Values<V> out;
+  if constexpr (V == 4) {
+    float4 four = *(const float4*)from;
+    out.v[0] = four.x, out.v[1] = four.y, out.v[2] = four.z, out.v[3] = four.w;
+  } else {
+    out.v[0] = *from;
+  }
+  return out;
+}
+template <int V>
+__device__ __forceinline__ void store(float* to, const Values<V>& from) {
+  if constexpr (V == 4) *(float4*)to = make_float4(from.v[0], from.v[1], from.v[2], from.v[3]);
+  else *to = from.v[0];
+}
+
+// The part of window `p` that lies in the image, along one axis.
+__device__ __forceinline__ int window_start(int p, int stride, int pad) {
+  int start = p * stride - pad;
+  return start > 0 ? start : 0;
+}
+__device__ __forceinline__ int window_stop(int p, int stride, int pad, int kernel, int size) {
+  int stop = p * stride - pad + kernel;
+  return stop < size ? stop : size;
+}
+
+// 1 / cells of a window: padding counts, what lies past it does not.
+__device__ __forceinline__ float share(const Pooling& s, int p, int q) {
+  int top = p * s.sh - s.ph, left = q * s.sw - s.pw;
+  int bottom = top + s.kh < s.h + s.ph ? top + s.kh : s.h + s.ph;
+  int right = left + s.kw < s.w + s.pw ? left + s.kw : s.w + s.pw;
+  return 1.0f / (float)((bottom - top) * (right - left));
+}
+
+// The first and one past the last window that holds position `a` of the image, along one axis.
+__device__ __forceinline__ int first_window(int a, int stride, int pad, int kernel) {
+  int from = a + pad - kernel + 1;
+  return from > 0 ? (from + stride - 1) / stride : 0;
+}
+__device__ __forceinline__ int last_window(int a, int stride, int pad, int count) {
+  int stop = (a + pad) / stride + 1;
+  return stop < count ? stop : count;
+}
+
+template <class Offset, int V>
+__device__ __forceinline__ void max_forward(const float* x, float* y, Offset* where,
+                                            const Pooling& s, i64 rows) {
+  int groups = s.c / V;
+  for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+    int p = (int)(row % s.oh);
+    const float* image = x + row / s.oh * s.h * s.w * s.c;
+    int top = window_start(p, s.sh, s.ph), bottom = window_stop(p, s.sh, s.ph, s.kh, s.h);
+    for (int t = threadIdx.x; t < s.ow * groups; t += blockDim.x) {
+      int q = t / groups, channel = t % groups * V;
+      int left = window_start(q, s.sw, s.pw), right = window_stop(q, s.sw, s.pw, s.kw, s.w);
+      Values<V> best;
+      int place[V];
+      for (int k = 0; k < V; ++k) {
+        best.v[k] = -infinity();
+        place[k] = (top - p * s.sh + s.ph) * s.kw + left - q * s.sw + s.pw;
+      }
+      for (int a = top; a < bottom; ++a)
+        for (int b = left; b < right; ++b) {
+          Values<V> here = load<V>(image + ((i64)a * s.w + b) * s.c + channel);
+          int cell = (a - p * s.sh + s.ph) * s.kw + b - q * s.sw + s.pw;
+          for (int k = 0; k < V; ++k)
+            if (here.v[k] > best.v[k] || here.v[k] != here.v[k]) best.v[k] = here.v[k], place[k] = cell;
+        }
+      i64 at = (row * s.ow + q) * s.c + channel;
+      store<V>(y + at, best);
+      for (int k = 0; k < V; ++k) where[at + k] = (Offset)place[k];
+    }
+  }
+}
+
+template <class Offset, int V>
+__device__ __forceinline__ void max_backward(const float* dy, const Offset* where, float* dx,
+                                             const Pooling& s, i64 rows) {
+  int groups = s.c / V;
+  for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+    int a = (int)(row % s.h);
+    i64 image = row / s.h * s.oh * s.ow * s.c;
+    int top = first_window(a, s.sh, s.ph, s.kh), bottom = last_window(a, s.sh, s.ph, s.oh);
+    for (int t = threadIdx.x; t < s.w * groups; t += blockDim.x) {
+      int b = t / groups, channel = t % groups * V;
+      int left = first_window(b, s.sw, s.pw, s.kw), right = last_window(b, s.sw, s.pw, s.ow);
+      Values<V> sum = {};
+      for (int p = top; p < bottom; ++p)
+        for (int q = left; q < right; ++q) {
+          i64 at = image + ((i64)p * s.ow + q) * s.c + channel;
+          int cell = (a - p * s.sh + s.ph) * s.kw + b - q * s.sw + s.pw;
+          Values<V> given = load<V>(dy + at);
+          for (int k = 0; k < V; ++k)
+            if (where[at + k] == cell) sum.v[k] += given.v[k];
+        }
+      store<V>(dx + (row * s.w + b) * s.c + channel, sum);
+    }
+  }
+}
+
+template <int V>
+__device__ __forceinline__ void average_forward(const float* x, float* y, const Pooling& s,
+                                                i64 rows) {
+  int groups = s.c / V;
+  for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+    int p = (int)(row % s.oh);
+    const float* image = x + row / s.oh * s.h * s.w * s.c;
+    int top = window_start(p, s.sh, s.ph), bottom = window_stop(p, s.sh, s.ph, s.kh, s.h);
+    for (int t = threadIdx.x; t < s.ow * groups; t += blockDim.x) {
+      int q = t / groups, channel = t % groups * V;
+      int left = window_start(q, s.sw, s.pw), right = window_stop(q, s.sw, s.pw, s.kw, s.w);
+      Values<V> sum = {};
+      for (int a = top; a < bottom; ++a)
+        for (int b = left; b < right; ++b) {
+          Values<V> here = load<V>(image + ((i64)a * s.w + b) * s.c + channel);
+          for (int k = 0; k < V; ++k) sum.v[k] += here.v[k];
+        }
+      float part = share(s, p, q);
+      for (int k = 0; k < V; ++k) sum.v[k] *= part;
+      store<V>(y + (row * s.ow + q) * s.c + channel, sum);
+    }
+  }
+}
+
+template <int V>
+__device__ __forceinline__ void average_backward(const float* dy, float* dx, const Pooling& s,
+                                                 i64 rows) {
+  int groups = s.c / V;
+  for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+    int a = (int)(row % s.h);
+    i64 image = row / s.h * s.oh * s.ow * s.c;
+    int top = first_window(a, s.sh, s.ph, s.kh), bottom = last_window(a, s.sh, s.ph, s.oh);
+    for (int t = threadIdx.x; t < s.w * groups; t += blockDim.x) {
+      int b = t / groups, channel = t % groups * V;
+      int left = first_window(b, s.sw, s.pw, s.kw), right = last_window(b, s.sw, s.pw, s.ow);
+      Values<V> sum = {};
+      for (int p = top; p < bottom; ++p)
+        for (int q = left; q < right; ++q) {
+          Values<V> given = load<V>(dy + image + ((i64)p * s.ow + q) * s.c + channel);
+          float part = share(s, p, q);
+          for (int k = 0; k < V; ++k) sum.v[k] += given.v[k] * part;
+        }
+      store<V>(dx + (row * s.w + b) * s.c + channel, sum);
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+    max_pool_forward(const float* x, float* y, u8* where, i64 n, int h, int w, int c, int oh,
+                     int ow, int kh, int kw, int sh, int sw, int ph, int pw) {
+  Pooling s = {h, w, c, oh, ow, kh, kw, sh, sw, ph, pw};
+  if (c % 4 == 0) max_forward<u8, 4>(x, y, where, s, n * oh);
+  else max_forward<u8, 1>(x, y, where, s, n * oh);
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+    max_pool_forward_wide(const float* x, float* y, u16* where, i64 n, int h, int w, int c, int oh,
+                          int ow, int kh, int kw, int sh, int sw, int ph, int pw) {
+  Pooling s = {h, w, c, oh, ow, kh, kw, sh, sw, ph, pw};
+  max_forward<u16, 1>(x, y, where, s, n * oh);
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+    max_pool_backward(const float* dy, const u8* where, float* dx, i64 n, int h, int w, int c,
+                      int oh, int ow, int kh, int kw, int sh, int sw, int ph, int pw) {
+  Pooling s = {h, w, c, oh, ow, kh, kw, sh, sw, ph, pw};
+  if (c % 4 == 0) max_backward<u8, 4>(dy, where, dx, s, n * h);
+  else max_backward<u8, 1>(dy, where, dx, s, n * h);
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+    max_pool_backward_wide(const float* dy, const u16* where, float* dx, i64 n, int h, int w, int c,
+                           int oh, int ow, int kh, int kw, int sh, int sw, int ph, int pw) {
+  Pooling s = {h, w, c, oh, ow, kh, kw, sh, sw, ph, pw};
+  max_backward<u16, 1>(dy, where, dx, s, n * h);
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+    average_pool_forward(const float* x, float* y, i64 n, int h, int w, int c, int oh, int ow,
+                         int kh, int kw, int sh, int sw, int ph, int pw) {
+  Pooling s = {h, w, c, oh, ow, kh, kw, sh, sw, ph, pw};
+  if (c % 4 == 0) average_forward<4>(x, y, s, n * oh);
+  else average_forward<1>(x, y, s, n * oh);
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+    average_pool_backward(const float* dy, float* dx, i64 n, int h, int w, int c, int oh, int ow,
+                          int kh, int kw, int sh, int sw, int ph, int pw) {
+  Pooling s = {h, w, c, oh, ow, kh, kw, sh, sw, ph, pw};
+  if (c % 4 == 0) average_backward<4>(dy, dx, s, n * h);
+  else average_backward<1>(dy, dx, s, n * h);
+}
