@@ -1,0 +1,216 @@
+"""The blocking client against real shards over real sockets: what it adds up to."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+import ps
+from ps import Client, Cluster, Console
+from shards.messages import Standing
+from shards.rules import SGD, Momentum, Rule
+from shards.schedules import Fixed
+from shards.spec import Merge
+from tests.ps.parties import Array
+
+TABLE = ps.DenseTable("net", (ps.TensorSpec("a", (700,)), ps.TensorSpec("b", (3, 100))))
+UNIT = Fixed(base_rate=1.0)
+
+
+@contextmanager
+def shards_for(weights: Array | None = None, **options: object) -> Iterator[Cluster]:
+    """Two shards of TABLE under plain SGD at rate 1, unless told otherwise."""
+    told: dict[str, object] = {"shards": 2, "schedule": UNIT}
+    with ps.local_shards(ps.shard_specs(TABLE, **(told | options)), weights) as cluster:  # type: ignore[arg-type]
+        yield cluster
+
+
+def everywhere(value: float) -> Array:
+    """A gradient that is `value` in every float, the padding too."""
+    return np.full(TABLE.size, value, np.float32)
+
+
+def in_threads(workers: int, work: Callable[[int], None]) -> None:
+    """Run `work` for each worker in a thread of its own; raise what any of them raised."""
+    failures: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            work(number)
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures, failures
+
+
+@pytest.mark.parametrize("bound", [0, 2, None])
+def test_every_push_counts_once(bound: int | None) -> None:
+    """Four threads push integers; the sum proves the count, and no clock runs ahead by more than
+    the bound and one."""
+    workers, steps = 4, 40
+    with shards_for(bound=bound) as cluster, Console(cluster) as console:
+        together = threading.Barrier(workers)
+
+        def work(number: int) -> None:
+            with Client(cluster, worker=f"w{number}", in_flight=3) as client:
+                together.wait()
+                for _ in range(steps):
+                    client.pull()
+                    client.push(everywhere(number + 1), samples=1)
+
+        in_threads(workers, work)
+        wanted = -steps * sum(range(1, workers + 1))
+        assert set(console.read()[:700]) == {wanted}
+        for status, rows in zip(console.status(), console.records(), strict=True):
+            assert (status.version, status.pushes, status.duplicates) == (160, 160, 0)
+            assert (status.steps, status.samples) == (160, 160)
+            assert {one.standing for one in status.workers} == {Standing.LEFT}
+            assert [one.seq for one in status.workers] == [steps] * workers
+            for one in range(workers):
+                mine = rows[rows["worker"] == f"w{one}".encode()]
+                assert mine["seq"].tolist() == list(range(1, steps + 1))
+            if bound is not None:
+                assert 1 <= status.max_clock_gap <= bound + 1
+                assert rows["clock_gap"].max() == status.max_clock_gap
+
+
+def test_rounds_of_four_workers() -> None:
+    """Synchronous training applies the mean of four pushes as one version, forty times."""
+    with shards_for(bound=0, merge=Merge.ROUND) as cluster, Console(cluster) as console:
+        together = threading.Barrier(4)
+
+        def work(number: int) -> None:
+            with Client(cluster, worker=f"w{number}") as client:
+                together.wait()
+                for step in range(40):
+                    assert set(client.pull().weights[:700]) == {-2.5 * step}
+                    client.push(everywhere(number + 1))
+
+        in_threads(4, work)
+        assert [status.version for status in console.status()] == [40, 40]
+        assert set(console.read()[:700]) == {-100.0}
+
+
+def test_no_read_is_torn() -> None:
+    """Each pushed array is constant, so that every shard's part of every pull is constant too."""
+    table = ps.DenseTable("big", (ps.TensorSpec("w", (204_800,)),))
+    done = threading.Event()
+    with ps.local_shards(ps.shard_specs(table, shards=2, schedule=UNIT)) as cluster:
+
+        def push_on(client: Client) -> None:
+            versions = client.pull().versions
+            while not done.is_set():
+                gradient = client.empty()
+                gradient[:] = 1
+                client.push(gradient, read_versions=versions)
+
+        def read(client: Client) -> None:
+            held = [client.pull() for _ in range(3)]
+            for _ in range(100):
+                held = [*held[1:], client.pull()]
+                for replica in held:
+                    for shard, version in enumerate(replica.versions):
+                        (part,) = cluster.map.cut(replica.weights, shard)
+                        assert part.min() == part.max() == -version
+            assert held[-1].versions > (100, 100), "the pushes went on meanwhile"
+
+        def work(number: int) -> None:
+            try:
+                with Client(cluster, worker=f"w{number}", in_flight=4) as client:
+                    push_on(client) if number < 2 else read(client)
+            finally:
+                done.set()
+
+        in_threads(3, work)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("rule", [SGD(), Momentum(0.9)], ids=lambda rule: type(rule).__name__)
+def test_one_worker_equals_a_serial_loop(rule: Rule, shards: int) -> None:
+    """With bound 0 the weights are those of a serial NumPy loop, bit for bit, however it is cut."""
+    rng = np.random.default_rng(17)
+    start, scale = (rng.standard_normal(TABLE.size, np.float32) for _ in range(2))
+    rate, mu = np.float32(0.05), np.float32(0.9)
+    weights, history = start.copy(), np.zeros_like(start)
+    options = {"shards": shards, "rule": rule, "schedule": Fixed(base_rate=0.05), "bound": 0}
+    with shards_for(start, **options) as cluster, Client(cluster, worker="w") as client:
+        for _ in range(30):
+            replica = client.pull()
+            for name, view in TABLE.views(replica.weights).items():
+                np.testing.assert_array_equal(view, TABLE.views(weights)[name])
+            client.push(scale * np.tanh(replica.weights))
+            gradient = scale * np.tanh(weights)
+            if isinstance(rule, Momentum):
+                history = mu * history + rate * gradient
+                weights = weights - history
+            else:
+                weights = weights - rate * gradient
+        assert replica.versions == (29,) * shards
+
+
+def test_prefetched_weights_are_as_fresh_as_the_bound_demands() -> None:
+    """Asked for before the last push, they hold every push but that one; with none to wait for, the
+    clock that was asked for decides, and a prefetch that nobody takes is forgotten."""
+    with shards_for(bound=1) as cluster, Client(cluster, worker="w") as client:
+        replica = client.pull()
+        for step in range(1, 10):
+            client.prefetch(step)
+            client.push(everywhere(1), read_versions=replica.versions)
+            replica = client.pull()
+            assert set(replica.weights[:700]) <= {-float(step), 1.0 - step}
+        client.prefetch(client.clock)
+        assert set(client.pull(client.clock - 1).weights[:700]) == {-9.0}
+        assert set(client.pull().weights[:700]) == {-9.0}
+
+
+def test_another_life_goes_on() -> None:
+    """It learns where the one before was applied, and pushes nothing twice; that one is fenced."""
+    with shards_for() as cluster, Console(cluster) as console:
+        first = Client(cluster, worker="w", incarnation=0)
+        first.pull()
+        for _ in range(3):
+            first.push(everywhere(1), steps=2)
+        first.flush()
+        first.abandon()
+        with Client(cluster, worker="w", incarnation=1) as second:
+            assert (second.seq, second.step, second.clock) == (3, 6, 6)
+            second.pull()
+            second.push(everywhere(1))
+        assert set(console.read()[:700]) == {-4.0}
+        assert [one.takeovers for status in console.status() for one in status.workers] == [1, 1]
+
+
+def test_a_worker_that_leaves_frees_the_others() -> None:
+    """One that waits at the bound is answered as soon as the slowest says goodbye."""
+    with shards_for(bound=0) as cluster, Client(cluster, worker="fast") as fast:
+        slow = Client(cluster, worker="slow")
+        fast.pull()
+        fast.push(everywhere(1))
+        timer = threading.Timer(0.3, slow.close)
+        timer.start()
+        replica = fast.pull()
+        timer.join()
+        assert replica.versions == (1, 1)
+        assert fast.times.waited_s > 0.1
+
+
+def test_a_worker_that_dies_frees_the_others() -> None:
+    """Its lease runs out, and only then."""
+    with shards_for(bound=0, lease_s=0.4) as cluster, Client(cluster, worker="fast") as fast:
+        slow = Client(cluster, worker="slow")
+        fast.pull()
+        fast.push(everywhere(1))
+        slow.abandon()
+        assert fast.pull().versions == (1, 1)
+        assert fast.times.waited_s > 0.1
+        with Console(cluster) as console:
+            standing = {one.worker: one.standing for one in console.status()[0].workers}
+        assert standing == {"fast": Standing.ACTIVE, "slow": Standing.EXPIRED}
