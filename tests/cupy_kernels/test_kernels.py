@@ -9,11 +9,12 @@ from cupy_kernels import sources
 from cupy_kernels.emulator import Emulator, Schedule, build, signature
 from cupy_kernels.kernel import Kernel
 from cupy_kernels.registry import KERNELS
-from tests.cupy_kernels.cases import channels, elementwise, pooling, updates
+from tests.cupy_kernels.cases import channels, dropout, elementwise, pooling, updates
 from tests.cupy_kernels.kernel_check import Case, check
 
 SUBJECTS = (
     channels,
+    dropout,
     elementwise,
     pooling,
     updates,

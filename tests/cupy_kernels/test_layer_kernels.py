@@ -5,10 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupy_kernels import pooling
+from cupy_kernels import dropout, pooling, sources
 from cupy_kernels.emulator import Emulator
+from cupy_kernels.kernel import Kernel, one_block, reads, writes
 from cupy_kernels.launch import launch
 from cupy_kernels.pooling import Pooling
+from cupy_kernels.rows import dropout as rows_of_dropout
 from cupy_kernels.types import AnyArray, Array
 from cupy_kernels.workspace import Workspace
 from tests.cupy_kernels.cases.pooling import pairs
@@ -52,3 +54,79 @@ def test_nan_in_a_window_is_its_maximum(c: int) -> None:
     np.testing.assert_array_equal(y, twin)
     assert np.isnan(y).any()
     assert not np.isnan(y).all()
+
+
+PUBLISHED = (  # from the known-answer file of Random123, the authors' own library
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    (
+        (0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF),
+        (0xFFFFFFFF, 0xFFFFFFFF),
+        (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
+    ),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+)
+
+
+@pytest.mark.parametrize(("counter", "key", "words"), PUBLISHED)
+def test_philox_gives_the_published_words(
+    counter: tuple[int, int, int, int], key: tuple[int, int], words: tuple[int, ...]
+) -> None:
+    """The CUDA function, the CPU's and the reference give the authors' words, ten rounds each."""
+    assert tuple(dropout.philox(counter, key).tolist()) == words
+    assert rows_of_dropout.philox(counter, key) == words
+    source = sources.expand(KNOWN_ANSWER)
+    row = Kernel(
+        "known_answer",
+        "known_answer.cu",
+        (reads("counter", "4", "u4"), reads("key", "2", "u4"), writes("words", "4", "u4")),
+        one_block(32),
+        lambda **_: {"words": words},
+        bytes_each=1,
+    )
+    found = np.zeros(4, np.uint32)
+    launch(
+        row,
+        engine=Emulator(source=source),
+        counter=np.array(counter, np.uint32),
+        key=np.array(key, np.uint32),
+        words=found,
+    )
+    assert tuple(found.tolist()) == words
+
+
+KNOWN_ANSWER = """
+#include "philox.cuh"
+extern "C" __global__ void known_answer(const u32* counter, const u32* key, u32* words) {
+  if (first_index() > 0) return;
+  Words found = philox({counter[0], counter[1], counter[2], counter[3]}, key[0], key[1]);
+  for (int k = 0; k < 4; ++k) words[k] = found.w[k];
+}
+"""
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9])
+def test_both_backends_drop_the_same_elements(ratio: float) -> None:
+    """The kernel on x gives the bits of the CPU's mask times x, for odd sizes and large numbers."""
+    n, seed, step, layer = 9001, 2**63 + 5, 2**33 + 1, 0xDEADBEEF
+    x = np.random.default_rng(3).standard_normal(n, np.float32)
+    work = Workspace()
+    scaled = dropout.mask((n,), ratio, seed=seed, step=step, layer=layer, work=work)
+    y = np.empty_like(x)
+    launch(
+        "dropout_apply",
+        engine=Emulator(),
+        x=x,
+        y=y,
+        step=np.array([step], np.uint64),
+        seed=seed,
+        layer=layer,
+        limit=dropout.limit(ratio),
+        scale=1 / (1 - ratio),
+        n=n,
+    )
+    np.testing.assert_array_equal(y, dropout.apply(x, scaled, work))
+    assert abs((y == 0).mean() - ratio) < 0.02
