@@ -5,175 +5,57 @@ turn: a Python worker is killed, it goes on, Ctrl-C stops it, and another proces
 """
 
 import json
-import os
 import re
-import secrets
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import psutil
-import pyarrow.parquet as pq
 import pytest
-from safetensors.numpy import load_file
 
 from tests import tiny
-from worker.caffe.model import CaffeModel
-from worker.caffe.solver import read_solver
-from worker.caffe.weights import read_caffemodel
-from worker.inference import evaluate, read_weights
-from worker.sources import open_source
+from tests.integration.command import Child, await_snapshots, check_folder, downpour, snapshots
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-# Tests may run where Ctrl-C is ignored, as in the background of a shell.
-_START = (
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
-    "from deploy.cli import main; main()"
-)
-_MARK = "DOWNPOUR_TEST_CLI"
-_STEP_S = 0.05
+TRAIN = ("train", "--solver", "solver.prototxt", "--data", "data", "--out", "run", "--shards", 2)
+FOR_EVER = ("--max-iter", 1_000_000)
 
 
-class Child:
-    """A `downpour` in a session of its own, as a terminal would have it."""
-
-    def __init__(self, folder: Path, *arguments: object) -> None:
-        self._mark = secrets.token_hex(8)
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _START, *map(str, arguments)],
-            cwd=folder,
-            env=os.environ | {_MARK: self._mark, "PYTHONPATH": os.pathsep.join(sys.path)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    def descendants(self, word: str) -> list[psutil.Process]:
-        """The processes below this one whose command line contains `word`."""
-        found = []
-        for process in psutil.Process(self.process.pid).children(recursive=True):
-            try:
-                if word in " ".join(process.cmdline()):
-                    found.append(process)
-            except psutil.NoSuchProcess:
-                continue
-        return found
-
-    def interrupt(self) -> None:
-        """Ctrl-C: the terminal sends it to the whole foreground group."""
-        os.killpg(self.process.pid, signal.SIGINT)
-
-    def end(self) -> tuple[int, str, str]:
-        """Wait; returns the exit status, standard output and error, once nothing is left."""
-        out, err = self.process.communicate(timeout=200)
-        assert self.left() == []
-        return self.process.returncode, out, err
-
-    def left(self) -> list[str]:
-        """The command lines of what has outlived it by some seconds, wherever it has gone."""
-        end_by = time.monotonic() + 15
-        while found := [process for process in psutil.process_iter() if self._ours(process)]:
-            if time.monotonic() > end_by:
-                break
-            time.sleep(_STEP_S)
-        return [" ".join(process.cmdline())[:120] for process in found]
-
-    def _ours(self, process: psutil.Process) -> bool:
-        try:
-            living = process.status() != psutil.STATUS_ZOMBIE
-            return living and process.environ().get(_MARK) == self._mark
-        except psutil.Error:
-            return False  # It has just ended, or is another user's.
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.told = self.process.communicate()
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Child]]:
-    """Start `downpour` in tmp_path; whatever is still there at the end is killed."""
-    children: list[Child] = []
-
-    def begin(*arguments: object) -> Child:
-        children.append(Child(tmp_path, *arguments))
-        return children[-1]
-
-    yield begin
-    for child in children:
-        if child.process.poll() is None:
-            child.kill()
-
-
-def snapshots(run: Path) -> list[int]:
-    return sorted(int(path.name) for path in (run / "snapshots").glob("[0-9]*"))
-
-
-def await_snapshots(run: Path, count: int, child: Child) -> None:
-    """Return when there are `count` snapshots or more."""
-    end_by = time.monotonic() + 120
-    while len(snapshots(run)) < count:
-        if child.process.poll() is not None or time.monotonic() > end_by:
-            child.kill()
-            raise AssertionError(f"no {count} snapshots: {child.told}")
-        time.sleep(_STEP_S)
-
-
-def spark_worker(child: Child) -> psutil.Process:
-    """A process that runs Python tasks: Spark's daemon has forked it."""
-    daemons = child.descendants("pyspark.daemon")
-    return next(process for process in daemons if process.parent() in daemons)
-
-
-def test_a_run_that_meets_trouble(start: Callable[..., Child], tmp_path: Path) -> None:
+def test_a_run_that_meets_trouble(tmp_path: Path) -> None:
     """kill -9 of a Python worker in mid-run only costs time; Ctrl-C exits with 130 and leaves a
     snapshot; --resume takes the steps that remain, and the folder tells of one run."""
     tiny.write_job(tmp_path, extra="snapshot: 40")
     run = tmp_path / "run"
     # Until the killed worker's next life has joined, its lease holds the other one at the bound.
-    child = start(
-        *("train", "--solver", "solver.prototxt", "--data", "data", "--out", "run"),
-        *("--shards", 2, "--workers", 2, "--max-iter", 1_000_000, "--lease-s", 60),
-    )
-    await_snapshots(run, 1, child)
-    spark_worker(child).kill()
-    # The first of these may have begun before the kill, and the next two may be close behind it.
-    await_snapshots(run, len(snapshots(run)) + 4, child)
-    child.interrupt()
-    status, out, err = child.end()
+    with downpour(tmp_path, *TRAIN, *FOR_EVER, "--lease-s", 60) as child:
+        await_snapshots(run, 1, child)
+        spark_worker(child).kill()
+        # The first of these may have begun before the kill, the next two be close behind it.
+        await_snapshots(run, len(snapshots(run)) + 4, child)
+        child.interrupt()
+        status, out, err = child.end()
     assert (status, err) == (130, "")
-    assert out.splitlines()[-1] == f"stopped; go on with: downpour train --resume {run}"
+    assert last(out) == f"stopped; go on with: downpour train --resume {run}"
     stopped_at = snapshots(run)[-1]
     told = json.loads((run / "summary.json").read_text())
-    assert told["test_accuracy"] is None
-    assert told["worker_restarts"] == 1
+    assert (told["test_accuracy"], told["worker_restarts"]) == (None, 1)
     assert 0 <= told["updates"] - 2 * stopped_at <= 1
 
     steps = stopped_at + 60
-    status, out, err = start("train", "--resume", "run", "--max-iter", steps).end()
+    with downpour(tmp_path, "train", "--resume", "run", "--max-iter", steps) as child:
+        status, out, err = child.end()
     assert (status, err) == (0, "")
     assert re.fullmatch(rf"test accuracy \S+%, {2 * steps} updates in \d+ s; see {run}", last(out))
     check_folder(run, workers=2, shards=2, steps=steps, bound=4, restarts=1)
     assert snapshots(run)[-1] == steps
 
 
-def test_a_shard_that_dies(start: Callable[..., Child], tmp_path: Path) -> None:
+def test_a_shard_that_dies(tmp_path: Path) -> None:
     """kill -9 of a shard ends the run with one line that names it and where to go on."""
     tiny.write_job(tmp_path, extra="snapshot: 40")
-    child = start(
-        *("train", "--solver", "solver.prototxt", "--data", "data", "--out", "run"),
-        *("--shards", 2, "--max-iter", 1_000_000),
-    )
-    await_snapshots(tmp_path / "run", 1, child)
-    child.descendants("ray::ShardActor")[0].kill()
-    status, _, err = child.end()
+    with downpour(tmp_path, *TRAIN, *FOR_EVER) as child:
+        await_snapshots(tmp_path / "run", 1, child)
+        child.descendants("ray::ShardActor")[0].kill()
+        status, _, err = child.end()
     assert status == 1
     assert re.fullmatch(
         r"downpour: error: shard [01] has died: its Ray actor is gone;"
@@ -182,48 +64,10 @@ def test_a_shard_that_dies(start: Callable[..., Child], tmp_path: Path) -> None:
     ), err
 
 
-def check_folder(
-    run: Path, *, workers: int, shards: int, steps: int, bound: int, restarts: int
-) -> None:
-    """The files of a finished run agree with each other and with its plan."""
-    summary = json.loads((run / "summary.json").read_text())
-    rows = pq.read_table(run / "updates.parquet").to_pandas()
-    updates = workers * steps
-    assert len(rows) == shards * updates
-    for _, of_shard in rows.groupby("shard"):
-        assert sorted(of_shard["apply_version"]) == list(range(1, updates + 1))
-        for _, own in of_shard.groupby("worker"):
-            assert sorted(own["seq"]) == list(range(1, steps + 1))
-    assert rows["clock_gap"].max() <= bound + 1
-    expected = {
-        "workers": workers,
-        "shards": shards,
-        "staleness_bound": bound,
-        "updates": updates,
-        "samples": updates * tiny.BATCH,
-        "worker_restarts": restarts,
-        "max_clock_gap": rows["clock_gap"].max(),
-        "staleness_max": rows["staleness"].max(),
-        "staleness_mean": pytest.approx(rows["staleness"].mean()),
-    }
-    assert {name: summary[name] for name in expected} == expected
-    assert rows["samples"].sum() == shards * summary["samples"]
-
-    solver = read_solver(run.parent / "solver.prototxt")
-    model = CaffeModel(solver.tests[0].net)
-    weights = read_weights(run / "weights.safetensors", model.table, model.initial(0))
-    blobs = read_caffemodel(run / "weights.caffemodel")
-    tensors = load_file(run / "weights.safetensors")
-    assert tensors.keys() == {f"{name}/{i}" for name in blobs for i in range(len(blobs[name]))}
-    for name, tensor in tensors.items():
-        layer, _, index = name.partition("/")
-        np.testing.assert_array_equal(tensor, blobs[layer][int(index)])
-    figures = evaluate(model, weights, open_source(run.parent / "data", "test").batches(), 7)
-    assert summary["test_accuracy"] == pytest.approx(figures["accuracy"])
-    assert summary["test_loss"] == pytest.approx(figures["loss"], rel=1e-5)
-    assert summary["test_accuracy"] > 0.9
-    for picture in ("loss.png", "staleness.png"):
-        assert (run / picture).read_bytes().startswith(b"\x89PNG")
+def spark_worker(child: Child) -> psutil.Process:
+    """A process that runs Python tasks: Spark's daemon has forked it."""
+    daemons = child.descendants("pyspark.daemon")
+    return next(process for process in daemons if process.parent() in daemons)
 
 
 def last(text: str) -> str:
