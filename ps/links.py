@@ -48,7 +48,7 @@ class Links:
             self._context.destroy(linger=0)
             raise BadInput(
                 f"shard endpoint: expected tcp://HOST:PORT or ipc://PATH, got {endpoint!r}"
-                f" ({error.strerror})"
+                f" ({zmq.strerror(error.errno or 0)})"
             ) from None
         self._poller.register(socket, zmq.POLLIN)
         return socket

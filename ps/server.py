@@ -41,7 +41,7 @@ class Server:
             self._socket.bind(bind)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
-            reason = f"cannot listen on {bind}: {error.strerror}"
+            reason = f"cannot listen on {bind!r}: {zmq.strerror(error.errno or 0)}"
             raise BadInput(f"shard {spec.shard} {reason}") from None
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._wake_out = self._context.socket(zmq.PAIR)

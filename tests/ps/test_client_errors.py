@@ -1,0 +1,198 @@
+"""What a client makes of bad arguments, dead endpoints and shards that disagree: one line each."""
+
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import ps
+from ps import Client, Cluster, Console
+from ps.client import _Renewal
+from shards.errors import BadInput, BadMessage, GiveUp, WrongBuild
+from shards.messages import Standing
+from shards.schedules import Fixed
+
+TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """Two shards, bound 0, plain SGD at rate 1."""
+    specs = ps.shard_specs(TABLE, shards=2, bound=0, schedule=Fixed(base_rate=1.0))
+    with ps.local_shards(specs) as served:
+        yield served
+
+
+@pytest.fixture
+def nowhere(cluster: Cluster) -> Cluster:
+    """The same, but nobody listens where shard 1 should be."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    return msgspec.structs.replace(cluster, endpoints=(cluster.endpoints[0], endpoint))
+
+
+def one_line(error: BaseException) -> str:
+    text = str(error)
+    assert text
+    assert "\n" not in text
+    return text
+
+
+def test_a_shard_that_is_not_there(nowhere: Cluster) -> None:
+    """The client gives up when its patience ends, naming the shard; and so does the console."""
+    started = time.monotonic()
+    with pytest.raises(ps.Unreachable) as caught:
+        Client(nowhere, worker="w", patience_s=0.6)
+    assert one_line(caught.value) == "shard 1 has not answered w's hello for 0.6 s"
+    with Console(nowhere, patience_s=0.3) as console, pytest.raises(ps.Unreachable) as caught:
+        console.read()
+    endpoint = nowhere.endpoints[1]
+    assert one_line(caught.value) == f"shard 1 at {endpoint} has not answered read for 0.3 s"
+    assert time.monotonic() - started < 30, "far sooner than by default"
+
+
+@pytest.mark.parametrize("endpoint", ["", "127.0.0.1:1", "tcp://127.0.0.1", "carrier://pigeon"])
+def test_an_endpoint_that_is_none(cluster: Cluster, endpoint: str) -> None:
+    """It is named, with what was expected."""
+    wrong = msgspec.structs.replace(cluster, endpoints=(cluster.endpoints[0], endpoint))
+    for connect in (lambda: Client(wrong, worker="w"), lambda: Console(wrong)):
+        with pytest.raises(BadInput, match="shard endpoint: expected tcp://HOST:PORT") as caught:
+            connect()
+        assert repr(endpoint) in one_line(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        (
+            {"build": "0123"},
+            WrongBuild,
+            "runs protocol 1 build {build}, worker w runs protocol 1 b",
+        ),
+        ({"job": "other"}, BadMessage, "shard 0 serves another job than other"),
+    ],
+)
+def test_a_cluster_that_is_not_ours(
+    cluster: Cluster, change: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    """Another build or job is refused at the first word, and nobody is registered."""
+    with pytest.raises(error, match=text.format(build=cluster.build)) as caught:
+        Client(msgspec.structs.replace(cluster, **change), worker="w")
+    assert cluster.job not in one_line(caught.value)
+    with Console(cluster) as console:
+        assert [status.workers for status in console.status()] == [(), ()]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"in_flight": 0}, "in_flight: expected at least 1, got 0"),
+        ({"retry_s": 0}, "retry_s: expected more than 0 s, got 0"),
+        ({"patience_s": -1}, "patience_s: expected more than 0 s, got -1"),
+        ({"patience_s": float("nan")}, "patience_s: expected more than 0 s, got nan"),
+    ],
+)
+def test_arguments(cluster: Cluster, options: dict[str, Any], text: str) -> None:
+    """A number that makes no sense is refused before anything is sent."""
+    with pytest.raises(BadInput, match=text):
+        Client(cluster, worker="w", **options)
+
+
+@pytest.mark.parametrize(
+    ("worker", "incarnation"), [("", 0), ("w" * 129, 0), ("w", -1), ("w", 2**63)]
+)
+def test_names_that_no_message_may_carry(cluster: Cluster, worker: str, incarnation: int) -> None:
+    """The shard cannot read such a Hello, and says so at once."""
+    with pytest.raises(BadMessage, match=r"^header: Expected `(str|int)`"):
+        Client(cluster, worker=worker, incarnation=incarnation)
+
+
+def test_a_push_that_is_refused_here(cluster: Cluster) -> None:
+    """It neither takes a number nor moves the clock: the loop goes on as if it had not been."""
+    with Client(cluster, worker="w") as client:
+        with pytest.raises(BadInput, match="push: expected a pull before the first push, got none"):
+            client.push(TABLE.empty())
+        client.pull()
+        wrongs: list[Any] = [
+            np.zeros(9, np.float32),
+            np.zeros(512),
+            np.zeros(1024, np.float32)[::2],
+        ]
+        for wrong in wrongs:
+            with pytest.raises(BadInput, match="push to table net: expected"):
+                client.push(wrong)
+        options: dict[str, Any]
+        for options in ({"steps": 0}, {"samples": -1}, {"read_versions": (0,)}):
+            with pytest.raises(BadInput, match="push"):
+                client.push(TABLE.empty(), **options)
+        assert (client.clock, client.seq) == (0, 0)
+        client.push(np.ones(512, np.float32))
+        assert client.pull().versions == (1, 1)
+
+
+def test_a_gradient_without_a_number(cluster: Cluster) -> None:
+    """The shard's refusal reaches the caller, and no part of that shard's weights has changed."""
+    gradient = np.ones(512, np.float32)
+    gradient[300] = np.nan
+    client = Client(cluster, worker="w")
+    client.pull()
+    client.push(gradient, loss=float("nan"))
+    with pytest.raises(BadInput, match="push 1 of worker w holds NaN or infinity") as caught:
+        client.flush()
+    one_line(caught.value)
+    client.abandon()
+    with Console(cluster) as console:
+        assert console.status()[1].version == 0
+        assert not console.read()[256:].any()
+
+
+def test_a_body_that_fails_leaves_as_a_crash_would(cluster: Cluster) -> None:
+    """Its error comes out unchanged, at once, and the lease frees the others."""
+
+    def train() -> None:
+        with Client(cluster, worker="w") as client:
+            client.pull()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    with Console(cluster) as console:
+        (worker,) = console.status()[0].workers
+        assert worker.standing is Standing.ACTIVE
+
+
+def test_a_long_computation_keeps_its_lease() -> None:
+    """Another thread renews it; without, the shard forgets the worker, and takes it back."""
+    specs = ps.shard_specs(TABLE, shards=2, lease_s=0.4, schedule=Fixed(base_rate=1.0))
+    with ps.local_shards(specs) as cluster, Console(cluster) as console:
+
+        def standing() -> list[Standing]:
+            return [one.standing for status in console.status() for one in status.workers]
+
+        with Client(cluster, worker="w") as client:
+            client.pull()
+            time.sleep(1.0)
+            assert standing() == [Standing.ACTIVE, Standing.ACTIVE]
+            assert isinstance(client._renewal, _Renewal)
+            client._renewal.stop()
+            time.sleep(1.0)
+            assert standing() == [Standing.EXPIRED, Standing.EXPIRED]
+            client.push(np.ones(512, np.float32))
+            assert client.pull().versions == (1, 1)
+            assert standing() == [Standing.ACTIVE, Standing.ACTIVE]
+        assert set(console.read()) == {-1.0}
+
+
+def test_what_ends_the_renewing_thread_is_told(cluster: Cluster) -> None:
+    """Not as a trace on the screen of somebody who is computing, but by the next call."""
+    client = Client(cluster, worker="w")
+    assert client._renewal is not None
+    client._renewal._failure = GiveUp("no more renewals")
+    with pytest.raises(GiveUp, match="no more renewals"):
+        client.pull()
+    client.abandon()

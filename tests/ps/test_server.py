@@ -1,0 +1,262 @@
+"""The server loop: nothing that a peer sends, or fails to send, ends it."""
+
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+import zmq
+
+import ps
+from ps import Client, Console
+from ps.job import describe
+from ps.server import Server
+from shards import codec
+from shards.errors import BadInput
+from shards.messages import PROTOCOL, AskStatus, Hello, Install, Read, Refusal, Remedy, Reply
+from shards.schedules import Fixed
+from shards.spec import ShardSpec
+
+TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
+SEED = 20
+
+
+def spec_of(**options: float) -> ShardSpec:
+    (spec,) = ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0), **options)  # type: ignore[arg-type]
+    return spec
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """One shard with zeros installed."""
+    with Server(spec_of(), boot=1) as running:
+        with Console(describe([running.shard.spec], [running.endpoint])) as console:
+            console.install(TABLE.empty())
+        yield running
+
+
+class Peer:
+    """A DEALER that sends what it likes."""
+
+    def __init__(self, server: Server) -> None:
+        self._context = zmq.Context()
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.RCVTIMEO, 10_000)
+        self.socket.connect(server.endpoint)
+
+    def ask(self, *frames: bytes) -> Reply:
+        """Send a message, and read the next answer."""
+        self.socket.send_multipart(frames)
+        return codec.decode_reply(self.socket.recv_multipart()[0])
+
+    def __enter__(self) -> "Peer":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._context.destroy(linger=0)
+
+
+def serves(server: Server) -> bool:
+    """Whether a worker can still come, pull, push and leave."""
+    server.check()
+    cluster = describe([server.shard.spec], [server.endpoint])
+    with Client(cluster, worker="probe", patience_s=10) as client:
+        before = client.pull().versions[0]
+        client.push(np.ones(512, np.float32))
+        return client.pull().versions == (before + 1,)
+
+
+def mangled(server: Server) -> Iterator[Sequence[bytes]]:
+    """Messages that are none, each of a kind of its own."""
+    job = server.shard.spec.job
+    hello = codec.encode(Hello(1, job, "w", 0, PROTOCOL, "b"))
+    yield [b""]
+    yield [b"", b""]
+    yield [b""] * 1000
+    yield [hello[:-1]]
+    yield [b"", hello]
+    yield [os.urandom(4096)]
+    yield [bytes(5000)]
+    yield [bytes(10_000_000)]
+    yield [b"\x91" * 4096]
+    yield [b"\xdf\xff\xff\xff\xff"]
+    yield [b"\xc1", *[bytes(100_000)] * 50]
+    dice = random.Random(SEED)
+    for _ in range(200):
+        yield [dice.randbytes(dice.randrange(100)) for _ in range(dice.randrange(1, 5))]
+    for _ in range(200):
+        at = dice.randrange(len(hello))
+        yield [hello[:at] + dice.randbytes(1) + hello[at + 1 + dice.randrange(3) :]]
+
+
+def test_mangled_messages_are_refused(server: Server) -> None:
+    """Each is answered by a refusal, and the shard goes on; the same peer can still be served."""
+    refused = 0
+    with Peer(server) as peer:
+        for frames in mangled(server):
+            answer = peer.ask(*frames)
+            assert isinstance(answer, Refusal), (frames, answer)
+            refused += 1
+        status = AskStatus(7, server.shard.spec.job, "net")
+        assert peer.ask(codec.encode(status)).request == 7
+    assert server.shard.status().refused == refused
+    assert serves(server)
+
+
+def test_frames_too_many_or_too_large_for_what_they_come_with(server: Server) -> None:
+    """A request that takes no frames ignores them; an install counts its own."""
+    job = server.shard.spec.job
+    with Peer(server) as peer:
+        reply = peer.ask(codec.encode(Read(3, job, "net")), *[b"x"] * 1000)
+        assert (reply.request, type(reply).__name__) == (3, "Weights")
+        for frames in ([], [b""] * 1000, [bytes(1), bytes(2048)]):
+            refusal = peer.ask(codec.encode(Install(4, job, "net", [])), *frames)
+            assert isinstance(refusal, Refusal)
+            assert refusal.remedy is Remedy.BAD_MESSAGE
+    assert serves(server)
+
+
+def test_an_oversized_frame_ends_its_own_connection(server: Server) -> None:
+    """It is dropped before it is stored: the server neither answers nor grows by it."""
+    before = psutil.Process().memory_info().rss
+    with Peer(server) as peer:
+        peer.socket.setsockopt(zmq.RCVTIMEO, 500)
+        peer.socket.send(bytes(codec.MAX_STATE_BYTES + 1), copy=False)
+        with pytest.raises(zmq.Again):
+            peer.socket.recv()
+    assert serves(server)
+    assert psutil.Process().memory_info().rss - before < 200 << 20
+
+
+def test_strangers_and_peers_that_vanish(server: Server) -> None:
+    """Other protocols, half a handshake, half a message, a peer gone before its answer."""
+    host, port = server.endpoint.removeprefix("tcp://").split(":")
+    greeting = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x00NULL" + bytes(48)
+    for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(5000), greeting, greeting[:20]):
+        for _ in range(10):
+            with socket.create_connection((host, int(port))) as stranger:
+                stranger.sendall(noise)
+    for _ in range(20):
+        with Peer(server) as peer:
+            peer.socket.send(codec.encode(Read(1, server.shard.spec.job, "net")))
+            peer.socket.send(b"half", zmq.SNDMORE)
+    assert serves(server)
+
+
+def test_a_parked_worker_that_vanishes(server: Server) -> None:
+    """Its answer has nobody to go to, which is no error."""
+    with Server(spec_of(bound=0, lease_s=0.5), boot=1) as strict:
+        cluster = describe([strict.shard.spec], [strict.endpoint])
+        with Console(cluster) as console:
+            console.install(TABLE.empty())
+        slow, fast = Client(cluster, worker="slow"), Client(cluster, worker="fast")
+        fast.pull()
+        fast.push(np.ones(512, np.float32))
+        fast.prefetch(1)
+        fast.flush()
+        fast.abandon()
+        slow.pull()
+        slow.push(np.ones(512, np.float32))
+        slow.close()
+        assert serves(strict)
+
+
+def test_leases_run_out_while_messages_pour_in(server: Server) -> None:
+    """A flood from one peer does not keep the loop from looking at its clock."""
+    with Server(spec_of(lease_s=0.4), boot=1) as quick:
+        cluster = describe([quick.shard.spec], [quick.endpoint])
+        with Console(cluster) as console:
+            console.install(TABLE.empty())
+        Client(cluster, worker="gone").abandon()
+        read = codec.encode(Read(1, quick.shard.spec.job, "net"))
+        until = time.monotonic() + 10
+        with Peer(quick) as peer:
+            while quick.shard.ledger.active and time.monotonic() < until:
+                for _ in range(100):
+                    peer.ask(read)
+        assert not quick.shard.ledger.active
+
+
+# --- beginning and end ----------------------------------------------------------------------------
+
+
+def test_a_port_in_use() -> None:
+    """The error names the shard and the address, and leaves nothing open."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        bind = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(BadInput) as caught:
+            Server(spec_of(), boot=1, bind=bind)
+        assert str(caught.value) == f"shard 0 cannot listen on {bind!r}: Address already in use"
+    with Server(spec_of(), boot=1, bind=bind) as server:
+        assert server.endpoint == bind
+
+
+@pytest.mark.parametrize(
+    "bind", ["", "tcp://", "tcp://999.1.1.1:5", "tcp://127.0.0.1:x", "udp://a"]
+)
+def test_an_address_that_is_none(bind: str) -> None:
+    """It is named as it was given."""
+    with pytest.raises(BadInput, match="shard 0 cannot listen on") as caught:
+        Server(spec_of(), boot=1, bind=bind)
+    assert bind in str(caught.value)
+
+
+def test_stopping_frees_the_port_and_the_thread() -> None:
+    """Twice is as good as once; and one that was never started can be stopped."""
+    server = Server(spec_of(), boot=1)
+    threads = threading.active_count()
+    server.start()
+    assert threading.active_count() == threads + 1
+    server.stop()
+    server.stop()
+    assert threading.active_count() == threads
+    again = Server(spec_of(), boot=2, bind=server.endpoint)
+    again.stop()
+
+
+def test_a_failure_of_the_loop_is_told(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What our own code does wrong is not swallowed: `check` and `stop` raise it."""
+    with Server(spec_of(), boot=1) as broken:
+        monkeypatch.setattr(broken.shard, "handle", lambda *_: 1 // 0)
+        with Peer(broken) as peer:
+            peer.socket.send(codec.encode(Read(1, broken.shard.spec.job, "net")))
+            broken._thread.join(10)
+        with pytest.raises(ZeroDivisionError):
+            broken.check()
+        with pytest.raises(ZeroDivisionError):
+            broken.stop()
+        broken._failure = None
+    assert serves(server)
+
+
+def test_a_shard_that_comes_back_is_gone_on_with() -> None:
+    """A worker lives through a restart on the same port: every push counts once in the new life."""
+    first = Server(spec_of(), boot=1).start()
+    cluster = describe([first.shard.spec], [first.endpoint])
+    with Console(cluster) as console:
+        console.install(TABLE.empty())
+        client = Client(cluster, worker="w", retry_s=0.2)
+        for _ in range(5):
+            client.pull()
+            client.push(np.ones(512, np.float32))
+        client.flush()
+        (state,) = console.export()
+        first.stop()
+        with Server(first.shard.spec, boot=2, bind=first.endpoint) as second:
+            with Console(cluster) as fresh:
+                fresh.restore(0, state)
+                for _ in range(5):
+                    client.pull()
+                    client.push(np.ones(512, np.float32))
+                client.close()
+                assert set(fresh.read()) == {-10.0}
+            assert second.shard.status().duplicates == 0
+            (worker,) = second.shard.status().workers
+            assert msgspec.structs.asdict(worker)["seq"] == 10
