@@ -6,13 +6,14 @@ sources: no kernel without a row, no row without a kernel, and the same C types 
 """
 
 from cupy_kernels.kernel import Kernel
-from cupy_kernels.rows import channels, dropout, elementwise, pooling, updates
+from cupy_kernels.rows import channels, dropout, elementwise, pooling, softmax, updates
 
 SUBJECTS = (
     channels,
     dropout,
     elementwise,
     pooling,
+    softmax,
     updates,
 )
 

@@ -9,7 +9,7 @@ from cupy_kernels import sources
 from cupy_kernels.emulator import Emulator, Schedule, build, signature
 from cupy_kernels.kernel import Kernel
 from cupy_kernels.registry import KERNELS
-from tests.cupy_kernels.cases import channels, dropout, elementwise, pooling, updates
+from tests.cupy_kernels.cases import channels, dropout, elementwise, pooling, softmax, updates
 from tests.cupy_kernels.kernel_check import Case, check
 
 SUBJECTS = (
@@ -17,6 +17,7 @@ SUBJECTS = (
     dropout,
     elementwise,
     pooling,
+    softmax,
     updates,
 )
 CASES: dict[str, list[Case]] = {name: [] for name in KERNELS}

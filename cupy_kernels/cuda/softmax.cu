@@ -1,0 +1,174 @@
+// Softmax over the rows of a matrix, and the cross-entropy loss with its gradient in one launch.
+//
+// Layout: float32 matrices (rows, k), row-major; labels are 64-bit integers. A row whose label is
+// `ignored` (no label is: give -2^63) has no loss and no gradient; one whose label is outside
+// [0, k) has NaN for both.
+//   p = exp(x - max x) / sum exp(x - max x);  loss = -log(max(p[label], smallest float))
+//   dx = (p - onehot(label)) * scale
+// `scale`, loss_weight / divisor, lies in device memory, since the divisor may be the number of rows
+// that count. 8 bytes an element: x is read from memory once and again from the cache.
+// Launch: narrow kernels give a row to a warp, 8 rows to a block of (32, 8); the wide one gives a row
+// to a block of 512 threads, for k from about 1,000.
+// Rounding: sums in a fixed order, in float32: a lane's own elements in turn, then a tree.
+#include "device.cuh"
+
+// A maximum so far and the sum of exponentials relative to it.
+struct Online {
+  float largest, sum;
+};
+
+__device__ __forceinline__ void take(Online& o, float x) {
+  if (x > o.largest) {
+    o.sum = o.sum * expf(o.largest - x) + 1.0f;
+    o.largest = x;
+  } else if (x != -infinity()) {
+    o.sum += expf(x - o.largest);  // NaN, too, ends up in the sum
+  }
+}
+
+__device__ __forceinline__ Online merged(Online a, Online b) {
+  if (a.largest < b.largest) {
+    Online kept = a;
+    a = b, b = kept;
+  }
+  if (b.largest != -infinity()) a.sum += b.sum * expf(b.largest - a.largest);
+  else a.sum += b.sum;
+  return a;
+}
+
+__device__ __forceinline__ Online warp_merged(Online o) {
+  for (int offset = WARP / 2; offset > 0; offset /= 2) {
+    Online other = {__shfl_xor_sync(ALL_LANES, o.largest, offset),
+                    __shfl_xor_sync(ALL_LANES, o.sum, offset)};
+    o = merged(o, other);
+  }
+  return o;
+}
+
+__device__ __forceinline__ float loss_of(float x, Online o) {
+  float p = expf(x - o.largest) / o.sum;
+  return -logf(p > SMALLEST_FLOAT || p != p ? p : SMALLEST_FLOAT);
+}
+
+// The gradient of one row, by `threads` threads of which this is number `t`.
+__device__ __forceinline__ void row_gradient(const float* x, float* dx, Online o, i64 label,
+                                             bool counts, float scale, int k, int t, int threads) {
+  bool bad = label < 0 || label >= k;
+  for (int j = t; j < k; j += threads) {
+    float p = expf(x[j] - o.largest) / o.sum - (j == label ? 1.0f : 0.0f);
+    dx[j] = !counts ? 0.0f : bad ? not_a_number() : p * scale;
+  }
+}
+
+// This thread's row of a (32, 8) block, and how many rows all blocks take at a time.
+__device__ __forceinline__ i64 warp_row() { return (i64)blockIdx.x * blockDim.y + threadIdx.y; }
+__device__ __forceinline__ i64 warp_rows() { return (i64)gridDim.x * blockDim.y; }
+
+__device__ __forceinline__ Online scan(const float* x, int k, int t, int threads) {
+  Online o = {-infinity(), 0.0f};
+  for (int j = t; j < k; j += threads) take(o, x[j]);
+  return o;
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    softmax_forward(const float* x, float* p, i64 rows, int k) {
+  for (i64 row = warp_row(); row < rows; row += warp_rows()) {
+    const float* from = x + row * k;
+    Online o = warp_merged(scan(from, k, threadIdx.x, WARP));
+    for (int j = threadIdx.x; j < k; j += WARP) p[row * k + j] = expf(from[j] - o.largest) / o.sum;
+  }
+}
+
+// dx = p * (dy - sum(dy * p)).
+extern "C" __global__ void __launch_bounds__(256)
+    softmax_backward(const float* dy, const float* p, float* dx, i64 rows, int k) {
+  for (i64 row = warp_row(); row < rows; row += warp_rows()) {
+    float inner = 0.0f;
+    for (int j = threadIdx.x; j < k; j += WARP) inner += dy[row * k + j] * p[row * k + j];
+    inner = warp_sum(inner);
+    for (int j = threadIdx.x; j < k; j += WARP)
+      dx[row * k + j] = p[row * k + j] * (dy[row * k + j] - inner);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    softmax_loss(const float* x, const i64* labels, const float* scale, float* losses, float* dx,
+                 i64 ignored, i64 rows, int k) {
+  for (i64 row = warp_row(); row < rows; row += warp_rows()) {
+    i64 label = labels[row];
+    bool counts = label != ignored;
+    Online o = warp_merged(scan(x + row * k, k, threadIdx.x, WARP));
+    if (threadIdx.x == 0) {
+      bool bad = label < 0 || label >= k;
+      losses[row] = !counts ? 0.0f : bad ? not_a_number() : loss_of(x[row * k + label], o);
+    }
+    row_gradient(x + row * k, dx + row * k, o, label, counts, *scale, k, threadIdx.x, WARP);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(512, 2)
+    softmax_loss_wide(const float* x, const i64* labels, const float* scale, float* losses,
+                      float* dx, i64 ignored, i64 rows, int k) {
+  __shared__ float largest[WARP], sums[WARP];
+  int t = threadIdx.x, lane = t % WARP, warp = t / WARP, warps = blockDim.x / WARP;
+  for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+    i64 label = labels[row];
+    bool counts = label != ignored;
+    Online o = warp_merged(scan(x + row * k, k, t, blockDim.x));
+    if (lane == 0) largest[warp] = o.largest, sums[warp] = o.sum;
+    __syncthreads();
+    o = {lane < warps ? largest[lane] : -infinity(), lane < warps ? sums[lane] : 0.0f};
+    o = warp_merged(o);
+    if (t == 0) {
+      bool bad = label < 0 || label >= k;
+      losses[row] = !counts ? 0.0f : bad ? not_a_number() : loss_of(x[row * k + label], o);
+    }
+    row_gradient(x + row * k, dx + row * k, o, label, counts, *scale, k, t, blockDim.x);
+    __syncthreads();
+  }
+}
+
+// scale = weight / divisor, at least 1: the rows that count (mode 0, VALID), or `fixed` (others).
+extern "C" __global__ void __launch_bounds__(256)
+    loss_scale(const i64* labels, float* scale, i64 ignored, float weight, float fixed, int mode,
+               i64 rows) {
+  __shared__ u32 counts[256];
+  int t = threadIdx.x;
+  u32 count = 0;
+  for (i64 row = t; row < rows; row += blockDim.x) count += labels[row] != ignored;
+  counts[t] = count;
+  __syncthreads();
+  for (int half = 128; half > 0; half /= 2) {
+    if (t < half) counts[t] += counts[t + half];
+    __syncthreads();
+  }
+  if (t > 0 || blockIdx.x > 0) return;
+  float divisor = mode == 0 ? (float)counts[0] : fixed;
+  *scale = weight / (divisor > 1.0f ? divisor : 1.0f);
+}
+
+// total = scale * the sum of `values`, in one block: the loss of a batch.
+extern "C" __global__ void __launch_bounds__(256)
+    scaled_total(const float* values, const float* scale, float* total, i64 n) {
+  __shared__ float scratch[WARP];
+  float sum = 0.0f;
+  for (i64 i = threadIdx.x; i < n; i += blockDim.x) sum += values[i];
+  sum = block_sum(sum, scratch);
+  if (threadIdx.x == 0 && blockIdx.x == 0) *total = *scale * sum;
+}
+
+// hit = 1 where fewer than `top_k` other classes score at least the true one; 2 where ignored.
+extern "C" __global__ void __launch_bounds__(256)
+    top_k_hits(const float* scores, const i64* labels, u8* hits, i64 ignored, i64 rows, int k,
+               int top_k) {
+  for (i64 row = warp_row(); row < rows; row += warp_rows()) {
+    i64 label = labels[row];
+    bool known = label >= 0 && label < k;
+    float own = known ? scores[row * k + label] : infinity();
+    int better = 0;
+    for (int j = threadIdx.x; j < k; j += WARP) better += j != label && scores[row * k + j] >= own;
+    for (int offset = WARP / 2; offset > 0; offset /= 2)
+      better += __shfl_xor_sync(ALL_LANES, better, offset);
+    if (threadIdx.x == 0) hits[row] = label == ignored ? 2 : known && better < top_k;
+  }
+}

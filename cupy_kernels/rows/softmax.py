@@ -1,0 +1,185 @@
+"""Rows of `softmax.cu`: softmax, its loss with the gradient, and what goes around them."""
+
+from typing import Any
+
+import numpy as np
+
+from cupy_kernels import reference
+from cupy_kernels.kernel import (
+    EXACT,
+    MOST_BLOCKS,
+    Dim3,
+    Geometry,
+    Kernel,
+    Sizes,
+    Tolerance,
+    one_block,
+    reads,
+    scalar,
+    writes,
+)
+from cupy_kernels.types import Wide
+
+SMALLEST = float(np.finfo(np.float32).tiny)
+NOTHING_IGNORED = -(2**63)
+"""The `ignored` that no label is."""
+
+VALID = 0
+"""The mode of `loss_scale` that divides by the rows that count."""
+
+
+def _warps(sizes: Sizes) -> Dim3:
+    return min(-(-sizes["rows"] // 8), MOST_BLOCKS), 1, 1
+
+
+def _blocks(sizes: Sizes) -> Dim3:
+    return min(sizes["rows"], MOST_BLOCKS), 1, 1
+
+
+def _softmax_forward(x: Wide, k: int, **_: Any) -> dict[str, Any]:
+    return {"p": reference.softmax(x.reshape(-1, k)) if x.size else x}
+
+
+def _softmax_backward(dy: Wide, p: Wide, k: int, **_: Any) -> dict[str, Any]:
+    return {"dx": reference.softmax_backward(dy.reshape(-1, k), p.reshape(-1, k))}
+
+
+def _softmax_loss(
+    x: Wide, labels: Any, scale: Wide, ignored: int, rows: int, k: int, **_: Any
+) -> dict[str, Any]:
+    losses, dx = np.zeros(rows), np.zeros((rows, k))
+    for row, label in enumerate(labels):
+        if label == ignored:
+            continue
+        if not 0 <= label < k:
+            losses[row], dx[row] = np.nan, np.nan
+            continue
+        p = reference.softmax(x.reshape(rows, k)[row])
+        losses[row] = -np.log(max(p[label], SMALLEST))
+        dx[row] = scale[0] * (p - np.eye(k)[label])
+    return {"losses": losses, "dx": dx}
+
+
+def _loss_scale(
+    labels: Any, ignored: int, weight: Any, fixed: Any, mode: int, **_: Any
+) -> dict[str, Any]:
+    divisor = np.count_nonzero(labels != ignored) if mode == VALID else float(fixed)
+    return {"scale": [float(weight) / max(divisor, 1)]}
+
+
+def _scaled_total(values: Wide, scale: Wide, **_: Any) -> dict[str, Any]:
+    return {"total": [scale[0] * values.sum()]}
+
+
+def _top_k_hits(
+    scores: Wide, labels: Any, ignored: int, k: int, top_k: int, **_: Any
+) -> dict[str, Any]:
+    def verdict(row: Wide, label: int) -> float:
+        if label == ignored:
+            return 2
+        return reference.accuracy(row[None], np.array([label]), None, top_k) if label < k else 0
+
+    rows = scores.reshape(-1, k)
+    return {"hits": [verdict(row, label) for row, label in zip(rows, labels, strict=True)]}
+
+
+_LOSS = (
+    reads("x", "rows*k"),
+    reads("labels", "rows", "i8"),
+    reads("scale", "1"),
+    writes("losses", "rows"),
+    writes("dx", "rows*k"),
+    scalar("ignored"),
+    scalar("rows"),
+    scalar("k", "i4"),
+)
+_CLOSE = Tolerance(1e-5, 1e-6)
+
+ROWS = (
+    Kernel(
+        "softmax_forward",
+        "softmax.cu",
+        (reads("x", "rows*k"), writes("p", "rows*k"), scalar("rows"), scalar("k", "i4")),
+        Geometry((32, 8, 1), _warps),
+        _softmax_forward,
+        bytes_each=8,
+        tolerance=_CLOSE,
+        in_place=(("x", "p"),),
+    ),
+    Kernel(
+        "softmax_backward",
+        "softmax.cu",
+        (
+            reads("dy", "rows*k"),
+            reads("p", "rows*k"),
+            writes("dx", "rows*k"),
+            scalar("rows"),
+            scalar("k", "i4"),
+        ),
+        Geometry((32, 8, 1), _warps),
+        _softmax_backward,
+        bytes_each=12,
+        tolerance=_CLOSE,
+        in_place=(("dy", "dx"),),
+    ),
+    Kernel(
+        "softmax_loss",
+        "softmax.cu",
+        _LOSS,
+        Geometry((32, 8, 1), _warps),
+        _softmax_loss,
+        bytes_each=8,
+        tolerance=_CLOSE,
+    ),
+    Kernel(
+        "softmax_loss_wide",
+        "softmax.cu",
+        _LOSS,
+        Geometry((512, 1, 1), _blocks),
+        _softmax_loss,
+        bytes_each=8,
+        tolerance=_CLOSE,
+    ),
+    Kernel(
+        "loss_scale",
+        "softmax.cu",
+        (
+            reads("labels", "rows", "i8"),
+            writes("scale", "1"),
+            scalar("ignored"),
+            scalar("weight", "f4"),
+            scalar("fixed", "f4"),
+            scalar("mode", "i4"),
+            scalar("rows"),
+        ),
+        one_block(),
+        _loss_scale,
+        bytes_each=8,
+    ),
+    Kernel(
+        "scaled_total",
+        "softmax.cu",
+        (reads("values", "n"), reads("scale", "1"), writes("total", "1"), scalar("n")),
+        one_block(),
+        _scaled_total,
+        bytes_each=4,
+        tolerance=Tolerance(1e-5, 1e-5),
+    ),
+    Kernel(
+        "top_k_hits",
+        "softmax.cu",
+        (
+            reads("scores", "rows*k"),
+            reads("labels", "rows", "i8"),
+            writes("hits", "rows", "u1"),
+            scalar("ignored"),
+            scalar("rows"),
+            scalar("k", "i4"),
+            scalar("top_k", "i4"),
+        ),
+        Geometry((32, 8, 1), _warps),
+        _top_k_hits,
+        bytes_each=4,
+        tolerance=EXACT,
+    ),
+)
