@@ -6,12 +6,21 @@ sources: no kernel without a row, no row without a kernel, and the same C types 
 """
 
 from cupy_kernels.kernel import Kernel
-from cupy_kernels.rows import channels, dropout, elementwise, pooling, softmax, updates
+from cupy_kernels.rows import (
+    channels,
+    dropout,
+    elementwise,
+    normalisation,
+    pooling,
+    softmax,
+    updates,
+)
 
 SUBJECTS = (
     channels,
     dropout,
     elementwise,
+    normalisation,
     pooling,
     softmax,
     updates,

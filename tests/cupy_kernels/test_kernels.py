@@ -9,13 +9,22 @@ from cupy_kernels import sources
 from cupy_kernels.emulator import Emulator, Schedule, build, signature
 from cupy_kernels.kernel import Kernel
 from cupy_kernels.registry import KERNELS
-from tests.cupy_kernels.cases import channels, dropout, elementwise, pooling, softmax, updates
+from tests.cupy_kernels.cases import (
+    channels,
+    dropout,
+    elementwise,
+    normalisation,
+    pooling,
+    softmax,
+    updates,
+)
 from tests.cupy_kernels.kernel_check import Case, check
 
 SUBJECTS = (
     channels,
     dropout,
     elementwise,
+    normalisation,
     pooling,
     softmax,
     updates,
