@@ -123,15 +123,14 @@ class _Loop:
             self.client.prefetch(self.client.clock + unpushed + 1)
         if local is None:
             return Local(replica.weights, replica.versions)
-        local.weights = replica.weights
-        if not unpushed:
-            # Otherwise what is owed began with older weights, and is pushed as read from those.
-            local.versions = replica.versions
+        local.weights, local.fetched = replica.weights, replica.versions
         return local
 
     def _step(self, local: Local, inputs: list[Batch], step: int) -> None:
         started = time.monotonic()
         gradient, loss = self._gradient(local.weights, inputs, step)
+        if local.owed is None:
+            local.versions = local.fetched
         rate = self.plan.schedule.rate(step)
         self.plan.strategy.learn(local, gradient, rate, self._multipliers)
         local.steps += 1

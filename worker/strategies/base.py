@@ -15,11 +15,13 @@ Floats = NDArray[np.float32]
 class Local(msgspec.Struct):
     """A worker's own state between pushes: its weights, and what it owes the shards.
 
-    `versions`, one a shard, are those that the oldest gradient in `owed` was computed from.
+    `fetched`, one a shard, are the versions that `weights` came from, `versions` those that the
+    oldest gradient in `owed` was computed from.
     """
 
     weights: Floats
-    versions: tuple[int, ...]
+    fetched: tuple[int, ...]
+    versions: tuple[int, ...] = ()
     owed: Floats | None = None
     steps: int = 0
     samples: int = 0
