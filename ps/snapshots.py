@@ -61,6 +61,7 @@ def save_snapshot(
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     former = temporary.with_name(temporary.name + ".former")
     try:
+        _put_back(former, folder)  # a process of this number may have been killed here before
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         parts = tuple(_write(temporary, shard, state) for shard, state in enumerate(states))
@@ -74,10 +75,15 @@ def save_snapshot(
     except OSError as error:
         raise GiveUp(f"snapshot {folder}: {error.strerror}; earlier snapshots are intact") from None
     finally:
-        if former.exists() and not folder.exists():
-            former.rename(folder)
+        _put_back(former, folder)
         shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(former, ignore_errors=True)
+
+
+def _put_back(former: Path, folder: Path) -> None:
+    """Undo a replacement that did not come to its end; tidy up after one that did."""
+    if former.exists() and not folder.exists():
+        former.rename(folder)
+    shutil.rmtree(former, ignore_errors=True)
 
 
 def load_snapshot(folder: Path) -> tuple[Manifest, list[ShardState]]:
