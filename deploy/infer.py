@@ -30,7 +30,8 @@ def run_test(solver: Path, weights: Path, data: Path) -> dict[str, float]:
             f"{solver}: expected a test_iter, which says that it has a test net; got none"
         )
     model = CaffeModel(read.tests[0].net)
-    arena = read_weights(weights, model.table, model.initial(0))
+    needed = model.net.tensors_for(model.net.outputs)
+    arena = read_weights(weights, model.table, model.initial(0), needed)
     with threadpool_limits(1):
         return evaluate(model, arena, source.batches(), model.net.batch_size)
 
@@ -59,7 +60,8 @@ def run_features(
         Description(read_text(net), Phase.TEST, data_shape=source.shape, file=str(net))
     )
     check_blobs(model, blobs)
-    arena = read_weights(weights, model.table, model.initial(0))
+    needed = model.net.tensors_for(blobs)
+    arena = read_weights(weights, model.table, model.initial(0), needed)
     try:
         output.mkdir(parents=True)
     except OSError as error:

@@ -4,7 +4,7 @@ The rows are Arrow record batches as training takes them, so the same functions 
 and, inside `mapInArrow`, a Spark partition.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -98,27 +98,46 @@ def to_batch(part: pa.RecordBatch, first_row: int = 0) -> dict[str, NDArray[np.g
     return batch
 
 
-def read_weights(path: Path, table: DenseTable, start: Floats) -> Floats:
+def read_weights(
+    path: Path, table: DenseTable, start: Floats, needed: Collection[str] | None = None
+) -> Floats:
     """Weights of a .caffemodel or .safetensors file over `start`, by name; raises BadInput.
 
-    Layers that the file lacks keep their start.
+    Layers that the file lacks keep their start. The tensors `needed` must be there; where they are
+    not told, any one of the table's must.
     """
     arena = start.copy()
-    if path.suffix != ".safetensors":
-        into_arena(read_caffemodel(path), table, arena, str(path))
-        return arena
+    read = _read_safetensors if path.suffix == ".safetensors" else _read_caffemodel
+    missing = read(path, table, arena)
+    if needed is not None:
+        lacking = [name for name in missing if name in needed]
+    else:
+        lacking = list(missing) if len(missing) == len(table.tensors) else []
+    if lacking:
+        layer = lacking[0].rpartition("/")[0]
+        raise BadInput(f"{path}: expected weights of layer {layer}, got a file without")
+    return arena
+
+
+def _read_caffemodel(path: Path, table: DenseTable, arena: Floats) -> tuple[str, ...]:
+    return into_arena(read_caffemodel(path), table, arena, str(path))
+
+
+def _read_safetensors(path: Path, table: DenseTable, arena: Floats) -> tuple[str, ...]:
+    """Fill `arena`; returns the tensors that the file lacks."""
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
         raise BadInput(f"{path}: expected a .safetensors file: {error}") from None
-    for name, view in table.views(arena).items():
-        if name in tensors and tensors[name].shape != view.shape:
+    views = table.views(arena)
+    for name in [name for name in views if name in tensors]:
+        if tensors[name].shape != views[name].shape:
             raise BadInput(
-                f"{path}: tensor {name}: expected shape {view.shape}, got {tensors[name].shape}"
+                f"{path}: tensor {name}: expected shape {views[name].shape},"
+                f" got {tensors[name].shape}"
             )
-        if name in tensors:
-            view[...] = tensors[name]
-    return arena
+        views[name][...] = tensors[name]
+    return tuple(name for name in views if name not in tensors)
 
 
 def write_safetensors(path: Path, table: DenseTable, arena: Floats) -> None:

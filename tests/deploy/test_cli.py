@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import fields, replace
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from deploy import cli
 from deploy import train as training
@@ -295,6 +295,13 @@ def test_weights_of_another_net(downpour: Run, job: Path) -> None:
     refuses(downpour, job, f"{TRAIN} --weights {other}", line)
 
 
+def test_weights_of_a_stranger(downpour: Run, job: Path) -> None:
+    """A file in which not one layer is the net's is a mistake, and no start to fine-tune from."""
+    save_file({"fc8/0": np.zeros((3, 5), np.float32)}, job / "other.safetensors")
+    line = r"other\.safetensors: expected weights of layer conv, got a file without"
+    refuses(downpour, job, f"{TRAIN} --weights other.safetensors", line)
+
+
 # --- run folders ----------------------------------------------------------------------------------
 
 
@@ -482,6 +489,17 @@ REFUSED = [
 def test_wrong_inference(arguments: str, line: str, downpour: Run, trained: Path) -> None:
     """One line, exit 1, and no output folder."""
     refuses(downpour, trained, arguments, line)
+
+
+def test_weights_that_lack_a_layer(downpour: Run, trained: Path) -> None:
+    """Blobs need the layers before them, and no others."""
+    file = trained / "w.safetensors"
+    tensors = load_file(file)
+    save_file({name: tensors[name] for name in tensors if not name.startswith("ip2")}, file)
+    line = r"w\.safetensors: expected weights of layer ip2, got a file without"
+    refuses(downpour, trained, TEST, line)
+    refuses(downpour, trained, f"{FEATURES},ip2", line)
+    assert downpour(*FEATURES.split())[0] == 0
 
 
 def test_labels_that_no_class_has(downpour: Run, trained: Path) -> None:

@@ -107,6 +107,12 @@ class Network:
             raise BadInput(f"{self.description.file}: the net has no data layer in this phase")
         return self.blobs[self.inputs[0]][0]
 
+    def tensors_for(self, blobs: Collection[str]) -> frozenset[str]:
+        """The names of the tensors that the named blobs depend on."""
+        needed = self._needed(blobs)
+        nodes = [node for node in self.nodes if needed.intersection(node.tops)]
+        return frozenset(owned.spec.name for node in nodes for owned in node.layer.owned)
+
     def initial(self, seed: int) -> NDArray[np.float32]:
         """A new arena, each tensor as its filler draws it for `seed`."""
         arena = self.table.empty()
