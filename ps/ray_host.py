@@ -99,8 +99,9 @@ def _endpoint(shard: int, actor: Any) -> str:
     except GetTimeoutError:
         raise GiveUp(f"shard {shard} did not start within {_START_S:g} s: has Ray room?") from None
     except RayError as error:
-        kind = BadInput if "BadInput" in str(error) else GiveUp
-        raise kind(f"shard {shard} did not start: {_cause(error)}") from None
+        if BadInput.__name__ in str(error):
+            raise BadInput(_cause(error)) from None
+        raise GiveUp(f"shard {shard} did not start: {_cause(error)}") from None
     if build != build_id():
         raise WrongBuild(f"shard {shard}: expected build {build_id()} on its node, got {build}")
     return str(endpoint)
@@ -115,6 +116,8 @@ def _end(actor: Any) -> None:
 
 
 def _cause(error: RayError) -> str:
-    """The last line of a remote traceback, which is what happened."""
+    """What happened: the last line of a remote traceback, without our own error's class."""
     lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1].strip() if lines else type(error).__name__
+    last = lines[-1].strip() if lines else type(error).__name__
+    name, _, text = last.partition(": ")
+    return text if name.startswith(f"{DownpourError.__module__}.") else last

@@ -1,0 +1,92 @@
+"""Shards as Ray actors: they serve, their death is told, and nothing is left when they end."""
+
+import socket
+import time
+
+import msgspec
+import numpy as np
+import pytest
+import ray
+
+import ps
+from ps import Client, Console, ray_host
+from ps.ray_host import RayShards, ray_shards
+from shards.errors import BadInput, GiveUp, WrongBuild
+from shards.schedules import Fixed
+from shards.spec import ShardSpec
+
+TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (600,)),))
+
+
+def specs_of(shards: int = 2) -> list[ShardSpec]:
+    return ps.shard_specs(TABLE, shards=shards, bound=0, schedule=Fixed(base_rate=1.0))
+
+
+def check_until_it_fails(hosts: RayShards) -> None:
+    """Ray notices a death within seconds."""
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        hosts.check()
+        time.sleep(0.05)
+
+
+def listening(cluster: ps.Cluster) -> list[bool]:
+    """Whether anybody accepts connections at each shard's endpoint."""
+    found = []
+    for endpoint in cluster.endpoints:
+        host, port = endpoint.removeprefix("tcp://").split(":")
+        with socket.socket() as probe:
+            probe.settimeout(5)
+            found.append(probe.connect_ex((host, int(port))) == 0)
+    return found
+
+
+def test_two_actors_serve_a_job_until_one_dies(ray_local: str) -> None:
+    """They train and are read; one's death is told, naming it; then nobody listens any more.
+
+    Listening on every address, each is told to workers as its node's own: 0.0.0.0 leads nowhere.
+    """
+    with ray_shards(specs_of(), host="0.0.0.0") as hosts:
+        cluster = hosts.cluster
+        assert not any("0.0.0.0" in endpoint for endpoint in cluster.endpoints)
+        with Console(cluster, patience_s=2) as console:
+            console.install(TABLE.empty())
+            with Client(cluster, worker="w") as client:
+                for step in range(20):
+                    assert client.pull().versions == (step, step)
+                    client.push(np.ones(TABLE.size, np.float32))
+            assert set(console.read()[:600]) == {-20.0}
+            hosts.check()
+            ray.kill(hosts._actors[1])
+            with pytest.raises(GiveUp, match=r"^shard 1 has died: its Ray actor is gone$"):
+                check_until_it_fails(hosts)
+            with pytest.raises(ps.Unreachable, match=r"shard 1 at tcp://"):
+                console.read()
+        assert listening(cluster) == [True, False]
+    assert listening(cluster) == [False, False]
+
+
+def test_a_port_in_use(ray_local: str) -> None:
+    """The error is the shard's own line."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(BadInput) as caught, ray_shards(specs_of(1), port=port):
+            pass
+    address = f"tcp://127.0.0.1:{port}"
+    assert str(caught.value) == f"shard 0 cannot listen on {address!r}: Address already in use"
+
+
+def test_a_node_with_other_code(ray_local: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard that runs another build than this process is refused before anyone speaks to it."""
+    theirs = ps.build_id()
+    monkeypatch.setattr(ray_host, "build_id", lambda: "0" * 16)
+    with pytest.raises(WrongBuild) as caught, ray_shards(specs_of(1)):
+        pass
+    assert str(caught.value) == f"shard 0: expected build {'0' * 16} on its node, got {theirs}"
+
+
+def test_a_loop_that_failed_is_told(ray_local: str) -> None:
+    """An actor that lives while its loop has died is no shard (here: of a lease without end)."""
+    specs = [msgspec.structs.replace(specs_of(1)[0], lease_s=float("inf"))]
+    with ray_shards(specs) as hosts, pytest.raises(GiveUp, match=r"^shard 0 has failed: Overflow"):
+        check_until_it_fails(hosts)
