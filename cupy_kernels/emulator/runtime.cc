@@ -36,6 +36,7 @@ namespace {
 constexpr unsigned MAX_THREADS = 1024, WARP = 32, MAX_COPIES = 256;
 constexpr size_t STACK = 64 << 10, GUARD = 1 << 12, PAGE = 1 << 12;
 constexpr size_t MAX_DYNAMIC = 228 << 10;
+constexpr unsigned MOST_ACCESSES = 20u << 20;  // of one thread between two waits
 
 struct Copy { char* to; const char* from; int width, bytes; unsigned group; };
 
@@ -143,6 +144,7 @@ ucontext_t scheduler_context;
 
 EmulatedLaunch* launch;
 Fiber* now;  // the running fiber, or null in the scheduler
+unsigned accesses;  // by it since its turn came
 bool faulted;
 unsigned thread_count, warp_count, done_count;
 uint32_t block_epoch, warp_epochs[MAX_THREADS / WARP], epoch_counter;
@@ -170,6 +172,7 @@ void to_scheduler() {
 
 void to_fiber(Fiber* fiber) {
   now = fiber;
+  accesses = 0;
   emulated_thread = fiber->thread;
 #if defined(__x86_64__)
   emulated_switch(&scheduler_stack, fiber->stack_pointer);
@@ -409,6 +412,7 @@ void report_outside(uintptr_t address, size_t bytes, Kind kind) {
 void access(const void* pointer, size_t bytes, Kind kind) {
   uintptr_t address = (uintptr_t)pointer;
   if (address - (uintptr_t)stacks < MAX_THREADS * STACK || !now) return;
+  if (++accesses > MOST_ACCESSES) fail("goes on and on, while no other thread gets a turn");
   char* at = (char*)pointer;
   bool fixed = at >= launch->shared && at + bytes <= launch->shared_end;
   if (fixed || (at >= dynamic_shared && at + bytes <= dynamic_shared + launch->dynamic_bytes)) {

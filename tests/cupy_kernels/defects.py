@@ -1,7 +1,7 @@
 """Kernels with one defect each, and what the emulator says of them.
 
 All reverse, sum or copy something simple; `x` and `y` are float32, `n` counts elements. `finding`
-is a part of the fault's line, or None where the fault is a wrong result.
+is a part of the fault's line (or several, one of which is), or None for a wrong result.
 """
 
 from dataclasses import dataclass
@@ -171,6 +171,11 @@ DEFECTS = {
     "asynchronous copy never waited for": Defect(
         _SHARED + "copy_async4(&tile[t], &x[t], 4); y[t] = x[63 - t];",
         "returns before its asynchronous copies have landed",
+    ),
+    "loop that waits for another thread": Defect(
+        "__shared__ volatile int ready; int t = threadIdx.x; if (t == 0) ready = 0;"
+        " __syncthreads(); while (ready != 63 - t) {} y[t] = x[63 - t]; ready = 64 - t;",
+        "goes on and on, while no other thread gets a turn | race: reads shared memory",
     ),
     "stack overflow": Defect(
         "float deep[100000]; for (GRID_STRIDE(i, n)) deep[i * 1000 % 100000] = x[i];"

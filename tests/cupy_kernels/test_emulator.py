@@ -53,5 +53,5 @@ def test_a_planted_defect_is_found(name: str, schedule: Schedule) -> None:
     if defect.finding is None:
         assert said == "a wrong result"
     else:
-        assert defect.finding in said, said
+        assert any(part in said for part in defect.finding.split(" | ")), said
         assert "\n" not in said
