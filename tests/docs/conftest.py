@@ -1,0 +1,70 @@
+"""A place to run what the pages show: a folder with a small demo in it, and clusters at hand.
+
+The pages start Ray and Spark as a user does. Here the doors lead to the session's shared ones, so
+that a page costs a second and not a minute; they still refuse arguments that the real ones lack.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cupy_kernels import update_loops
+from tests.docs.small import write_demo, write_parquet
+from worker.caffe.registry import LAYERS
+
+
+@pytest.fixture
+def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of a user in a clone, with a Parquet file of images in it."""
+    write_demo(tmp_path / "deploy" / "demo")
+    write_parquet(tmp_path / "digits.parquet")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def clusters(spark: Any, ray_local: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever starts Ray or Spark is given the ones that run."""
+    import ray
+    from pyspark.sql import DataFrameReader
+
+    from deploy import ray_cluster
+    from worker import spark as door
+
+    # The JVM began in another working directory, and would look for a page's files there.
+    parquet = DataFrameReader.parquet
+    monkeypatch.setattr(
+        DataFrameReader, "parquet", lambda self, path: parquet(self, str(Path(path).absolute()))
+    )
+
+    for home, name, value in (
+        (ray, "init", None),
+        (ray_cluster, "connect", ray_local),
+        (door, "start_session", spark),
+    ):
+        monkeypatch.setattr(home, name, _stand_in(getattr(home, name), value))
+
+
+def _stand_in(real: Callable[..., Any], value: object) -> Callable[..., Any]:
+    signature = inspect.signature(real)
+
+    def start(*args: Any, **kwargs: Any) -> AbstractContextManager[object]:
+        signature.bind(*args, **kwargs)
+        return nullcontext(value)
+
+    return start
+
+
+@pytest.fixture
+def registries() -> Iterator[None]:
+    """What a page adds to a registry is taken out again."""
+    kept: list[tuple[dict[str, Any], dict[str, Any]]]
+    kept = [(registry, dict(registry)) for registry in (LAYERS, update_loops.UPDATES)]
+    yield
+    for registry, content in kept:
+        registry.clear()
+        registry.update(content)

@@ -1,0 +1,133 @@
+"""The pages agree with each other and with the code: links, file names, tables of names."""
+
+import inspect
+import re
+import tomllib
+from typing import Any, get_args
+
+import pytest
+
+import ps
+from ps.session import Unreachable
+from shards import errors, messages, rules, schedules
+from tests.docs.pages import DOCS, PAGES, ROOT, prose, read, rows, section
+from worker.caffe.registry import LAYERS
+from worker.strategies import STRATEGIES
+
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_FILE = re.compile(r"`((?:cupy_kernels|shards|ps|worker|deploy|docs|tests|\.ci)/[\w./*-]*)`")
+
+
+def anchors(page: str) -> set[str]:
+    """The names by which a page's headings are linked to, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", prose(read(page)), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def names(page: str, heading: str, column: int = 0) -> list[str]:
+    """What stands in backticks in a column of the tables under a heading."""
+    cells = [row[column] for row in rows(section(read(page), heading))]
+    return [name for cell in cells for name in re.findall(r"`(\w+)", cell)]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    """A link within the repository names a file that exists, and a heading that it has."""
+    for link in _LINK.findall(prose(read(page))):
+        if "://" in link:
+            continue
+        file, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / file if file else ROOT / page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target.resolve().relative_to(ROOT).as_posix()), link
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_named_files_exist(page: str) -> None:
+    """A path in backticks is there; with a `*`, something matches it."""
+    for path in _FILE.findall(prose(read(page))):
+        assert list(ROOT.glob(path)), path
+
+
+def test_the_index_lists_every_page() -> None:
+    """Whoever starts at the index can reach all pages."""
+    listed = set(re.findall(r"^\| \[.*?\]\((.*?)\)", read("docs/index.md"), re.MULTILINE))
+    assert listed == {p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md")} - {"index.md"}
+
+
+def test_pictures_are_small() -> None:
+    """A picture costs a reader at most 150 KB."""
+    pictures = list((DOCS / "images").iterdir())
+    assert pictures
+    assert all(picture.stat().st_size <= 150_000 for picture in pictures)
+
+
+def test_every_message_is_told() -> None:
+    """The table of the protocol names each request once and each answer."""
+    page, heading = "docs/architecture.md", "## The protocol"
+    requests = [kind.__name__ for kind in get_args(messages.Request)]
+    assert sorted(names(page, heading)) == sorted(requests)
+    assert set(names(page, heading, 1)) == {kind.__name__ for kind in get_args(messages.Reply)}
+
+
+def test_every_error_is_told() -> None:
+    """The table of remedies names every error but the root, and the session's own."""
+    tree = {
+        name
+        for name, kind in vars(errors).items()
+        if inspect.isclass(kind) and issubclass(kind, errors.DownpourError)
+    }
+    tree = (tree - {"DownpourError"}) | {Unreachable.__name__}
+    assert set(names("docs/sdk.md", "## Errors, by remedy")) == tree
+
+
+def test_the_sdk_is_told_whole() -> None:
+    """Each public name, method and argument of the SDK stands on its page."""
+    text = read("docs/sdk.md")
+    for name in ps.__all__:
+        assert re.search(rf"\b{name}\b", text), name
+    for kind in (ps.Client, ps.Console):
+        methods = {name for name, _ in inspect.getmembers(kind, callable) if name[0] != "_"}
+        assert methods <= set(re.findall(r"`(\w+)\(", text)), kind
+
+
+@pytest.mark.parametrize(
+    ("heading", "function", "left_out"),
+    [("## A job's shards", ps.shard_specs, {"table"}), ("## The client", ps.Client, set())],
+)
+def test_arguments_and_their_defaults(heading: str, function: Any, left_out: set[str]) -> None:
+    """The page's first table under a heading has each argument with the default that it has."""
+    told = {
+        row[0].strip("`"): row[1]
+        for row in rows(section(read("docs/sdk.md"), heading))
+        if len(row) == 3
+    }
+    parameters = inspect.signature(function).parameters
+    assert list(told) == [name for name in parameters if name not in left_out]
+    for name, shown in told.items():
+        default = parameters[name].default
+        if default is inspect.Parameter.empty:
+            assert not shown, name
+        elif default is not None:  # None stands for what the page puts in words
+            assert shown == f"{default:g}" if isinstance(default, float) else str(default), name
+
+
+def test_rules_and_schedules_are_told() -> None:
+    """The SDK's page names every update rule and every policy."""
+    text = section(read("docs/sdk.md"), "## A job's shards")
+    for kind in (*get_args(rules.Rule), *get_args(schedules.Schedule)):
+        assert f"`{kind.__name__}`" in text
+
+
+def test_strategies_and_layers_are_told() -> None:
+    """The command line's page names every strategy, the changelog every layer."""
+    (cell,) = [row[2] for row in rows(read("docs/cli.md")) if row[0] == "`--strategy`"]
+    assert all(f"`{name}`" in cell for name in STRATEGIES)
+    assert all(re.search(rf"\b{name}\b", read("CHANGELOG.md")) for name in LAYERS)
+
+
+def test_the_changelog_knows_the_version() -> None:
+    """The version in pyproject.toml is released or being made."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert version in read("CHANGELOG.md")

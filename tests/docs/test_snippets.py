@@ -1,0 +1,62 @@
+"""What the pages show runs: every block of Python, and the commands of the tutorial, in order."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from sybil import Document, Example
+from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
+from sybil.typing import Parser
+from typer.testing import CliRunner
+
+from deploy.cli import app
+from tests.docs.pages import PAGES, ROOT, commands, fences, read
+from tests.docs.small import SHORTER
+
+TUTORIAL = "docs/tutorial.md"
+ON_CLUSTERS = {"README.md", TUTORIAL, "docs/clusters.md", "docs/extending.md"}
+
+
+def make_demo() -> list[str]:
+    """The command behind `make demo`, as the Makefile has it."""
+    recipe = re.search(r"^demo:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert recipe
+    (command,) = commands(recipe[1].replace("$(BIN)/", ""))
+    return command
+
+
+def run_commands(example: Example) -> None:
+    """Run the `downpour` commands of a block, with fewer steps; leave alone what is not ours."""
+    for command in commands(example.parsed):
+        words = make_demo() if command == ["make", "demo"] else command
+        if words[0] != "downpour":
+            continue
+        shorter = re.sub(
+            r"--max-iter (\d+)",
+            lambda found: f"--max-iter {int(found[1]) // SHORTER}",
+            " ".join(words[1:]),
+        )
+        result = CliRunner().invoke(app, shorter.split(), catch_exceptions=False)
+        assert result.exit_code == 0, f"{' '.join(words)}\n{result.output}"
+
+
+@pytest.mark.timeout(300)  # the first page on the clusters starts them
+@pytest.mark.usefixtures("demo", "registries")
+@pytest.mark.parametrize("page", [page for page in PAGES if "```python" in read(page)])
+def test_snippets(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """The blocks of a page run one after another, as a reader would enter them."""
+    if page in ON_CLUSTERS:
+        request.getfixturevalue("clusters")
+    # A copy, for numba writes what it compiles beside the file where the code stands.
+    copy = tmp_path / "page" / Path(page).name
+    copy.parent.mkdir()
+    shutil.copy(ROOT / page, copy)
+    parsers: list[Parser] = [PythonCodeBlockParser()]
+    if page == TUTORIAL:
+        parsers.append(CodeBlockParser("bash", run_commands))
+    document = Document.parse(str(copy), *parsers)
+    for example in document.examples():
+        example.evaluate()
+    shown = [fence for fence in fences(read(page)) if fence.language == "python"]
+    assert len(list(document.examples())) >= len(shown) > 0
