@@ -8,6 +8,7 @@ sources: no kernel without a row, no row without a kernel, and the same C types 
 from cupy_kernels.kernel import Kernel
 from cupy_kernels.rows import (
     channels,
+    convolution,
     dropout,
     elementwise,
     normalisation,
@@ -18,6 +19,7 @@ from cupy_kernels.rows import (
 
 SUBJECTS = (
     channels,
+    convolution,
     dropout,
     elementwise,
     normalisation,

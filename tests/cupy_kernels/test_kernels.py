@@ -1,7 +1,6 @@
 """Every kernel of the registry, executed on the CPU and held against its reference."""
 
 from collections import Counter
-from itertools import chain
 
 import pytest
 
@@ -9,28 +8,11 @@ from cupy_kernels import sources
 from cupy_kernels.emulator import Emulator, Schedule, build, signature
 from cupy_kernels.kernel import Kernel
 from cupy_kernels.registry import KERNELS
-from tests.cupy_kernels.cases import (
-    channels,
-    dropout,
-    elementwise,
-    normalisation,
-    pooling,
-    softmax,
-    updates,
-)
+from tests.cupy_kernels.cases import every_case
 from tests.cupy_kernels.kernel_check import Case, check
 
-SUBJECTS = (
-    channels,
-    dropout,
-    elementwise,
-    normalisation,
-    pooling,
-    softmax,
-    updates,
-)
 CASES: dict[str, list[Case]] = {name: [] for name in KERNELS}
-for case in chain.from_iterable(subject.cases() for subject in SUBJECTS):
+for case in every_case():
     CASES[case.kernel].append(case)
 
 
