@@ -118,13 +118,19 @@ class _Loop:
         if local is not None and not self.plan.strategy.fetches(step):
             return local
         unpushed = local.steps if local is not None else 0
-        replica = self.client.pull(self.client.clock + unpushed)
+        replica = self.client.pull(self.client.clock + unpushed + self._more_steps(step))
         if self.plan.prefetch and step + 1 < self.plan.steps:
             self.client.prefetch(self.client.clock + unpushed + 1)
         if local is None:
             return Local(replica.weights, replica.versions)
         local.weights, local.fetched = replica.weights, replica.versions
         return local
+
+    def _more_steps(self, step: int) -> int:
+        """How many steps after `step` are taken on the weights that are fetched for it."""
+        later = range(step + 1, self.plan.steps)
+        fetched = (other for other in later if self.plan.strategy.fetches(other))
+        return next(fetched, self.plan.steps) - step - 1
 
     def _step(self, local: Local, inputs: list[Batch], step: int) -> None:
         started = time.monotonic()

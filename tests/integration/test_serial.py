@@ -191,13 +191,22 @@ def test_rounds_equal_serial_training_on_the_mean(solver: Solver, rows: Any) -> 
     assert_same_bits(found, expected)
 
 
-@pytest.mark.parametrize("bound", [0, 1, 3])
-def test_no_gap_beyond_the_bound(bound: int) -> None:
-    """Four workers, one of which stops in its first step until the others wait at the bound: every
-    update's clock gap is at most bound + 1, and that is reached."""
-    job = ones_job(steps=12, workers=4)
+@pytest.mark.parametrize(
+    ("bound", "strategy", "reached"),
+    [
+        (0, Downpour(), 1),
+        (1, Downpour(), 2),
+        (3, Downpour(), 4),
+        (3, Downpour(n_fetch=3), 3),
+        (5, Downpour(n_push=2, n_fetch=4), 4),
+    ],
+)
+def test_no_gap_beyond_the_bound(bound: int, strategy: Strategy, reached: int) -> None:
+    """Four workers, one of which stops in its first step until the others wait at the bound: they
+    come as far as the bound lets them, and no update's clock gap ever exceeds bound + 1."""
+    job = ones_job(steps=12, workers=4, strategy=strategy)
     specs = shard_specs(Ones().table, shards=2, bound=bound, workers=4, schedule=job.schedule)
-    go_on = threading.Event()
+    go_on, waiting_at = threading.Event(), list[int]()
     with local_shards(specs) as cluster, Console(cluster) as console:
 
         def live(client: Client) -> None:
@@ -207,6 +216,7 @@ def test_no_gap_beyond_the_bound(bound: int) -> None:
 
         def release() -> None:
             everyone_waits(console)
+            waiting_at.extend(status.max_clock_gap for status in console.status())
             go_on.set()
 
         clients = [Client(cluster, worker=f"w{number}") for number in range(4)]
@@ -215,11 +225,12 @@ def test_no_gap_beyond_the_bound(bound: int) -> None:
         in_threads(live, clients)
         releasing.join()
         gaps = [shard["clock_gap"] for shard in console.records()]
-        assert [status.max_clock_gap for status in console.status()] == [bound + 1] * 2
+        assert max(status.max_clock_gap for status in console.status()) <= bound + 1
         assert {float(view.max()) for view in Ones().table.views(console.read()).values()} == {-48}
+    assert waiting_at == [reached] * 2
     for of_shard in gaps:
-        assert len(of_shard) == 4 * 12
-        assert of_shard.max() == bound + 1
+        assert len(of_shard) == 4 * 12 / strategy.push_period
+        assert reached <= of_shard.max() <= bound + 1
 
 
 class Halting(Ones):

@@ -150,7 +150,7 @@ def test_n_push_sums_gradients() -> None:
 def test_n_fetch_steps_on_its_own_weights() -> None:
     """Between fetches a worker's own copy takes each gradient at the plan's rate, times lr_mult."""
     model = Scripted()
-    with shards() as (cluster, console):
+    with shards(bound=2) as (cluster, console):
         live(cluster, model, batches(1, 2, 3, 4, 5), plan(5, Downpour(n_fetch=3)))
         assert model.seen == [0, -0.5, -1.5, -6, -8]
         assert weight(console) == -15
@@ -166,7 +166,7 @@ def test_its_own_rate_follows_the_schedule() -> None:
     """Step k between fetches is taken at the schedule's rate of k."""
     model = Scripted()
     halving = Step(base_rate=1.0, gamma=0.5, step_size=1)
-    with shards() as (cluster, _):
+    with shards(bound=3) as (cluster, _):
         live(cluster, model, batches(1, 1, 1, 1), plan(4, Downpour(n_fetch=4), halving))
     assert model.seen == [0, -1, -1.5, -1.75]
 
@@ -174,7 +174,7 @@ def test_its_own_rate_follows_the_schedule() -> None:
 def test_a_push_names_the_version_of_its_oldest_gradient() -> None:
     """A fetch between two pushes makes the next push no younger, and the one after as old as it."""
     model = Scripted()
-    with shards(bound=1) as (cluster, console):
+    with shards(bound=3) as (cluster, console):
         live(cluster, model, batches(*range(1, 9)), plan(8, Downpour(n_push=2, n_fetch=3)))
         # Fetched before steps 0, 3 and 6, at versions 0, 1 and 3; pushed after 1, 3, 5 and 7.
         assert column(console, "read_version") == [0, 0, 1, 3]

@@ -1,5 +1,6 @@
 """What every strategy answers, and the local state it works on."""
 
+from math import gcd
 from typing import ClassVar
 
 import msgspec
@@ -39,17 +40,24 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True):
 
     def check(self, bound: int | None, prefetch: bool) -> None:
         """Raise BadInput for a combination that would wait for ever or mean something else."""
-        # The slowest worker's clock as the shards know it lags its steps by what it has not pushed;
-        # a prefetch asks for a step one further ahead. The bound must leave room for both.
-        least = self.push_period - 1 + prefetch
+        # The slowest worker's clock as the shards know it lags its steps by what it has not pushed,
+        # and a fetch asks for the last step that its weights will serve; a prefetch for one more.
+        # The bound must leave room for all of them.
+        push, fetch = self.push_period, self.fetch_period
+        least = push - gcd(push, fetch) + fetch - 1 + prefetch
         if bound is not None and bound < least:
             raise BadInput(
-                f"staleness bound: pushing every {self.push_period} steps"
+                f"staleness bound: pushing every {push} steps"
+                f"{f' and fetching every {fetch}' if fetch > 1 else ''}"
                 f"{' with prefetch' if prefetch else ''} needs at least {least}, got {bound}"
             )
 
     @property
     def push_period(self) -> int:
+        return 1
+
+    @property
+    def fetch_period(self) -> int:
         return 1
 
     @property

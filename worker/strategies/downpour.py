@@ -7,8 +7,10 @@ A worker fetches the weights every `n_fetch` steps and pushes the gradients it h
     each step:            g = gradient at w;  owed += g;  w -= rate * g   (if w is used again)
     every n_push steps:   push owed;  owed = 0
 
-The shards apply each push as it comes. Warm start: one replica takes the first `warm_steps` alone,
-so that the others never push gradients of untrained weights.
+The shards apply each push as it comes. The gate guards fetches, so each asks for the last step that
+its weights will serve: the staleness bound then holds for the steps in between, too. Warm start:
+one replica takes the first `warm_steps` alone, so that the others never push gradients of untrained
+weights.
 """
 
 import numpy as np
@@ -37,6 +39,10 @@ class Downpour(Base, frozen=True, tag="downpour", kw_only=True):
     @property
     def push_period(self) -> int:
         return self.n_push
+
+    @property
+    def fetch_period(self) -> int:
+        return self.n_fetch
 
     @property
     def warm_up(self) -> int:

@@ -1,0 +1,171 @@
+"""Strategies are values that answer the worker loop's questions, and refuse what cannot work."""
+
+import threading
+from collections.abc import Iterator
+from itertools import repeat
+
+import msgspec
+import numpy as np
+import pytest
+
+from ps import Client, Console, local_shards, shard_specs
+from shards.errors import BadInput
+from shards.schedules import Fixed
+from shards.spec import Merge
+from tests.integration.jobs import TABLE, Ones, counted
+from worker.model import Batch
+from worker.replica import Plan, train_replica
+from worker.strategies import BSP, STRATEGIES, Downpour, Local, Strategy, strategy_named
+
+ALL: list[Strategy] = [Downpour(), Downpour(n_push=3, n_fetch=5, warm_steps=7), BSP()]
+
+
+def test_the_registry_names_each_strategy() -> None:
+    """A name gives its class, and the class's values say that name when they travel."""
+    assert {"bsp": BSP, "downpour": Downpour} == STRATEGIES
+    for name, kind in STRATEGIES.items():
+        assert strategy_named(name) is kind
+        assert msgspec.to_builtins(kind())["strategy"] == name
+    with pytest.raises(BadInput, match=r"^strategy: expected one of bsp, downpour, got 'easgd'$"):
+        strategy_named("easgd")
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_strategies_travel(strategy: Strategy) -> None:
+    """As JSON and back each is the same value of the same class."""
+    back = msgspec.json.decode(msgspec.json.encode(strategy), type=Strategy)
+    assert back == strategy
+    assert type(back) is type(strategy)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "fetches", "pushes", "warm_up", "merge"),
+    [
+        (Downpour(), range(12), range(12), 0, Merge.EACH),
+        (Downpour(n_push=4), range(12), [3, 7, 11], 0, Merge.EACH),
+        (Downpour(n_fetch=5, warm_steps=3), [0, 5, 10], range(12), 3, Merge.EACH),
+        (Downpour(n_push=2, n_fetch=3), [0, 3, 6, 9], [1, 3, 5, 7, 9, 11], 0, Merge.EACH),
+        (BSP(), range(12), range(12), 0, Merge.ROUND),
+    ],
+)
+def test_when_a_worker_fetches_and_pushes(
+    strategy: Strategy, fetches: list[int], pushes: list[int], warm_up: int, merge: Merge
+) -> None:
+    """Over twelve steps: before which ones it fetches, after which ones it pushes."""
+    assert [step for step in range(12) if strategy.fetches(step)] == list(fetches)
+    assert [step for step in range(12) if strategy.pushes(step)] == list(pushes)
+    assert (strategy.warm_up, strategy.merge) == (warm_up, merge)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "least"),
+    [("n_push", 0, 1), ("n_fetch", -3, 1), ("warm_steps", -1, 0)],
+)
+def test_downpour_refuses_numbers_that_make_no_sense(field: str, value: int, least: int) -> None:
+    """By name, however it is made."""
+    line = rf"^{field}: expected at least {least}, got {value}$"
+    with pytest.raises(BadInput, match=line):
+        Downpour(**{field: value})
+    with pytest.raises(BadInput, match=line):
+        msgspec.structs.replace(Downpour(), **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("strategy", "bound", "prefetch", "line"),
+    [
+        (Downpour(n_push=3), 1, False, "pushing every 3 steps needs at least 2, got 1"),
+        (
+            Downpour(n_push=3),
+            2,
+            True,
+            "pushing every 3 steps with prefetch needs at least 3, got 2",
+        ),
+        (
+            Downpour(n_fetch=3),
+            1,
+            False,
+            "every 1 steps and fetching every 3 needs at least 2, got 1",
+        ),
+        (Downpour(n_push=4, n_fetch=6), 6, False, "every 4 steps and .* 6 needs at least 7, got 6"),
+        (Downpour(), 0, True, "pushing every 1 steps with prefetch needs at least 1, got 0"),
+        (Downpour(n_fetch=2), None, True, "prefetch: expected n_fetch 1, got 2"),
+        (BSP(), 1, False, "strategy bsp: expected staleness bound 0 and no prefetch, got 1"),
+        (BSP(), None, False, "expected staleness bound 0 and no prefetch, got no bound"),
+        (BSP(), 0, True, "expected staleness bound 0 and no prefetch, got 0 with prefetch"),
+    ],
+)
+def test_what_would_wait_for_ever(
+    strategy: Strategy, bound: int | None, prefetch: bool, line: str
+) -> None:
+    """A bound that leaves no room for what is not pushed yet, or means something else."""
+    with pytest.raises(BadInput, match=f"{line}$"):
+        strategy.check(bound, prefetch)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "bound", "prefetch"),
+    [
+        (Downpour(), 0, False),
+        (Downpour(), 1, True),
+        (Downpour(n_push=3), 2, False),
+        (Downpour(n_push=3), 3, True),
+        (Downpour(n_push=4, n_fetch=4), 3, False),
+        (Downpour(n_push=2, n_fetch=3), 3, False),
+        (Downpour(n_push=4, n_fetch=6, warm_steps=4), 7, False),
+        (Downpour(n_push=7, n_fetch=2), None, False),
+        (BSP(), 0, False),
+    ],
+)
+def test_the_least_bound_lets_everyone_finish(
+    strategy: Strategy, bound: int | None, prefetch: bool
+) -> None:
+    """With the smallest bound that `check` allows three workers take all their steps."""
+    strategy.check(bound, prefetch)
+    steps, rate = 13, Fixed(base_rate=1.0)
+    plan = Plan(steps=steps, seed=1, strategy=strategy, schedule=rate, prefetch=prefetch)
+    specs = shard_specs(
+        TABLE,
+        shards=2,
+        bound=bound,
+        workers=3,
+        schedule=rate,
+        merge=strategy.merge,
+        warm_steps=strategy.warm_up,
+    )
+    ended: list[int] = []
+
+    def live(name: str) -> None:
+        with Client(cluster, worker=name) as client:
+            ended.append(train_replica(client, Ones(), endless(), plan).steps)
+
+    with local_shards(specs) as cluster, Console(cluster) as console:
+        threads = [threading.Thread(target=live, args=(f"w{number}",)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert ended == [steps] * 3
+        if strategy.merge is Merge.EACH:
+            assert counted(console.read()) == {-3.0 * steps}
+        if bound is not None:
+            assert max(status.max_clock_gap for status in console.status()) <= bound + 1
+
+
+def endless() -> Iterator[Batch]:
+    return repeat({"data": np.zeros((1, 1), np.float32)})
+
+
+def test_downpour_owes_the_sum_of_its_gradients() -> None:
+    """The first gradient is kept, the others are added to it; a fetch for every step leaves the
+    weights alone, a rarer one moves them."""
+    multipliers = np.array([1, 2, 0], np.float32)
+    for n_fetch, moved in ((1, [0, 0, 0]), (2, [-2, -4, 0])):
+        local = Local(np.zeros(3, np.float32), (4, 5))
+        first = np.ones(3, np.float32)
+        for gradient in (first, 3 * first):
+            Downpour(n_push=2, n_fetch=n_fetch).learn(local, gradient, 0.5, multipliers)
+        assert local.owed is first
+        assert local.owed.tolist() == [4, 4, 4]
+        assert local.weights.tolist() == moved
+        local.settle()
+        assert local == Local(local.weights, (4, 5))
