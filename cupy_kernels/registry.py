@@ -8,9 +8,11 @@ sources: no kernel without a row, no row without a kernel, and the same C types 
 from cupy_kernels.kernel import Kernel
 from cupy_kernels.rows import (
     channels,
+    codecs,
     convolution,
     dropout,
     elementwise,
+    embedding,
     normalisation,
     pooling,
     softmax,
@@ -19,9 +21,11 @@ from cupy_kernels.rows import (
 
 SUBJECTS = (
     channels,
+    codecs,
     convolution,
     dropout,
     elementwise,
+    embedding,
     normalisation,
     pooling,
     softmax,
