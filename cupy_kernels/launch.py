@@ -92,7 +92,7 @@ def _checked(row: Kernel, parameter: Parameter, value: Any) -> Any:
         return None
     if not hasattr(value, "dtype") or not hasattr(value, "flags"):
         raise _bad(row, parameter, "an array", type(value).__name__)
-    if value.dtype != parameter.dtype:
+    if value.dtype != parameter.dtype and not _is_bytes_of(value, parameter):
         raise _bad(row, parameter, str(parameter.dtype), str(value.dtype))
     if not value.flags.c_contiguous:
         raise _bad(row, parameter, "a C-contiguous array", f"strides {value.strides}")
@@ -106,6 +106,12 @@ def _checked(row: Kernel, parameter: Parameter, value: Any) -> Any:
             f"one at {address(value) % parameter.alignment} past that",
         )
     return value
+
+
+def _is_bytes_of(value: Any, parameter: Parameter) -> bool:
+    """Whether an array holds the parameter's structs as bytes: CuPy 14 has no arrays of structs."""
+    whole: bool = value.nbytes % parameter.dtype.itemsize == 0
+    return parameter.dtype.names is not None and value.dtype == np.uint8 and whole
 
 
 def _scalar(row: Kernel, parameter: Parameter, value: Any) -> np.generic:
@@ -128,8 +134,9 @@ def _check_size(row: Kernel, parameter: Parameter, value: Any, sizes: Sizes) -> 
     needed = parameter.elements(sizes)
     if needed < 0:
         raise _bad(row, parameter, "sizes of 0 or more", f"{dict(sizes)}")
-    if value is not None and value.size < needed:
-        raise _bad(row, parameter, f"{needed} elements ({parameter.size})", str(value.size))
+    found = needed if value is None else value.nbytes // parameter.dtype.itemsize
+    if found < needed:
+        raise _bad(row, parameter, f"{needed} elements ({parameter.size})", str(found))
 
 
 def _check_overlaps(row: Kernel, values: dict[str, Any]) -> None:

@@ -155,7 +155,9 @@ class _Placed:
     def _place(self, parameter: Parameter, value: Any, at_start: bool) -> int:
         buffer = self.buffers[len(self.owners)]
         buffer.bytes = value.nbytes
-        buffer.item_bytes = parameter.dtype.alignment if parameter.dtype.names else value.itemsize
+        buffer.item_bytes = (
+            parameter.dtype.alignment if parameter.dtype.names else parameter.dtype.itemsize
+        )
         buffer.writable = parameter.role is not Role.READ
         allocate = build.runtime().emulated_allocate
         align = ctypes.c_size_t(parameter.alignment)

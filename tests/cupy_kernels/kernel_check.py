@@ -1,7 +1,8 @@
 """Runs a kernel on a case and holds what it wrote against the float64 reference.
 
 The arrays a kernel writes start as NaN (0xFF in every byte), so that whatever it leaves out shows;
-the arrays it changes start as the case says. Nothing here asks where the kernel runs.
+the arrays it changes start as the case says. Structs travel as bytes, since CuPy has no arrays of
+them. Nothing here asks where the kernel runs.
 """
 
 from collections.abc import Callable, Iterable
@@ -44,7 +45,8 @@ def check(
     row = case.row or KERNELS[case.kernel]
     arguments = {k: _start(row, k, v, place) for k, v in case.arguments.items()}
     launch(row, engine=engine, grid=case.grid, block=case.block, **arguments)
-    got = {p.name: fetch(arguments[p.name]) for p in row.outputs if arguments[p.name] is not None}
+    written = [p for p in row.outputs if arguments[p.name] is not None]
+    got = {p.name: fetch(arguments[p.name]).view(p.dtype) for p in written}
     with np.errstate(all="ignore"):
         expected = row.reference(**{k: _wide(v) for k, v in case.arguments.items()})
     assert set(got) <= set(expected), f"{row.name}: the reference leaves out {set(got)}"
@@ -86,7 +88,7 @@ def _start(row: Kernel, name: str, value: Any, place: Callable[[Any], Any]) -> A
         return value
     if role is Role.WRITTEN:
         value = np.full(value.nbytes, 0xFF, np.uint8).view(value.dtype).reshape(value.shape)
-    return place(value)
+    return place(value.view(np.uint8) if value.dtype.names else value)
 
 
 def _wide(value: Any) -> Any:

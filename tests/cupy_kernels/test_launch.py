@@ -1,17 +1,16 @@
 """What `launch` refuses, and what it hands to a GPU: exact types, whole arrays, no empty grid."""
 
-import sys
-from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cupy_kernels import device, sources
+from cupy_kernels import sources
 from cupy_kernels.emulator import Emulator
 from cupy_kernels.kernel import Dim3, Kernel, changes, over, reads, scalar, writes
 from cupy_kernels.launch import BadLaunch, launch
+from tests.cupy_kernels.cases import every_case
+from tests.gpu import kernel_check_run
 
 ROW = Kernel(
     "sample",
@@ -138,58 +137,48 @@ def test_the_same_array_may_be_input_and_output_where_the_row_says_so() -> None:
     launch(ROW, engine=Recorder(), **(fitting() | {"x": x, "y": x}))
 
 
-class FakeArray(np.ndarray[Any, Any]):
-    """NumPy memory that says of itself what CuPy's arrays say."""
-
-    @property
-    def data(self) -> Any:
-        return SimpleNamespace(ptr=self.ctypes.data)
-
-
-@pytest.fixture
-def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """A CuPy of one device whose kernels only note how they were called."""
-    calls: list[Any] = []
-
-    class Module:
-        def __init__(self, code: str, options: tuple[str, ...]) -> None:
-            calls.append((code, options))
-
-        def get_function(self, name: str) -> Any:
-            def function(*arguments: Any, **named: Any) -> None:
-                calls.append((name, arguments, named))
-
-            return function
-
-    runtime = SimpleNamespace(getDeviceCount=lambda: 1)
-    cuda = SimpleNamespace(runtime=runtime, Device=lambda: SimpleNamespace(id=0))
-    fake = SimpleNamespace(cuda=cuda, RawModule=Module, ndarray=FakeArray, calls=calls)
-    monkeypatch.setitem(sys.modules, "cupy", fake)
-    caches = (device.gpu, device._function, device._module)
-    for cache in caches:
-        cache.cache_clear()
-    yield fake
-    for cache in caches:
-        cache.cache_clear()
-
-
-def test_cupys_arrays_run_on_their_gpu(cupy: SimpleNamespace) -> None:
+@pytest.mark.usefixtures("emulated")
+def test_cupys_arrays_run_on_their_gpu(cupy: Any) -> None:
     """The module gets the expanded source once, the kernel arrays, exact scalars and a null."""
-    x = np.zeros(12, np.float32).view(FakeArray)
-    scale = np.ones(4, np.float32).view(FakeArray)
+    x, scale = (cupy.asarray(np.ones(size, np.float32)) for size in (12, 4))
     for _ in range(2):
         launch("scale_forward", x=x, scale=scale, bias=None, y=x, rows=3, columns=4)
-    (code, options), *launches = cupy.calls
+    ((code, options),) = cupy.modules
     assert code == sources.text("channels.cu")
     assert "#include" not in code
     assert "--fmad=false" in options
-    assert len(launches) == 2
-    name, (grid, block, arguments), named = launches[1]
-    assert (name, grid, block) == ("scale_forward", (1, 1, 1), (256, 1, 1))
-    assert named == {"shared_mem": 0}
+    assert len(cupy.calls) == 2
+    name, grid, block, arguments, shared_bytes = cupy.calls[1]
+    assert (name, grid, block, shared_bytes) == ("scale_forward", (1, 1, 1), (256, 1, 1), 0)
     assert arguments[0] is arguments[3] is x
     assert [a.dtype for a in arguments[2::3]] == [np.uint64, np.int32]
     assert (arguments[2], arguments[4]) == (0, np.int64(3))
+
+
+@pytest.mark.usefixtures("emulated")
+def test_large_shared_memory_is_asked_for(cupy: Any) -> None:
+    """Beyond 48 KB a kernel has to be told so before it is launched."""
+    x = cupy.asarray(np.ones(6000, np.float32))
+    settings: dict[str, Any] = {"size": 3, "share": 0.1, "beta": 0.75, "k": 1.0}
+    launch("lrn_across_backward", dy=x, x=x, dx=x + 0, pixels=1, channels=6000, **settings)
+    assert cupy.calls[0][-1] == 3 * 4 * 6000 > 48 * 1024
+
+
+def test_arrays_of_numpy_and_of_cupy_are_not_mixed(cupy: Any) -> None:
+    """One stray array of NumPy's is named; nothing runs."""
+    x = cupy.asarray(np.ones(12, np.float32))
+    with pytest.raises(BadLaunch, match="relu_forward: y: expected a CuPy array"):
+        launch("relu_forward", x=x, y=np.ones(12, np.float32), slope=0.0, n=12)
+    assert not cupy.calls
+
+
+@pytest.mark.usefixtures("emulated")
+def test_the_gpu_script_checks_every_case(cupy: Any) -> None:
+    """What `make gpu` runs first finds nothing wrong on a GPU that is the emulator."""
+    few = [case for case in every_case() if case.kernel.startswith(("update_adam", "softmax_l"))]
+    failed = {name: found for name, found in kernel_check_run.run(cupy, few).items() if found}
+    assert not failed
+    assert len(cupy.calls) > len(few)
 
 
 @pytest.mark.usefixtures("emulated")
