@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ps.cluster import Cluster
 from ps.links import Links
-from ps.session import Departed, Event, Pulled, Pushed, Ready, Send, Session
+from ps.session import Departed, Event, Pulled, Pushed, Ready, Send, Session, Unreachable
 from shards.errors import BadInput, DownpourError
 from shards.messages import Renew
 from shards.versions import Buffers
@@ -256,7 +256,11 @@ class Client:
             self._send(sends)
             for event in events:
                 self._note(event)
-        self._send(self._session.tick(time.monotonic()))
+        try:
+            self._send(self._session.tick(time.monotonic()))
+        except Unreachable as error:
+            text = f"{error} at {self.cluster.endpoints[error.shard]}"
+            raise Unreachable(text, error.shard) from None
 
     def _note(self, event: Event) -> None:
         match event:

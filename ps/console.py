@@ -154,15 +154,17 @@ class Console:
         """Repeat a question until it is answered; every question may be repeated safely."""
         self._request += 1
         message = question(self._request)
-        give_up_at = time.monotonic() + self._patience_s
+        give_up_at, wait_s = time.monotonic() + self._patience_s, _RETRY_S
         while (now := time.monotonic()) < give_up_at:
             self._links.send(shard, message, frames)
-            answer = self._await(shard, min(now + _RETRY_S, give_up_at))
+            answer = self._await(shard, min(now + wait_s, give_up_at))
             if answer is not None:
                 return answer
+            wait_s *= 2  # on a slow link the first copy may still be on its way
         raise Unreachable(
             f"shard {shard} at {self.cluster.endpoints[shard]} has not answered"
-            f" {type(message).__name__.lower()} for {self._patience_s:g} s"
+            f" {type(message).__name__.lower()} for {self._patience_s:g} s",
+            shard,
         )
 
     def _await(self, shard: int, until: float) -> tuple[Reply, list[Buffer]] | None:

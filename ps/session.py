@@ -124,6 +124,10 @@ Event = Ready | Pulled | Pushed | Departed
 class Unreachable(GiveUp):
     """A shard has been silent for longer than the session's patience."""
 
+    def __init__(self, text: str, shard: int = 0) -> None:
+        super().__init__(text)
+        self.shard = shard
+
 
 class _Pending(msgspec.Struct):
     """One message to one shard that has not been answered."""
@@ -329,7 +333,8 @@ class Session:
                 what = type(pending.message).__name__.lower()
                 raise Unreachable(
                     f"shard {shard} has not answered {self.worker}'s {what} for"
-                    f" {self.patience_s:g} s"
+                    f" {self.patience_s:g} s",
+                    shard,
                 )
             longest_s = min(_LONGEST * self._retry_s, self.patience_s / _TRIES)
             pending.wait_s = min(2 * pending.wait_s, longest_s)
@@ -605,7 +610,8 @@ class Session:
                 max(reply.waited_s for reply in weights),
             )
         if len(acks) == len(answers):
-            self._rtt_s = took_s
+            # Doubled at most, or one outage would have every later message waited for as long.
+            self._rtt_s = min(took_s, max(self.retry_s, 2 * self._rtt_s))
             return Pushed(
                 request,
                 acks[0].seq,

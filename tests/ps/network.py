@@ -221,7 +221,7 @@ class Network:
 
     def _cut(self) -> None:
         link = self.random.randrange(self.setting.workers), self.random.randrange(len(self.hosts))
-        self._cut_until[link] = self.now + self.random.uniform(0, 2 * self.setting.lease_s)
+        self._cut_until[link] = self.now + self.random.uniform(0, 1.5 * self.setting.lease_s)
 
     def _restart(self) -> None:
         self.calm = False

@@ -185,7 +185,7 @@ def test_headers_that_are_none(header: bytes) -> None:
         assert "\n" not in str(caught.value)
 
 
-@settings(max_examples=500)
+@settings(max_examples=500, deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 200), st.sampled_from(REQUESTS + REPLIES))
 @example(b"", 0, REQUESTS[0])
 def test_any_bytes_are_a_message_or_refused(noise: bytes, at: int, message: Message) -> None:
