@@ -16,6 +16,7 @@ from cupy_kernels.rows import (
     normalisation,
     pooling,
     softmax,
+    unrolled,
     updates,
 )
 
@@ -29,6 +30,7 @@ SUBJECTS = (
     normalisation,
     pooling,
     softmax,
+    unrolled,
     updates,
 )
 
