@@ -12,7 +12,7 @@ from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import Solver, read_solver
 from worker.caffe.weights import write_caffemodel
-from worker.columns import SHAPE_COLUMNS, Shape
+from worker.columns import SHAPE_COLUMNS, Shape, pixel_column
 from worker.inference import read_weights, write_safetensors
 from worker.strategies import Downpour, Strategy
 from worker.training import Observer, Outcome, run_job
@@ -68,8 +68,11 @@ def train(
     Call it from the main thread, after `ray.init`. Raises BadInput for what the caller can mend,
     GiveUp when a worker or a shard fails for good.
     """
+    _check_columns(df)
     read = read_solver(Path(solver), _shape(df))
-    count = workers or spark.partition_count(df)
+    count = spark.partition_count(df) if workers is None else workers
+    if count < 1:
+        raise BadInput(f"train: expected at least 1 worker, got {count}")
     job = caffe_job(
         read,
         strategy=strategy or Downpour(),
@@ -93,6 +96,14 @@ def train(
     return Trained(read, outcome.weights, outcome)
 
 
+def _check_columns(df: spark.DataFrame) -> None:
+    pixel_column(df.columns, "train: the DataFrame")
+    if "label" not in df.columns:
+        raise BadInput(
+            f"train: the DataFrame: expected a column label, got {', '.join(df.columns)}"
+        )
+
+
 def _shape(df: spark.DataFrame) -> Shape | None:
     """(channels, height, width) as the first row says; None without those columns."""
     if not set(SHAPE_COLUMNS) <= set(df.columns):
@@ -100,6 +111,9 @@ def _shape(df: spark.DataFrame) -> Shape | None:
     row = df.select(*SHAPE_COLUMNS).head()
     if row is None:
         raise BadInput("train: expected a DataFrame with rows, got an empty one")
+    if any(value is None for value in row):
+        got = ", ".join(map(str, row))
+        raise BadInput(f"train: expected channels, height and width in the first row, got {got}")
     channels, height, width = (int(value) for value in row)
     return channels, height, width
 

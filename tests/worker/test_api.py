@@ -1,0 +1,113 @@
+"""`worker.train`: a DataFrame and a solver in, weights out; and what it refuses at once."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import worker
+from shards.errors import BadInput
+from tests import tiny
+from worker.caffe.model import CaffeModel
+from worker.inference import evaluate, read_weights
+from worker.sources import open_source
+
+
+@pytest.fixture
+def solver(tmp_path: Path) -> Path:
+    return tiny.write_job(tmp_path, max_iter=60)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_local")
+def test_a_data_frame_is_trained_on(spark: Any, solver: Path, tmp_path: Path) -> None:
+    """Each partition is a worker; the weights are better than chance, are saved as both kinds of
+    file, and are where a second training starts that is told to."""
+    df = spark.createDataFrame(tiny.image_table(120)).repartition(2)
+    trained = worker.train(df, solver=solver, shards=2, staleness=2, snapshots=tmp_path / "s")
+    assert sorted(report.steps for report in trained.outcome.reports) == [60, 60]
+    assert trained.outcome.snapshot == tmp_path / "s" / "60"
+    model = CaffeModel(trained.solver.tests[0].net)
+    rows = open_source(tmp_path / "data", "test").batches()
+    assert evaluate(model, trained.weights, rows, tiny.BATCH)["accuracy"] > 0.9
+
+    for name in ("w.caffemodel", "w.safetensors"):
+        path = trained.save(tmp_path / name)
+        found = read_weights(path, model.table, model.initial(1))
+        np.testing.assert_array_equal(found, trained.weights)
+
+    still = tmp_path / "still.prototxt"
+    still.write_text(solver.read_text().replace("base_lr: 0.1", "base_lr: 0"))
+    again = worker.train(df, solver=still, workers=3, weights=tmp_path / "w.caffemodel", max_iter=2)
+    np.testing.assert_array_equal(again.weights, trained.weights)
+    assert [report.steps for report in again.outcome.reports] == [2, 2, 2]
+
+    with pytest.raises(BadInput, match=r"expected \.caffemodel or \.safetensors, got '\.h5'$"):
+        trained.save(tmp_path / "w.h5")
+
+
+def frame(spark: Any, **columns: Any) -> Any:
+    """Four rows; a column is replaced by what is given, and dropped for None."""
+    table = tiny.image_table(4)
+    for name, values in columns.items():
+        if name in table.column_names:
+            table = table.drop_columns(name)
+        if values is not None:
+            table = table.append_column(name, pa.array(values))
+    return spark.createDataFrame(table)
+
+
+SHAPE = {"channels": [1] * 4, "height": [4] * 4, "width": [16] * 4}
+
+
+@pytest.mark.parametrize(
+    ("columns", "line"),
+    [
+        ({"label": None}, "train: the DataFrame: expected a column label, got image"),
+        ({"image": None}, "train: the DataFrame: expected a column data or image, got label"),
+        (SHAPE, r"layer rows .*: expected images of shape \(1, 8, 8\), the data has \(1, 4, 16\)"),
+        (SHAPE | {"width": [None, 8, 8, 8]}, "the first row, got 1, 4, None"),
+    ],
+    ids=["no label", "no image", "another shape", "no shape"],
+)
+def test_a_data_frame_that_does_not_fit(
+    columns: dict[str, Any], line: str, spark: Any, solver: Path
+) -> None:
+    """Columns and shapes are checked before a shard is started."""
+    with pytest.raises(BadInput, match=line):
+        worker.train(frame(spark, **columns), solver=solver)
+
+
+def test_an_empty_data_frame(spark: Any, solver: Path) -> None:
+    """One that should say its shape and has no row to say it."""
+    with pytest.raises(
+        BadInput, match=r"^train: expected a DataFrame with rows, got an empty one$"
+    ):
+        worker.train(frame(spark, **SHAPE).limit(0), solver=solver)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"workers": 0}, "train: expected at least 1 worker, got 0"),
+        ({"solver": "nowhere"}, "nowhere: cannot be read: No such file or directory"),
+        ({"weights": "nowhere"}, "nowhere: cannot be read: No such file or directory"),
+        ({"shards": 99}, "expected 1 to .* shards, got 99"),
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense(
+    options: dict[str, Any], line: str, spark: Any, solver: Path
+) -> None:
+    """They are refused before anything is started, too."""
+    with pytest.raises(BadInput, match=f"{line}$"):
+        worker.train(frame(spark), **({"solver": solver} | options))
+
+
+def test_importing_worker_is_light() -> None:
+    """`worker.train` and `worker.Trained` are there; what is not is said as Python says it."""
+    assert {"train", "Trained"} <= set(worker.__all__)
+    with pytest.raises(AttributeError, match="module worker has no attribute trian"):
+        worker.trian  # noqa: B018
