@@ -3,7 +3,7 @@
 `launch(..., engine=Emulator(Schedule.REVERSED))` executes a kernel on NumPy arrays. Each argument
 is copied between guard pages, aligned no better than its row promises; outputs start as NaN. What
 comes back is what the kernel wrote, or a KernelFault with one line: kernel, block, thread, source
-line and what it did. `runtime.cc` says what is found and what can't be.
+line and what it did. `state.cc` says what is found and what can't be.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
 """Turns a CUDA source into a shared library for the CPU, once for each text of it.
 
 g++ reads the shim, the source and a line a kernel that opens it to the loader, with the two
-sanitizers' calls left in for `runtime.cc` to answer; so the linker is not told of any sanitizer.
+sanitizers' calls left in for `calls.cc` to answer; so the linker is not told of any sanitizer.
 What was built is kept in a folder under a hash of everything that went into it.
 """
 
@@ -34,6 +34,10 @@ _KERNELS = (
 )
 
 
+# One translation unit, in this order.
+_PARTS = ("state.cc", "scheduler.cc", "checks.cc", "launch.cc", "calls.cc")
+
+
 class NoCompiler(RuntimeError):
     """There is no g++ here that can build the emulator."""
 
@@ -56,7 +60,8 @@ def folder() -> Path:
 @cache
 def runtime() -> ctypes.CDLL:
     """The scheduler, loaded so that kernels find its functions."""
-    library = _built("runtime", _read("runtime.cc"), _RUNTIME, ("-ldl",))
+    text = "".join(f'#line 1 "{name}"\n{_read(name)}' for name in _PARTS)
+    library = _built("runtime", text, _RUNTIME, ("-ldl",))
     return ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
