@@ -321,7 +321,7 @@ class Session:
 
     def tick(self, now: float) -> list[Send]:
         """Repeat what has been silent too long; raises Unreachable when a shard stays silent."""
-        if now - self._ticked_at > self.patience_s / 2:
+        if now - self._ticked_at > 2 * self._longest_s:
             # The driver was away, computing: that nothing was heard says nothing about the shards.
             self._listening_since = now
         self._ticked_at = now
@@ -336,8 +336,7 @@ class Session:
                     f" {self.patience_s:g} s",
                     shard,
                 )
-            longest_s = min(_LONGEST * self._retry_s, self.patience_s / _TRIES)
-            pending.wait_s = min(2 * pending.wait_s, longest_s)
+            pending.wait_s = min(2 * pending.wait_s, self._longest_s)
             pending.resend_at = now + pending.wait_s
             if self._may_send(shard, pending.message):
                 due.append(Send(shard, pending.message, pending.frames))
@@ -519,6 +518,11 @@ class Session:
     def _retry_s(self) -> float:
         """How long the first answer is waited for."""
         return min(max(self.retry_s, 2 * self._rtt_s), self.patience_s / _TRIES)
+
+    @property
+    def _longest_s(self) -> float:
+        """How long any later answer is waited for, and the longest that a driver sleeps."""
+        return min(_LONGEST * self._retry_s, self.patience_s / _TRIES)
 
     def _ask_weights(self, asked: int, clock: int, now: float) -> list[Send]:
         """Ask every shard for pull `asked`, under a number that it has not been sent with."""
