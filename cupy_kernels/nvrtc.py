@@ -10,9 +10,6 @@ from typing import NamedTuple
 
 from cupy_kernels import sources
 
-# What CuPy adds of its own accord, beside sources.NVRTC_OPTIONS.
-_FTZ = True
-
 
 class Resources(NamedTuple):
     """What one thread (registers, spills) and one block (shared bytes) of a kernel takes."""
@@ -37,8 +34,9 @@ def compile_text(text: str, arch: str) -> list[Resources]:
     """Compile an expanded source text."""
     from cuda.core import Program, ProgramOptions
 
+    # The same as sources.NVRTC_OPTIONS, and the flushed denormals that CuPy adds to them.
     options = ProgramOptions(
-        arch=arch, std="c++17", fma=False, ftz=_FTZ, ptxas_options=["-v"], no_cache=True
+        arch=arch, std=sources.STANDARD, fma=False, ftz=True, ptxas_options=["-v"], no_cache=True
     )
     log = StringIO()
     Program(text, "c++", options).compile("cubin", logs=log)

@@ -17,7 +17,8 @@ _KERNEL = re.compile(
 
 # Every compiler rounds a * b before it adds c; CuPy adds -ftz=true and divides and takes roots
 # with IEEE rounding. So a kernel without transcendental functions gives the emulator's bits.
-NVRTC_OPTIONS = ("--std=c++17", "--fmad=false")
+STANDARD = "c++17"
+NVRTC_OPTIONS = (f"--std={STANDARD}", "--fmad=false")
 
 
 def names() -> tuple[str, ...]:

@@ -8,10 +8,13 @@ line and what it did. `state.cc` says what is found and what can't be.
 
 import ctypes
 from enum import IntEnum
+from threading import Lock
 from typing import Any
 
 from cupy_kernels.emulator import build
 from cupy_kernels.kernel import Dim3, Kernel, Parameter, Role
+
+_TURN = Lock()  # the runtime runs one launch at a time
 
 
 class KernelFault(RuntimeError):
@@ -95,7 +98,9 @@ class Emulator:
             edges = (ctypes.c_void_p * 2)()
             library.emulated_shared_range(edges)
             launch.shared, launch.shared_end = edges
-            if not build.runtime().emulated_launch(ctypes.byref(launch)):
+            with _TURN:
+                through = build.runtime().emulated_launch(ctypes.byref(launch))
+            if not through:
                 raise KernelFault(_report(kernel, library, launch, placed))
             placed.bring_back(kernel.name)
         finally:

@@ -1,6 +1,5 @@
 """CUDA's words mean on the CPU what they mean on a GPU: warps, barriers, atomics, tensor cores."""
 
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -40,12 +39,12 @@ def run(
         lambda **_: {},
         bytes_each=1,
     )
-    engine = Emulator(schedule, seed=3, source=sources.expand(HEADERS + source(kind, body)))
+    engine = Emulator(schedule, seed=3, source=sources.expand(HEADERS + source_of(kind, body)))
     launch(row, engine=engine, out=out, a=a, b=b)
     return out
 
 
-def source(kind: str, body: str) -> str:
+def source_of(kind: str, body: str) -> str:
     parameters = f"{kind}* out, const float* a, const float* b"
     return f'extern "C" __global__ void probe({parameters}) {{\n{body}\n}}\n'
 
@@ -198,15 +197,3 @@ def test_denormals_are_flushed_and_conversions_saturate(schedule: Schedule) -> N
         out[6] = a[6] * 0.5f == 0.0f;"""
     got = run(body, schedule, np.zeros(7, np.int32), a)
     assert got.tolist() == [1, 2**31 - 1, -(2**31), 0, 2, 0, 1]
-
-
-def test_nvrtc_takes_the_same_words(schedule: Schedule) -> None:
-    """What is tried here in the emulator compiles for a GPU too, PTX included."""
-    if schedule is not Schedule.FORWARD or not (find_spec("cuda") and find_spec("cuda.core")):
-        pytest.skip("once is enough, and only where cuda-core is installed")
-    from cupy_kernels import nvrtc
-
-    for fragments in (TF32, BF16):
-        body = MMA.replace("{fragments}", fragments) + "\nCOPY_ASYNC_WAIT(0);"
-        (row,) = nvrtc.compile_text(sources.expand(HEADERS + source("float", body)), "sm_80")
-        assert row.spill_bytes == 0

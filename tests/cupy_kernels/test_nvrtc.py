@@ -5,6 +5,7 @@ import pytest
 from cupy_kernels import nvrtc, sources
 from cupy_kernels.nvrtc import Resources
 from cupy_kernels.registry import KERNELS
+from tests.cupy_kernels.test_emulated_language import BF16, HEADERS, MMA, TF32, source_of
 
 pytest.importorskip("cuda.core", reason="cuda-core is not installed: kernels are not compiled")
 pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: kernels not compiled")
@@ -47,6 +48,15 @@ def test_spills_are_seen() -> None:
     assert row.kernel == "wide"
     assert row.registers <= 32
     assert row.spill_bytes > 0 or row.stack_bytes > 0
+
+
+@pytest.mark.parametrize("fragments", [BF16, TF32])
+def test_the_tensor_cores_words_compile(fragments: str) -> None:
+    """What the emulator's test multiplies compiles for a GPU too, PTX included."""
+    body = MMA.replace("{fragments}", fragments) + "\nCOPY_ASYNC_WAIT(0);"
+    text = sources.expand(HEADERS + source_of("float", body))
+    (row,) = nvrtc.compile_text(text, "sm_80")
+    assert row.spill_bytes == 0
 
 
 def table(rows: list[Resources]) -> str:
