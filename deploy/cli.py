@@ -13,6 +13,7 @@ from msgspec.structs import fields, replace
 from deploy.settings import NO_BOUND, TrainSettings, parse_staleness
 from ps.build import build_id
 from shards.errors import BadInput, DownpourError
+from worker.interrupts import sigterm_too
 from worker.strategies import STRATEGIES, Downpour
 
 if TYPE_CHECKING:
@@ -167,7 +168,8 @@ def train(
 
     settings = _settings(given, resume)
     try:
-        summary = run(settings, resuming=resume is not None)
+        with sigterm_too():
+            summary = run(settings, resuming=resume is not None)
     except KeyboardInterrupt:
         typer.echo("stopped", err=True)
         raise typer.Exit(130) from None

@@ -33,6 +33,7 @@ from worker.caffe.net import Network
 from worker.caffe.solver import read_solver
 from worker.caffe.weights import moved, write_caffemodel
 from worker.inference import evaluate, read_weights, write_safetensors
+from worker.interrupts import SafeExitStack, deferred
 from worker.sources import Source, has_test, open_source
 from worker.training import Outcome, run_job, states_to_resume
 
@@ -49,7 +50,7 @@ def run(settings: TrainSettings, *, resuming: bool = False) -> Summary | None:
         states_to_resume(snapshot, inputs.model.table, inputs.job)
     _reach_spark(settings.spark)
     open_folder = RunFolder.resume if resuming else RunFolder.create
-    with open_folder(settings.out, settings.plain()) as folder, ExitStack() as stack:
+    with open_folder(settings.out, settings.plain()) as folder, SafeExitStack() as stack:
         progress = stack.enter_context(
             Progress(
                 steps=inputs.job.plan.steps, workers=settings.workers, bound=settings.staleness
@@ -58,8 +59,9 @@ def run(settings: TrainSettings, *, resuming: bool = False) -> Summary | None:
         observer = stack.enter_context(_Observer(folder, progress, settings.seed))
         session = _start(settings, progress, stack)
         progress.starting("the shards and workers")
-        table = pa.Table.from_batches(inputs.train.batches())
-        df = spark.partitions(session.createDataFrame(table), settings.workers)
+        with deferred():
+            table = pa.Table.from_batches(inputs.train.batches())
+            df = spark.partitions(session.createDataFrame(table), settings.workers)
         outcome = run_job(
             df,
             inputs.job,
@@ -179,13 +181,16 @@ def _reach_spark(url: str | None) -> None:
 
 def _start(settings: TrainSettings, progress: Progress, stack: ExitStack) -> spark.SparkSession:
     """Connect to Ray, then to Spark; `stack` ends what was started."""
-    java = java_environment() if settings.spark is None else {}
+    with deferred():
+        java = java_environment() if settings.spark is None else {}
     progress.starting("Ray" if settings.ray is None else f"Ray at {settings.ray}")
-    stack.enter_context(ray_cluster.connect(settings.ray, cpus=settings.shards))
+    with deferred():
+        stack.enter_context(ray_cluster.connect(settings.ray, cpus=settings.shards))
     progress.starting("Spark" if settings.spark is None else f"Spark at {settings.spark}")
-    return stack.enter_context(
-        spark.start_session(settings.spark, settings.workers, app="downpour", env=java)
-    )
+    with deferred():
+        return stack.enter_context(
+            spark.start_session(settings.spark, settings.workers, app="downpour", env=java)
+        )
 
 
 def _finish(

@@ -7,13 +7,11 @@ was learned until then.
 """
 
 import secrets
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from pathlib import Path
-from threading import Event, current_thread, main_thread
+from threading import Event
 from typing import Protocol
 
 import msgspec
@@ -30,6 +28,7 @@ from shards.rules import Decay, Rule
 from shards.schedules import Schedule
 from shards.tables import DenseTable
 from worker import spark
+from worker.interrupts import noted
 from worker.model import Model
 from worker.replica import Plan, Report
 from worker.task import REPORT, TaskSpec, decode_reports, run_task
@@ -179,7 +178,7 @@ class _Run:
 
     def _train(self) -> tuple[list[Report], bool]:
         """Run the Spark job in a thread of its own, and watch it; True if it was interrupted."""
-        with ThreadPoolExecutor(1, "spark-job") as pool, _ctrl_c() as pressed:
+        with ThreadPoolExecutor(1, "spark-job") as pool, noted() as pressed:
             future = pool.submit(self._spark_job)
             try:
                 self._watch(future, pressed)
@@ -189,6 +188,8 @@ class _Run:
                 return [], True
             except DownpourError as error:
                 self._cancel(future)
+                if pressed.is_set():  # a terminal sends it to Spark's processes, too
+                    return [], True
                 raise self._with_snapshot(error) from None
 
     def _spark_job(self) -> list[Report]:
@@ -248,30 +249,6 @@ class _Run:
         if self.snapshot is None:
             return error
         return type(error)(f"{error}; resume from {self.snapshot}")
-
-
-@contextmanager
-def _ctrl_c() -> Iterator[Event]:
-    """An event that the first Ctrl-C sets in place of cutting an action in two.
-
-    Records that have been collected and not yet written would be lost. The second one interrupts.
-    """
-    pressed = Event()
-
-    def press(*_: object) -> None:
-        if pressed.is_set():
-            raise KeyboardInterrupt
-        pressed.set()
-
-    former = signal.getsignal(signal.SIGINT)
-    if current_thread() is not main_thread() or former in {signal.SIG_IGN, None}:
-        yield pressed
-        return
-    signal.signal(signal.SIGINT, press)
-    try:
-        yield pressed
-    finally:
-        signal.signal(signal.SIGINT, former)
 
 
 def _start(

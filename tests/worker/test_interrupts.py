@@ -1,0 +1,116 @@
+"""Ctrl-C is noted, put off or left alone, as told; and the handler is given back each time."""
+
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from shards.errors import BadInput
+from worker.interrupts import SafeExitStack, deferred, noted, sigterm_too
+
+
+@pytest.fixture(autouse=True)
+def plain_handler() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, as in a user's process, before each test and after it."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.signal(signal.SIGINT, former) is signal.default_int_handler
+
+
+def press() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_the_first_press_is_noted() -> None:
+    """It interrupts nothing, and the caller can see it; nobody pressing is seen as well."""
+    with noted() as pressed:
+        assert not pressed.is_set()
+        press()
+        assert pressed.is_set()
+
+
+def test_the_second_press_interrupts() -> None:
+    """Whoever presses twice is in a hurry."""
+    with noted():
+        press()
+        with pytest.raises(KeyboardInterrupt):
+            press()
+
+
+def deferring(done: list[str], *, pressed: bool, error: type[Exception] | None = None) -> None:
+    with deferred():
+        if pressed:
+            press()
+        if error is not None:
+            raise error("within")
+        done.append("done")
+
+
+def test_a_press_is_put_off_to_the_end() -> None:
+    """What is within runs to its end first; without a press nothing is raised."""
+    done: list[str] = []
+    deferring(done, pressed=False)
+    with pytest.raises(KeyboardInterrupt):
+        deferring(done, pressed=True)
+    assert done == ["done", "done"]
+
+
+@pytest.mark.parametrize(
+    ("error", "pressed", "raised"),
+    [
+        (BadInput, True, KeyboardInterrupt),
+        (BadInput, False, BadInput),
+        (ZeroDivisionError, True, ZeroDivisionError),
+    ],
+)
+def test_errors_within(error: type[Exception], pressed: bool, raised: type[BaseException]) -> None:
+    """An error of ours is what the press did to a child process; any other is a mistake."""
+    with pytest.raises(raised):
+        deferring([], pressed=pressed, error=error)
+
+
+def unwinding(done: list[str]) -> None:
+    def end(name: str) -> None:
+        press()
+        done.append(name)
+
+    with SafeExitStack() as stack:
+        stack.callback(end, "first")
+        stack.callback(end, "second")
+        raise ZeroDivisionError
+
+
+def test_unwinding_is_left_alone() -> None:
+    """However often it is pressed, every exit runs to its end, and the error goes on its way."""
+    done: list[str] = []
+    with pytest.raises(ZeroDivisionError):
+        unwinding(done)
+    assert done == ["second", "first"]
+
+
+def test_sigterm_stops_as_ctrl_c_does() -> None:
+    """Whatever a press would do at this moment; and afterwards it ends the process again."""
+    former = signal.getsignal(signal.SIGTERM)
+    with sigterm_too(), noted() as pressed:
+        signal.raise_signal(signal.SIGTERM)
+        assert pressed.is_set()
+    assert signal.getsignal(signal.SIGTERM) is former
+
+
+def test_elsewhere_nothing_changes() -> None:
+    """Other threads get no signals; where Ctrl-C is ignored it stays so."""
+
+    def enter() -> object:
+        with sigterm_too(), noted(), deferred(), SafeExitStack():
+            return signal.getsignal(signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(enter).result() is signal.default_int_handler
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert enter() is signal.SIG_IGN
+        with deferred():
+            press()
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
