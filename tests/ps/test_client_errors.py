@@ -1,6 +1,7 @@
 """What a client makes of bad arguments, dead endpoints and shards that disagree: one line each."""
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import zmq
 
 import ps
 from ps import Client, Cluster, Console
@@ -64,6 +66,26 @@ def test_an_endpoint_that_is_none(cluster: Cluster, endpoint: str) -> None:
         with pytest.raises(BadInput, match="shard endpoint: expected tcp://HOST:PORT") as caught:
             connect()
         assert repr(endpoint) in one_line(caught.value)
+
+
+def test_something_else_that_listens(nowhere: Cluster) -> None:
+    """What is not a shard's answer ends the client, or the console, in one line."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as other:
+        other.setsockopt(zmq.LINGER, 0)
+        other.setsockopt(zmq.RCVTIMEO, 10_000)
+        other.bind(nowhere.endpoints[1])
+
+        def answer() -> None:
+            for _ in range(2):
+                other.send_multipart([other.recv_multipart()[0], b"\xc1 hello there"])
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        for connect in (lambda: Client(nowhere, worker="w"), lambda: Console(nowhere).read()):
+            with pytest.raises(BadMessage, match="header: expected MessagePack within limits") as c:
+                connect()
+            one_line(c.value)
+        thread.join(10)
 
 
 @pytest.mark.parametrize(
