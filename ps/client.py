@@ -12,6 +12,7 @@ computation is not taken for death.
 
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -224,6 +225,8 @@ class Client:
         ready = self._session.ready
         self.clock, self.step = ready.clock, ready.step
         self._renewal = _Renewal(self.cluster, self._session, ready.lease_s / _RENEWALS_A_LEASE)
+        # Or a client that was dropped without a word would hold back the others for ever.
+        weakref.finalize(self, self._renewal.end)
 
     def _take_prefetched(self, clock: int) -> int:
         prefetched, self._prefetched = self._prefetched, None
@@ -312,8 +315,11 @@ class _Renewal:
         if self._failure is not None:
             raise self._failure
 
-    def stop(self) -> None:
+    def end(self) -> None:
         self._ended.set()
+
+    def stop(self) -> None:
+        self.end()
         self._thread.join()
 
     def _run(self) -> None:

@@ -7,6 +7,7 @@ being queued for a shard that is down and then delivered to its next life.
 import contextlib
 import math
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -22,6 +23,21 @@ _HEARTBEAT_MS = 2000
 _HEARTBEAT_TIMEOUT_MS = 10000
 
 
+def drop_with(
+    owner: object, context: "zmq.Context[zmq.Socket[bytes]]", sockets: Sequence[zmq.Socket[bytes]]
+) -> None:
+    """Close a context when its owner is collected without having been closed.
+
+    ZeroMQ would wait for ever for sockets that were collected together with it, as they are when an
+    error's traceback held them all. Those of a thread that still runs at exit are left to the exit.
+    """
+    weakref.finalize(owner, _drop, context, sockets).atexit = False
+
+
+def _drop(context: "zmq.Context[zmq.Socket[bytes]]", _: Sequence[zmq.Socket[bytes]]) -> None:
+    context.destroy(linger=0)
+
+
 class Links:
     """Connections to `endpoints`; shard numbers are positions in it. Not for use by two threads."""
 
@@ -30,6 +46,7 @@ class Links:
         self._poller = zmq.Poller()
         self._sockets = [self._connect(endpoint) for endpoint in endpoints]
         self.endpoints = tuple(endpoints)
+        drop_with(self, self._context, self._sockets)
 
     def _connect(self, endpoint: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.DEALER)

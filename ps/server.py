@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import zmq
 
+from ps.links import drop_with
 from shards import codec
 from shards.errors import BadInput, BadMessage, DownpourError
 from shards.shard import Outgoing, Shard
@@ -48,6 +49,7 @@ class Server:
         self._wake_in = self._context.socket(zmq.PAIR)
         self._wake_in.bind("inproc://wake")
         self._wake_out.connect("inproc://wake")
+        drop_with(self, self._context, (self._socket, self._wake_out, self._wake_in))
         self._failure: BaseException | None = None
         # Compiling takes seconds, in which the first push would be taken for lost.
         spec.rule.prepare()

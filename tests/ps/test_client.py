@@ -1,5 +1,6 @@
 """The blocking client against real shards over real sockets: what it adds up to."""
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -202,13 +203,20 @@ def test_a_worker_that_leaves_frees_the_others() -> None:
         assert fast.times.waited_s > 0.1
 
 
-def test_a_worker_that_dies_frees_the_others() -> None:
-    """Its lease runs out, and only then."""
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_worker_that_dies_frees_the_others(forgotten: bool) -> None:
+    """Its lease runs out, and only then; so it does for a client that is dropped without a word."""
     with shards_for(bound=0, lease_s=0.4) as cluster, Client(cluster, worker="fast") as fast:
         slow = Client(cluster, worker="slow")
         fast.pull()
         fast.push(everywhere(1))
-        slow.abandon()
+        if forgotten:
+            cycle = [slow]
+            cycle.append(cycle)  # type: ignore[arg-type]  # as a traceback would
+            del slow, cycle
+            gc.collect()
+        else:
+            slow.abandon()
         assert fast.pull().versions == (1, 1)
         assert fast.times.waited_s > 0.1
         with Console(cluster) as console:

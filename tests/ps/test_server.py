@@ -1,5 +1,6 @@
 """The server loop: nothing that a peer sends, or fails to send, ends it."""
 
+import gc
 import os
 import random
 import socket
@@ -219,6 +220,15 @@ def test_stopping_frees_the_port_and_the_thread() -> None:
     assert threading.active_count() == threads
     again = Server(spec_of(), boot=2, bind=server.endpoint)
     again.stop()
+
+
+def test_one_that_is_dropped_lets_go() -> None:
+    """Never started nor stopped, and collected with its thread: the port is free all the same."""
+    server = Server(spec_of(), boot=1)
+    endpoint = server.endpoint
+    del server
+    gc.collect()
+    Server(spec_of(), boot=2, bind=endpoint).stop()
 
 
 def test_a_failure_of_the_loop_is_told(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
