@@ -192,10 +192,10 @@ class Session:
         self.ready: Ready | None = None
         self._request = 0
         self._rtt_s = 0.0
-        # On the wire: where this life was last let in, its last push, and how far that is ahead of
-        # what the driver counts.
+        # On the wire: where this life was last let in, the clock that its pushes reach with the
+        # weights it has been given so far, and how far that is ahead of what the driver counts.
         self._admission: int | None = None
-        self._clock = self._ahead = 0
+        self._reached = self._ahead = 0
         self._boots: dict[int, int] = {}
         self._joined: set[int] = set()
         self._welcomes: dict[int, Welcome] = {}
@@ -244,7 +244,8 @@ class Session:
         self._check_push(gradient, read_versions)
         self.seq += 1
         seq = self.seq
-        self._clock = clock + self._ahead
+        told_clock = clock + self._ahead
+        self._reached = max(self._reached, told_clock)
         request = self._next(Push, now, clock)
 
         def message(shard: int) -> FromWorker:
@@ -257,7 +258,7 @@ class Session:
                 self.map.epoch,
                 self.table.name,
                 seq,
-                self._clock,
+                told_clock,
                 step,
                 steps,
                 samples,
@@ -425,16 +426,16 @@ class Session:
             return [], []
         behind = min(self._welcomes.values(), key=lambda welcome: welcome.seq)
         self.ready = Ready(behind.seq, behind.step, self._admission, behind.lease_s)
-        self.seq, self._clock = behind.seq, self._admission
+        self.seq, self._reached = behind.seq, self._admission
         return [], [self.ready]
 
     def _catch_up(self, clock: int, now: float) -> list[Send]:
         """Shard 0 counts this worker at `clock`: go on from there at every shard, if overtaken."""
-        behind = clock - self._clock
+        behind = clock - self._reached
         if behind <= 0:
             return []
         self._ahead += behind
-        self._clock = self._admission = self._clock + behind
+        self._reached = self._admission = clock
         sends = [
             self._join(shard, self._admission, now)
             for shard in range(1, self.map.shards)
@@ -594,6 +595,8 @@ class Session:
         if len(asked.answers) < self.map.shards:
             return []
         del self._asked[request]
+        if asked.kind is Pull:
+            self._reached = max(self._reached, asked.clock + self._ahead + 1)
         answers = [asked.answers[s] for s in range(self.map.shards)]
         return [self._event(request, answers, now - asked.since)]
 

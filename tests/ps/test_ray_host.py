@@ -60,6 +60,9 @@ def test_two_actors_serve_a_job_until_one_dies(ray_local: str) -> None:
             ray.kill(hosts._actors[1])
             with pytest.raises(GiveUp, match=r"^shard 1 has died: its Ray actor is gone$"):
                 check_until_it_fails(hosts)
+            until = time.monotonic() + 30
+            while listening(cluster)[1] and time.monotonic() < until:
+                time.sleep(0.05)  # Ray tells of a death before the process has gone
             with pytest.raises(ps.Unreachable, match=r"shard 1 at tcp://"):
                 console.read()
         assert listening(cluster) == [True, False]

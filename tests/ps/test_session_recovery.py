@@ -195,6 +195,24 @@ def test_a_worker_that_was_overtaken_counts_on_beside_the_others() -> None:
     assert clocks(brief(session.pull(2, 0.0)[1])) == [(0, "Pull", 101), (1, "Pull", 101)]
 
 
+def test_a_step_that_was_let_through_is_counted_before_it_is_pushed() -> None:
+    """Found by simulation: a worker that is overtaken while it computes still pushes that step.
+
+    So it counts on from beside the others with the step done, or it would come out one ahead of
+    them without having passed a gate.
+    """
+    session = ready_session(1)
+    session.pull(0, now=0.0)
+    _, (pulled,) = tell(session, weights(0, 4), frames=[bytes(2048)])
+    assert isinstance(pulled, Pulled)
+    session.pull(1, now=0.0)
+    tell(session, refused(0, 6, Remedy.RESYNCHRONISE))
+    tell(session, welcome(0, 7))
+    sends, _ = tell(session, joined(0, 8, clock=100))
+    assert clocks(sends) == [(0, "Pull", 100)]
+    assert clocks(brief(send_push(session, clock=1))) == [(0, "Push", 100)]
+
+
 def test_a_worker_that_was_not_overtaken_keeps_its_clock() -> None:
     """What is in flight counts as its own: shard 0 has not applied it yet."""
     session = ready_session()
