@@ -25,7 +25,7 @@ def write_demo(folder: Path) -> None:
         shutil.copy(path, folder)
     solver = folder / "lenet_solver.prototxt"
     text = solver.read_text()
-    for field, value in (("max_iter", 1500), ("snapshot", 500)):
+    for field, value in (("max_iter", 1200), ("snapshot", 400)):
         line = f"\n{field}: {value}"
         assert text.count(line) == 1, f"{solver.name}: expected {line.strip()}"
         text = text.replace(line, f"\n{field}: {value // SHORTER}")
