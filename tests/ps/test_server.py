@@ -153,7 +153,7 @@ def test_strangers_and_peers_that_vanish(server: Server) -> None:
 
 def test_a_parked_worker_that_vanishes(server: Server) -> None:
     """Its answer has nobody to go to, which is no error."""
-    with Server(spec_of(bound=0, lease_s=0.5), boot=1) as strict:
+    with Server(spec_of(bound=0, lease_s=2.0), boot=1) as strict:
         cluster = describe([strict.shard.spec], [strict.endpoint])
         with Console(cluster) as console:
             console.install(TABLE.empty())
