@@ -204,13 +204,11 @@ class Session:
         self._pending: dict[tuple[int, int], _Pending] = {}
         self._asked: dict[int, _Asked] = {}
         self._heard: dict[int, float] = {}
-        self._listening_since = self._ticked_at = 0.0
 
     # --- what a driver asks for -------------------------------------------------------------------
 
     def hello(self, now: float) -> list[Send]:
         """Introduce this worker to every shard; `Ready` follows."""
-        self._listening_since = self._ticked_at = now
         return [self._greet(shard, now) for shard in range(self.map.shards)]
 
     def pull(self, clock: int, now: float) -> tuple[int, list[Send]]:
@@ -322,15 +320,16 @@ class Session:
 
     def tick(self, now: float) -> list[Send]:
         """Repeat what has been silent too long; raises Unreachable when a shard stays silent."""
-        if now - self._ticked_at > 2 * self._longest_s:
-            # The driver was away, computing: that nothing was heard says nothing about the shards.
-            self._listening_since = now
-        self._ticked_at = now
+        deadline = self.next_deadline
+        if deadline is not None and now - deadline > self.retry_s:
+            # The driver was away, computing or stopped: what it did not hear then is no silence.
+            away_s = now - deadline
+            self._heard = {shard: min(now, at + away_s) for shard, at in self._heard.items()}
         due = []
         for (shard, _), pending in self._pending.items():
             if pending.resend_at > now:
                 continue
-            if now - max(self._heard[shard], self._listening_since) > self.patience_s:
+            if now - self._heard[shard] > self.patience_s:
                 what = type(pending.message).__name__.lower()
                 raise Unreachable(
                     f"shard {shard} has not answered {self.worker}'s {what} for"
@@ -522,7 +521,7 @@ class Session:
 
     @property
     def _longest_s(self) -> float:
-        """How long any later answer is waited for, and the longest that a driver sleeps."""
+        """How long any later answer is waited for."""
         return min(_LONGEST * self._retry_s, self.patience_s / _TRIES)
 
     def _ask_weights(self, asked: int, clock: int, now: float) -> list[Send]:
