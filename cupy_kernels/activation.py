@@ -1,34 +1,44 @@
-"""Rectifier, plain and leaky.
+"""Activations: functions of one element (`functions` lists them), and PReLU, whose slope is learnt.
 
-y = max(x, 0) + slope * min(x, 0); dx = dy where x > 0, slope * dy elsewhere (at 0 too, as Caffe).
+Gradients at a kink are Caffe's. What is returned is valid until the next call with the workspace.
 """
 
-import numpy as np
-
+from cupy_kernels.functions import Function, Relu, Smooth
+from cupy_kernels.host import activation as on_host
+from cupy_kernels.launches import activation as in_kernels
+from cupy_kernels.places import pick
 from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace
 
 
+def forward(function: Function, x: Array, work: Workspace) -> Array:
+    """Any shape in, the same out."""
+    return pick(x, on_host.forward, in_kernels.forward)(function, x, work)
+
+
+def backward(function: Smooth, dy: Array, x: Array, y: Array, work: Workspace) -> Array:
+    """dy times the derivative, from the input x or the output y, whichever says it better."""
+    return pick(dy, on_host.backward, in_kernels.backward)(function, dy, x, y, work)
+
+
 def relu(x: Array, slope: float, work: Workspace) -> Array:
-    """Any shape in, the same out, valid until the next call."""
-    y = work.take("y", x.shape)
-    if slope == 0.0:
-        return np.maximum(x, np.float32(0.0), out=y)
-    np.minimum(x, np.float32(0.0), out=y)
-    np.multiply(y, np.float32(slope), out=y)
-    positive = work.take("positive", x.shape)
-    np.maximum(x, np.float32(0.0), out=positive)
-    return np.add(y, positive, out=y)
+    """x above 0, slope * x elsewhere."""
+    return forward(Relu(slope), x, work)
 
 
 def relu_backward(dy: Array, x: Array, slope: float, work: Workspace) -> Array:
     """The gradient by x; `x` is the layer's input (its output serves too while slope is 0)."""
-    positive = work.take_as("mask", x.shape, np.bool_)
-    np.greater(x, np.float32(0.0), out=positive)
-    dx = work.take("dx", x.shape)
-    if slope == 0.0:
-        np.multiply(dy, positive, out=dx)
-    else:
-        np.multiply(dy, np.float32(slope), out=dx)
-        np.copyto(dx, dy, where=positive)
-    return dx
+    return backward(Relu(slope), dy, x, x, work)
+
+
+def prelu(x: Array, slope: Array, work: Workspace) -> Array:
+    """x above 0, slope[c] * x elsewhere (He et al. 2015), for x (..., c) and slope (c,) or (1,)."""
+    return pick(x, on_host.prelu, in_kernels.prelu)(x, slope, work)
+
+
+def prelu_backward(
+    dy: Array, x: Array, slope: Array, dslope: Array | None, work: Workspace
+) -> Array:
+    """The gradient by x; writes the slope's into `dslope`."""
+    body = pick(dy, on_host.prelu_backward, in_kernels.prelu_backward)
+    return body(dy, x, slope, dslope, work)

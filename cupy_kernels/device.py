@@ -10,6 +10,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
 from cupy_kernels import sources
 
 FREE_SHARED_BYTES = 48 * 1024  # of dynamic shared memory, without asking
@@ -38,6 +41,17 @@ def function(source: str, name: str, shared_bytes: int = 0) -> Any:
     if shared_bytes > FREE_SHARED_BYTES:
         found.max_dynamic_shared_size_bytes = shared_bytes
     return found
+
+
+def pinned(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """Zeroed page-locked memory of the host, which a GPU copies from and to by itself."""
+    cupy = gpu()
+    assert cupy is not None, "asked for pinned memory where there is no GPU"
+    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    memory = cupy.cuda.alloc_pinned_memory(max(size, 1))
+    array: NDArray[Any] = np.ndarray(shape, dtype, buffer=memory)
+    array.fill(0)
+    return array
 
 
 @cache

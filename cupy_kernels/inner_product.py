@@ -1,18 +1,28 @@
-"""Inner product (a fully connected layer): one GEMM forward, two backward."""
+"""Inner product (a fully connected layer): one matrix product forward, two backward."""
 
-import numpy as np
-
-from cupy_kernels.types import Array
+from cupy_kernels.host import inner_product as on_host
+from cupy_kernels.launches import inner_product as in_kernels
+from cupy_kernels.places import pick
+from cupy_kernels.types import Array, Precision
 from cupy_kernels.workspace import Workspace
 
 
-def forward(x: Array, weight: Array, bias: Array | None, work: Workspace) -> Array:
-    """y = x W^T + b for x (m, k) and W (out, k); returns (m, out), valid until the next call."""
-    y = work.take("y", (x.shape[0], weight.shape[0]))
-    np.matmul(x, weight.T, out=y)
-    if bias is not None:
-        np.add(y, bias, out=y)
-    return y
+def forward(
+    x: Array,
+    weight: Array,
+    bias: Array | None,
+    work: Workspace,
+    precision: Precision = Precision.FP32,
+    *,
+    relu: bool = False,
+) -> Array:
+    """y = x W^T + b for x (m, k) and W (out, k), with `relu` 0 where that is negative.
+
+    Returns (m, out), valid until the next call with this workspace.
+    W may be the transpose of a contiguous (k, out); kernels then take a slow product.
+    """
+    body = pick(x, on_host.forward, in_kernels.forward)
+    return body(x, weight, bias, work, precision, relu=relu)
 
 
 def backward(
@@ -22,16 +32,10 @@ def backward(
     dweight: Array | None,
     dbias: Array | None,
     work: Workspace,
+    precision: Precision = Precision.FP32,
     *,
     wanted: bool,
 ) -> Array | None:
     """dW = dy^T x and db = sum(dy) into the arrays given; returns dx = dy W if `wanted`."""
-    if dweight is not None:
-        np.matmul(dy.T, x, out=dweight)
-    if dbias is not None:
-        np.sum(dy, axis=0, out=dbias)
-    if not wanted:
-        return None
-    dx = work.take("dx", x.shape)
-    np.matmul(dy, weight, out=dx)
-    return dx
+    body = pick(dy, on_host.backward, in_kernels.backward)
+    return body(dy, x, weight, dweight, dbias, work, precision, wanted=wanted)

@@ -37,7 +37,10 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter; an optional array may be None, a null pointer in the kernel."""
+    """One parameter; an optional array may be None, a null pointer in the kernel.
+
+    A launch may leave out an optional array, and a scalar that has a `usual` value.
+    """
 
     name: str
     dtype: np.dtype[Any]
@@ -45,6 +48,7 @@ class Parameter:
     size: Size = "1"
     align: int = 0
     optional: bool = False
+    usual: int | None = None
 
     def __post_init__(self) -> None:
         struct = self.dtype.names is not None
@@ -72,9 +76,9 @@ class Parameter:
         return f"{pointer}{kind}{self.dtype.itemsize}"
 
 
-def scalar(name: str, dtype: DTypeLike = "i8") -> Parameter:
-    """A number, by default a long long."""
-    return Parameter(name, np.dtype(dtype), Role.SCALAR)
+def scalar(name: str, dtype: DTypeLike = "i8", *, usual: int | None = None) -> Parameter:
+    """A number, by default a long long; `usual` stands for it where a launch leaves it out."""
+    return Parameter(name, np.dtype(dtype), Role.SCALAR, usual=usual)
 
 
 def reads(
@@ -141,7 +145,9 @@ class Kernel:
     `reference` takes the launch's arguments by name, floating arrays as float64, and returns the
     expected contents of each written or changed array by name. `bytes_each` is the least memory
     traffic an element, in bytes: the floor that a measured time is compared with. `in_place` names
-    pairs of parameters that may be the same array.
+    pairs of parameters that may be the same array. `resident` is how many threads a multiprocessor
+    is to hold at once, so many that others work while some wait for memory; registers and shared
+    memory that leave no room for them fail the tests.
     """
 
     name: str
@@ -152,6 +158,12 @@ class Kernel:
     bytes_each: float
     tolerance: Tolerance = ROUNDED
     in_place: tuple[tuple[str, str], ...] = ()
+    resident: int = 1024
+
+    def completed(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """A launch's arguments with what it may leave out: None, or a scalar's usual value."""
+        may = {p.name: p.usual for p in self.parameters if p.optional or p.usual is not None}
+        return {**may, **arguments}
 
     @property
     def arrays(self) -> tuple[Parameter, ...]:

@@ -3,8 +3,8 @@
 CuPy's raw call trusts its caller: it takes a Python float for a double, ignores strides, offsets
 and sizes, and lets a misaligned float4 fault somewhere later. So arguments go by name, arrays must
 be contiguous, large enough, aligned and of the parameter's own dtype, and scalars are cast here.
-Where it runs follows from the arrays: CuPy's run on their device, on the current stream. NumPy's
-run in the emulator, if the caller hands one in.
+Where it runs follows from the arrays: CuPy's run on their device, on the current stream; emulated
+ones in the emulator they carry. NumPy's run in the emulator, if the caller hands one in.
 """
 
 from itertools import combinations
@@ -14,6 +14,7 @@ import numpy as np
 
 from cupy_kernels import device
 from cupy_kernels.kernel import Dim3, Kernel, Parameter, Role, Sizes
+from cupy_kernels.places import InEmulator, Place, place_of
 from cupy_kernels.registry import KERNELS
 
 MOST_THREADS = 1024
@@ -42,11 +43,12 @@ def launch(
 ) -> None:
     """Run a kernel on arguments given by name; on a GPU, queue it on the current stream.
 
-    `grid` and `block` replace the row's own. `engine` is needed for NumPy arrays only. Raises
+    `grid` and `block` replace the row's own. `engine` is for NumPy arrays only. Raises
     BadLaunch before anything runs.
     """
     row = kernel if isinstance(kernel, Kernel) else _row(kernel)
     wanted = [parameter.name for parameter in row.parameters]
+    arguments = row.completed(arguments)
     if odd := set(wanted) ^ set(arguments):
         raise BadLaunch(f"{row.name}: expected arguments {wanted}, got {[*arguments]}: see {odd}")
     values = {p.name: _checked(row, p, arguments[p.name]) for p in row.parameters}
@@ -61,7 +63,7 @@ def launch(
     geometry = row.geometry
     shared_bytes = geometry.shared_bytes(sizes)
     shape = _shape(row, grid or geometry.grid(sizes), block or geometry.block, shared_bytes)
-    (engine or _device_of(row, values)).run(row, *shape, shared_bytes, list(values.values()))
+    (engine or _engine_of(row, values)).run(row, *shape, shared_bytes, list(values.values()))
 
 
 class Device:
@@ -168,13 +170,19 @@ def _shape(row: Kernel, grid: Dim3, block: Dim3, shared_bytes: int) -> tuple[Dim
     return (x, y, z), block
 
 
-def _device_of(row: Kernel, values: dict[str, Any]) -> Engine:
-    cupy = device.gpu()
+def _engine_of(row: Kernel, values: dict[str, Any]) -> Engine:
+    """Where all of a launch's arrays live."""
+    home: Place | None = None
     for parameter in row.arrays:
-        value = values[parameter.name]
-        if value is not None and (cupy is None or not isinstance(value, cupy.ndarray)):
+        if (value := values[parameter.name]) is None:
+            continue
+        place = place_of(value)
+        if not place.runs_kernels:
             raise _bad(row, parameter, "a CuPy array, or an engine", type(value).__name__)
-    return Device()
+        if home not in {None, place}:
+            raise _bad(row, parameter, "an array that lives where the others do", str(place))
+        home = place
+    return home.engine if isinstance(home, InEmulator) else Device()
 
 
 def address(array: Any) -> int:

@@ -23,9 +23,10 @@ def convolution(
     oh = (h + 2 * pad[0] - dilation[0] * (kh - 1) - 1) // stride[0] + 1
     ow = (w + 2 * pad[1] - dilation[1] * (kw - 1) - 1) // stride[1] + 1
     y = np.zeros((n, out, oh, ow))
-    for o, p, q in product(range(out), range(oh), range(ow)):
-        for c, a, b, i, j in _taps(o, p, q, x.shape, weight.shape, stride, pad, dilation, group):
-            y[:, o, p, q] += x[:, c, a, b] * weight[o, c % weight.shape[1], i, j]
+    for g, p, q in product(range(group), range(oh), range(ow)):
+        o = slice(g * (out // group), (g + 1) * (out // group))
+        for c, a, b, i, j in _taps(g, p, q, x.shape, weight.shape, stride, pad, dilation):
+            y[:, o, p, q] += np.outer(x[:, c, a, b], weight[o, c % weight.shape[1], i, j])
     return y if bias is None else y + bias[None, :, None, None]
 
 
@@ -35,16 +36,17 @@ def convolution_backward(
     """(dx, dW, db): the chain rule term by term over the same taps."""
     dx, dweight = np.zeros_like(x), np.zeros_like(weight)
     _, out, oh, ow = dy.shape
-    for o, p, q in product(range(out), range(oh), range(ow)):
-        for c, a, b, i, j in _taps(o, p, q, x.shape, weight.shape, stride, pad, dilation, group):
+    for g, p, q in product(range(group), range(oh), range(ow)):
+        o = slice(g * (out // group), (g + 1) * (out // group))
+        for c, a, b, i, j in _taps(g, p, q, x.shape, weight.shape, stride, pad, dilation):
             k = c % weight.shape[1]
-            dx[:, c, a, b] += dy[:, o, p, q] * weight[o, k, i, j]
-            dweight[o, k, i, j] += np.sum(dy[:, o, p, q] * x[:, c, a, b])
+            dx[:, c, a, b] += dy[:, o, p, q] @ weight[o, k, i, j]
+            dweight[o, k, i, j] += x[:, c, a, b] @ dy[:, o, p, q]
     return dx, dweight, dy.sum(axis=(0, 2, 3))
 
 
 def _taps(
-    o: int,
+    group: int,
     p: int,
     q: int,
     x_shape: tuple[int, ...],
@@ -52,12 +54,11 @@ def _taps(
     stride: Pair,
     pad: Pair,
     dilation: Pair,
-    group: int,
 ) -> list[tuple[int, int, int, int, int]]:
-    """(channel, row, column, i, j) of every input cell inside the image that (o, p, q) reads."""
+    """(channel, row, column, i, j) of every input cell in the image that a group's (p, q) read."""
     _, _, h, w = x_shape
-    out, per_group, kh, kw = w_shape
-    first = (o // (out // group)) * per_group
+    _, per_group, kh, kw = w_shape
+    first = group * per_group
     taps = []
     for c, i, j in product(range(first, first + per_group), range(kh), range(kw)):
         a = p * stride[0] - pad[0] + i * dilation[0]

@@ -1,4 +1,6 @@
-"""Applying one gradient to one shard's arena on the CPU: the twin of the update kernels.
+"""Applying one gradient to one shard's arena, where the arena lives.
+
+On the host this is the twin of the update kernels; on a device it runs them (update_kernels.py).
 
 `apply` writes new weights into another buffer than the one it reads, because a version of the
 weights is immutable while somebody may be sending it, and advances the slots in place. The compiled
@@ -7,10 +9,13 @@ not load numba. Where numba is absent, NumPy runs the same formulas block by blo
 result bit for bit.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from cupy_kernels.places import Place, place_of
 
 Floats = NDArray[np.float32]
 
@@ -44,9 +49,14 @@ def apply(
     """Write `weights` updated by `gradient` into `out`; advance `slots` in place.
 
     All arrays are flat, contiguous, float32 and of one size; `out` overlaps none of the others.
-    What lies outside the runs is left as it was, in `out` too. `constants` are the formula's
-    trailing arguments.
+    What lies outside the runs is left as it was, in `out` too; on a device, see update_kernels.py.
+    `constants` are the formula's trailing arguments.
     """
+    if place_of(weights).runs_kernels:
+        from cupy_kernels import update_kernels
+
+        update_kernels.apply(rule, weights, gradient, slots, out, runs, constants)
+        return
     from cupy_kernels import update_loops
 
     update = update_loops.UPDATES[rule]
@@ -57,6 +67,13 @@ def apply(
     else:
         with np.errstate(all="ignore"):
             _apply_blocks(update.formula, weights, gradient, slots, out, runs, constants)
+
+
+def runs_on(place: Place, rule: str) -> bool:
+    """Whether `apply` knows the rule there: a device needs a kernel for it."""
+    from cupy_kernels import update_kernels, update_loops
+
+    return update_kernels.has_kernel(rule) if place.runs_kernels else rule in update_loops.UPDATES
 
 
 def engine() -> Literal["numba", "numpy"]:
@@ -70,13 +87,29 @@ def squared_norm(values: Floats) -> float:
     """The sum of squares of a flat float32 array; NaN or infinite if any value is.
 
     Blocks are summed in float32 by BLAS and their sums in float64, in a fixed order. A block whose
-    squares overflow float32 (values beyond about 1e17) also comes out infinite.
+    squares overflow float32 (values beyond about 1e17) also comes out infinite. On a device the
+    blocks are others, and so the last bits.
     """
-    total = 0.0
+    if place_of(values).runs_kernels:
+        from cupy_kernels import update_kernels
+
+        return update_kernels.squared_norm(values)
+    whole = values.size - values.size % BLOCK
+    blocks, rest = values[:whole].reshape(-1, BLOCK), values[whole:]
     with np.errstate(all="ignore"):
-        for start in range(0, values.size, BLOCK):
-            block = values[start : start + BLOCK]
-            total += float(np.dot(block, block))
+        return float(np.vecdot(blocks, blocks).sum(dtype=np.float64) + np.dot(rest, rest))
+
+
+def mean(arrays: Sequence[Floats]) -> Floats:
+    """A new array: theirs added one by one in float32, then divided by how many they are."""
+    if place_of(arrays[0]).runs_kernels:
+        from cupy_kernels import update_kernels
+
+        return update_kernels.mean(arrays)
+    total = arrays[0].copy()
+    for other in arrays[1:]:
+        total += other
+    total /= np.float32(len(arrays))
     return total
 
 

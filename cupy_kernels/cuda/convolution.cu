@@ -1,30 +1,30 @@
 // Convolution and inner product as one matrix product whose operands are gathered on the way.
 //
-// Layout: activations NHWC (n, h, w, c), outputs (n, oh, ow, o), all float32; weights in Caffe's
-// order (o, c / groups, kh, kw). An inner product over an image is the convolution whose kernel is
-// that image; over plain rows, h = w = kh = kw = 1. Sizes are ints; all address arithmetic is 64 bit.
+// Layout: activations NHWC (n, h, w, c), outputs (n, oh, ow, o), all float32, 16-byte aligned. Weights
+// in Caffe's order (o, c / groups, kh, kw), or `packed` by pack_weights as (o, kh, kw, c / groups):
+// then, or where kh = kw = 1, they are read 16 bytes at a time, if the channels of a group are a
+// multiple of 4, as activations are; else 4 bytes. An inner product over an image is the convolution
+// whose kernel is that image; over plain rows, h = w = kh = kw = 1. Sizes are ints, an image and the
+// number of pixels stay below 2^31; addresses have 64 bits.
 //
 //                rows of the product      columns           summed over
 //   forward      n*oh*ow pixels           o / groups        (i, j, c)
 //   data         n*h*w pixels             c / groups        (i, j, o)
 //   weight       o / groups               (i, j, c)         n*oh*ow pixels, in `splits` parts
 //
-// Launch: blocks of 128 threads, a tile of 64 x 64 each: grid (rows / 64, columns / 64, groups),
-// for `weight` (.., .., groups * splits). The summed dimension passes through two tiles of shared
-// memory, 16 at a time: while one is multiplied, the next is on its way to registers.
-// Rounding: _fp32 rounds each product and each sum, in order. _tf32 and _bf16 round both operands
-// (ties away from zero; to even) and accumulate in float32. Partial weight gradients are added by
-// `sum_splits` in order, so every result is the same on every run.
-#include "tensor_core.cuh"
-
-enum { FP32, TF32, BF16 };
-
-#define TILE 64
-#define DEPTH 16
-#define PITCH (TILE + 8)  // a fragment's reads hit 32 different banks
-#define STAGE (DEPTH * PITCH)
-#define TILES __shared__ __align__(16) u32 tiles[4 * STAGE]
-#define NOWHERE (-(1 << 29))  // outside any image, also when two of them are added
+// Launch: matrix_product.cuh's tiles: 256 threads, grid (row tiles * column tiles, 1, groups), for
+// `weight` groups * splits; neighbouring blocks share their rows, so that these come from the cache.
+// `side` is 0 for the tile that the sizes choose. Nothing in the loop divides: an index is taken
+// apart by a product with a number that the block computes once, and a row's window is looked up.
+// Rounding: _fp32 adds products by fmaf, in order. _tf32 and _bf16 round both operands (ties away
+// from zero; to even) and accumulate in float32. Partial weight gradients are added by `sum_splits`
+// in order, so every result is the same on every run.
+// Cost: a stage of the 128 tile is 2^20 operations for 768 reads of shared memory of 128 bytes: with
+// mma.sync of tf32, which takes about as long, the two share the bill. By its machine code, 32 of
+// these instructions come with about 10 reads, 100 to round 48 operands and 75 moves: the issue slots
+// are the next limit, and rounding activations where they are made would take most of it away. Data's gradient of a strided
+// convolution multiplies the zeros between: 4 times the work at stride 2.
+#include "matrix_product.cuh"
 
 struct Shape {
   int n, h, w, c, o, kh, kw, sh, sw, ph, pw, dh, dw, oh, ow, groups;
@@ -38,389 +38,405 @@ struct Shape {
       int dw, int oh, int ow, int groups
 #define SHAPE_VALUES {n, h, w, c, o, kh, kw, sh, sw, ph, pw, dh, dw, oh, ow, groups}
 
-// Where a pixel's window starts: an offset to its image and group, and a row and column.
-struct Window {
-  i64 base;
+// Where a pixel's window starts: its image's offset, and a row and column. One outside the product
+// lies so high that no tap reaches the image.
+struct __align__(16) Window {
+  i64 image;
   int top, left;
 };
-// A place within a window.
+#define NOWHERE (-(1 << 30))
+// A place within a window, and its channel.
 struct Tap {
   int down, right, channel;
 };
+// What a block keeps in shared memory before its stages: windows by row, and numbers to divide by,
+// which would take registers from the sums.
+#define MOST_SIDE 128
+#define INDEX_WORDS (MOST_SIDE * 4 + 32)
 
-// k = (i, j, channel): channels run fastest, as in memory.
-__device__ __forceinline__ Tap tap_of(const Shape& s, i64 k, int channels, int sign, bool inside) {
-  int cell = (int)(k / channels), i = cell / s.kw, j = cell % s.kw;
-  if (!inside) return {NOWHERE, 0, 0};
-  return {sign * i * s.dh, sign * j * s.dw, (int)(k % channels)};
+// k = (i, j, channel), taken apart.
+struct Taps {
+  Divisor channels, kw;
+  int dh, dw;
+  __device__ __forceinline__ static Taps of(const Shape& s, int channels, int sign) {
+    return {Divisor::of(channels), Divisor::of(s.kw), sign * s.dh, sign * s.dw};
+  }
+  __device__ __forceinline__ Tap tap(int k) const {
+    int cell = channels.quotient(k), i = kw.quotient(cell);
+    return {i * dh, (cell - i * kw.value) * dw, k - cell * channels.value};
+  }
+};
+
+// Output pixels' windows in x.
+struct Pixels {
+  Divisor ow, oh;
+  __device__ __forceinline__ static Pixels of(const Shape& s) {
+    return {Divisor::of(s.ow), Divisor::of(s.oh)};
+  }
+  __device__ __forceinline__ Window window(const Shape& s, int pixel) const {
+    int line = ow.quotient(pixel), q = pixel - line * ow.value;
+    int image = oh.quotient(line), p = line - image * oh.value;
+    return {(i64)image * s.h * s.w * s.c, p * s.sh - s.ph, q * s.sw - s.pw};
+  }
+};
+
+struct Index {
+  Window windows[MOST_SIDE];
+  Taps taps;
+  Pixels pixels;
+  Divisor channels, sh, sw;
+  bool strided;
+};
+static_assert(sizeof(Index) <= INDEX_WORDS * 4, "the stages start behind the index");
+
+// The windows in x of `rows` output pixels from `first` on, and what k = (i, j, channel) needs.
+__device__ __forceinline__ void index_inputs(Index* index, const Shape& s, i64 first, int rows) {
+  int t = threadIdx.x;
+  if (t == 0) {
+    index->taps = Taps::of(s, s.inputs(), 1);
+    index->channels = index->taps.channels;
+    index->pixels = Pixels::of(s);
+  }
+  if (t >= rows) return;
+  i64 pixel = first + t, line = pixel / s.ow, image = line / s.oh;
+  Window inside = {image * s.h * s.w * s.c, (int)(line - image * s.oh) * s.sh - s.ph,
+                   (int)(pixel - line * s.ow) * s.sw - s.pw};
+  index->windows[t] = image < s.n ? inside : Window{0, NOWHERE, 0};
 }
-__device__ __forceinline__ Window window_of(const Shape& s, i64 pixel, int group, bool inside) {
-  int q = (int)(pixel % s.ow), p = (int)(pixel / s.ow % s.oh);
-  i64 image = pixel / s.ow / s.oh;
-  if (!inside) return {0, NOWHERE, 0};
-  return {image * s.h * s.w * s.c + group * s.inputs(), p * s.sh - s.ph, q * s.sw - s.pw};
-}
-__device__ __forceinline__ float input(const Shape& s, const float* x, Window at, Tap tap) {
-  int row = at.top + tap.down, column = at.left + tap.right;
-  if (row < 0 || row >= s.h || column < 0 || column >= s.w) return 0.0f;
-  return x[at.base + ((i64)row * s.w + column) * s.c + tap.channel];
+// The same in dy, of input pixels: the window is where the outputs lie that see it.
+__device__ __forceinline__ void index_gradients(Index* index, const Shape& s, i64 first, int rows) {
+  int t = threadIdx.x;
+  if (t == 0) {
+    index->taps = Taps::of(s, s.outputs(), -1);
+    index->channels = index->taps.channels;
+    index->sh = Divisor::of(s.sh);
+    index->sw = Divisor::of(s.sw);
+    index->strided = s.sh * s.sw > 1;
+  }
+  if (t >= rows) return;
+  i64 pixel = first + t, line = pixel / s.w, image = line / s.h;
+  Window inside = {image * s.oh * s.ow * s.o, (int)(line - image * s.h) + s.ph,
+                   (int)(pixel - line * s.w) + s.pw};
+  index->windows[t] = image < s.n ? inside : Window{0, NOWHERE, 0};
 }
 
-// An operand gives `load(row(r), tap(k))`, zero beyond its `rows` and beyond `end`. BY_ROW says
-// that neighbouring rows are neighbours in memory, rather than neighbouring k.
+// The operands, as copy_stage wants them.
 
-// x by output pixel: forward's left side.
+// Forward's left side: x by output pixel. Their windows are in shared memory.
 struct Inputs {
-  static const bool BY_ROW = false;
-  typedef Window Row;
-  typedef Tap Place;
-  Shape s;
-  const float* x;
-  int group;
-  i64 rows, end;
-  __device__ __forceinline__ Row row(i64 r) const { return window_of(s, r, group, r < rows); }
-  __device__ __forceinline__ Place tap(i64 k) const { return tap_of(s, k, s.inputs(), 1, k < end); }
-  __device__ __forceinline__ float load(Row r, Place p) const { return input(s, x, r, p); }
+  static const bool K_FASTEST = true;
+  const float* base;
+  bool wide;
+  const Index* index;
+  int h, w, c, end;
+  struct Fixed {
+    Tap tap;
+    bool inside;
+  };
+  __device__ __forceinline__ Fixed fix(int k) const { return {index->taps.tap(k), k < end}; }
+  __device__ __forceinline__ const float* find(const Fixed& at, int r) const {
+    Window from = index->windows[r];
+    int row = from.top + at.tap.down, column = from.left + at.tap.right;
+    if (!at.inside || (u32)row >= (u32)h || (u32)column >= (u32)w) return 0;
+    return base + from.image + ((i64)(row * w + column) * c + at.tap.channel);
+  }
 };
 
-// x by place in the window: the right side of the weight's gradient.
-struct InputsByTap {
-  static const bool BY_ROW = true;
-  typedef Tap Row;
-  typedef Window Place;
-  Shape s;
-  const float* x;
-  int group;
-  i64 rows, end;
-  __device__ __forceinline__ Row row(i64 r) const { return tap_of(s, r, s.inputs(), 1, r < rows); }
-  __device__ __forceinline__ Place tap(i64 k) const { return window_of(s, k, group, k < end); }
-  __device__ __forceinline__ float load(Row r, Place p) const { return input(s, x, p, r); }
-};
-
-// dy by input pixel: the left side of the data's gradient. A pixel belongs to an output where its
-// distance from the tap is a multiple of the stride.
+// Data's left side: dy by input pixel. A pixel belongs to an output where its distance from the tap
+// is a multiple of the stride.
 struct Gradients {
-  static const bool BY_ROW = false;
-  typedef Window Row;
-  typedef Tap Place;
-  Shape s;
-  const float* dy;
-  int group;
-  i64 rows, end;
-  __device__ __forceinline__ Row row(i64 r) const {
-    if (r >= rows) return {0, NOWHERE, 0};
-    int column = (int)(r % s.w), line = (int)(r / s.w % s.h);
-    i64 image = r / s.w / s.h;
-    return {image * s.oh * s.ow * s.o + group * s.outputs(), line + s.ph, column + s.pw};
-  }
-  __device__ __forceinline__ Place tap(i64 k) const {
-    return tap_of(s, k, s.outputs(), -1, k < end);
-  }
-  __device__ __forceinline__ float load(Row r, Place at) const {
-    int down = r.top + at.down, right = r.left + at.right;
-    if (down < 0 || right < 0) return 0.0f;
-    int p = down / s.sh, q = right / s.sw;
-    if (p >= s.oh || q >= s.ow || p * s.sh != down || q * s.sw != right) return 0.0f;
-    return dy[r.base + ((i64)p * s.ow + q) * s.o + at.channel];
+  static const bool K_FASTEST = true;
+  const float* base;
+  bool wide;
+  const Index* index;
+  int oh, ow, o, end;
+  typedef Inputs::Fixed Fixed;
+  __device__ __forceinline__ Fixed fix(int k) const { return {index->taps.tap(k), k < end}; }
+  __device__ __forceinline__ const float* find(const Fixed& at, int r) const {
+    Window from = index->windows[r];
+    int down = from.top + at.tap.down, right = from.left + at.tap.right;
+    if (!at.inside || down < 0 || right < 0) return 0;
+    if (index->strided) {
+      int p = index->sh.quotient(down), q = index->sw.quotient(right);
+      if (p * index->sh.value != down || q * index->sw.value != right) return 0;
+      down = p, right = q;
+    }
+    if (down >= oh || right >= ow) return 0;
+    return base + from.image + ((i64)(down * ow + right) * o + at.tap.channel);
   }
 };
 
-// The weights, k = (i, j, channel), by output channel (forward) or by input channel (data).
-template <bool BY_OUTPUT>
-struct Weights {
-  static const bool BY_ROW = !BY_OUTPUT;
-  typedef i64 Row;
-  typedef i64 Place;
-  Shape s;
-  const float* weight;
-  int group;
-  i64 rows, end;
-  __device__ __forceinline__ i64 filter() const { return (i64)s.inputs() * s.window(); }
-  __device__ __forceinline__ Row row(i64 r) const {
-    if (r >= rows) return -1;
-    i64 first = (i64)group * s.outputs();
-    return BY_OUTPUT ? (first + r) * filter() : first * filter() + r * s.window();
+// Forward's right side: a filter a row.
+struct Filters {
+  static const bool K_FASTEST = true;
+  const float* base;
+  bool wide, in_order;
+  const Index* index;
+  int window, rows, depth;
+  __device__ __forceinline__ int fix(int k) const {
+    if (k >= depth) return -1;
+    if (in_order) return k;
+    int cell = index->channels.quotient(k);
+    return (k - cell * index->channels.value) * window + cell;
   }
-  __device__ __forceinline__ Place tap(i64 k) const {
-    int channels = BY_OUTPUT ? s.inputs() : s.outputs();
-    return k < end ? k % channels * (BY_OUTPUT ? s.window() : filter()) + k / channels : -1;
-  }
-  __device__ __forceinline__ float load(Row r, Place p) const {
-    return r < 0 || p < 0 ? 0.0f : weight[r + p];
+  __device__ __forceinline__ const float* find(int place, int r) const {
+    return place < 0 || r >= rows ? 0 : base + ((i64)r * depth + place);
   }
 };
 
-// dy by output channel, k a pixel: the left side of the weight's gradient.
+// Data's right side: an input channel a row, k = (i, j, output channel).
+struct FiltersByInput {
+  static const bool K_FASTEST = false;
+  const float* base;
+  bool wide;
+  const Index* index;
+  int row_step, cell_step, filter, rows, end;
+  __device__ __forceinline__ int fix(int r) const { return r < rows ? r * row_step : -1; }
+  __device__ __forceinline__ const float* find(int place, int k) const {
+    if (place < 0 || k >= end) return 0;
+    int cell = index->channels.quotient(k), output = k - cell * index->channels.value;
+    return base + ((i64)output * filter + (cell * cell_step + place));
+  }
+};
+
+// The weight's left side: dy by output channel, k a pixel.
 struct GradientsByOutput {
-  static const bool BY_ROW = true;
-  typedef i64 Row;
-  typedef i64 Place;
+  static const bool K_FASTEST = false;
+  const float* base;
+  bool wide;
+  int o, rows, end;
+  __device__ __forceinline__ int fix(int r) const { return r < rows ? r : -1; }
+  __device__ __forceinline__ const float* find(int r, int pixel) const {
+    return r < 0 || pixel >= end ? 0 : base + ((i64)pixel * o + r);
+  }
+};
+
+// The weight's right side: x by place in the window, k a pixel.
+struct InputsByTap {
+  static const bool K_FASTEST = false;
+  const float* base;
+  bool wide;
+  const Index* index;
   Shape s;
-  const float* dy;
-  int group;
-  i64 rows, end;
-  __device__ __forceinline__ Row row(i64 r) const {
-    return r < rows ? (i64)group * s.outputs() + r : -1;
+  int first, rows, end;
+  typedef Inputs::Fixed Fixed;
+  __device__ __forceinline__ Fixed fix(int r) const {
+    return {index->taps.tap(first + r), r < rows};
   }
-  __device__ __forceinline__ Place tap(i64 k) const { return k < end ? k * s.o : -1; }
-  __device__ __forceinline__ float load(Row r, Place p) const {
-    return r < 0 || p < 0 ? 0.0f : dy[r + p];
-  }
-};
-
-// A thread's share of one operand's tile: four pairs of neighbouring k.
-template <int MODE, class Operand>
-struct Stage {
-  static const int ROWS = Operand::BY_ROW ? 1 : 4;
-  int first_row, first_pair;
-  typename Operand::Row rows[ROWS];
-  float values[8];
-
-  __device__ __forceinline__ void start(const Operand& operand, i64 origin) {
-    int t = threadIdx.x;
-    first_row = Operand::BY_ROW ? t % TILE : t / 8;
-    first_pair = Operand::BY_ROW ? t / TILE : t % 8;
-#pragma unroll
-    for (int i = 0; i < ROWS; ++i) rows[i] = operand.row(origin + first_row + 16 * i);
-  }
-  __device__ __forceinline__ void fetch(const Operand& operand, i64 k) {
-    if (Operand::BY_ROW) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i)
-        values[i] = operand.load(rows[0], operand.tap(k + 2 * (first_pair + i / 2 * 2) + i % 2));
-      return;
-    }
-    typename Operand::Place even = operand.tap(k + 2 * first_pair);
-    typename Operand::Place odd = operand.tap(k + 2 * first_pair + 1);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      values[2 * i] = operand.load(rows[i % ROWS], even);
-      values[2 * i + 1] = operand.load(rows[i % ROWS], odd);
-    }
-  }
-  // To a tile of [k][row], or [pair of k][row] in bf16.
-  __device__ __forceinline__ void store(u32* tile) const {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      int row = first_row + (Operand::BY_ROW ? 0 : 16 * i);
-      int pair = first_pair + (Operand::BY_ROW ? 2 * i : 0);
-      float even = values[2 * i], odd = values[2 * i + 1];
-      if (MODE == BF16) {
-        tile[pair * PITCH + row] = to_bf16_pair(even, odd);
-      } else {
-        tile[2 * pair * PITCH + row] = MODE == TF32 ? to_tf32(even) : __float_as_uint(even);
-        tile[(2 * pair + 1) * PITCH + row] = MODE == TF32 ? to_tf32(odd) : __float_as_uint(odd);
-      }
-    }
+  __device__ __forceinline__ const float* find(const Fixed& at, int pixel) const {
+    if (!at.inside || pixel >= end) return 0;
+    Window from = index->pixels.window(s, pixel);
+    int row = from.top + at.tap.down, column = from.left + at.tap.right;
+    if ((u32)row >= (u32)s.h || (u32)column >= (u32)s.w) return 0;
+    return base + from.image + ((i64)(row * s.w + column) * s.c + at.tap.channel);
   }
 };
 
-// The 32 sums of one thread: 8 x 4 in fp32; else its lane's part of 2 x 4 fragments of 16 x 8, of
-// the quarter that belongs to its warp.
-template <int MODE>
-struct Sums {
-  float at[32];
-
-  __device__ __forceinline__ int row(int i) const {
-    int t = threadIdx.x, warp = t / WARP, lane = t % WARP;
-    if (MODE == FP32) return t / 16 * 8 + i / 4;
-    return warp / 2 * 32 + i / 16 * 16 + lane / 4 + i % 4 / 2 * 8;
-  }
-  __device__ __forceinline__ int column(int i) const {
-    int t = threadIdx.x, warp = t / WARP, lane = t % WARP;
-    if (MODE == FP32) return t % 16 * 4 + i % 4;
-    return warp % 2 * 32 + i / 4 % 4 * 8 + lane % 4 * 2 + i % 2;
-  }
-  __device__ __forceinline__ void add(const u32* left, const u32* right) {
-    if (MODE == FP32) add_plain((const float*)left, (const float*)right);
-    else add_fragments(left, right);
-  }
-  __device__ __forceinline__ void add_plain(const float* left, const float* right) {
-#pragma unroll
-    for (int k = 0; k < DEPTH; ++k) {
-      const float4* a = (const float4*)(left + k * PITCH + row(0));
-      float4 low = a[0], high = a[1], b = *(const float4*)(right + k * PITCH + column(0));
-      float rows[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-      float columns[4] = {b.x, b.y, b.z, b.w};
-#pragma unroll
-      for (int i = 0; i < 32; ++i) at[i] = fmaf(rows[i / 4], columns[i % 4], at[i]);
-    }
-  }
-  __device__ __forceinline__ void add_fragments(const u32* left, const u32* right) {
-    int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-    left += warp / 2 * 32 + g;
-    right += warp % 2 * 32 + g;
-#pragma unroll
-    for (int k = t; k < (MODE == BF16 ? 8 : 16) + t; k += 8) {
-      u32 a[2][4], b[4][2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-          a[i][j] = left[(k + j / 2 * 4) * PITCH + 16 * i + j % 2 * 8];
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-#pragma unroll
-        for (int j = 0; j < 2; ++j) b[i][j] = right[(k + 4 * j) * PITCH + 8 * i];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) mma(*(float(*)[4])(at + 4 * i), a[i / 4], b[i % 4]);
-    }
-  }
-  __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-    if (MODE == BF16) mma_bf16(d, a, b);
-    else mma_tf32(d, a, b);
-  }
+// A block's place in the grid.
+struct Corner {
+  i64 row;
+  int column;
 };
+template <int SIDE>
+__device__ __forceinline__ Corner corner(int columns) {
+  int across = (columns + SIDE - 1) / SIDE;
+  return {(i64)(blockIdx.x / across) * SIDE, (int)(blockIdx.x % across) * SIDE};
+}
 
-// The tile of the product of `left` and `right` at (row, column), over k in [first, left.end).
-template <int MODE, class Left, class Right>
-__device__ __forceinline__ Sums<MODE> product(const Left& left, const Right& right, i64 row,
-                                              i64 column, i64 first, u32* tiles) {
-  Stage<MODE, Left> a;
-  Stage<MODE, Right> b;
-  Sums<MODE> sums = {};
-  a.start(left, row);
-  b.start(right, column);
-  a.fetch(left, first);
-  b.fetch(right, first);
-  a.store(tiles);
-  b.store(tiles + 2 * STAGE);
-  __syncthreads();
-  int turn = 0;
-  for (i64 k = first; k < left.end; k += DEPTH) {
-    bool more = k + DEPTH < left.end;
-    if (more) {
-      a.fetch(left, k + DEPTH);
-      b.fetch(right, k + DEPTH);
-    }
-    sums.add(tiles + turn * STAGE, tiles + (2 + turn) * STAGE);
-    turn ^= 1;
-    if (more) {
-      a.store(tiles + turn * STAGE);
-      b.store(tiles + (2 + turn) * STAGE);
-    }
+struct Forward {
+  const float *x, *weight, *bias, *residual;
+  float* y;
+  Shape s;
+  bool relu, packed;
+
+  template <int MODE, int SIDE>
+  __device__ __forceinline__ void run(float* shared) const {
+    int group = blockIdx.z, inputs = s.inputs(), outputs = s.outputs(), window = s.window();
+    int depth = inputs * window;
+    Corner at = corner<SIDE>(outputs);
+    Index* index = (Index*)shared;
+    index_inputs(index, s, at.row, SIDE);
     __syncthreads();
+    bool in_order = packed || window == 1, wide = inputs % 4 == 0;
+    const float* filters = weight + ((i64)group * outputs + at.column) * depth;
+    Inputs left = {x + group * inputs, wide, index, s.h, s.w, s.c, depth};
+    Filters right = {filters, wide && in_order, in_order, index, window, outputs - at.column, depth};
+    multiply_tile<MODE, SIDE>(left, right, 0, depth, shared + INDEX_WORDS);
+    const float* biases = bias ? bias + group * outputs : 0;
+    const float* added = residual ? residual + group * outputs : 0;
+    Result to = {y + group * outputs,     biases, added, 0,    (i64)s.n * s.oh * s.ow, s.o,
+                 outputs,                 relu,   1,     {}};
+    to.store<SIDE>(shared + INDEX_WORDS, at.row, at.column);
   }
-  return sums;
+  __device__ __forceinline__ int side() const {
+    return chosen_side((i64)s.n * s.oh * s.ow, s.outputs(), s.groups);
+  }
+};
+
+struct Data {
+  const float *dy, *weight, *mask;
+  float* dx;
+  Shape s;
+  bool packed;
+
+  template <int MODE, int SIDE>
+  __device__ __forceinline__ void run(float* shared) const {
+    int group = blockIdx.z, inputs = s.inputs(), outputs = s.outputs(), window = s.window();
+    int depth = outputs * window;
+    Corner at = corner<SIDE>(inputs);
+    Index* index = (Index*)shared;
+    index_gradients(index, s, at.row, SIDE);
+    __syncthreads();
+    bool in_order = packed || window == 1;
+    Gradients left = {dy + group * outputs, outputs % 4 == 0, index, s.oh, s.ow, s.o, depth};
+    int filter = inputs * window, row_step = in_order ? 1 : window, rest = inputs - at.column;
+    const float* filters = weight + ((i64)group * outputs * filter + (i64)at.column * row_step);
+    FiltersByInput right = {filters, in_order && inputs % 4 == 0, index, row_step,
+                            in_order ? inputs : 1, filter, rest, depth};
+    multiply_tile<MODE, SIDE>(left, right, 0, depth, shared + INDEX_WORDS);
+    const float* masks = mask ? mask + group * inputs : 0;
+    Result to = {dx + group * inputs, 0, 0, masks, (i64)s.n * s.h * s.w, s.c, inputs, false, 1, {}};
+    to.store<SIDE>(shared + INDEX_WORDS, at.row, at.column);
+  }
+  __device__ __forceinline__ int side() const {
+    return chosen_side((i64)s.n * s.h * s.w, s.inputs(), s.groups);
+  }
+};
+
+struct Weight {
+  const float *x, *dy;
+  float* parts;
+  Shape s;
+  int splits;
+  bool packed;
+
+  template <int MODE, int SIDE>
+  __device__ __forceinline__ void run(float* shared) const {
+    int group = blockIdx.z / splits, split = blockIdx.z % splits;
+    int inputs = s.inputs(), outputs = s.outputs(), window = s.window();
+    int pixels = s.n * s.oh * s.ow, columns = inputs * window;
+    i64 each = ((i64)pixels + (i64)DEPTH * splits - 1) / ((i64)DEPTH * splits) * DEPTH;
+    int first = (int)smaller(pixels, split * each), end = (int)smaller(pixels, first + each);
+    Corner at = corner<SIDE>(columns);
+    int row = (int)at.row;
+    Index* index = (Index*)shared;
+    index_inputs(index, s, 0, 0);
+    __syncthreads();
+    GradientsByOutput left = {dy + group * outputs + row, outputs % 4 == 0, s.o, outputs - row, end};
+    InputsByTap right = {x + group * inputs, inputs % 4 == 0,     index, s,
+                         at.column,          columns - at.column, end};
+    multiply_tile<MODE, SIDE>(left, right, first, end, shared + INDEX_WORDS);
+    float* part = parts + ((i64)split * s.o + group * outputs) * columns;
+    Result to = {part,    0,     0, 0, outputs, columns, columns, false, packed ? 1 : window,
+                 index->channels};
+    to.store<SIDE>(shared + INDEX_WORDS, at.row, at.column);
+  }
+  __device__ __forceinline__ int side() const {
+    return chosen_side(s.outputs(), (i64)s.inputs() * s.window(), (i64)s.groups * splits);
+  }
+};
+
+template <int MODE, class Product>
+__device__ __forceinline__ void run(const Product& product, int side, float* shared) {
+  if (side == 0) side = product.side();
+  if (side == 128) product.template run<MODE, 128>(shared);
+  else if (side == 64) product.template run<MODE, 64>(shared);
+  else product.template run<MODE, 32>(shared);
 }
 
-template <int MODE>
-__device__ __forceinline__ void forward(const float* x, const float* weight, const float* bias,
-                                        float* y, const Shape& s, int relu, u32* tiles) {
-  int group = blockIdx.z;
-  i64 rows = (i64)s.n * s.oh * s.ow, depth = (i64)s.inputs() * s.window();
-  i64 row = (i64)blockIdx.x * TILE, column = (i64)blockIdx.y * TILE;
-  Inputs left = {s, x, group, rows, depth};
-  Weights<true> right = {s, weight, group, s.outputs(), depth};
-  Sums<MODE> sums = product<MODE>(left, right, row, column, 0, tiles);
-#pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    i64 m = row + sums.row(i), k = column + sums.column(i);
-    if (m >= rows || k >= s.outputs()) continue;
-    i64 channel = (i64)group * s.outputs() + k;
-    float value = sums.at[i] + (bias ? bias[channel] : 0.0f);
-    y[m * s.o + channel] = relu && value <= 0.0f ? 0.0f : value;
-  }
-}
-
-template <int MODE>
-__device__ __forceinline__ void data(const float* dy, const float* weight, const float* mask,
-                                     float* dx, const Shape& s, u32* tiles) {
-  int group = blockIdx.z;
-  i64 rows = (i64)s.n * s.h * s.w, depth = (i64)s.outputs() * s.window();
-  i64 row = (i64)blockIdx.x * TILE, column = (i64)blockIdx.y * TILE;
-  Gradients left = {s, dy, group, rows, depth};
-  Weights<false> right = {s, weight, group, s.inputs(), depth};
-  Sums<MODE> sums = product<MODE>(left, right, row, column, 0, tiles);
-#pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    i64 m = row + sums.row(i), k = column + sums.column(i);
-    if (m >= rows || k >= s.inputs()) continue;
-    i64 place = m * s.c + (i64)group * s.inputs() + k;
-    dx[place] = mask && !(mask[place] > 0.0f) ? 0.0f : sums.at[i];
-  }
-}
-
-template <int MODE>
-__device__ __forceinline__ void weights(const float* x, const float* dy, float* parts,
-                                        const Shape& s, int splits, u32* tiles) {
-  int group = blockIdx.z / splits, split = blockIdx.z % splits;
-  i64 pixels = (i64)s.n * s.oh * s.ow, columns = (i64)s.inputs() * s.window();
-  i64 each = (pixels + (i64)DEPTH * splits - 1) / ((i64)DEPTH * splits) * DEPTH;
-  i64 first = split * each, end = smaller(pixels, first + each);
-  i64 row = (i64)blockIdx.x * TILE, column = (i64)blockIdx.y * TILE;
-  GradientsByOutput left = {s, dy, group, s.outputs(), end};
-  InputsByTap right = {s, x, group, columns, end};
-  Sums<MODE> sums = product<MODE>(left, right, row, column, first, tiles);
-#pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    i64 m = row + sums.row(i), k = column + sums.column(i);
-    if (m >= s.outputs() || k >= columns) continue;
-    i64 filter = (i64)split * s.o + group * s.outputs() + m;
-    parts[filter * columns + k % s.inputs() * s.window() + k / s.inputs()] = sums.at[i];
-  }
-}
-
-// y = x * W + bias (may be null), zero where that is negative if `relu`; NaN stays NaN.
-extern "C" __global__ void __launch_bounds__(128)
+// y = x * W + bias + residual (both may be null), zero where that is negative if `relu`; NaN stays.
+extern "C" __global__ void __launch_bounds__(256)
     conv_forward_fp32(const float* x, const float* weight, const float* bias, float* y, SHAPE,
-                      int relu) {
-  TILES;
-  forward<FP32>(x, weight, bias, y, SHAPE_VALUES, relu, tiles);
+                      int relu, const float* residual, int packed, int side) {
+  DYNAMIC_SHARED(float, shared);
+  Forward all = {x, weight, bias, residual, y, SHAPE_VALUES, relu != 0, packed != 0};
+  run<FP32>(all, side, shared);
 }
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(256, 2)
     conv_forward_tf32(const float* x, const float* weight, const float* bias, float* y, SHAPE,
-                      int relu) {
-  TILES;
-  forward<TF32>(x, weight, bias, y, SHAPE_VALUES, relu, tiles);
+                      int relu, const float* residual, int packed, int side) {
+  DYNAMIC_SHARED(float, shared);
+  Forward all = {x, weight, bias, residual, y, SHAPE_VALUES, relu != 0, packed != 0};
+  run<TF32>(all, side, shared);
 }
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(256, 2)
     conv_forward_bf16(const float* x, const float* weight, const float* bias, float* y, SHAPE,
-                      int relu) {
-  TILES;
-  forward<BF16>(x, weight, bias, y, SHAPE_VALUES, relu, tiles);
+                      int relu, const float* residual, int packed, int side) {
+  DYNAMIC_SHARED(float, shared);
+  Forward all = {x, weight, bias, residual, y, SHAPE_VALUES, relu != 0, packed != 0};
+  run<BF16>(all, side, shared);
 }
 
 // dx, zero where `mask` (what the layer below gave out of its ReLU; may be null) is not positive.
-extern "C" __global__ void __launch_bounds__(128)
-    conv_data_fp32(const float* dy, const float* weight, const float* mask, float* dx, SHAPE) {
-  TILES;
-  data<FP32>(dy, weight, mask, dx, SHAPE_VALUES, tiles);
-}
-extern "C" __global__ void __launch_bounds__(128)
-    conv_data_tf32(const float* dy, const float* weight, const float* mask, float* dx, SHAPE) {
-  TILES;
-  data<TF32>(dy, weight, mask, dx, SHAPE_VALUES, tiles);
-}
-extern "C" __global__ void __launch_bounds__(128)
-    conv_data_bf16(const float* dy, const float* weight, const float* mask, float* dx, SHAPE) {
-  TILES;
-  data<BF16>(dy, weight, mask, dx, SHAPE_VALUES, tiles);
-}
-
-// parts[split] = that split's share of dW; with one split, `parts` may be dW itself.
-extern "C" __global__ void __launch_bounds__(128)
-    conv_weight_fp32(const float* x, const float* dy, float* parts, SHAPE, int splits) {
-  TILES;
-  weights<FP32>(x, dy, parts, SHAPE_VALUES, splits, tiles);
-}
-extern "C" __global__ void __launch_bounds__(128)
-    conv_weight_tf32(const float* x, const float* dy, float* parts, SHAPE, int splits) {
-  TILES;
-  weights<TF32>(x, dy, parts, SHAPE_VALUES, splits, tiles);
-}
-extern "C" __global__ void __launch_bounds__(128)
-    conv_weight_bf16(const float* x, const float* dy, float* parts, SHAPE, int splits) {
-  TILES;
-  weights<BF16>(x, dy, parts, SHAPE_VALUES, splits, tiles);
-}
-
-// y = the sum of `splits` arrays of n floats that lie one behind the other, in order.
 extern "C" __global__ void __launch_bounds__(256)
-    sum_splits(const float* parts, float* y, i64 n, i64 splits) {
+    conv_data_fp32(const float* dy, const float* weight, const float* mask, float* dx, SHAPE,
+                   int packed, int side) {
+  DYNAMIC_SHARED(float, shared);
+  Data all = {dy, weight, mask, dx, SHAPE_VALUES, packed != 0};
+  run<FP32>(all, side, shared);
+}
+extern "C" __global__ void __launch_bounds__(256, 2)
+    conv_data_tf32(const float* dy, const float* weight, const float* mask, float* dx, SHAPE,
+                   int packed, int side) {
+  DYNAMIC_SHARED(float, shared);
+  Data all = {dy, weight, mask, dx, SHAPE_VALUES, packed != 0};
+  run<TF32>(all, side, shared);
+}
+extern "C" __global__ void __launch_bounds__(256, 2)
+    conv_data_bf16(const float* dy, const float* weight, const float* mask, float* dx, SHAPE,
+                   int packed, int side) {
+  DYNAMIC_SHARED(float, shared);
+  Data all = {dy, weight, mask, dx, SHAPE_VALUES, packed != 0};
+  run<BF16>(all, side, shared);
+}
+
+// parts[split] = that split's share of dW, in the order that `packed` says. With one split in
+// Caffe's order, `parts` may be dW itself: the tensor's slice of the gradient's arena.
+extern "C" __global__ void __launch_bounds__(256)
+    conv_weight_fp32(const float* x, const float* dy, float* parts, SHAPE, int splits, int packed,
+                     int side) {
+  DYNAMIC_SHARED(float, shared);
+  Weight all = {x, dy, parts, SHAPE_VALUES, splits, packed != 0};
+  run<FP32>(all, side, shared);
+}
+extern "C" __global__ void __launch_bounds__(256, 2)
+    conv_weight_tf32(const float* x, const float* dy, float* parts, SHAPE, int splits, int packed,
+                     int side) {
+  DYNAMIC_SHARED(float, shared);
+  Weight all = {x, dy, parts, SHAPE_VALUES, splits, packed != 0};
+  run<TF32>(all, side, shared);
+}
+extern "C" __global__ void __launch_bounds__(256, 2)
+    conv_weight_bf16(const float* x, const float* dy, float* parts, SHAPE, int splits, int packed,
+                     int side) {
+  DYNAMIC_SHARED(float, shared);
+  Weight all = {x, dy, parts, SHAPE_VALUES, splits, packed != 0};
+  run<BF16>(all, side, shared);
+}
+
+// packed (o, window, channels) = weight (o, channels, window), n = o * channels * window: once a step.
+extern "C" __global__ void __launch_bounds__(256)
+    pack_weights(const float* weight, float* packed, i64 n, int channels, int window) {
   for (GRID_STRIDE(i, n)) {
+    i64 cell = i / channels, filter = cell / window;
+    i64 place = (i - cell * channels) * window + (cell - filter * window);
+    packed[i] = weight[filter * channels * window + place];
+  }
+}
+
+// y = the sum of `splits` arrays of n floats that lie one behind the other, in order. Where they are
+// packed, (o, window, channels), y is in Caffe's order: the tensor's slice of the gradient's arena.
+extern "C" __global__ void __launch_bounds__(256)
+    sum_splits(const float* parts, float* y, i64 n, i64 splits, int channels, int window) {
+  for (GRID_STRIDE(i, n)) {
+    i64 from = i;
+    if (window > 1) {
+      i64 row = i / window, filter = row / channels;
+      from = (filter * window + (i - row * window)) * channels + (row - filter * channels);
+    }
     float sum = 0.0f;
-    for (i64 k = 0; k < splits; ++k) sum += parts[k * n + i];
+#pragma unroll 4
+    for (i64 k = 0; k < splits; ++k) sum += parts[k * n + from];
     y[i] = sum;
   }
 }
@@ -432,6 +448,7 @@ extern "C" __global__ void __launch_bounds__(256)
   i64 column = first_index(), split = blockIdx.y, each = (rows + splits - 1) / splits;
   if (column >= columns || split >= splits) return;
   float sum = 0.0f;
+#pragma unroll 4
   for (i64 row = split * each; row < smaller(rows, (split + 1) * each); ++row)
     sum += x[row * columns + column];
   parts[split * columns + column] = sum;

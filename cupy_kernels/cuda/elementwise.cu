@@ -165,9 +165,10 @@ extern "C" __global__ void multiply(const float* a, const float* b, float* y, i6
 }
 
 // y = max(y, x); `from` becomes `number` where x is strictly greater: of equal blobs the first wins.
+// NaN is greater than all numbers, or a maximum would hide it.
 extern "C" __global__ void keep_larger(const float* x, float* y, u8* from, int number, i64 n) {
   for (GRID_STRIDE(i, n))
-    if (x[i] > y[i]) {
+    if (x[i] > y[i] || (x[i] != x[i] && y[i] == y[i])) {
       y[i] = x[i];
       from[i] = (u8)number;
     }

@@ -6,11 +6,16 @@
 //   p = exp(x - max x) / sum exp(x - max x);  loss = -log(max(p[label], smallest float))
 //   dx = (p - onehot(label)) * scale
 // `scale`, loss_weight / divisor, lies in device memory, since the divisor may be the number of rows
-// that count. 8 bytes an element: x is read from memory once and again from the cache.
-// Launch: narrow kernels give a row to a warp, 8 rows to a block of (32, 8); the wide one gives a row
-// to a block of 512 threads, for k from about 1,000.
+// that count. 8 bytes an element: x is read from memory once; no probability is ever stored.
+// Launch: narrow kernels give a row to a warp, 8 rows to a block of (32, 8). The wide one, for k from
+// about 1,000, gives a row to a block of 512 threads and keeps its first 40,000 floats in dynamic
+// shared memory: so many rows at work together would not stay in the cache until they are read
+// again, but what one block leaves over does. Matrices are 16-byte aligned there; with k a multiple
+// of 4, a thread has 64 bytes on their way at once.
 // Rounding: sums in a fixed order, in float32: a lane's own elements in turn, then a tree.
 #include "device.cuh"
+
+#define MOST_KEPT 40000  // floats: 160 KB, which an sm_80 has too; rows/softmax.py sizes it so
 
 // A maximum so far and the sum of exponentials relative to it.
 struct Online {
@@ -59,6 +64,79 @@ __device__ __forceinline__ void row_gradient(const float* x, float* dx, Online o
     dx[j] = !counts ? 0.0f : bad ? not_a_number() : p * scale;
   }
 }
+
+__device__ __forceinline__ void take_four(Online& o, float4 v) {
+  float most = fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w));  // NaN is left out here, and is in the sum
+  if (most > o.largest) {
+    o.sum *= expf(o.largest - most);
+    o.largest = most;
+  }
+  float base = o.largest == -infinity() ? 0.0f : o.largest;
+  o.sum += (expf(v.x - base) + expf(v.y - base)) + (expf(v.z - base) + expf(v.w - base));
+}
+
+// A row that a block shares, the first floats of it in shared memory once `scan` has been over it.
+struct SharedRow {
+  const float* x;
+  float* kept;
+  int k, first;  // so many are kept
+
+  __device__ __forceinline__ Online scan() const {
+    Online o = {-infinity(), 0.0f};
+    int step = blockDim.x;
+    if (k % 4) {
+      for (int j = threadIdx.x; j < k; j += step) {
+        float v = x[j];
+        if (j < first) kept[j] = v;
+        take(o, v);
+      }
+      return o;
+    }
+    const float4* from = (const float4*)x;
+    for (int j = threadIdx.x; j < k / 4; j += 4 * step) {
+      float4 v[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (j + i * step < k / 4) v[i] = from[j + i * step];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        int at = j + i * step;
+        if (at >= k / 4) continue;
+        if (4 * at < first) ((float4*)kept)[at] = v[i];
+        take_four(o, v[i]);
+      }
+    }
+    return o;
+  }
+  // Each thread reads what it kept itself.
+  __device__ __forceinline__ void gradient(float* dx, Online o, i64 label, bool counts,
+                                           float scale) const {
+    bool bad = counts && (label < 0 || label >= k);
+    float share = 1.0f / o.sum, factor = bad ? not_a_number() : scale;
+    int step = blockDim.x;
+    if (k % 4) {
+      for (int j = threadIdx.x; j < k; j += step) {
+        float p = expf((j < first ? kept[j] : x[j]) - o.largest) * share;
+        dx[j] = counts ? (j == label ? p - 1.0f : p) * factor : 0.0f;
+      }
+      return;
+    }
+#pragma unroll 4
+    for (int j = threadIdx.x; j < k / 4; j += step) {
+      float4 v = 4 * j < first ? ((const float4*)kept)[j] : ((const float4*)x)[j];
+      v = {expf(v.x - o.largest) * share, expf(v.y - o.largest) * share,
+           expf(v.z - o.largest) * share, expf(v.w - o.largest) * share};
+      int own = label / 4 == j && label >= 0 ? (int)(label % 4) : -1;
+      if (own == 0) v.x -= 1.0f;
+      if (own == 1) v.y -= 1.0f;
+      if (own == 2) v.z -= 1.0f;
+      if (own == 3) v.w -= 1.0f;
+      if (counts) v = {v.x * factor, v.y * factor, v.z * factor, v.w * factor};
+      else v = {};
+      ((float4*)dx)[j] = v;
+    }
+  }
+};
 
 // This thread's row of a (32, 8) block, and how many rows all blocks take at a time.
 __device__ __forceinline__ i64 warp_row() { return (i64)blockIdx.x * blockDim.y + threadIdx.y; }
@@ -110,11 +188,13 @@ extern "C" __global__ void __launch_bounds__(512, 2)
     softmax_loss_wide(const float* x, const i64* labels, const float* scale, float* losses,
                       float* dx, i64 ignored, i64 rows, int k) {
   __shared__ float largest[WARP], sums[WARP];
+  DYNAMIC_SHARED(float, kept);
   int t = threadIdx.x, lane = t % WARP, warp = t / WARP, warps = blockDim.x / WARP;
   for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
     i64 label = labels[row];
     bool counts = label != ignored;
-    Online o = warp_merged(scan(x + row * k, k, t, blockDim.x));
+    SharedRow shared = {x + row * k, kept, k, k < MOST_KEPT ? k : MOST_KEPT};
+    Online o = warp_merged(shared.scan());
     if (lane == 0) largest[warp] = o.largest, sums[warp] = o.sum;
     __syncthreads();
     o = {lane < warps ? largest[lane] : -infinity(), lane < warps ? sums[lane] : 0.0f};
@@ -123,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(512, 2)
       bool bad = label < 0 || label >= k;
       losses[row] = !counts ? 0.0f : bad ? not_a_number() : loss_of(x[row * k + label], o);
     }
-    row_gradient(x + row * k, dx + row * k, o, label, counts, *scale, k, t, blockDim.x);
+    shared.gradient(dx + row * k, o, label, counts, *scale);
     __syncthreads();
   }
 }
@@ -157,7 +237,8 @@ extern "C" __global__ void __launch_bounds__(256)
   if (threadIdx.x == 0 && blockIdx.x == 0) *total = *scale * sum;
 }
 
-// hit = 1 where fewer than `top_k` other classes score at least the true one; 2 where ignored.
+// hit = 1 where fewer than `top_k` other classes score at least the true one; 2 where ignored. A NaN
+// counts as better than the true class, and a true class of NaN as no hit at all.
 extern "C" __global__ void __launch_bounds__(256)
     top_k_hits(const float* scores, const i64* labels, u8* hits, i64 ignored, i64 rows, int k,
                int top_k) {
@@ -166,9 +247,64 @@ extern "C" __global__ void __launch_bounds__(256)
     bool known = label >= 0 && label < k;
     float own = known ? scores[row * k + label] : infinity();
     int better = 0;
-    for (int j = threadIdx.x; j < k; j += WARP) better += j != label && scores[row * k + j] >= own;
+    for (int j = threadIdx.x; j < k; j += WARP) better += j != label && !(scores[row * k + j] < own);
     for (int offset = WARP / 2; offset > 0; offset /= 2)
       better += __shfl_xor_sync(ALL_LANES, better, offset);
-    if (threadIdx.x == 0) hits[row] = label == ignored ? 2 : known && better < top_k;
+    if (threadIdx.x == 0) hits[row] = label == ignored ? 2 : own == own && known && better < top_k;
+  }
+}
+
+// Labels that came as floats; what is not whole becomes a number that is no class.
+extern "C" __global__ void labels_from_floats(const float* x, i64* labels, i64 n) {
+  for (GRID_STRIDE(i, n)) {
+    bool whole = x[i] == truncf(x[i]) && fabsf(x[i]) < 9.0e18f;
+    labels[i] = whole ? (i64)x[i] : -((i64)1 << 62);
+  }
+}
+
+// How many of `hits` are 1 and how many count at all, over those rows that `mine` is true for:
+// one block, summed by halves.
+template <class Rows>
+__device__ __forceinline__ float share_of(const u8* hits, const Rows& mine, i64 rows,
+                                          u32 (*sums)[256]) {
+  int t = threadIdx.x;
+  u32 good = 0, all = 0;
+  for (i64 row = t; row < rows; row += blockDim.x)
+    if (mine(row)) good += hits[row] == 1, all += hits[row] != 2;
+  sums[0][t] = good, sums[1][t] = all;
+  __syncthreads();
+  for (int half = 128; half > 0; half /= 2) {
+    if (t < half) sums[0][t] += sums[0][t + half], sums[1][t] += sums[1][t + half];
+    __syncthreads();
+  }
+  float share = (float)sums[0][0] / (float)(sums[1][0] > 0 ? sums[1][0] : 1);
+  __syncthreads();
+  return share;
+}
+
+struct EveryRow {
+  __device__ __forceinline__ bool operator()(i64) const { return true; }
+};
+struct RowsOf {
+  const i64* labels;
+  i64 label;
+  __device__ __forceinline__ bool operator()(i64 row) const { return labels[row] == label; }
+};
+
+// share = hits over the rows that count: the accuracy of a batch.
+extern "C" __global__ void __launch_bounds__(256)
+    hit_share(const u8* hits, float* share, i64 rows) {
+  __shared__ u32 sums[2][256];
+  float found = share_of(hits, EveryRow{}, rows, sums);
+  if (first_index() == 0) *share = found;
+}
+
+// The same by true class, a block a class.
+extern "C" __global__ void __launch_bounds__(256)
+    class_shares(const u8* hits, const i64* labels, float* shares, i64 rows, int k) {
+  __shared__ u32 sums[2][256];
+  for (int label = blockIdx.x; label < k; label += gridDim.x) {
+    float found = share_of(hits, RowsOf{labels, label}, rows, sums);
+    if (threadIdx.x == 0) shares[label] = found;
   }
 }

@@ -228,3 +228,8 @@ extern "C" __global__ void __launch_bounds__(256)
   x[last] -= d;
   center[last] += d;
 }
+
+// x /= by: the mean of gradients that were added up.
+extern "C" __global__ void divide(float* x, float by, i64 n) {
+  for (GRID_STRIDE(i, n)) x[i] = x[i] / by;
+}

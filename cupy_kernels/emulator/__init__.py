@@ -14,7 +14,7 @@ from typing import Any
 from cupy_kernels.emulator import build
 from cupy_kernels.kernel import Dim3, Kernel, Parameter, Role
 
-_TURN = Lock()  # the runtime runs one launch at a time
+_TURN = Lock()  # the runtime knows one launch, and takes any call into a kernel's library for its
 
 
 class KernelFault(RuntimeError):
@@ -80,6 +80,12 @@ class Emulator:
         self, kernel: Kernel, grid: Dim3, block: Dim3, shared_bytes: int, arguments: list[Any]
     ) -> None:
         """Run a checked launch to its end. Raises KernelFault, and NoCompiler without g++."""
+        with _TURN:
+            self._run(kernel, grid, block, shared_bytes, arguments)
+
+    def _run(
+        self, kernel: Kernel, grid: Dim3, block: Dim3, shared_bytes: int, arguments: list[Any]
+    ) -> None:
         library = self._library(kernel)
         check_signature(kernel, library)
         placed = _Placed(kernel.parameters, arguments, self._schedule is Schedule.REVERSED)
@@ -98,8 +104,7 @@ class Emulator:
             edges = (ctypes.c_void_p * 2)()
             library.emulated_shared_range(edges)
             launch.shared, launch.shared_end = edges
-            with _TURN:
-                through = build.runtime().emulated_launch(ctypes.byref(launch))
+            through = build.runtime().emulated_launch(ctypes.byref(launch))
             if not through:
                 raise KernelFault(_report(kernel, library, launch, placed))
             placed.bring_back(kernel.name)

@@ -57,18 +57,22 @@ bool set_up() {
   return true;
 }
 
-// A library's mappings follow each other; its zeroed data comes last and has no name.
+// A library's own segments, its zeroed data included; other memory may follow them at once.
 Image image_around(void* inside) {
   Dl_info info;
   dladdr(inside, &info);
   Image found = {(uintptr_t)info.dli_fbase, (uintptr_t)info.dli_fbase};
-  FILE* maps = fopen("/proc/self/maps", "r");
-  char line[512];
-  while (maps && fgets(line, sizeof line, maps)) {
-    unsigned long begin, end;
-    if (sscanf(line, "%lx-%lx", &begin, &end) == 2 && begin == found.end) found.end = end;
-  }
-  if (maps) fclose(maps);
+  auto measure = [](dl_phdr_info* library, size_t, void* data) {
+    Image& image = *(Image*)data;
+    if (library->dlpi_addr != image.begin) return 0;
+    for (int i = 0; i < library->dlpi_phnum; ++i) {
+      const auto& part = library->dlpi_phdr[i];
+      uintptr_t end = library->dlpi_addr + part.p_vaddr + part.p_memsz;
+      if (part.p_type == PT_LOAD && end > image.end) image.end = end;
+    }
+    return 1;
+  };
+  dl_iterate_phdr(measure, &found);
   return found;
 }
 

@@ -1,5 +1,10 @@
 """Rows of `codecs.cu`: casts, block quantisation and sparse pushes, each with its error feedback.
 
+The bytes: a block is 256 floats with one float32 scale. int8, a signed byte each; int4, code + 8,
+two to a byte, the low half first; sign, a bit each, lowest first, set where negative. The last
+block is filled up with the codes of zeros. Casts are 16 bits each; a sparse push is ascending u32
+indices and their float32 values. `apply_*` adds what the decoder of that name would write.
+
 A reference rounds to float32 wherever the kernel says that it rounds, so most codes and errors are
 expected to the bit. Only a block's mean is summed in another order.
 """
@@ -12,11 +17,11 @@ import numpy as np
 from cupy_kernels.kernel import (
     EXACT,
     ROUNDED,
+    Geometry,
     Kernel,
     Sizes,
     Tolerance,
     changes,
-    one_block,
     over,
     reads,
     scalar,
@@ -29,6 +34,7 @@ BLOCK = 256
 """Floats that share a scale."""
 
 GREATEST_FP16, LEAST_FP16 = 65504.0, 2.0**-14
+GREATEST_BF16 = (2 - 2.0**-7) * 2.0**127
 
 
 def blocks(sizes: Sizes) -> int:
@@ -96,6 +102,7 @@ def _to_bf16(v: Wide) -> tuple[Wide, Any]:
     """By significand: 8 bits, ties to even."""
     fraction, exponent = np.frexp(v)
     dq = np.ldexp(np.rint(np.ldexp(fraction, 8)), exponent - 8)
+    dq = np.clip(dq, -GREATEST_BF16, GREATEST_BF16)
     return dq, dq.astype(np.float32).view(np.uint32) >> 16
 
 
@@ -157,13 +164,14 @@ def _sparse_add(
 _N = scalar("n")
 _VERDICT = reads("verdict", "1", VERDICT, optional=True)
 _SCALES = reads("scales", blocks)
+_G = reads("g", "n", align=16)
 
 
 def _quantiser(
     kind: str, bits: int, expected: Callable[..., dict[str, Any]], tolerance: Tolerance
 ) -> Kernel:
-    q = writes("q", lambda sizes: blocks(sizes) * BLOCK * bits // 8, "u1", align=bits)
-    arrays = (reads("g", "n"), changes("error", "n"), q, writes("scales", blocks), _VERDICT)
+    q = writes("q", lambda sizes: blocks(sizes) * BLOCK * bits // 8, "u1", align=max(bits // 2, 1))
+    arrays = (_G, changes("error", "n", align=16), q, writes("scales", blocks), _VERDICT)
     each = 12 + bits / 8 + 4 / BLOCK
     return _warps(f"quantise_{kind}", (*arrays, _N), expected, each, tolerance)
 
@@ -180,32 +188,53 @@ def _warps(
     return Kernel(name, "codecs.cu", parameters, shape, expected, bytes_each, tolerance)
 
 
-def _elementwise(
-    name: str,
-    parameters: Any,
-    expected: Callable[..., dict[str, Any]],
-    bytes_each: float,
-    size: str = "n",
+def _quadruples(
+    name: str, parameters: Any, expected: Callable[..., dict[str, Any]], bytes_each: float
 ) -> Kernel:
-    return Kernel(name, "codecs.cu", parameters, over(size), expected, bytes_each, EXACT)
+    shape = over("n", per_thread=4)
+    return Kernel(name, "codecs.cu", parameters, shape, expected, bytes_each, EXACT)
 
 
-def _dequantiser(kind: str, bits: int, expected: Callable[..., dict[str, Any]]) -> Kernel:
-    q = reads("q", lambda sizes: blocks(sizes) * BLOCK * bits // 8, "u1")
-    parameters = (q, _SCALES, writes("y", "n"), _N)
-    return _elementwise(f"dequantise_{kind}", parameters, expected, 4 + bits / 8)
+def _onto(expected: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """y plus what is decoded, rounded once."""
+
+    def applied(y: Wide, n: int, **arguments: Any) -> dict[str, Any]:
+        return {"y": _single(y[:n] + expected(n=n, **arguments)["y"])}
+
+    return applied
+
+
+def _decoders(
+    names: tuple[str, str], codes: Any, expected: Callable[..., dict[str, Any]], bytes_each: float
+) -> tuple[Kernel, Kernel]:
+    """The kernel that writes what it decodes, and the one that adds it to what is there."""
+    fresh, onto = writes("y", "n", align=16), changes("y", "n", align=16)
+    return (
+        _quadruples(names[0], (*codes, fresh, _N), expected, 4 + bytes_each),
+        _quadruples(names[1], (*codes, onto, _N), _onto(expected), 8 + bytes_each),
+    )
+
+
+def _dequantisers(
+    kind: str, bits: int, expected: Callable[..., dict[str, Any]]
+) -> tuple[Kernel, Kernel]:
+    align = max(bits // 2, 1)
+    q = reads("q", lambda sizes: blocks(sizes) * BLOCK * bits // 8, "u1", align=align)
+    names = f"dequantise_{kind}", f"apply_{kind}"
+    return _decoders(names, (q, _SCALES), expected, bits / 8)
 
 
 def _casts(
     kind: str,
     convert: Callable[[Wide], tuple[Wide, Any]],
     back: Callable[..., dict[str, Any]],
-) -> tuple[Kernel, Kernel]:
-    error, q = changes("error", "n", optional=True), writes("q", "n", "u2")
-    there = (reads("g", "n"), error, q, _VERDICT, _N)
+) -> tuple[Kernel, ...]:
+    error = changes("error", "n", align=16, optional=True)
+    there = (_G, error, writes("q", "n", "u2", align=8), _VERDICT, _N)
+    codes = (reads("q", "n", "u2", align=8),)
     return (
-        _elementwise(f"cast_{kind}", there, _cast(convert), 14),
-        _elementwise(f"uncast_{kind}", (reads("q", "n", "u2"), writes("y", "n"), _N), back, 6),
+        _quadruples(f"cast_{kind}", there, _cast(convert), 14),
+        *_decoders((f"uncast_{kind}", f"apply_{kind}"), codes, back, 2),
     )
 
 
@@ -213,17 +242,17 @@ ROWS = (
     _quantiser("int8", 8, _quantise(127), EXACT),
     _quantiser("int4", 4, _quantise(7), EXACT),
     _quantiser("sign", 1, _quantise_sign, ROUNDED),
-    _dequantiser("int8", 8, _dequantise_int8),
-    _dequantiser("int4", 4, _dequantise_int4),
-    _dequantiser("sign", 1, _dequantise_sign),
+    *_dequantisers("int8", 8, _dequantise_int8),
+    *_dequantisers("int4", 4, _dequantise_int4),
+    *_dequantisers("sign", 1, _dequantise_sign),
     *_casts("bf16", _to_bf16, _uncast_bf16),
     *_casts("fp16", _to_fp16, _uncast_fp16),
     _warps(
         "sparse_count",
         (
-            reads("g", "n"),
-            changes("u", "n"),
-            changes("v", "n"),
+            _G,
+            changes("u", "n", align=16),
+            changes("v", "n", align=16),
             writes("counts", blocks, "u4"),
             _VERDICT,
             scalar("mu", "f4"),
@@ -242,7 +271,7 @@ ROWS = (
             writes("starts", lambda sizes: sizes["blocks"] + 1, "u4"),
             scalar("blocks"),
         ),
-        one_block(),
+        Geometry((1024, 1, 1), lambda sizes: (-(-sizes["blocks"] // 1024), 1, 1)),
         _sparse_starts,
         bytes_each=8,
         tolerance=EXACT,
@@ -250,8 +279,8 @@ ROWS = (
     _warps(
         "sparse_send",
         (
-            changes("u", "n"),
-            changes("v", "n"),
+            changes("u", "n", align=16),
+            changes("v", "n", align=16),
             reads("starts", blocks, "u4"),
             changes("indices", "capacity", "u4"),
             changes("values", "capacity"),
@@ -263,8 +292,9 @@ ROWS = (
         4,
         EXACT,
     ),
-    _elementwise(
+    Kernel(
         "sparse_add",
+        "codecs.cu",
         (
             reads("indices", "count", "u4"),
             reads("values", "count"),
@@ -272,8 +302,9 @@ ROWS = (
             scalar("count"),
             _N,
         ),
+        over("count"),
         _sparse_add,
-        16,
-        "count",
+        bytes_each=16,
+        tolerance=EXACT,
     ),
 )

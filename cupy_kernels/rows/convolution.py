@@ -11,6 +11,7 @@ import numpy as np
 
 from cupy_kernels import reference
 from cupy_kernels.kernel import (
+    EXACT,
     Dim3,
     Geometry,
     Kernel,
@@ -29,6 +30,12 @@ SHAPE = (
     *("ph", "pw", "dh", "dw", "oh", "ow", "groups"),
 )
 TILE = 64
+"""Rows and columns of a tile of middling size."""
+
+THREADS, DEPTH = 256, 32
+STAGES = {128: 3, 64: 4, 32: 4}
+INDEX_BYTES = 128 * 16 + 128
+ENOUGH_BLOCKS = 96
 SIGNIFICANT_BITS = {"tf32": 11, "bf16": 8}
 
 # Sums of up to a few hundred products, accumulated in float32.
@@ -56,6 +63,9 @@ def _first(x: Wide, shape: Any, channels: str) -> Wide:
 
 
 def _filters(weight: Wide, shape: Any) -> Wide:
+    """(o, c / groups, kh, kw), from that order or from the packed one."""
+    if shape["packed"]:
+        return weight.reshape(shape["o"], shape["kh"], shape["kw"], -1).transpose(0, 3, 1, 2)
     return weight.reshape(shape["o"], -1, shape["kh"], shape["kw"])
 
 
@@ -63,17 +73,21 @@ def _rules(s: Any) -> tuple[Any, ...]:
     return (s["sh"], s["sw"]), (s["ph"], s["pw"]), (s["dh"], s["dw"]), s["groups"]
 
 
-def _forward(kind: str) -> Callable[..., dict[str, Any]]:
-    def expected(x: Wide, weight: Wide, bias: Any, relu: int, **shape: Any) -> dict[str, Any]:
+def _expected_forward(kind: str) -> Callable[..., dict[str, Any]]:
+    def expected(
+        x: Wide, weight: Wide, bias: Any, relu: int, residual: Any, **shape: Any
+    ) -> dict[str, Any]:
         images, filters = rounded(x, kind), _filters(rounded(weight, kind), shape)
         y = reference.convolution(_first(images, shape, "c"), filters, bias, *_rules(shape))
         y = y.transpose(0, 2, 3, 1)
-        return {"y": np.maximum(y, 0) if relu else y}
+        if residual is not None:
+            y = y + residual.reshape(y.shape)
+        return {"y": np.where(y <= 0, 0, y) if relu else y}
 
     return expected
 
 
-def _data(kind: str) -> Callable[..., dict[str, Any]]:
+def _expected_data(kind: str) -> Callable[..., dict[str, Any]]:
     def expected(dy: Wide, weight: Wide, mask: Any, **shape: Any) -> dict[str, Any]:
         images = np.zeros((shape["n"], shape["c"], shape["h"], shape["w"]))
         filters = _filters(rounded(weight, kind), shape)
@@ -85,13 +99,13 @@ def _data(kind: str) -> Callable[..., dict[str, Any]]:
     return expected
 
 
-def _weight(kind: str) -> Callable[..., dict[str, Any]]:
+def _expected_weight(kind: str) -> Callable[..., dict[str, Any]]:
     """The partial sums are the kernel's own affair but for their number: pixels in equal parts."""
 
     def expected(x: Wide, dy: Wide, splits: int, **shape: Any) -> dict[str, Any]:
         images = _first(rounded(x, kind), shape, "c")
         gradient = rounded(dy, kind).reshape(-1, shape["o"])
-        each = -(-len(gradient) // (16 * splits)) * 16
+        each = -(-len(gradient) // (DEPTH * splits)) * DEPTH
         filters = np.zeros((shape["o"], shape["c"] // shape["groups"], shape["kh"], shape["kw"]))
         parts = []
         for split in range(splits):
@@ -102,13 +116,21 @@ def _weight(kind: str) -> Callable[..., dict[str, Any]]:
             parts.append(
                 reference.convolution_backward(dy_part, images, filters, *_rules(shape))[1]
             )
-        return {"parts": np.stack(parts)}
+        filters = np.stack(parts)
+        return {"parts": filters.transpose(0, 1, 3, 4, 2) if shape["packed"] else filters}
 
     return expected
 
 
-def _sum_splits(parts: Wide, n: int, splits: int, **_: Any) -> dict[str, Any]:
-    return {"y": parts.reshape(-1)[: n * splits].reshape(splits, n).sum(axis=0)}
+def _sum_splits(
+    parts: Wide, n: int, splits: int, channels: int, window: int, **_: Any
+) -> dict[str, Any]:
+    total = parts.reshape(-1)[: n * splits].reshape(splits, n).sum(axis=0)
+    return {"y": total.reshape(-1, window, channels).transpose(0, 2, 1)}
+
+
+def _pack_weights(weight: Wide, n: int, channels: int, window: int, **_: Any) -> dict[str, Any]:
+    return {"packed": weight.reshape(-1)[:n].reshape(-1, channels, window).transpose(0, 2, 1)}
 
 
 def _column_sums(x: Wide, rows: int, columns: int, splits: int, **_: Any) -> dict[str, Any]:
@@ -123,53 +145,93 @@ def weight_size(sizes: Sizes) -> int:
     return sizes["o"] * (sizes["c"] // sizes["groups"]) * sizes["kh"] * sizes["kw"]
 
 
-def _tiles(count: int) -> int:
-    return -(-count // TILE)
+def _forward(s: Sizes) -> Dim3:
+    """Rows and columns of the product, and how many of its size there are side by side."""
+    return s["n"] * s["oh"] * s["ow"], s["o"] // s["groups"], s["groups"]
 
 
-def _forward_grid(s: Sizes) -> Dim3:
-    return _tiles(s["n"] * s["oh"] * s["ow"]), _tiles(s["o"] // s["groups"]), s["groups"]
+def _data(s: Sizes) -> Dim3:
+    return s["n"] * s["h"] * s["w"], s["c"] // s["groups"], s["groups"]
 
 
-def _data_grid(s: Sizes) -> Dim3:
-    return _tiles(s["n"] * s["h"] * s["w"]), _tiles(s["c"] // s["groups"]), s["groups"]
-
-
-def _weight_grid(s: Sizes) -> Dim3:
+def _weight(s: Sizes) -> Dim3:
     columns = s["c"] // s["groups"] * s["kh"] * s["kw"]
-    return _tiles(s["o"] // s["groups"]), _tiles(columns), s["groups"] * s["splits"]
+    return s["o"] // s["groups"], columns, s["groups"] * s["splits"]
+
+
+def _tiles(rows: int, columns: int, side: int) -> int:
+    return -(-rows // side) * -(-columns // side)
+
+
+def side_of(rows: int, columns: int, layers: int) -> int:
+    """The side of a product's tiles, by the rule of `chosen_side` in matrix_product.cuh."""
+    least = min(rows, columns)
+    if least > 64 and _tiles(rows, columns, 128) * layers >= ENOUGH_BLOCKS:
+        return 128
+    if least > 32 and _tiles(rows, columns, 64) * layers >= ENOUGH_BLOCKS:
+        return 64
+    return 32
+
+
+def _geometry(product: Callable[[Sizes], Dim3]) -> Geometry:
+    """A block a tile, in rows of tiles; a ring of stages in shared memory, behind the index."""
+
+    def side(sizes: Sizes) -> int:
+        return sizes["side"] or side_of(*product(sizes))
+
+    def grid(sizes: Sizes) -> Dim3:
+        rows, columns, layers = product(sizes)
+        return _tiles(rows, columns, side(sizes)), 1, layers
+
+    def shared_bytes(sizes: Sizes) -> int:
+        return INDEX_BYTES + STAGES[side(sizes)] * 2 * side(sizes) * DEPTH * 4
+
+    return Geometry((THREADS, 1, 1), grid, shared_bytes)
 
 
 def _row(
     name: str,
     arrays: tuple[Parameter, ...],
-    last: tuple[str, ...],
-    grid: Callable[[Sizes], Dim3],
+    last: tuple[Parameter, ...],
+    product: Callable[[Sizes], Dim3],
     expected: Callable[..., dict[str, Any]],
 ) -> Kernel:
-    scalars = tuple(scalar(one, "i4") for one in SHAPE + last)
+    """Two blocks a multiprocessor on tensor cores; one of 64 sums a thread in plain float32."""
+    sizes = tuple(scalar(one, "i4") for one in SHAPE)
     return Kernel(
         name,
         "convolution.cu",
-        (*arrays, *scalars),
-        Geometry((128, 1, 1), grid),
+        (*arrays, *sizes, *last, scalar("packed", "i4", usual=0), scalar("side", "i4", usual=0)),
+        _geometry(product),
         expected,
         bytes_each=4,
         tolerance=SUMMED,
+        resident=THREADS if name.endswith("fp32") else 2 * THREADS,
     )
 
 
 def _rows(kind: str) -> tuple[Kernel, ...]:
-    weight = reads("weight", weight_size)
-    x, dy = reads("x", "n*h*w*c"), reads("dy", "n*oh*ow*o")
-    bias, mask = reads("bias", "o", optional=True), reads("mask", "n*h*w*c", optional=True)
-    y, dx = writes("y", "n*oh*ow*o"), writes("dx", "n*h*w*c")
-    parts = writes("parts", lambda s: s["splits"] * weight_size(s))
-    forward, data, weights = _forward(kind), _data(kind), _weight(kind)
+    weight = reads("weight", weight_size, align=16)
+    x, dy = reads("x", "n*h*w*c", align=16), reads("dy", "n*oh*ow*o", align=16)
+    bias, mask = (
+        reads("bias", "o", optional=True),
+        reads("mask", "n*h*w*c", align=16, optional=True),
+    )
+    y, dx = writes("y", "n*oh*ow*o", align=16), writes("dx", "n*h*w*c", align=16)
+    residual = reads("residual", "n*oh*ow*o", align=16, optional=True)
+    parts = writes("parts", lambda s: s["splits"] * weight_size(s), align=16)
+    relu, splits = scalar("relu", "i4"), scalar("splits", "i4")
+    expected = _expected_forward(kind), _expected_data(kind), _expected_weight(kind)
     return (
-        _row(f"conv_forward_{kind}", (x, weight, bias, y), ("relu",), _forward_grid, forward),
-        _row(f"conv_data_{kind}", (dy, weight, mask, dx), (), _data_grid, data),
-        _row(f"conv_weight_{kind}", (x, dy, parts), ("splits",), _weight_grid, weights),
+        _row(
+            f"conv_forward_{kind}",
+            (x, weight, bias, y),
+            (relu, residual),
+            _forward,
+            expected[0],
+        ),
+        _row(f"conv_data_{kind}", (dy, weight, mask, dx), (), _data, expected[1]),
+        _row(f"conv_weight_{kind}", (x, dy, parts), (splits,), _weight, expected[2]),
     )
 
 
@@ -180,10 +242,32 @@ ROWS = (
     Kernel(
         "sum_splits",
         "convolution.cu",
-        (reads("parts", "splits*n"), writes("y", "n"), scalar("n"), scalar("splits")),
+        (
+            reads("parts", "splits*n"),
+            writes("y", "n"),
+            scalar("n"),
+            scalar("splits"),
+            scalar("channels", "i4", usual=1),
+            scalar("window", "i4", usual=1),
+        ),
         over("n"),
         _sum_splits,
         bytes_each=8,
+    ),
+    Kernel(
+        "pack_weights",
+        "convolution.cu",
+        (
+            reads("weight", "n"),
+            writes("packed", "n"),
+            scalar("n"),
+            scalar("channels", "i4"),
+            scalar("window", "i4"),
+        ),
+        over("n"),
+        _pack_weights,
+        bytes_each=8,
+        tolerance=EXACT,
     ),
     Kernel(
         "column_sums",

@@ -144,7 +144,8 @@ def _multiply(a: Wide, b: Wide, **_: Any) -> dict[str, Any]:
 
 
 def _keep_larger(x: Wide, y: Wide, number: int, **others: Any) -> dict[str, Any]:
-    return {"y": np.maximum(x, y), "from": np.where(x > y, number, others["from"])}
+    greater = (x > y) | (np.isnan(x) & ~np.isnan(y))
+    return {"y": np.maximum(x, y), "from": np.where(greater, number, others["from"])}
 
 
 def _keep_larger_backward(dy: Wide, number: int, **others: Any) -> dict[str, Any]:

@@ -171,7 +171,7 @@ LRN = (
     Kernel(
         "lrn_across_forward",
         "lrn.cu",
-        (reads("x", _BLOB), writes("y", _BLOB), *_ACROSS),
+        (reads("x", _BLOB, align=16), writes("y", _BLOB, align=16), *_ACROSS),
         _tiles(1),
         _across_forward,
         bytes_each=8,
@@ -180,7 +180,12 @@ LRN = (
     Kernel(
         "lrn_across_backward",
         "lrn.cu",
-        (reads("dy", _BLOB), reads("x", _BLOB), writes("dx", _BLOB), *_ACROSS),
+        (
+            reads("dy", _BLOB, align=16),
+            reads("x", _BLOB, align=16),
+            writes("dx", _BLOB, align=16),
+            *_ACROSS,
+        ),
         _tiles(3),
         _across_backward,
         bytes_each=12,

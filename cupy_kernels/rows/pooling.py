@@ -92,7 +92,7 @@ def _max_pair(suffix: str, offset: str) -> tuple[Kernel, Kernel]:
             (
                 reads("x", IMAGE, align=16),
                 writes("y", POOLED, align=16),
-                writes("where", POOLED, offset),
+                writes("where", POOLED, offset, align=4),
                 *_SCALARS,
             ),
             _rows("oh"),
@@ -105,7 +105,7 @@ def _max_pair(suffix: str, offset: str) -> tuple[Kernel, Kernel]:
             "pooling.cu",
             (
                 reads("dy", POOLED, align=16),
-                reads("where", POOLED, offset),
+                reads("where", POOLED, offset, align=4),
                 writes("dx", IMAGE, align=16),
                 *_SCALARS,
             ),

@@ -1,5 +1,6 @@
 """Rows of `softmax.cu`: softmax, its loss with the gradient, and what goes around them."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from cupy_kernels.kernel import (
     Sizes,
     Tolerance,
     one_block,
+    over,
     reads,
     scalar,
     writes,
@@ -24,8 +26,14 @@ SMALLEST = float(np.finfo(np.float32).tiny)
 NOTHING_IGNORED = -(2**63)
 """The `ignored` that no label is."""
 
-VALID = 0
-"""The mode of `loss_scale` that divides by the rows that count."""
+MOST_KEPT = 40_000
+"""Floats of a row that `softmax_loss_wide` keeps in shared memory."""
+
+VALID, FIXED = 0, 1
+"""The modes of `loss_scale`: divide by the rows that count, or by the number given."""
+
+NO_CLASS = -(2**62)
+"""What `labels_from_floats` makes of a label that is not whole."""
 
 
 def _warps(sizes: Sizes) -> Dim3:
@@ -56,7 +64,7 @@ def _softmax_loss(
             continue
         p = reference.softmax(x.reshape(rows, k)[row])
         losses[row] = -np.log(max(p[label], SMALLEST))
-        dx[row] = scale[0] * (p - np.eye(k)[label])
+        dx[row] = scale[0] * (p - (np.arange(k) == label))
     return {"losses": losses, "dx": dx}
 
 
@@ -81,6 +89,23 @@ def _top_k_hits(
 
     rows = scores.reshape(-1, k)
     return {"hits": [verdict(row, label) for row, label in zip(rows, labels, strict=True)]}
+
+
+def _labels_from_floats(x: Wide, **_: Any) -> dict[str, Any]:
+    return {"labels": [int(v) if v == np.trunc(v) and abs(v) < 9e18 else NO_CLASS for v in x]}
+
+
+def _share(hits: Any) -> float:
+    counted = hits[hits != 2]
+    return float(np.mean(counted)) if counted.size else 0.0
+
+
+def _hit_share(hits: Any, **_: Any) -> dict[str, Any]:
+    return {"share": [_share(hits)]}
+
+
+def _class_shares(hits: Any, labels: Any, k: int, **_: Any) -> dict[str, Any]:
+    return {"shares": [_share(hits[labels == label]) for label in range(k)]}
 
 
 _LOSS = (
@@ -134,8 +159,8 @@ ROWS = (
     Kernel(
         "softmax_loss_wide",
         "softmax.cu",
-        _LOSS,
-        Geometry((512, 1, 1), _blocks),
+        tuple(replace(p, align=16) if p.name in {"x", "dx"} else p for p in _LOSS),
+        Geometry((512, 1, 1), _blocks, lambda s: 4 * max(1, min(s["k"], MOST_KEPT))),
         _softmax_loss,
         bytes_each=8,
         tolerance=_CLOSE,
@@ -181,5 +206,36 @@ ROWS = (
         _top_k_hits,
         bytes_each=4,
         tolerance=EXACT,
+    ),
+    Kernel(
+        "labels_from_floats",
+        "softmax.cu",
+        (reads("x", "n"), writes("labels", "n", "i8"), scalar("n")),
+        over("n"),
+        _labels_from_floats,
+        bytes_each=12,
+        tolerance=EXACT,
+    ),
+    Kernel(
+        "hit_share",
+        "softmax.cu",
+        (reads("hits", "rows", "u1"), writes("share", "1"), scalar("rows")),
+        one_block(),
+        _hit_share,
+        bytes_each=1,
+    ),
+    Kernel(
+        "class_shares",
+        "softmax.cu",
+        (
+            reads("hits", "rows", "u1"),
+            reads("labels", "rows", "i8"),
+            writes("shares", "k"),
+            scalar("rows"),
+            scalar("k", "i4"),
+        ),
+        Geometry((256, 1, 1), lambda sizes: (min(sizes["k"], MOST_BLOCKS), 1, 1)),
+        _class_shares,
+        bytes_each=9,
     ),
 )

@@ -55,6 +55,17 @@ VERDICT = np.dtype(
 CHUNK = 64
 """Floats that share one group."""
 
+CONSTANTS: dict[str, tuple[str, ...]] = {
+    "sgd": (),
+    "momentum": ("keep",),
+    "nesterov": ("keep", "take"),
+    "adagrad": ("delta",),
+    "rmsprop": ("keep", "take", "delta"),
+    "adadelta": ("keep", "take", "delta"),
+    "adam": ("keep", "take", "keep2", "take2", "delta"),
+}
+"""Where in Hyper a rule's constants go, in the order of its formula in update_loops.py."""
+
 Formula = Callable[[Doubles, Doubles, tuple[Doubles, ...], Any], tuple[Doubles, tuple[Any, ...]]]
 
 
@@ -163,6 +174,10 @@ def _elastic(x: Doubles, center: Doubles, hyper: Any, **_: Any) -> dict[str, Any
     return {"x": x - d, "center": center + d}
 
 
+def _divide(x: Doubles, by: float, n: int) -> dict[str, Any]:
+    return {"x": x[:n] / by}
+
+
 def partials(n: int) -> int:
     """How many partial sums `square_sums` leaves for n floats."""
     blocks: int = over("n", per_thread=4).grid({"n": n})[0]
@@ -219,6 +234,14 @@ ROWS = (
         over("n", per_thread=4),
         _elastic,
         bytes_each=16,
+    ),
+    Kernel(
+        "divide",
+        "updates.cu",
+        (changes("x", "n"), scalar("by", "f4"), scalar("n")),
+        over("n"),
+        _divide,
+        bytes_each=8,
     ),
     Kernel(
         "square_sums",

@@ -23,6 +23,22 @@ class FakeArray(np.ndarray[Any, Any]):
     def data(self) -> Any:
         return SimpleNamespace(ptr=self.ctypes.data)
 
+    def set(self, source: Any) -> None:
+        """CuPy's way to copy from the host: one shape, one dtype, contiguous."""
+        assert type(source) is np.ndarray
+        assert (source.shape, source.dtype) == (self.shape, self.dtype)
+        assert source.flags.c_contiguous
+        assert self.flags.c_contiguous
+        self[...] = source
+
+    def get(self, *, out: Any) -> Any:
+        """CuPy's way to copy to the host, into memory that is there."""
+        assert type(out) is np.ndarray
+        assert (out.shape, out.dtype) == (self.shape, self.dtype)
+        assert out.flags.c_contiguous
+        out[...] = self
+        return out
+
 
 class FakeKernel:
     """A compiled kernel; a call runs its source in the emulator."""
@@ -48,9 +64,10 @@ class FakeKernel:
 
 
 def fake_cupy() -> Any:
-    """A module to stand in `sys.modules["cupy"]`; `modules` and `calls` note what was done."""
+    """A module to stand in `sys.modules["cupy"]`; `modules`, `calls` and `pinned_bytes` note
+    what was done."""
     cupy: Any = ModuleType("cupy")
-    cupy.modules, cupy.calls, cupy.ndarray = [], [], FakeArray
+    cupy.modules, cupy.calls, cupy.ndarray, cupy.pinned_bytes = [], [], FakeArray, []
 
     class RawModule:
         def __init__(self, *, code: str, options: tuple[str, ...]) -> None:
@@ -66,6 +83,10 @@ def fake_cupy() -> Any:
             raise ValueError(f"Unsupported dtype {array.dtype}")
         return np.array(array).view(FakeArray)
 
+    def pinned(size: int) -> bytearray:
+        cupy.pinned_bytes.append(size)
+        return bytearray(size)
+
     cupy.RawModule, cupy.asarray, cupy.asnumpy = RawModule, asarray, np.array
     cupy.empty = lambda shape, dtype=float: np.empty(shape, dtype).view(FakeArray)
     stream = SimpleNamespace(synchronize=lambda: None)
@@ -73,5 +94,6 @@ def fake_cupy() -> Any:
         runtime=SimpleNamespace(getDeviceCount=lambda: 1),
         Device=lambda: SimpleNamespace(id=0),
         get_current_stream=lambda: stream,
+        alloc_pinned_memory=pinned,
     )
     return cupy

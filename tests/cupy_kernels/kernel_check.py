@@ -43,12 +43,13 @@ def check(
     `place` copies an array to where the kernel runs, `fetch` brings it back.
     """
     row = case.row or KERNELS[case.kernel]
-    arguments = {k: _start(row, k, v, place) for k, v in case.arguments.items()}
+    given = row.completed(case.arguments)
+    arguments = {k: _start(row, k, v, place) for k, v in given.items()}
     launch(row, engine=engine, grid=case.grid, block=case.block, **arguments)
     written = [p for p in row.outputs if arguments[p.name] is not None]
     got = {p.name: fetch(arguments[p.name]).view(p.dtype) for p in written}
     with np.errstate(all="ignore"):
-        expected = row.reference(**{k: _wide(v) for k, v in case.arguments.items()})
+        expected = row.reference(**{k: _wide(v) for k, v in given.items()})
     assert set(got) <= set(expected), f"{row.name}: the reference leaves out {set(got)}"
     for name, values in got.items():
         if expected[name] is not None:

@@ -78,7 +78,8 @@ def test_a_sparse_push_moves_values_and_loses_none(capacity: int) -> None:
     The indices come in order; where a value was sent, u and v are zero.
     """
     n, blocks, mu, tau = 777, 4, np.float32(0.9), np.float32(1.5)
-    g, u, v = np.random.default_rng(9).standard_normal((3, n), np.float32)
+    generator = np.random.default_rng(9)
+    g, u, v = (generator.standard_normal(n, np.float32) for _ in range(3))
     whole = v + (g + mu * u)
     counts, starts = np.empty(blocks, np.uint32), np.empty(blocks + 1, np.uint32)
     indices, amounts = np.empty(capacity, np.uint32), np.empty(capacity, np.float32)

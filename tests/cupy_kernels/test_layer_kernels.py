@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 
 from cupy_kernels import dropout, pooling, sources
+from cupy_kernels.draws import Draw
 from cupy_kernels.emulator import Emulator
+from cupy_kernels.host import dropout as on_host
 from cupy_kernels.kernel import Kernel, one_block, reads, writes
 from cupy_kernels.launch import launch
-from cupy_kernels.pooling import Pooling
+from cupy_kernels.places import InEmulator, as_host, copied
 from cupy_kernels.rows import dropout as rows_of_dropout
 from cupy_kernels.types import AnyArray, Array
+from cupy_kernels.windows import Pooling
 from cupy_kernels.workspace import Workspace
 from tests.cupy_kernels.cases.pooling import pairs
 
@@ -76,7 +79,7 @@ def test_philox_gives_the_published_words(
     counter: tuple[int, int, int, int], key: tuple[int, int], words: tuple[int, ...]
 ) -> None:
     """The CUDA function, the CPU's and the reference give the authors' words, ten rounds each."""
-    assert tuple(dropout.philox(counter, key).tolist()) == words
+    assert tuple(on_host.philox(counter, key).tolist()) == words
     assert rows_of_dropout.philox(counter, key) == words
     source = sources.expand(KNOWN_ANSWER)
     row = Kernel(
@@ -109,24 +112,19 @@ extern "C" __global__ void known_answer(const u32* counter, const u32* key, u32*
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9])
-def test_both_backends_drop_the_same_elements(ratio: float) -> None:
-    """The kernel on x gives the bits of the CPU's mask times x, for odd sizes and large numbers."""
-    n, seed, step, layer = 9001, 2**63 + 5, 2**33 + 1, 0xDEADBEEF
-    x = np.random.default_rng(3).standard_normal(n, np.float32)
-    work = Workspace()
-    scaled = dropout.mask((n,), ratio, seed=seed, step=step, layer=layer, work=work)
-    y = np.empty_like(x)
-    launch(
-        "dropout_apply",
-        engine=Emulator(),
-        x=x,
-        y=y,
-        step=np.array([step], np.uint64),
-        seed=seed,
-        layer=layer,
-        limit=dropout.limit(ratio),
-        scale=1 / (1 - ratio),
-        n=n,
-    )
-    np.testing.assert_array_equal(y, dropout.apply(x, scaled, work))
+@pytest.mark.parametrize("counted", [False, True])
+def test_both_backends_drop_the_same_elements(ratio: float, counted: bool) -> None:
+    """Bit for bit, both ways, for odd sizes and large numbers, with the step here or there."""
+    there = InEmulator(Emulator())
+    step = 2**33 + 1
+    draw = Draw(2**63 + 5, step, 2**40 + 0xDEADBEEF)
+    x, dy = np.random.default_rng(3).standard_normal((2, 9001), np.float32)
+    y, kept = dropout.forward(x, ratio, draw, Workspace())
+    dx = dropout.backward(dy, kept, Workspace())
+    if counted:
+        draw = draw._replace(step=copied(np.array([step], np.uint64), there))
+    emulated_y, kept = dropout.forward(copied(x, there), ratio, draw, Workspace())
+    emulated_dx = dropout.backward(copied(dy, there), kept, Workspace())
+    np.testing.assert_array_equal(as_host(emulated_y), y)
+    np.testing.assert_array_equal(as_host(emulated_dx), dx)
     assert abs((y == 0).mean() - ratio) < 0.02

@@ -28,7 +28,8 @@ def cases() -> Iterator[Case]:
                     yield Case(f"cast_{kind}", {"g": g, "error": kept, **codes})
         yield from decodings(n)
         yield from sparse(n)
-    yield starts(600)
+    for blocks in (0, 1, 600, 2050):
+        yield starts(blocks)
 
 
 def values(n: int) -> tuple[Any, Any]:
@@ -38,24 +39,26 @@ def values(n: int) -> tuple[Any, Any]:
     g[BLOCK : 2 * BLOCK] = error[BLOCK : 2 * BLOCK] = 0
     wide = slice(2 * BLOCK, 3 * BLOCK)
     g[wide] *= np.exp(generator.uniform(-14, 14, g[wide].shape)).astype(np.float32)
-    return g, error
+    return g.copy(), error.copy()  # each aligned as a whole array is
 
 
 def decodings(n: int) -> Iterator[Case]:
     generator = np.random.default_rng(n)
     count = -(-n // BLOCK)
-    y, scales = np.empty(n, np.float32), generator.random(count, np.float32)
+    y, scales = generator.random(n, np.float32), generator.random(count, np.float32)
     for kind, bits in BITS.items():
         q = generator.integers(0, 256, count * 32 * bits).astype(np.uint8)
-        yield Case(f"dequantise_{kind}", {"q": q, "scales": scales, "y": y, "n": n})
+        for way in ("dequantise", "apply"):
+            yield Case(f"{way}_{kind}", {"q": q, "scales": scales, "y": y, "n": n})
     halves = generator.standard_normal(n).astype(np.float16).view(np.uint16)
     for kind in ("bf16", "fp16"):
-        yield Case(f"uncast_{kind}", {"q": halves, "y": y, "n": n})
+        for way in ("uncast", "apply"):
+            yield Case(f"{way}_{kind}", {"q": halves, "y": y, "n": n})
 
 
 def sparse(n: int) -> Iterator[Case]:
     generator = np.random.default_rng(n)
-    g, u, v = generator.standard_normal((3, n), np.float32)
+    g, u, v = (generator.standard_normal(n, np.float32) for _ in range(3))
     counts = np.empty(-(-n // BLOCK), np.uint32)
     for ruling in (None, verdict(scale=0.5), verdict(skip=True)):
         numbers = {"mu": 0.9, "tau": 2.0, "n": n, "verdict": ruling}

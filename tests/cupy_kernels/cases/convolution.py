@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels.convolution import Convolution
+from cupy_kernels.windows import Convolution
 from tests.cupy_kernels.kernel_check import Case
 
 # Images, height and width, channels of a group in and out, and the convolution.
@@ -21,28 +21,47 @@ SHAPES = {
     "three groups": (1, (5, 4), (2, 3), Convolution((2, 2), pad=(0, 1), group=3)),
     "inner product of rows": (3, (1, 1), (70, 67), Convolution((1, 1))),
     "inner product of an image": (2, (3, 2), (3, 7), Convolution((3, 2))),
+    "fours of channels": (2, (5, 4), (8, 36), Convolution((3, 3), stride=(2, 1), pad=(1, 1))),
+    "groups of fours": (1, (4, 3), (4, 4), Convolution((2, 3), pad=(1, 0), group=2)),
+}
+# Tiles of the greater sides, on products that they cover in part, once, and more than once.
+LARGE = {
+    "a corner of a tile": (64, (1, (5, 4), (3, 5), Convolution((2, 2)))),
+    "wide rows": (64, (5, (4, 4), (36, 68), Convolution((1, 1)))),
+    "a tile's fours": (128, (1, (9, 8), (12, 20), Convolution((3, 3), pad=(1, 1)))),
+    "two tiles of 128": (128, (1, (12, 11), (7, 3), Convolution((2, 2)))),
 }
 
 
 def cases() -> Iterator[Case]:
-    for seed, (label, (n, size, channels, rule)) in enumerate(SHAPES.items()):
-        generator = np.random.default_rng(seed)
-        shape = sizes(n, size, channels, rule)
-        x = generator.standard_normal((n, *size, shape["c"]), np.float32)
-        dy = generator.standard_normal((n, shape["oh"], shape["ow"], shape["o"]), np.float32)
-        weight = generator.standard_normal((shape["o"], channels[0], *rule.kernel), np.float32)
-        bias = generator.standard_normal(shape["o"], np.float32)
-        splits = 1 + seed % 3
-        parts = np.empty((splits, *weight.shape), np.float32)
-        forward = {"x": x, "weight": weight, "bias": bias if seed % 2 else None, "y": dy}
-        data = {"dy": dy, "weight": weight, "mask": x if seed % 2 else None, "dx": x}
-        weights = {"x": x, "dy": dy, "parts": parts, "splits": splits}
-        for kind in ("fp32", "tf32", "bf16"):
-            relu = {"relu": seed % 2}
-            yield Case(f"conv_forward_{kind}", {**forward, **shape, **relu}, label=label)
-            yield Case(f"conv_data_{kind}", {**data, **shape}, label=label)
-            yield Case(f"conv_weight_{kind}", {**weights, **shape}, label=label)
+    for seed, (label, shape) in enumerate(SHAPES.items()):
+        yield from three_ways(shape, seed, label=label, side=0)
+    for seed, (label, (side, shape)) in enumerate(LARGE.items()):
+        yield from three_ways(shape, seed, label=label, side=side)
     yield from sums()
+
+
+def three_ways(shape_of: Any, seed: int, *, label: str, side: int) -> Iterator[Case]:
+    """A convolution and its gradients in every precision; what is optional, every other time."""
+    n, size, channels, rule = shape_of
+    generator = np.random.default_rng(seed)
+    shape = {**sizes(n, size, channels, rule), "packed": int(seed % 3 != 1), "side": side}
+    x = generator.standard_normal((n, *size, shape["c"]), np.float32)
+    dy = generator.standard_normal((n, shape["oh"], shape["ow"], shape["o"]), np.float32)
+    weight = generator.standard_normal((shape["o"], channels[0], *rule.kernel), np.float32)
+    bias = generator.standard_normal(shape["o"], np.float32)
+    splits = 1 + seed % 3
+    parts = np.empty((splits, *weight.shape), np.float32)
+    forward = {"x": x, "weight": weight, "bias": bias if seed % 2 else None, "y": dy}
+    if seed % 4 > 1:
+        forward["residual"] = generator.standard_normal(dy.shape, np.float32)
+    data = {"dy": dy, "weight": weight, "mask": x if seed % 2 else None, "dx": x}
+    weights = {"x": x, "dy": dy, "parts": parts, "splits": splits}
+    for kind in ("fp32", "tf32", "bf16"):
+        relu = {"relu": seed % 2}
+        yield Case(f"conv_forward_{kind}", {**forward, **shape, **relu}, label=label)
+        yield Case(f"conv_data_{kind}", {**data, **shape}, label=label)
+        yield Case(f"conv_weight_{kind}", {**weights, **shape}, label=label)
 
 
 def sizes(n: int, size: tuple[int, int], channels: tuple[int, int], rule: Convolution) -> Any:
@@ -60,6 +79,12 @@ def sums() -> Iterator[Case]:
     for n, splits in ((0, 3), (1, 1), (257, 3), (300, 2)):
         x = generator.standard_normal((splits, n), np.float32)
         yield Case("sum_splits", {"parts": x, "y": x[0].copy(), "n": n, "splits": splits})
+    for filters, channels, window, splits in ((1, 1, 1, 1), (3, 5, 6, 2), (7, 4, 9, 3)):
+        n = filters * channels * window
+        x = generator.standard_normal((splits, n), np.float32)
+        order = {"n": n, "channels": channels, "window": window}
+        yield Case("sum_splits", {"parts": x, "y": x[0].copy(), "splits": splits, **order})
+        yield Case("pack_weights", {"weight": x[0], "packed": x[0].copy(), **order})
     for rows, columns, splits in ((1, 1, 1), (7, 259, 3), (2, 5, 3), (100, 10, 4)):
         x = generator.standard_normal((rows, columns), np.float32)
         parts = np.empty((splits, columns), np.float32)

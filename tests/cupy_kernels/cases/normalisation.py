@@ -8,7 +8,7 @@ import numpy as np
 from cupy_kernels.rows.channels import chunks
 from tests.cupy_kernels.kernel_check import Case
 
-ACROSS = ((0, 4, 5), (3, 1, 3), (7, 10, 5), (50, 96, 5), (2, 1500, 3))
+ACROSS = ((0, 4, 5), (3, 1, 3), (7, 10, 5), (50, 96, 5), (3, 1, 5), (6, 8, 3), (2, 1500, 3))
 WITHIN = ((0, 2, 2, 2, 3), (2, 5, 4, 3, 3), (1, 3, 7, 2, 5))
 MATRICES = ((1, 3), (6, 40), (133, 5), (70, 64))
 
@@ -26,7 +26,7 @@ def cases() -> Iterator[Case]:
 
 def across(generator: Any, pixels: int, channels: int, *numbers: Any) -> Iterator[Case]:
     size, beta, k = numbers
-    x, dy = 3 * generator.standard_normal((2, pixels * channels), np.float32)
+    x, dy = (3 * generator.standard_normal(pixels * channels, np.float32) for _ in range(2))
     settings = {"size": size, "share": 0.5 / size, "beta": beta, "k": k}
     shape = {"pixels": pixels, "channels": channels}
     yield Case("lrn_across_forward", {"x": x, "y": x, **shape, **settings} | {"y": dy})

@@ -28,7 +28,9 @@ def cases() -> Iterator[Case]:
             counted = {"labels": labels, "ignored": ignored, "top_k": top_k, **shape}
             hits = np.empty(rows, np.uint8)
             yield Case("top_k_hits", {"scores": scores, "hits": hits, **counted})
+    yield from wide_rows(generator)
     yield from totals(generator)
+    yield from shares(generator)
 
 
 def spoilt(labels: Any, k: int) -> Any:
@@ -49,8 +51,36 @@ def losses(x: Any, labels: Any, ignored: int, rows: int, k: int) -> Iterator[Cas
         yield Case("loss_scale", {"labels": labels, "scale": scale, **numbers})
 
 
+def wide_rows(generator: np.random.Generator) -> Iterator[Case]:
+    """A row that shared memory can't hold whole; NaN, and infinities that are no maximum."""
+    numbers = {"scale": np.array([0.5], np.float32), "ignored": NOTHING_IGNORED}
+    for rows, k in ((1, 40_008), (3, 20), (3, 21)):
+        x = generator.standard_normal((rows, k), np.float32)
+        if rows > 1:
+            x[0, :9], x[1, 3] = -np.inf, np.nan
+        labels = generator.integers(9, k, rows)
+        arrays = {"x": x, "dx": np.empty_like(x), "losses": np.empty(rows, np.float32)}
+        shape = {"labels": labels, "rows": rows, "k": k}
+        yield Case("softmax_loss_wide", {**arrays, **numbers, **shape}, label="wide")
+
+
 def totals(generator: np.random.Generator) -> Iterator[Case]:
     for n in (0, 1, 255, 1000):
         values, scale = generator.random(n, np.float32), np.array([0.25], np.float32)
         total = np.empty(1, np.float32)
         yield Case("scaled_total", {"values": values, "scale": scale, "total": total, "n": n})
+
+
+def shares(generator: np.random.Generator) -> Iterator[Case]:
+    """Verdicts of 0, 1 and 2 (not counted), whole batches of each, classes that nobody has."""
+    share = np.empty(1, np.float32)
+    for rows, k in ((0, 3), (1, 1), (255, 4), (1000, 7)):
+        labels = generator.integers(0, k, rows)
+        for verdicts in (3, 1):
+            hits = generator.integers(0, verdicts, rows).astype(np.uint8)
+            yield Case("hit_share", {"hits": hits, "share": share, "rows": rows})
+            each = {"shares": np.empty(k + 1, np.float32), "rows": rows, "k": k + 1}
+            yield Case("class_shares", {"hits": hits, "labels": labels, **each}, grid=(2, 1, 1))
+    x = np.array([0, 3, -1, 2.5, np.nan, np.inf, -np.inf, 1e20, 2**24], np.float32)
+    labels = np.empty(len(x), np.int64)
+    yield Case("labels_from_floats", {"x": x, "labels": labels, "n": len(x)})

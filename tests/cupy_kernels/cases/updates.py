@@ -79,6 +79,7 @@ def other_cases() -> Iterator[Case]:
     for n in SIZES:
         x, y = generator.standard_normal((2, n), np.float32)
         yield Case("elastic_average", {"x": x, "center": y, "hyper": hyper(), "n": n})
+        yield Case("divide", {"x": x, "by": 3.0, "n": n})
         count = updates.partials(n)
         sums = np.empty(count, np.float32)
         yield Case("square_sums", {"x": x, "partials": sums, "n": n})

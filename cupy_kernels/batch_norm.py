@@ -1,0 +1,62 @@
+"""Batch normalisation by channel (Ioffe and Szegedy 2015), with Caffe's running statistics.
+
+    y = (x - mean) * deviate, times scale, plus shift;  deviate = 1 / sqrt(variance + epsilon)
+    dx = scale * deviate * (dy - sum(dy) / rows - xhat * sum(dy * xhat) / rows)
+
+Blobs are (..., channels); all but the channels are rows. Caffe's BatchNorm gives no scale and no
+shift; they are those of a Scale layer behind it. What is returned is valid until the next call
+with the workspace.
+"""
+
+from cupy_kernels.host import batch_norm as on_host
+from cupy_kernels.launches import batch_norm as in_kernels
+from cupy_kernels.places import pick
+from cupy_kernels.running import Running
+from cupy_kernels.types import Array
+from cupy_kernels.workspace import Workspace
+
+
+def statistics(
+    x: Array, epsilon: float, running: Running | None, work: Workspace
+) -> tuple[Array, Array]:
+    """(mean, deviate) of this batch, (channels,) each; `running` takes them in, where it is given.
+
+    The running variance takes the unbiased one, with rows / (rows - 1).
+    """
+    return pick(x, on_host.statistics, in_kernels.statistics)(x, epsilon, running, work)
+
+
+def running_statistics(running: Running, epsilon: float, work: Workspace) -> tuple[Array, Array]:
+    """(mean, deviate) of all batches so far, for test; zero and 1 / sqrt(epsilon) before any."""
+    body = pick(running.mean, on_host.running_statistics, in_kernels.running_statistics)
+    return body(running, epsilon, work)
+
+
+def forward(
+    x: Array,
+    mean: Array,
+    deviate: Array,
+    scale: Array | None,
+    shift: Array | None,
+    work: Workspace,
+) -> Array:
+    """y of x's shape."""
+    return pick(x, on_host.forward, in_kernels.forward)(x, mean, deviate, scale, shift, work)
+
+
+def backward(
+    dy: Array,
+    x: Array,
+    mean: Array,
+    deviate: Array,
+    scale: Array | None,
+    dscale: Array | None,
+    dshift: Array | None,
+    work: Workspace,
+) -> Array:
+    """dx, where mean and deviate are this batch's own; writes the gradients that are asked for.
+
+    With running statistics, which x has no part in, dx = dy * deviate: `channels.scale_backward`.
+    """
+    body = pick(dy, on_host.backward, in_kernels.backward)
+    return body(dy, x, mean, deviate, scale, dscale, dshift, work)

@@ -1,0 +1,41 @@
+"""What is done channel by channel: scale and bias; and blobs put side by side and cut apart.
+
+Axes count as blobs lie in memory: an image's channels are its last. What is returned is valid
+until the next call with the workspace.
+"""
+
+from collections.abc import Sequence
+
+from cupy_kernels.host import channels as on_host
+from cupy_kernels.launches import channels as in_kernels
+from cupy_kernels.places import pick
+from cupy_kernels.types import Array
+from cupy_kernels.workspace import Workspace
+
+
+def scale(x: Array, factors: Array | None, bias: Array | None, work: Workspace) -> Array:
+    """x * factors + bias for x (..., c) and each (c,); either may be missing."""
+    return pick(x, on_host.scale, in_kernels.scale)(x, factors, bias, work)
+
+
+def scale_backward(
+    dy: Array,
+    x: Array,
+    factors: Array | None,
+    dfactors: Array | None,
+    dbias: Array | None,
+    work: Workspace,
+) -> Array:
+    """dx (dy itself without factors); writes the gradients of factors and bias, if asked for."""
+    body = pick(dy, on_host.scale_backward, in_kernels.scale_backward)
+    return body(dy, x, factors, dfactors, dbias, work)
+
+
+def concatenate(parts: Sequence[Array], axis: int, work: Workspace) -> Array:
+    """Blobs side by side along an axis; they differ in size along that one only."""
+    return pick(parts[0], on_host.concatenate, in_kernels.concatenate)(parts, axis, work)
+
+
+def split(x: Array, sizes: Sequence[int], axis: int, work: Workspace) -> list[Array]:
+    """A blob cut along an axis into contiguous ones of the sizes given, which add up to its own."""
+    return pick(x, on_host.split, in_kernels.split)(x, sizes, axis, work)

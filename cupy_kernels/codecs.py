@@ -1,0 +1,177 @@
+"""What a gradient becomes on a slow link: the CPU twin of `cuda/codecs.cu`, byte for byte.
+
+A codec turns n floats into one payload, a flat array of bytes that can be sent as it is:
+
+    fp16, bf16     n halves
+    int8           blocks * 256 bytes, then a float32 scale for each block of 256 floats
+    int4           blocks * 128 bytes, two codes each, then the scales
+    sign           blocks * 32 bytes, eight signs each, then the scales
+
+With v = error + factor * g, the payload stands for dq, and the error becomes v - dq, to be sent
+with the next gradient (error feedback; Seide et al. 2014, Karimireddy et al. 2019). dq + error' is
+v exactly, but for a sign, whose error is rounded once. A sparse push (deep gradient compression,
+Lin et al. 2018) takes whole values out of v and leaves the others.
+
+Compiled where numba is installed, NumPy elsewhere, with the same bits; where arrays live on a
+device the kernels themselves run (codec_kernels.py), of the sparse part none yet. All arrays are
+flat and contiguous; what is given must be finite, which the caller has to know.
+"""
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cupy_kernels import codec_arrays
+from cupy_kernels.codec_arrays import BLOCK, Bytes
+from cupy_kernels.places import place_of
+from cupy_kernels.types import Array
+
+Dense = Literal["fp16", "bf16", "int8", "int4", "sign"]
+
+_BITS: dict[Dense, int] = {"fp16": 16, "bf16": 16, "int8": 8, "int4": 4, "sign": 1}
+_CASTS = ("fp16", "bf16")
+_LEVELS = {"int8": 127, "int4": 7}
+ONE = np.float32(1)
+
+
+def blocks(n: int) -> int:
+    """How many scales n floats have."""
+    return -(-n // BLOCK)
+
+
+def payload_bytes(kind: Dense, n: int) -> int:
+    """How many bytes n floats take."""
+    if kind in _CASTS:
+        return 2 * n
+    return blocks(n) * (BLOCK * _BITS[kind] // 8 + 4)
+
+
+def parts(kind: Dense, payload: Any, n: int) -> tuple[Any, Any]:
+    """The codes and the scales (none for a cast) in a payload, as views of it."""
+    if kind in _CASTS:
+        return payload.view(np.uint16), None
+    codes = blocks(n) * BLOCK * _BITS[kind] // 8
+    return payload[:codes], payload[codes:].view(np.float32)
+
+
+def encode(kind: Dense, g: Array, error: Array, payload: Bytes, factor: np.float32 = ONE) -> None:
+    """Write the payload of error + factor * g, and into `error` what it leaves behind.
+
+    `g` and `error` are float32 (n,), `payload` uint8 (payload_bytes(kind, n),).
+    """
+    if place_of(g).runs_kernels:
+        from cupy_kernels import codec_kernels
+
+        codec_kernels.encode(kind, g, error, payload, factor)
+        return
+    q, scales = parts(kind, payload, len(g))
+    if _compiled():
+        from cupy_kernels import codec_loops
+
+        given = (_frozen(g), error, q, *([] if scales is None else [scales]), factor)
+        getattr(codec_loops, writer(kind))(*given)
+    elif kind in _CASTS:
+        getattr(codec_arrays, writer(kind))(g, error, q, factor)
+    elif kind == "sign":
+        codec_arrays.quantise_sign(g, error, q, scales, factor)
+    else:
+        codec_arrays.quantise(g, error, q, scales, _LEVELS[kind], factor)
+
+
+def cast(kind: Literal["fp16", "bf16"], x: Array, payload: Bytes) -> None:
+    """The nearest halves of x, without an error kept: for weights, which come again."""
+    if place_of(x).runs_kernels:
+        from cupy_kernels import codec_kernels
+
+        codec_kernels.cast(kind, x, payload)
+        return
+    q, _ = parts(kind, payload, len(x))
+    if _compiled():
+        from cupy_kernels import codec_loops
+
+        getattr(codec_loops, f"plain_{kind}")(_frozen(x), q)
+    else:
+        getattr(codec_arrays, f"cast_{kind}")(x, None, q, ONE)
+
+
+def decode(kind: Dense, payload: Bytes, y: Array) -> None:
+    """Write what a payload stands for into `y`, float32 (n,). Any bytes decode to something."""
+    if place_of(y).runs_kernels:
+        from cupy_kernels import codec_kernels
+
+        codec_kernels.decode(kind, payload, y)
+        return
+    q, scales = parts(kind, np.require(payload, requirements="A"), len(y))
+    given = [q] if scales is None else [q, scales]
+    if _compiled():
+        from cupy_kernels import codec_loops
+
+        getattr(codec_loops, reader(kind))(*map(_frozen, given), y)
+    else:
+        with np.errstate(all="ignore"):
+            getattr(codec_arrays, reader(kind))(*given, y)
+
+
+def accumulate(
+    g: Array, u: Array | None, v: Array, mu: float = 0.0, factor: np.float32 = ONE
+) -> None:
+    """u = mu * u + factor * g; v += u: momentum before sparsity. Without `u`, v += factor * g."""
+    if _compiled():
+        from cupy_kernels import codec_loops
+
+        if u is None:
+            codec_loops.accumulate_plain(_frozen(g), v, factor)
+        else:
+            codec_loops.accumulate_momentum(_frozen(g), u, v, np.float32(mu), factor)
+    else:
+        codec_arrays.accumulate(g, u, v, np.float32(mu), factor)
+
+
+def magnitude(v: Array, count: int) -> np.float32:
+    """The `count`-th largest magnitude in v, 1 <= count <= v.size."""
+    if _compiled():
+        from cupy_kernels import codec_loops
+
+        return np.float32(codec_loops.magnitude(v, count))
+    return codec_arrays.magnitude(v, count)
+
+
+def take_above(
+    u: Array | None, v: Array, tau: np.float32, capacity: int
+) -> tuple[NDArray[np.uint32], Array]:
+    """Take out of `v` its first `capacity` values with |v| > tau: their indices, and they.
+
+    Both u and v are zero there afterwards; what does not fit stays for the next push.
+    """
+    if not _compiled():
+        return codec_arrays.take_above(u, v, tau, capacity)
+    from cupy_kernels import codec_loops
+
+    count = min(capacity, codec_loops.count_above(v, tau))
+    indices, values = np.empty(count, np.uint32), np.empty(count, np.float32)
+    codec_loops.take_above(v[:0] if u is None else u, v, tau, indices, values)
+    return indices, values
+
+
+def writer(kind: Dense) -> str:
+    """The function that writes it, by the name that it has as a kernel, as a loop and in NumPy."""
+    return ("cast_" if kind in _CASTS else "quantise_") + kind
+
+
+def reader(kind: Dense) -> str:
+    """The function that reads it."""
+    return ("uncast_" if kind in _CASTS else "dequantise_") + kind
+
+
+def _compiled() -> bool:
+    from cupy_kernels import codec_loops
+
+    return codec_loops.COMPILED
+
+
+def _frozen(array: Any) -> Any:
+    """Read-only, as frames off the wire are, so that one compilation serves both."""
+    view = array.view()
+    view.flags.writeable = False
+    return view

@@ -1,0 +1,46 @@
+"""The inner product on the host: BLAS, in float32 whatever precision is asked of kernels."""
+
+import numpy as np
+
+from cupy_kernels.types import Array, Precision
+from cupy_kernels.workspace import Workspace
+
+
+def forward(
+    x: Array,
+    weight: Array,
+    bias: Array | None,
+    work: Workspace,
+    precision: Precision,  # noqa: ARG001  # as kernels take it
+    *,
+    relu: bool,
+) -> Array:
+    y = work.take("y", (x.shape[0], weight.shape[0]))
+    np.matmul(x, weight.T, out=y)
+    if bias is not None:
+        np.add(y, bias, out=y)
+    if relu:
+        np.maximum(y, np.float32(0.0), out=y)
+    return y
+
+
+def backward(
+    dy: Array,
+    x: Array,
+    weight: Array,
+    dweight: Array | None,
+    dbias: Array | None,
+    work: Workspace,
+    precision: Precision,  # noqa: ARG001  # as kernels take it
+    *,
+    wanted: bool,
+) -> Array | None:
+    if dweight is not None:
+        np.matmul(dy.T, x, out=dweight)
+    if dbias is not None:
+        np.sum(dy, axis=0, out=dbias)
+    if not wanted:
+        return None
+    dx = work.take("dx", x.shape)
+    np.matmul(dy, weight, out=dx)
+    return dx

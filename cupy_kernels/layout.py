@@ -1,0 +1,27 @@
+"""Memory orders of images: channels-last, as layers compute, and channels-first, as Caffe writes.
+
+Everything here fills an array that the caller gives, contiguous and apart from the first.
+"""
+
+from cupy_kernels.host import layout as on_host
+from cupy_kernels.launches import layout as in_kernels
+from cupy_kernels.places import pick
+from cupy_kernels.types import AnyArray, Array
+
+
+def channels_first(x: Array, out: Array) -> None:
+    """(n, h, w, c), contiguous, into `out` (n, c, h, w)."""
+    pick(x, on_host.channels_first, in_kernels.channels_first)(x, out)
+
+
+def channels_last(x: Array, out: Array) -> None:
+    """(n, c, h, w) into `out` (n, h, w, c)."""
+    pick(x, on_host.channels_last, in_kernels.channels_last)(x, out)
+
+
+def images(pixels: AnyArray, mean: Array | None, scale: float, out: Array) -> None:
+    """(pixels - mean) * scale of (n, c, h, w) into `out` (n, h, w, c); mean (c,).
+
+    Pixels are bytes or float32; on the host any numbers.
+    """
+    pick(pixels, on_host.images, in_kernels.images)(pixels, mean, scale, out)
