@@ -1,89 +1,130 @@
 """Messages to bytes and back.
 
-A header is at most 4 KB of MessagePack: one flat map with exactly the keys of its struct. The
-limits below are handed to the parser, so that no length it reads can make it allocate more than
-a header is worth, and everything about a payload (number of frames, element type, length) is
-checked before its first byte is looked at. A header that fails names its sender's mistake in one
-line; nothing else about the connection changes.
+A header is at most 4 KB of MessagePack: one flat map with exactly the keys of its struct. It is
+decoded straight into the struct by a decoder that checks each length against the bytes that are
+there before it allocates, so that no header can cost more than its own size. One that fails names
+its sender's mistake in one line; nothing else about the connection changes. What the frames behind
+it may be is said in payloads.py.
+
+What goes to one peer at one moment, as a push and the next pull do, travels in one envelope: its
+first frame holds the headers, each behind its length and the number of its frames, and the frames
+of all follow in order.
 """
 
-from collections.abc import Sequence
-from typing import TypeVar
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
-import msgpack
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from shards.errors import BadMessage
-from shards.messages import Keys, Kind, Message, Reply, Request
+from shards.messages import Keys, Message, Probe, Reply, Request
 from shards.tables import KeyRange
 
 MAX_HEADER_BYTES = 4096
 MAX_STATE_BYTES = 64 << 20
-
-_DTYPES = {Kind.F4: np.dtype("<f4")}
+MAX_TOGETHER = 8  # messages in one envelope
 
 Buffer = bytes | bytearray | memoryview
 T = TypeVar("T")
 
+_ENCODER = msgspec.msgpack.Encoder()
+_REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_ASKED: msgspec.msgpack.Decoder[Request | Probe] = msgspec.msgpack.Decoder(Request | Probe)
+_REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+_PLACE = struct.Struct("<HH")  # bytes of a header, frames that belong to it
+
 
 def encode(message: Message) -> bytes:
     """The header of `message`; its frames travel beside it."""
-    header: bytes = msgpack.packb(msgspec.to_builtins(message))
+    header = _ENCODER.encode(message)
     assert len(header) <= MAX_HEADER_BYTES, "our own headers are bounded by their fields"
     return header
 
 
 def decode_request(header: Buffer) -> Request:
-    """What a client said; raises BadMessage."""
-    return _decode(header, Request)  # type: ignore[arg-type]
+    """What a client said to a shard; raises BadMessage."""
+    return decode(header, _REQUESTS)
+
+
+def decode_asked(header: Buffer) -> Request | Probe:
+    """What a client said to a shard, or to its host; raises BadMessage."""
+    return decode(header, _ASKED)
 
 
 def decode_reply(header: Buffer) -> Reply:
     """What a shard said; raises BadMessage."""
-    return _decode(header, Reply)  # type: ignore[arg-type]
+    return decode(header, _REPLIES)
 
 
 def encode_state(state: msgspec.Struct) -> bytes:
     """A struct that travels as a frame of its own because it may outgrow a header."""
-    packed: bytes = msgpack.packb(msgspec.to_builtins(state))
-    return packed
+    return _ENCODER.encode(state)
 
 
 def decode_state(frame: Buffer, kind: type[T]) -> T:
     """The struct in such a frame; raises BadMessage."""
     if len(frame) > MAX_STATE_BYTES:
         raise BadMessage(f"state frame: expected at most {MAX_STATE_BYTES} bytes, got {len(frame)}")
-    return _convert(frame, kind, max_array_len=1 << 20, max_map_len=1 << 20)
+    return _convert(frame, msgspec.msgpack.Decoder(kind))
 
 
-def _decode(header: Buffer, kind: type[T]) -> T:
+def decode(header: Buffer, decoder: "msgspec.msgpack.Decoder[T]") -> T:
+    """What is no longer than a header may be; raises BadMessage."""
     if len(header) > MAX_HEADER_BYTES:
         raise BadMessage(f"header: expected at most {MAX_HEADER_BYTES} bytes, got {len(header)}")
-    return _convert(header, kind, max_array_len=64, max_map_len=32)
+    return _convert(header, decoder)
 
 
-def _convert(packed: Buffer, kind: type[T], *, max_array_len: int, max_map_len: int) -> T:
+def _convert(packed: Buffer, decoder: "msgspec.msgpack.Decoder[T]") -> T:
     try:
-        plain = msgpack.unpackb(
-            packed,
-            max_array_len=max_array_len,
-            max_map_len=max_map_len,
-            max_str_len=1024,  # 256 characters, the most a field may have, of 4 bytes
-            max_bin_len=4096,
-            max_ext_len=0,
-        )
-    except (ValueError, msgpack.exceptions.UnpackException) as error:
-        detail = str(error) or type(error).__name__
-        raise BadMessage(f"header: expected MessagePack within limits, got {detail}") from None
-    try:
-        return msgspec.convert(plain, kind)
-    except msgspec.ValidationError as error:
+        return decoder.decode(packed)
+    except (ValueError, RecursionError) as error:  # msgspec's own are ValueErrors; bytes, no text
         raise BadMessage(f"header: {error}") from None
 
 
-def wrap(frames: Sequence[NDArray[np.float32] | bytes]) -> list[Buffer]:
+# --- envelopes ------------------------------------------------------------------------------------
+
+Frames = Sequence[NDArray[Any] | bytes]
+
+
+def enclose(messages: Sequence[tuple[Message, Frames]]) -> list[Buffer]:
+    """An envelope as a socket sends it: the headers in one frame, then every frame, uncopied."""
+    assert len(messages) <= MAX_TOGETHER, f"{len(messages)} messages in one envelope"
+    headers: list[bytes] = []
+    payload: list[Buffer] = []
+    for message, frames in messages:
+        header = encode(message)
+        headers += (_PLACE.pack(len(header), len(frames)), header)
+        payload += wrap(frames)
+    return [b"".join(headers), *payload]
+
+
+def disclose(first: Buffer, frames: Sequence[T]) -> Iterator[tuple[memoryview, Sequence[T]]]:
+    """Each header of an envelope and the frames that are its own; raises BadMessage.
+
+    Nothing is handed out before the whole adds up.
+    """
+    found: list[tuple[memoryview, Sequence[T]]] = []
+    headers, position, base = memoryview(first), 0, 0
+    while position < len(headers):
+        if len(headers) - position < _PLACE.size or len(found) == MAX_TOGETHER:
+            raise BadMessage(f"envelope: expected at most {MAX_TOGETHER} headers with their places")
+        size, count = _PLACE.unpack_from(headers, position)
+        position += _PLACE.size
+        found.append((headers[position : position + size], frames[base : base + count]))
+        position, base = position + size, base + count
+    if not found or (position, base) != (len(headers), len(frames)):
+        raise BadMessage(
+            f"envelope: its headers take {position} bytes and {base} frames,"
+            f" got {len(headers)} and {len(frames)}"
+        )
+    return iter(found)
+
+
+def wrap(frames: Frames) -> list[Buffer]:
     """Frames as a socket sends them, without a copy."""
     return [frame.data if isinstance(frame, np.ndarray) else frame for frame in frames]
 
@@ -96,19 +137,3 @@ def flatten(ranges: Sequence[KeyRange]) -> list[int]:
 def show(keys: Keys) -> str:
     """Flattened key ranges as a person reads them."""
     return " ".join(f"[{a}, {b})" for a, b in zip(keys[::2], keys[1::2], strict=False)) or "no keys"
-
-
-def arrays(
-    what: str, kind: Kind, ranges: Sequence[KeyRange], frames: Sequence[Buffer]
-) -> tuple[NDArray[np.float32], ...]:
-    """The frames of a payload as arrays, one a range, without a copy; raises BadMessage."""
-    dtype = _DTYPES[kind]
-    if len(frames) != len(ranges):
-        raise BadMessage(f"{what}: expected {len(ranges)} frames, got {len(frames)}")
-    for keys, frame in zip(ranges, frames, strict=True):
-        if memoryview(frame).nbytes != len(keys) * dtype.itemsize:
-            raise BadMessage(
-                f"{what}: keys {keys} as {kind} take {len(keys) * dtype.itemsize} bytes,"
-                f" got {memoryview(frame).nbytes}"
-            )
-    return tuple(np.frombuffer(frame, dtype) for frame in frames)

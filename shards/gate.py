@@ -63,5 +63,14 @@ class Gate:
         for key in [key for key in self._parked if key[0] == worker]:
             del self._parked[key]
 
+    @property
+    def waiting(self) -> list[Waiting]:
+        """Everyone who is parked, in the order of arrival."""
+        return sorted(self._parked.values(), key=lambda waiting: waiting.since)
+
+    def clear(self) -> None:
+        """Drop everyone: they will ask again."""
+        self._parked.clear()
+
     def waits(self, worker: str) -> bool:
         return any(name == worker for name, _ in self._parked)

@@ -1,9 +1,11 @@
 """What a shard remembers of what happened: counters, and a record of every update.
 
 Nothing here decides anything. Records wait until an operator collects them; a shard that nobody
-asks keeps the newest `MAX_RECORDS`.
+asks keeps the newest `MAX_RECORDS`. They wait as the bytes that they will be sent as: a row of
+Python objects would take three times as much.
 """
 
+import struct
 from collections import deque
 
 import numpy as np
@@ -12,8 +14,12 @@ from numpy.typing import NDArray
 from shards.messages import Push
 from shards.records import RECORD
 
-MAX_RECORDS = 1 << 18
+MAX_RECORDS = 1 << 17
 MAX_READS = 64
+
+_FORMATS = {"f": "d", "i": "q", "S": "128s"}
+_ROW = struct.Struct("<" + "".join(_FORMATS[RECORD[name].kind] for name in RECORD.names or ()))
+assert _ROW.size == RECORD.itemsize, "a record has no gaps"
 
 
 class Journal:
@@ -23,7 +29,7 @@ class Journal:
         self.pushes = self.pulls = self.duplicates = self.refused = 0
         self.bytes_in = self.bytes_out = 0
         self.max_clock_gap = 0
-        self._records: deque[tuple[object, ...]] = deque(maxlen=MAX_RECORDS)
+        self._records: deque[bytes] = deque(maxlen=MAX_RECORDS)
         self._first = 0
         self._reads: dict[str, dict[int, float]] = {}
 
@@ -59,7 +65,7 @@ class Journal:
         if len(self._records) == MAX_RECORDS:
             self._first += 1
         self._records.append(
-            (
+            _ROW.pack(
                 now,
                 push.worker.encode(),
                 push.incarnation,
@@ -89,4 +95,4 @@ class Journal:
         while self._records and self._first < after:
             self._records.popleft()
             self._first += 1
-        return self._first, np.array(list(self._records), RECORD)
+        return self._first, np.frombuffer(b"".join(self._records), RECORD)

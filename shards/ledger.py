@@ -19,13 +19,16 @@ The ledger is one value that travels with snapshots. It leaves the answers to th
 nobody what time it is: `now` is passed in, in seconds of any monotonic clock.
 """
 
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from math import isfinite
 
 import msgspec
 
 from shards.errors import Fenced, Gap, Resynchronise
-from shards.messages import Count, FromWorker, Leave, Pull, Push, Standing
+from shards.messages import Count, FromWorker, Leave, Pull, Push, Standing, WorkerStatus
+
+_LEASED = (Standing.GREETED, Standing.ACTIVE)
 
 
 class Verdict(Enum):
@@ -98,16 +101,24 @@ class Ledger(msgspec.Struct):
         for entry in self.entries.values():
             entry.standing = Standing.LEFT
 
-    def expire(self, now: float) -> list[str]:
-        """Workers whose lease has run out since the last call; they no longer count."""
-        silent = [
+    def silent(self, now: float) -> list[str]:
+        """Workers whose lease has run out, and who have not been told off for it yet."""
+        return [
             worker
             for worker, entry in self.entries.items()
-            if entry.standing in (Standing.ACTIVE, Standing.GREETED) and entry.lease_until <= now
+            if entry.standing in _LEASED and entry.lease_until <= now
         ]
-        for worker in silent:
+
+    def expire(self, workers: Sequence[str]) -> None:
+        """They no longer count."""
+        for worker in workers:
             self._stand(self.entries[worker], Standing.EXPIRED)
-        return silent
+
+    def renew(self, lease_until: float) -> None:
+        """Nobody has been silent: it was this shard that could not be heard."""
+        for entry in self.entries.values():
+            if entry.standing in _LEASED:
+                entry.lease_until = lease_until
 
     def _stand(self, entry: Entry, standing: Standing) -> None:
         entry.standing = standing
@@ -178,6 +189,23 @@ class Ledger(msgspec.Struct):
         """Fastest minus slowest registered clock."""
         clocks = [self.entries[worker].clock for worker in self.active]
         return max(clocks, default=0) - min(clocks, default=0)
+
+    def standings(self, waits: Callable[[str], bool]) -> tuple[WorkerStatus, ...]:
+        """How each worker stands, as an operator is told; `waits` says whether one is parked."""
+        return tuple(
+            WorkerStatus(
+                name,
+                entry.standing,
+                entry.incarnation,
+                entry.takeovers,
+                entry.clock,
+                entry.step,
+                entry.seq,
+                waits(name),
+                entry.loss,
+            )
+            for name, entry in self.entries.items()
+        )
 
 
 def _fenced(worker: str, incarnation: int, entry: Entry) -> Fenced:

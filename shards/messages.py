@@ -24,6 +24,7 @@ import msgspec
 from msgspec import Meta
 
 PROTOCOL = 1
+MAX_PROBE_BYTES = 4 << 20
 
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
@@ -33,9 +34,18 @@ Keys = Annotated[list[Count], Meta(max_length=64)]
 
 
 class Kind(StrEnum):
-    """Element types a payload may have; nothing outside this list is ever interpreted."""
+    """What a payload may be made of (payloads.py); nothing outside this list is ever interpreted.
+
+    Plain float32; halves; whole numbers of 8, 4 and 1 bits with a scale a block; some values only.
+    """
 
     F4 = "f4"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    INT8 = "int8"
+    INT4 = "int4"
+    SIGN = "sign"
+    SPARSE = "sparse"
 
 
 class Remedy(StrEnum):
@@ -90,7 +100,8 @@ class Push(Registered, frozen=True, tag="push"):
 
     `seq` numbers this worker's pushes from 1; `clock` and `step` are its clock and the steps of its
     own plan once this push is applied; `steps` and `samples` are what the gradient sums over;
-    `read_version` is the version it was computed from. The rest is told for the records.
+    `read_version` is the version it was computed from. The rest is told for the records; and
+    `zstd` whether the frames are packed.
     """
 
     epoch: Count
@@ -106,14 +117,23 @@ class Push(Registered, frozen=True, tag="push"):
     loss: float
     rtt_s: float
     wait_s: float
+    zstd: bool = False
 
 
 class Pull(Registered, frozen=True, tag="pull"):
-    """The weights for a step that may start once every registered clock is >= clock - bound."""
+    """The weights for a step that may start once every registered clock is >= clock - bound.
+
+    They are wanted as `kind`: plain or halves, or, for the others, as changes to the view that
+    follows `base`, of which a sparse one holds the `share` that is largest (views.py).
+    """
 
     epoch: Count
     table: Name
     clock: Count
+    kind: Kind = Kind.F4
+    zstd: bool = False
+    base: Count = 0
+    share: float = 0.0
 
 
 class Renew(Registered, frozen=True, tag="renew"):
@@ -135,7 +155,7 @@ class FromOperator(Message, frozen=True):
 class Install(FromOperator, frozen=True, tag="install"):
     """Take this state: frames are the ledger (MessagePack), the weights, then each slot."""
 
-    slots: list[Name]
+    slots: Annotated[list[Name], Meta(max_length=16)]
 
 
 class Export(FromOperator, frozen=True, tag="export"):
@@ -156,6 +176,13 @@ class AskRecords(FromOperator, frozen=True, tag="ask_records"):
     after: Count
 
 
+class Probe(FromOperator, frozen=True, tag="probe"):
+    """How is the link? Frames of any content may follow; answer with `payload_bytes`."""
+
+    payload_bytes: Annotated[int, Meta(ge=0, le=MAX_PROBE_BYTES)]
+
+
+# What a shard's state answers; a Probe is for its host.
 Request = (
     Hello | Join | Push | Pull | Renew | Leave | Install | Export | Read | AskStatus | AskRecords
 )
@@ -193,7 +220,10 @@ class Ack(FromShard, frozen=True, tag="ack"):
 
 
 class Weights(FromShard, frozen=True, tag="weights"):
-    """One frame a key range, all of one version; `waited_s` was spent parked at the gate."""
+    """One frame a key range, all of one version; `waited_s` was spent parked at the gate.
+
+    Added to view `base` (0: by themselves) they are view `number`, for who pulls changes.
+    """
 
     epoch: Count
     table: Name
@@ -201,6 +231,9 @@ class Weights(FromShard, frozen=True, tag="weights"):
     kind: Kind
     keys: Keys
     waited_s: float
+    zstd: bool = False
+    base: Count = 0
+    number: Count = 0
 
 
 class Parked(FromShard, frozen=True, tag="parked"):
@@ -243,6 +276,20 @@ class Status(FromShard, frozen=True, tag="status"):
     """One frame: the MessagePack of a `ShardStatus`, which may outgrow a header."""
 
 
+class Probed(FromShard, frozen=True, tag="probed"):
+    """One frame of as many bytes as were asked for.
+
+    `unix_s` is the host's clock, `cpu_s` what the process has spent, `received_bytes` what came in
+    the probe's frames.
+    """
+
+    protocol: Count
+    build: Name
+    unix_s: float
+    cpu_s: float
+    received_bytes: Count
+
+
 class Records(FromShard, frozen=True, tag="records"):
     """One frame: update records (records.py) numbered from `first`."""
 
@@ -261,6 +308,7 @@ Reply = (
     | Installed
     | State
     | Status
+    | Probed
     | Records
 )
 

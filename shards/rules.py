@@ -24,8 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupy_kernels import updates
+from cupy_kernels.places import HOST, Place
 from shards.errors import BadInput
 from shards.tables import Segment
+from shards.versions import allocator
 
 Floats = NDArray[np.float32]
 
@@ -48,6 +50,8 @@ class _Rule(msgspec.Struct, frozen=True, tag_field="rule"):
     """What the rules share: the surface that a shard calls."""
 
     slot_names: ClassVar[tuple[str, ...]] = ()
+    additive: ClassVar[bool] = False
+    """Whether, without decay, updating by two gradients is updating by their sum."""
 
     def apply(
         self,
@@ -63,9 +67,10 @@ class _Rule(msgspec.Struct, frozen=True, tag_field="rule"):
     ) -> None:
         """Write the updated weights into `out` and advance `slots` in place.
 
-        All arrays are flat, contiguous, float32 and of one size, one array a name in `slot_names`;
-        `out` overlaps no other. Every float of `out` is written: those outside `segments` are
-        copied. `segments` ascend and are disjoint. `count` is this update's number, from 1.
+        All arrays are flat, contiguous, float32, of one size and of one place, one array a name in
+        `slot_names`; `out` overlaps no other. Every float of `out` is written: those outside
+        `segments` are copied. `segments` ascend and are disjoint. `count` is this update's number,
+        from 1.
         """
         assert count >= 1, f"updates count from 1, got {count}"
         assert len(slots) == len(self.slot_names), f"expected slots {self.slot_names}"
@@ -82,12 +87,19 @@ class _Rule(msgspec.Struct, frozen=True, tag_field="rule"):
         for gap in plan.gaps:
             out[gap] = weights[gap]
 
-    def prepare(self) -> None:
-        """Compile the rule, which takes a second or two, before the first gradient waits for it."""
-        blank, out = np.zeros(1, np.float32), np.zeros(1, np.float32)
-        slots = tuple(np.zeros(1, np.float32) for _ in self.slot_names)
+    def prepare(self, place: Place = HOST) -> None:
+        """Compile the rule, which takes a second or two, before the first gradient waits for it.
+
+        Raises BadInput for a rule that has no kernel where `place` needs one.
+        """
+        name = str(self.__struct_config__.tag)
+        if not updates.runs_on(place, name):
+            raise BadInput(f"update rule {name}: expected one with a CUDA kernel, to run on a GPU")
+        zeros = allocator(place)
+        blank, out, *slots = (zeros(1) for _ in range(2 + len(self.slot_names)))
         whole = (Segment(0, 1, 1.0, 1.0),)
-        self.apply(blank, blank, slots, out, whole, rate=0.0, decay=Decay(), count=1)
+        updates.squared_norm(updates.mean([blank, blank]))  # a push's way has these before the rule
+        self.apply(blank, blank, tuple(slots), out, whole, rate=0.0, decay=Decay(), count=1)
 
     def _scale(self, rate: float, count: int) -> float:  # for rules that correct
         return rate
@@ -98,6 +110,8 @@ class _Rule(msgspec.Struct, frozen=True, tag_field="rule"):
 
 class SGD(_Rule, frozen=True, tag="sgd"):
     """w -= rate*g."""
+
+    additive: ClassVar[bool] = True
 
 
 class Momentum(_Rule, frozen=True, tag="momentum"):

@@ -1,4 +1,4 @@
-"""The shard: one part of the weights, and the only place where they change.
+"""The shard: one part of the weights, and who may change or read them.
 
 Everything a shard does is a transition: a message, its frames and the time come in, the answers go
 out. It opens nothing, waits for nothing and knows no network; a driver (ps/server.py) carries the
@@ -10,38 +10,30 @@ The promises kept here:
   it is updated in the same transition as the weights.
 - *Bounded staleness.* A pull beyond the bound is parked in the gate. After every transition that
   may have raised the slowest clock, `_open` answers whoever may go.
-- *Untorn reads.* An apply writes the next version into a buffer that nobody reads (versions.py).
+- *Untorn reads.* An apply writes the next version into a buffer that nobody reads (state.py).
 
-Pushes are applied one by one as they come, or, for synchronous training, gathered until every
-registered worker has brought one and then applied as their average, which is one version. Such a
-push is acknowledged only when its round is applied: until then it is not in the ledger, and its
-worker repeats it if the shard forgets, as it does when the worker says hello again: what a Welcome
-reports of the past must not change any more.
+A push of a synchronous round is acknowledged only when its round is applied: until then it is not
+in the ledger, and its worker repeats it if the shard forgets, as it does when the worker says hello
+again: what a Welcome reports of the past must not change any more.
+
+The floats themselves, and where they live, are state.py's; what a push must be like is pushes.py's,
+and how it becomes a version updates.py's; how weights are sent is serving.py's.
 
 What a shard leaves to others: moving bytes, keeping time, surviving (snapshots and replicas hold
 what `Export` gives), and the question which shard owns which keys.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels.updates import squared_norm
+from cupy_kernels.places import HOST, Place
 from shards import codec
 from shards.codec import Buffer
-from shards.errors import (
-    BadInput,
-    BadMessage,
-    DownpourError,
-    Fenced,
-    Gap,
-    GiveUp,
-    Resynchronise,
-    Retry,
-    WrongBuild,
-)
+from shards.errors import BadMessage, DownpourError, GiveUp, Resynchronise, WrongBuild
 from shards.gate import Gate
 from shards.journal import Journal
 from shards.ledger import Ledger, Verdict
@@ -50,7 +42,6 @@ from shards.messages import (
     Ack,
     AskRecords,
     AskStatus,
-    Count,
     Export,
     FromOperator,
     FromShard,
@@ -60,17 +51,16 @@ from shards.messages import (
     Installed,
     Join,
     Joined,
-    Kind,
     Leave,
     Left,
     Parked,
+    Probe,
+    Probed,
     Pull,
     Push,
     Read,
     Records,
-    Refusal,
     Registered,
-    Remedy,
     Renew,
     Renewed,
     Request,
@@ -78,12 +68,14 @@ from shards.messages import (
     Standing,
     State,
     Status,
-    Weights,
     Welcome,
-    WorkerStatus,
 )
-from shards.spec import Merge, ShardSpec
-from shards.tables import segments
+from shards.pushes import Arrived, Pushes
+from shards.refusals import refusal
+from shards.serving import Serving
+from shards.spec import ShardSpec
+from shards.state import Held, Saved
+from shards.updates import Applied, Updates
 from shards.versions import Buffers
 
 
@@ -92,62 +84,52 @@ class Outgoing(msgspec.Struct, frozen=True):
 
     to: bytes
     message: FromShard
-    frames: tuple[NDArray[np.float32] | bytes, ...] = ()
+    frames: tuple[NDArray[Any] | bytes, ...] = ()
 
 
-class Saved(msgspec.Struct, frozen=True):
-    """What a snapshot holds beside the arrays, all of one version."""
-
-    version: Count
-    steps: Count
-    samples: Count
-    ledger: Ledger
-
-
-class _Arrived(msgspec.Struct, frozen=True):
-    """A valid push that is to be applied."""
+class Arrival(msgspec.Struct, frozen=True):
+    """A message that has come, and who from."""
 
     sender: bytes
-    message: Push
-    gradient: NDArray[np.float32]
-    norm: float
-    time: float
-
-
-_REMEDIES: tuple[tuple[type[DownpourError], Remedy], ...] = (
-    (Gap, Remedy.GAP),
-    (Resynchronise, Remedy.RESYNCHRONISE),
-    (Retry, Remedy.RETRY),
-    (Fenced, Remedy.FENCED),
-    (WrongBuild, Remedy.WRONG_BUILD),
-    (BadMessage, Remedy.BAD_MESSAGE),
-    (BadInput, Remedy.BAD_INPUT),
-    (DownpourError, Remedy.GIVE_UP),
-)
+    message: Request
+    frames: Sequence[Buffer] = ()
 
 
 class Shard:
     """The state of one shard, and its transitions `handle` and `tick`."""
 
-    def __init__(self, spec: ShardSpec, boot: int) -> None:
-        """`boot` numbers this life of the shard; a later life must be given a larger number."""
+    def __init__(
+        self,
+        spec: ShardSpec,
+        boot: int,
+        buffers: Callable[[int], Buffers] = Buffers,
+        place: Place = HOST,
+    ) -> None:
+        """`boot` numbers this life of the shard; a later life must be given a larger number.
+
+        `buffers` makes what is sent of the weights, for so many floats in the host's memory;
+        `place` is where weights and slots live.
+        """
         self.spec = spec
         self.boot = boot
-        self.ranges = spec.map.ranges[spec.shard]
-        self.size = sum(len(keys) for keys in self.ranges)
+        self.held = Held(spec, buffers, place)
         self.ledger = Ledger()
         self.gate = Gate(spec.bound)
-        self.version = 0
-        self.steps = 0
-        self.samples = 0
         self.journal = Journal()
-        self._keys = codec.flatten(self.ranges)
-        self._segments = segments(spec.table, self.ranges)
-        self._weights: NDArray[np.float32] | None = None
+        self.updates = Updates(spec, self.held, self.journal)
         self._greeted = False
-        self._buffers = Buffers(self.size)
-        self._slots: tuple[NDArray[np.float32], ...] = ()
-        self._round: dict[str, _Arrived] = {}
+        self._pushes = Pushes(spec, self.held)
+        self._serving = Serving(spec, boot, self.held, self.journal)
+
+    @property
+    def size(self) -> int:
+        """How many floats it has."""
+        return self.held.size
+
+    @property
+    def version(self) -> int:
+        """How many updates have made the present weights."""
+        return self.held.version
 
     # --- transitions ----------------------------------------------------------------------------
 
@@ -164,22 +146,70 @@ class Shard:
         except DownpourError as error:
             return [self.refuse(sender, message.request, error)]
 
+    def probed(
+        self, sender: bytes, probe: Probe, frames: Sequence[Buffer], *, unix_s: float, cpu_s: float
+    ) -> Outgoing:
+        """Answer a question about the link, for the driver, who alone knows clock and CPU time."""
+        try:
+            self._check_address(probe)
+        except DownpourError as error:
+            return self.refuse(sender, probe.request, error)
+        reply = Probed(
+            probe.request,
+            self.spec.shard,
+            self.boot,
+            PROTOCOL,
+            self.spec.build,
+            unix_s,
+            cpu_s,
+            sum(memoryview(frame).nbytes for frame in frames),
+        )
+        return Outgoing(sender, reply, (bytes(probe.payload_bytes),))
+
+    def handle_together(self, arrivals: Sequence[Arrival], now: float) -> list[Outgoing]:
+        """Answer messages that have come by the same moment: as if one after another.
+
+        Where the rule allows it, pushes of different workers are applied in one pass. The pulls
+        that came between them are answered behind them, and from what they have made.
+        """
+        out: list[Outgoing] = []
+        run: list[Arrived] = []
+        pulls: list[Arrival] = []
+        for one in arrivals:
+            message = one.message
+            if run and isinstance(message, Pull):
+                pulls.append(one)
+            elif isinstance(message, Push) and self.updates.joins(run, message, self.ledger):
+                try:
+                    self._check_address(message)
+                    self._identify(message, now)
+                    self._check_epoch(message.epoch)
+                    run.append(self._pushes.examine(one.sender, message, one.frames, now))
+                except DownpourError as error:
+                    out.append(self.refuse(one.sender, message.request, error))
+            else:
+                out += self._finish(run, pulls, now)
+                run, pulls = [], []
+                out += self.handle(one.sender, message, one.frames, now)
+        return out + self._finish(run, pulls, now)
+
     def tick(self, now: float) -> list[Outgoing]:
         """Let leases run out; call it at least once a `lease_s / 4`."""
-        silent = self.ledger.expire(now)
-        for worker in silent:
+        silent = self.ledger.silent(now)
+        return self.expire(silent, now) if silent else []
+
+    def expire(self, workers: Sequence[str], now: float) -> list[Outgoing]:
+        """Count these workers no longer, whose leases ran out."""
+        self.ledger.expire(workers)
+        for worker in workers:
             self.gate.forget(worker)
-        return self._open(now) if silent else []
+            self._serving.forget(worker)
+        return self._open(now)
 
     def refuse(self, sender: bytes, request: int, error: DownpourError) -> Outgoing:
         """The Refusal that tells `error`; the driver uses it for bytes that are no message."""
         self.journal.refused += 1
-        remedy = next(remedy for kind, remedy in _REMEDIES if isinstance(error, kind))
-        expected = error.expected if isinstance(error, Gap) else 0
-        text = " ".join(str(error).split())[:256]
-        return Outgoing(
-            sender, Refusal(request, self.spec.shard, self.boot, remedy, text, expected)
-        )
+        return Outgoing(sender, refusal(request, self.spec.shard, self.boot, error))
 
     def _dispatch(
         self, sender: bytes, message: Request, frames: Sequence[Buffer], now: float
@@ -203,7 +233,7 @@ class Shard:
             case Export():
                 return [self._export(sender, message)]
             case Read():
-                return [self._serve(sender, message.request, 0.0)]
+                return [Outgoing(sender, *self._serving.whole(message.request))]
             case AskStatus():
                 return [self._status(sender, message)]
             case AskRecords():
@@ -217,12 +247,13 @@ class Shard:
                 f"shard {self.spec.shard} runs protocol {PROTOCOL} build {self.spec.build},"
                 f" worker {message.worker} runs protocol {message.protocol} build {message.build}"
             )
-        self._installed()
+        self.held.weights()
         entry = self.ledger.greet(message.worker, message.incarnation, now + self.spec.lease_s)
         self._greeted = True
+        self._serving.forget(message.worker)
         if entry.standing is Standing.GREETED:
             self.gate.forget(message.worker)
-            self._round.pop(message.worker, None)
+            self.updates.round.pop(message.worker, None)
         welcome = Outgoing(
             sender,
             Welcome(
@@ -254,15 +285,17 @@ class Shard:
         self.ledger.leave(message.worker)
         self.gate.forget(message.worker)
         self.journal.forget(message.worker)
+        self._serving.forget(message.worker)
         left = Outgoing(sender, Left(message.request, self.spec.shard, self.boot))
         return [left, *self._open(now)]
 
     def _pull(self, sender: bytes, message: Pull, now: float) -> list[Outgoing]:
         self._identify(message, now)
         self._check_epoch(message.epoch)
+        self._serving.check(message)
         if not self._may_go(message):
             return self._park(sender, message, now)
-        return [self._serve_worker(sender, message, 0.0, now)]
+        return [Outgoing(sender, *self._serving.pull(message, 0.0, now))]
 
     def _park(self, sender: bytes, message: Pull | Join, now: float) -> list[Outgoing]:
         """Make it wait; a repetition is told so, which shows its sender that this shard lives."""
@@ -273,48 +306,28 @@ class Shard:
 
     def _may_go(self, message: Pull | Join) -> bool:
         if isinstance(message, Pull):
-            in_round = message.worker in self._round
+            in_round = message.worker in self.updates.round
             return not in_round and self.gate.passes(message.clock, self.ledger.min_clock)
         # Shard 0 alone decides who warms up, or two shards might choose different replicas. Who was
         # admitted once and comes back still counts elsewhere, so it must not wait here.
         return (
             self.spec.shard > 0
             or self.ledger.entries[message.worker].admitted
-            or self.steps >= self.spec.warm_steps
+            or self.updates.steps >= self.spec.warm_steps
             or not [worker for worker in self.ledger.active if worker != message.worker]
         )
 
     def _open(self, now: float) -> list[Outgoing]:
         """Apply a round that is complete, then answer whoever may go."""
-        out = self._close_rounds(now)
+        out = self._acknowledge_all(self.updates.close_rounds(self.ledger, now))
         for waiting in self.gate.release(self._may_go):
             if isinstance(waiting.message, Join):
                 out.append(self._admit(waiting.sender, waiting.message))
             else:
                 waited = now - waiting.since
-                out.append(self._serve_worker(waiting.sender, waiting.message, waited, now))
+                answer = self._serving.pull(waiting.message, waited, now)
+                out.append(Outgoing(waiting.sender, *answer))
         return out
-
-    def _serve_worker(self, sender: bytes, message: Pull, waited_s: float, now: float) -> Outgoing:
-        self.journal.read(message.worker, self.version, now)
-        return self._serve(sender, message.request, waited_s)
-
-    def _serve(self, sender: bytes, request: int, waited_s: float) -> Outgoing:
-        weights = self._installed()
-        self.journal.pulls += 1
-        self.journal.bytes_out += weights.nbytes
-        reply = Weights(
-            request,
-            self.spec.shard,
-            self.boot,
-            self.spec.map.epoch,
-            self.spec.table.name,
-            self.version,
-            Kind.F4,
-            self._keys,
-            waited_s,
-        )
-        return Outgoing(sender, reply, self._split(weights))
 
     # --- pushes ---------------------------------------------------------------------------------
 
@@ -323,7 +336,7 @@ class Shard:
     ) -> list[Outgoing]:
         self._identify(message, now)
         self._check_epoch(message.epoch)
-        ahead_of = self._round.get(message.worker)
+        ahead_of = self.updates.round.get(message.worker)
         if ahead_of is not None and message.seq > ahead_of.message.seq:
             slowest = self.ledger.min_clock or 0
             return [Outgoing(sender, Parked(message.request, self.spec.shard, self.boot, slowest))]
@@ -331,135 +344,56 @@ class Shard:
             self.journal.duplicates += 1
             # It was applied, so its steps are done: a retried worker catches up with its clock.
             self.ledger.advance(message.worker, message.clock)
-            return [self._acknowledge(sender, message, 0, duplicate=True), *self._open(now)]
-        arrived = self._examine(sender, message, frames, now)
-        if self.spec.merge is Merge.ROUND:
-            self._round[message.worker] = arrived
-            return self._open(now)
-        return [*self._apply([arrived], arrived.gradient, now), *self._open(now)]
+            return [
+                self._acknowledge(sender, message, self.version, duplicate=True),
+                *self._open(now),
+            ]
+        arrived = self._pushes.examine(sender, message, frames, now)
+        applied = self.updates.bring(arrived, self.ledger, now)
+        return [*self._acknowledge_all(applied), *self._open(now)]
 
-    def _examine(
-        self, sender: bytes, message: Push, frames: Sequence[Buffer], now: float
-    ) -> _Arrived:
-        """The push's gradient as one array, once everything about it is known to fit."""
-        self._installed()
-        if message.keys != self._keys:
-            raise BadMessage(
-                f"push covers keys {codec.show(message.keys)};"
-                f" shard {self.spec.shard} owns {codec.show(self._keys)}"
-            )
-        if message.read_version > self.version:
-            raise BadMessage(
-                f"push {message.seq} of worker {message.worker} was computed from version"
-                f" {message.read_version}; shard {self.spec.shard} is at {self.version}"
-            )
-        parts = codec.arrays(f"push {message.seq}", message.kind, self.ranges, frames)
-        gradient = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        # ZeroMQ hands out short frames at odd addresses; each loop would be compiled anew for them.
-        gradient = np.require(gradient, requirements="A")
-        squares = squared_norm(gradient)
-        if not np.isfinite(squares):
-            raise BadInput(
-                f"push {message.seq} of worker {message.worker} holds NaN or infinity:"
-                f" expected finite gradients (loss {message.loss:g}); is the rate too high?"
-            )
-        self.journal.bytes_in += gradient.nbytes
-        return _Arrived(sender, message, gradient, squares**0.5, now)
-
-    def _close_rounds(self, now: float) -> list[Outgoing]:
-        """Apply every round that nobody is missing from; a round is the pushes to one clock.
-
-        A worker that came back may have been let in beyond a round, at this shard or another: it
-        has nothing to bring to it, and its next push belongs to a later one.
-        """
-        out: list[Outgoing] = []
-        while self._round:
-            reached = min(one.message.clock for one in self._round.values())
-            active = ((name, self.ledger.entries[name]) for name in self.ledger.active)
-            late = [name for name, entry in active if entry.clock < reached]
-            if not all(worker in self._round for worker in late):
-                break
-            # By name, because float addition is not associative and arrival order is chance.
-            names = sorted(self._round)
-            names = [name for name in names if self._round[name].message.clock == reached]
-            out += self._apply_mean([self._round.pop(name) for name in names], now)
+    def _finish(
+        self, run: Sequence[Arrived], pulls: Sequence[Arrival], now: float
+    ) -> list[Outgoing]:
+        """Apply a run of pushes, then answer the pulls that came after the first of them."""
+        if not run:
+            return []
+        out = [*self._apply_together(run, now), *self._open(now)]
+        for one in pulls:
+            out += self.handle(one.sender, one.message, one.frames, now)
         return out
 
-    def _apply_mean(self, arrived: Sequence[_Arrived], now: float) -> list[Outgoing]:
-        total = arrived[0].gradient.copy()
-        for other in arrived[1:]:
-            total += other.gradient
-        total /= np.float32(len(arrived))
-        return self._apply(arrived, total, now)
+    def _apply_together(self, run: Sequence[Arrived], now: float) -> list[Outgoing]:
+        """Apply a run in one pass; one by one where that cannot be."""
+        applied = self.updates.bring_together(run, self.ledger, now) if len(run) > 1 else None
+        if applied is None:
+            return [answer for one in run for answer in self._apply_one(one, now)]
+        return self._acknowledge_all(applied)
 
-    def _apply(
-        self, arrived: Sequence[_Arrived], gradient: NDArray[np.float32], now: float
-    ) -> list[Outgoing]:
-        """Make the next version out of `gradient`, which is what `arrived` brought."""
-        weights = self._installed()
-        rate = self.rate
-        out = self._buffers.take()
-        self.spec.rule.apply(
-            weights,
-            gradient,
-            self._slots,
-            out,
-            self._segments,
-            rate=rate,
-            decay=self.spec.decay,
-            count=self.version + 1,
-        )
-        before, self.version, self._weights = self.version, self.version + 1, out
-        replies = []
-        for one in arrived:
-            message = one.message
-            self.ledger.record(
-                message.worker, message.seq, message.clock, message.step, message.loss
-            )
-            self.steps += message.steps
-            self.samples += message.samples
-            staleness = before - message.read_version
-            self.journal.applied(
-                message,
-                version=self.version,
-                staleness=staleness,
-                clock_gap=self.ledger.clock_gap,
-                rate=rate,
-                norm=one.norm,
-                payload_bytes=one.gradient.nbytes,
-                now=now,
-            )
-            replies.append(self._acknowledge(one.sender, message, staleness, duplicate=False))
-        return replies
+    def _apply_one(self, arrived: Arrived, now: float) -> list[Outgoing]:
+        try:
+            return self._acknowledge_all(self.updates.bring(arrived, self.ledger, now))
+        except DownpourError as error:
+            return [self.refuse(arrived.sender, arrived.message.request, error)]
+
+    def _acknowledge_all(self, applied: Sequence[Applied]) -> list[Outgoing]:
+        return [
+            self._acknowledge(push.sender, push.message, version, staleness)
+            for push, version, staleness in applied
+        ]
 
     def _acknowledge(
-        self, sender: bytes, message: Push, staleness: int, *, duplicate: bool
+        self,
+        sender: bytes,
+        message: Push,
+        version: int,
+        staleness: int = 0,
+        *,
+        duplicate: bool = False,
     ) -> Outgoing:
-        return Outgoing(
-            sender,
-            Ack(
-                message.request,
-                self.spec.shard,
-                self.boot,
-                message.seq,
-                self.version,
-                staleness,
-                duplicate,
-            ),
-        )
-
-    @property
-    def rate(self) -> float:
-        """The learning rate of the next update.
-
-        The schedule's iteration is a step of the whole system: the steps applied so far, divided by
-        the number of workers. With one worker it is Caffe's iteration; with more it does not depend
-        on who is fast, who started late or who died.
-        """
-        try:
-            return self.spec.schedule.rate(self.steps // self.spec.workers)
-        except OverflowError:  # a policy that grows: Caffe's comes to infinity too
-            return float("inf")
+        asked, shard, boot = message.request, self.spec.shard, self.boot
+        ack = Ack(asked, shard, boot, message.seq, version, staleness, duplicate)
+        return Outgoing(sender, ack)
 
     # --- operators ------------------------------------------------------------------------------
 
@@ -468,64 +402,25 @@ class Shard:
             raise GiveUp(
                 f"install: shard {self.spec.shard} serves workers by now; expected a fresh one"
             )
-        names = list(self.spec.rule.slot_names)
-        if message.slots and sorted(message.slots) != sorted(names):
-            raise BadInput(
-                f"install on shard {self.spec.shard}: expected the slots {names} of rule"
-                f" {type(self.spec.rule).__name__}, got {message.slots}"
-            )
-        if len(frames) != 2 + len(message.slots):
-            raise BadMessage(
-                f"install: expected {2 + len(message.slots)} frames, got {len(frames)}"
-            )
-        saved = codec.decode_state(frames[0], Saved)
-        weights = self._whole(frames[1]).copy()
-        slots = dict.fromkeys(names, np.zeros(self.size, np.float32))
-        slots.update(zip(message.slots, map(self._whole, frames[2:]), strict=True))
-        self._weights, self._slots = weights, tuple(slots[name].copy() for name in names)
-        self.version, self.steps, self.samples = saved.version, saved.steps, saved.samples
-        self.ledger = saved.ledger
+        self.restore(*self.held.read(message.slots, frames))
         self.ledger.dismiss()
         return Outgoing(
             sender, Installed(message.request, self.spec.shard, self.boot, self.version)
         )
 
     def _export(self, sender: bytes, message: Export) -> Outgoing:
-        weights = self._installed()
-        saved = Saved(self.version, self.steps, self.samples, self.ledger)
-        # Slots change in place with the next push, so this answer takes copies of them.
-        slots = tuple(slot.copy() for slot in self._slots)
-        reply = State(
-            message.request,
-            self.spec.shard,
-            self.boot,
-            self.version,
-            list(self.spec.rule.slot_names),
-        )
-        return Outgoing(sender, reply, (codec.encode_state(saved), weights, *slots))
+        saved, weights, slots = self.copy()
+        reply = State(message.request, self.spec.shard, self.boot, self.version, list(slots))
+        return Outgoing(sender, reply, (codec.encode_state(saved), weights, *slots.values()))
 
     def status(self) -> ShardStatus:
         """This shard's counters and how each worker stands."""
-        workers = tuple(
-            WorkerStatus(
-                name,
-                entry.standing,
-                entry.incarnation,
-                entry.takeovers,
-                entry.clock,
-                entry.step,
-                entry.seq,
-                self.gate.waits(name) or name in self._round,
-                entry.loss,
-            )
-            for name, entry in self.ledger.entries.items()
-        )
         return ShardStatus(
             self.spec.shard,
             self.version,
-            self.steps,
-            self.samples,
-            self.rate,
+            self.updates.steps,
+            self.updates.samples,
+            self.updates.rate,
             self.journal.pushes,
             self.journal.pulls,
             self.journal.duplicates,
@@ -533,8 +428,11 @@ class Shard:
             self.journal.bytes_in,
             self.journal.bytes_out,
             self.journal.max_clock_gap,
-            workers,
+            self.ledger.standings(self._waits),
         )
+
+    def _waits(self, worker: str) -> bool:
+        return self.gate.waits(worker) or worker in self.updates.round
 
     def _status(self, sender: bytes, message: AskStatus) -> Outgoing:
         reply = Status(message.request, self.spec.shard, self.boot)
@@ -545,9 +443,37 @@ class Shard:
         reply = Records(message.request, self.spec.shard, self.boot, first)
         return Outgoing(sender, reply, (rows.tobytes(),))
 
+    # --- copies ---------------------------------------------------------------------------------
+
+    def copy(self) -> tuple[Saved, NDArray[np.float32], dict[str, NDArray[np.float32]]]:
+        """The whole state, of one version, in this host's memory; the arrays stay as they are."""
+        weights, slots = self.held.copy()
+        done = self.updates
+        return Saved(self.version, done.steps, done.samples, self.ledger), weights, slots
+
+    def restore(
+        self, saved: Saved, weights: NDArray[np.float32], slots: dict[str, NDArray[np.float32]]
+    ) -> None:
+        """Become what `copy` returned elsewhere, its workers counting as they did there."""
+        self.held.restore(saved.version, weights, slots)
+        self._serving.begin_anew()
+        self.updates.steps, self.updates.samples = saved.steps, saved.samples
+        self.ledger = saved.ledger
+
+    def waiting(self) -> list[tuple[FromWorker, tuple[Buffer, ...]]]:
+        """Requests that will change something and wait: pushes of open rounds, parked joins."""
+        pushes = [(one.message, one.frames) for one in self.updates.round.values()]
+        joins = [one.message for one in self.gate.waiting if isinstance(one.message, Join)]
+        return [*pushes, *((join, ()) for join in joins)]
+
+    def take_over(self, now: float) -> None:
+        """Serve from now on, in another copy's place: its workers must say hello to this one."""
+        self.ledger.renew(now + self.spec.lease_s)
+        self.gate.clear()
+
     # --- checks ---------------------------------------------------------------------------------
 
-    def _check_address(self, message: Request) -> None:
+    def _check_address(self, message: Request | Probe) -> None:
         """The message is for this job, this life of this shard, and this table."""
         assert isinstance(message, FromWorker | FromOperator)
         if message.job != self.spec.job:
@@ -570,23 +496,3 @@ class Shard:
 
     def _identify(self, message: FromWorker, now: float) -> None:
         self.ledger.identify(message, now + self.spec.lease_s)
-
-    def _installed(self) -> NDArray[np.float32]:
-        if self._weights is None:
-            raise Retry(f"shard {self.spec.shard} has no weights yet")
-        return self._weights
-
-    def _whole(self, frame: Buffer) -> NDArray[np.float32]:
-        if memoryview(frame).nbytes != self.size * 4:
-            raise BadMessage(
-                f"install: shard {self.spec.shard} has {self.size * 4} bytes of weights,"
-                f" got {memoryview(frame).nbytes}"
-            )
-        return np.frombuffer(frame, "<f4")
-
-    def _split(self, weights: NDArray[np.float32]) -> tuple[NDArray[np.float32], ...]:
-        parts, base = [], 0
-        for keys in self.ranges:
-            parts.append(weights[base : base + len(keys)])
-            base += len(keys)
-        return tuple(parts)

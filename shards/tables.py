@@ -21,6 +21,8 @@ from shards.errors import BadInput
 
 TENSOR_ALIGNMENT = 64
 SHARD_ALIGNMENT = 256
+PAGE_FLOATS = 1024  # in 4 KB, a page of memory
+_PAGES_A_SHARD = 64  # from here on, a page more or less makes no shard uneven
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -125,14 +127,19 @@ class ShardMap(msgspec.Struct, frozen=True):
 
 
 def cut_evenly(table: DenseTable, shards: int, epoch: int = 1) -> ShardMap:
-    """Cut a table into one contiguous range a shard, as even as 256-float boundaries allow."""
+    """Cut a table into one contiguous range a shard, as even as 256-float boundaries allow.
+
+    A large table is cut where pages of memory end, so that parts can be mapped side by side.
+    """
     blocks = table.size // SHARD_ALIGNMENT
     if not 1 <= shards <= max(blocks, 1):
         raise BadInput(
             f"table {table.name} has {blocks} blocks of {SHARD_ALIGNMENT} floats:"
             f" expected 1 to {max(blocks, 1)} shards, got {shards}"
         )
-    bounds = [SHARD_ALIGNMENT * (blocks * shard // shards) for shard in range(shards + 1)]
+    unit = PAGE_FLOATS if table.size >= _PAGES_A_SHARD * PAGE_FLOATS * shards else SHARD_ALIGNMENT
+    bounds = [unit * (table.size // unit * shard // shards) for shard in range(shards)]
+    bounds.append(table.size)
     return ShardMap(
         epoch,
         table.name,

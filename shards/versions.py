@@ -7,9 +7,36 @@ every view and every frame in flight keeps its base array alive.
 """
 
 import sys
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
+
+from cupy_kernels.places import HOST, Place
+
+Allocator = Callable[[int], NDArray[np.float32]]
+"""A new zeroed array of so many float32, in whatever memory its owner wants it."""
+
+
+def on_the_heap(size: int) -> NDArray[np.float32]:
+    """The ordinary allocator."""
+    return np.zeros(size, np.float32)
+
+
+def allocator(place: Place) -> Allocator:
+    """The one of a place: the host's heap, or a device's memory."""
+
+    def zeroed(size: int) -> NDArray[np.float32]:
+        array = place.empty((size,), np.float32)
+        array.fill(0)
+        return array
+
+    return on_the_heap if place == HOST else zeroed
+
+
+def staging(place: Place) -> Allocator:
+    """Arrays on the host that are quick to fill from a place's."""
+    return lambda size: place.staging((size,), np.float32)
 
 
 def _count_of_the_unshared() -> int:
@@ -22,24 +49,42 @@ def _count_of_the_unshared() -> int:
     raise AssertionError("the list is not empty")
 
 
+_LATELY = 64  # takings
+
 _UNSHARED = _count_of_the_unshared()
 
 
 class Buffers:
-    """Recycled float32 arrays of one size: lent by being handed out, returned by being dropped."""
+    """Recycled float32 arrays of one size: lent by being handed out, returned by being dropped.
 
-    def __init__(self, size: int) -> None:
+    As many are kept as were lent at once of late, and one more.
+    """
+
+    def __init__(self, size: int, allocate: Allocator = on_the_heap) -> None:
         self.size = size
+        self._allocate = allocate
         self._all: list[NDArray[np.float32]] = []
+        self._taken = 0
+        self._idle: int | None = None  # the fewest that lay unused at a taking, of late
 
     def take(self) -> NDArray[np.float32]:
         """A buffer to which nobody else refers; its contents are whatever it held last."""
-        for buffer in self._all:
-            if sys.getrefcount(buffer) == _UNSHARED:
-                return buffer
-        fresh = np.zeros(self.size, np.float32)
-        self._all.append(fresh)
-        return fresh
+        free = [buffer for buffer in self._all if sys.getrefcount(buffer) == _UNSHARED]
+        if not free:
+            free.append(self._allocate(self.size))
+            self._all.append(free[0])
+        self._shrink(free)
+        return free[0]
+
+    def _shrink(self, free: list[NDArray[np.float32]]) -> None:
+        """Let go of those that nobody has wanted in the last takings, but one."""
+        idle = len(free) - 1
+        self._idle = idle if self._idle is None else min(self._idle, idle)
+        self._taken += 1
+        if self._taken % _LATELY == 0:
+            surplus = [id(buffer) for buffer in free[1:][: max(0, self._idle - 1)]]
+            self._all = [buffer for buffer in self._all if id(buffer) not in surplus]
+            self._idle = None
 
     def __len__(self) -> int:
         return len(self._all)

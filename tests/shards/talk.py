@@ -1,12 +1,13 @@
 """A shard, and a short way to say things to it: what its tests speak."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from cupy_kernels.places import HOST, Place
 from shards import codec
 from shards.ledger import Ledger
 from shards.messages import (
@@ -27,8 +28,9 @@ from shards.messages import (
 )
 from shards.rules import SGD, Decay
 from shards.schedules import Fixed
-from shards.shard import Outgoing, Saved, Shard
+from shards.shard import Outgoing, Shard
 from shards.spec import ShardSpec
+from shards.state import Saved
 from shards.tables import DenseTable, TensorSpec, cut_evenly
 
 TABLE = DenseTable(
@@ -61,8 +63,11 @@ def spec(**options: Any) -> ShardSpec:
 class Talk:
     """A shard in its first life. `frames` are the frames of the last answer that had any."""
 
+    place: ClassVar[Place] = HOST
+    """Where the shards live that are talked to."""
+
     def __init__(self, *, installed: bool = True, boot: int = 1, **options: Any) -> None:
-        self.shard = Shard(spec(**options), boot)
+        self.shard = Shard(spec(**options), boot, place=self.place)
         self.frames: tuple[NDArray[np.float32] | bytes, ...] = ()
         self.now = 0.0
         if installed:

@@ -130,7 +130,7 @@ def test_a_rate_that_grows_beyond_numbers() -> None:
     talk = Talk(schedule=Exp(base_rate=1.0, gamma=10.0), bound=None)
     talk.enter("w")
     talk.say(push("w", 1, steps=2**32), gradient(0))
-    assert talk.shard.rate == float("inf")
+    assert talk.shard.updates.rate == float("inf")
     assert talk.say(AskStatus(1, "job", "net")) == [("operator", Status(1, 0, 1))]
 
 
@@ -140,6 +140,6 @@ def test_the_schedule_counts_steps_of_the_whole_system() -> None:
     talk.enter("a", "b")
     rates = []
     for seq in range(1, 6):
-        rates.append(talk.shard.rate)
+        rates.append(talk.shard.updates.rate)
         talk.say(push("a", seq), gradient(0))
     assert rates == [1.0, 1.0, 0.5, 0.5, 0.25]

@@ -62,7 +62,7 @@ def test_a_takeover_is_counted_when_a_life_was_lost() -> None:
     """One that had left handed over in peace, as every worker of a resumed job did."""
     ledger = ledger_of(a=0, b=0, c=0)
     ledger.leave("a")
-    ledger.expire(10.0)
+    ledger.expire(ledger.silent(10.0))
     assert [ledger.greet(worker, 1, 20.0).takeovers for worker in "abc"] == [0, 1, 1]
     ledger.dismiss()
     assert [ledger.greet(worker, 2, 20.0).takeovers for worker in "abc"] == [0, 1, 1]
@@ -132,8 +132,9 @@ def test_the_slowest_registered_clock() -> None:
     ledger.leave("a")
     assert (ledger.min_clock, ledger.clock_gap) == (5, 4)
     ledger.identify(renew("c"), 12.0)
-    assert ledger.expire(11.0) == ["b", "d"]
-    assert ledger.expire(11.0) == []
+    assert ledger.silent(11.0) == ["b", "d"]
+    ledger.expire(["b", "d"])
+    assert ledger.silent(11.0) == []
     assert (ledger.active, ledger.min_clock, ledger.clock_gap) == (["c"], 9, 0)
     ledger.leave("c")
     assert (ledger.min_clock, ledger.clock_gap) == (None, 0)
@@ -156,9 +157,9 @@ def test_the_slowest_clock_never_goes_back() -> None:
     """
     ledger = ledger_of(slow=3, fast=4)
     ledger.identify(renew("fast"), 99.0)
-    ledger.expire(10.0)
+    ledger.expire(ledger.silent(10.0))
     ledger.advance("fast", 100)
-    ledger.expire(99.0)
+    ledger.expire(ledger.silent(99.0))
     assert ledger.active == []
     for worker in ("slow", "fast"):
         ledger.greet(worker, 0, 200.0)
@@ -228,7 +229,9 @@ class Life(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1.0, 4.0, 11.0]))
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        for worker in self.ledger.expire(self.now):
+        silent = self.ledger.silent(self.now)
+        self.ledger.expire(silent)
+        for worker in silent:
             assert self.ledger.entries[worker].lease_until <= self.now
 
     def _may(self, message: FromWorker) -> bool:

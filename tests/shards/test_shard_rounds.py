@@ -39,7 +39,7 @@ def test_a_round_is_one_update_with_the_mean() -> None:
         served("b", 1),
     ]
     assert set(talk.weights()[REAL]) == {-3}
-    assert (talk.shard.version, talk.shard.steps, talk.shard.samples) == (1, 3, 192)
+    assert (talk.shard.version, talk.shard.updates.steps, talk.shard.updates.samples) == (1, 3, 192)
 
 
 def test_the_order_of_arrival_does_not_matter() -> None:

@@ -20,7 +20,7 @@ from shards.messages import (
     Welcome,
 )
 from shards.rules import Adam, Momentum
-from shards.shard import Saved
+from shards.state import Saved
 from tests.shards.talk import (
     SIZE,
     Talk,

@@ -136,3 +136,14 @@ def test_tables_and_maps_travel() -> None:
         assert coder.decode(coder.encode(shard_map), type=ShardMap) == shard_map
     assert shard_map.shards == 2
     assert str(shard_map.ranges[1][0]) == "[256, 512)"
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 7])
+def test_large_tables_are_cut_at_pages(shards: int) -> None:
+    """Each part but the last ends where a 4 KB page of the arena does, and none is much larger."""
+    table = DenseTable("large", (TensorSpec("w", (65_536 * shards + 300,)),))
+    ranges = [keys for (keys,) in cut_evenly(table, shards).ranges]
+    assert [keys.start for keys in ranges] == [0, *(keys.stop for keys in ranges[:-1])]
+    assert ranges[-1].stop == table.size
+    assert all(4 * keys.start % 4096 == 0 for keys in ranges)
+    assert max(map(len, ranges)) - min(map(len, ranges)) <= 2048

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
+from numpy.typing import NDArray
 
-from shards.versions import Buffers
+from shards.versions import _LATELY, Buffers
 
 
 def test_a_dropped_buffer_is_recycled() -> None:
@@ -27,6 +28,32 @@ def test_held_buffers_are_distinct() -> None:
     freed = held.pop(2).ctypes.data
     assert buffers.take().ctypes.data == freed
     assert len(buffers) == 5
+
+
+def test_a_rush_is_forgotten() -> None:
+    """What was lent at once, once, is let go when it has not been wanted for a while; one stays."""
+    buffers = Buffers(100)
+    held = [buffers.take() for _ in range(6)]
+    kept = held.pop()
+    del held
+    for _ in range(2 * _LATELY):
+        buffers.take()
+    assert len(buffers) == 3, "one that is held, one that is taken, and one more"
+    kept[:] = 7
+    for _ in range(2 * _LATELY):
+        buffers.take()[:] = 1
+    assert kept.min() == 7
+
+
+def test_what_is_used_in_turns_is_kept() -> None:
+    """Four lent at once, over and over, stay the same four."""
+    buffers = Buffers(100)
+    seen: set[int] = set()
+    for _ in range(2 * _LATELY):
+        held = [buffers.take() for _ in range(4)]
+        seen.update(array.ctypes.data for array in held)
+        del held
+    assert len(seen) == len(buffers) == 4
 
 
 @pytest.mark.parametrize(
@@ -79,3 +106,23 @@ def test_a_message_under_way_keeps_a_buffer() -> None:
             assert arrived.shape == (size,)
             assert np.all(arrived == number)
     assert 1 <= len(buffers) <= sent
+
+
+def test_buffers_live_where_their_allocator_puts_them() -> None:
+    """It is asked once a buffer; slices of foreign memory keep their buffer like any other's."""
+    sizes = []
+
+    def foreign(size: int) -> NDArray[np.float32]:
+        sizes.append(size)
+        return np.frombuffer(bytearray(4 * size), np.float32)
+
+    buffers = Buffers(100, foreign)
+    first = buffers.take()
+    reader = first[10:20]
+    del first
+    second = buffers.take()
+    assert not np.shares_memory(second, reader)
+    del second, reader
+    for _ in range(3):
+        buffers.take()
+    assert sizes == [100, 100]

@@ -1,0 +1,85 @@
+"""What a push must be like, and the gradient that it brings.
+
+Everything about a push is checked before anything changes: that it covers the shard's keys, that it
+was computed from a version that exists, that its payload is one, and that its gradient is finite.
+Finiteness is told by the norm, which costs a pass over the gradient; who applies several pushes in
+one pass takes their norms on the way, so it is asked for by itself.
+
+Whether a push is its worker's next is the ledger's to say (ledger.py), not this file's.
+"""
+
+from collections.abc import Sequence
+from math import isfinite
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cupy_kernels.updates import squared_norm
+from shards import codec, payloads
+from shards.codec import Buffer
+from shards.errors import BadInput, BadMessage
+from shards.messages import Push
+from shards.spec import ShardSpec
+from shards.state import Held
+from shards.versions import Buffers
+
+
+class Arrived(msgspec.Struct, frozen=True):
+    """A valid push that is to be applied; its norm is taken when it is known to be finite."""
+
+    sender: bytes
+    message: Push
+    frames: tuple[Buffer, ...]
+    gradient: NDArray[np.float32]
+    payload_bytes: int
+    time: float
+    norm: float = 0.0
+
+
+class Pushes:
+    """The checks of one shard, which holds `held`."""
+
+    def __init__(self, spec: ShardSpec, held: Held) -> None:
+        self._shard = spec.shard
+        self._ranges = spec.map.ranges[spec.shard]
+        self._keys = codec.flatten(self._ranges)
+        self._held = held
+        self._decoded = Buffers(held.size)
+
+    def examine(
+        self, sender: bytes, message: Push, frames: Sequence[Buffer], now: float
+    ) -> Arrived:
+        """The push's gradient as one array, once all about it but its norm is known to fit.
+
+        Raises Retry where there are no weights yet, BadMessage, and BadInput.
+        """
+        self._held.weights()
+        if message.keys != self._keys:
+            raise BadMessage(
+                f"push covers keys {codec.show(message.keys)};"
+                f" shard {self._shard} owns {codec.show(self._keys)}"
+            )
+        if message.read_version > self._held.version:
+            raise BadMessage(
+                f"push {message.seq} of worker {message.worker} was computed from version"
+                f" {message.read_version}; shard {self._shard} is at {self._held.version}"
+            )
+        what = f"push {message.seq}"
+        parts = payloads.checked(what, message.kind, message.zstd, self._ranges, frames)
+        gradient = payloads.values(message.kind, parts, self._ranges, self._decoded.take)
+        payload_bytes = sum(memoryview(frame).nbytes for frame in frames)
+        placed = self._held.placed(gradient)
+        return Arrived(sender, message, tuple(frames), placed, payload_bytes, now)
+
+
+def measured(arrived: Arrived, squares: float | None = None) -> Arrived:
+    """The push with its norm, from its squared one; raises BadInput if that is not finite."""
+    message = arrived.message
+    squares = squared_norm(arrived.gradient) if squares is None else squares
+    if not isfinite(squares):
+        raise BadInput(
+            f"push {message.seq} of worker {message.worker} holds NaN or infinity:"
+            f" expected finite gradients (loss {message.loss:g}); is the rate too high?"
+        )
+    return msgspec.structs.replace(arrived, norm=squares**0.5)

@@ -1,0 +1,333 @@
+"""A replica: one copy of a shard, as primary or as backup.
+
+Theory. A shard is a deterministic state machine: the same requests in the same order make the same
+weights, slots and ledger, bit for bit. So a backup is a second shard that is handed the primary's
+requests in the primary's order (Schneider 1990, the state-machine approach), and the promise that
+an acknowledged push is never lost is one rule about *answers*: an answer leaves only once all that
+it shows is *committed*, that is, held by every copy that the configuration counts on.
+
+- The primary numbers each request that changes something (a hello, a join, a push, a departure, an
+  install, a lease that ran out) and sends it to the backup. It applies it at once; the answers are
+  held back until the backup has reported that number. A request that only reads shows the state
+  after the newest entry, so its answer waits for that one.
+- Without a backup everything is committed at once.
+- A backup counts as *in sync* once it has been sent the whole state and has reported everything
+  that was committed. From that moment nothing is committed without it, and only then does the
+  primary say so to the coordinator, which from then on may promote it.
+- A primary acts under the newest configuration that the coordinator has *confirmed*; before that it
+  goes on under the one before. Who has accepted a newer configuration ignores the entries of an
+  older one, so a primary of the past can commit nothing more. It does not retire for that: until
+  the newer configuration is confirmed, it may yet be called back.
+- A backup that is promoted serves only once confirmed. It may hold entries that were never
+  committed; they are now. A worker that repeats such a push is told that it is a duplicate.
+
+The workers' parked pulls, which change nothing, die with the primary: a worker learns from the new
+one's boot number that it must say hello again, and asks anew.
+
+It leaves to others: carrying messages, telling the time, choosing configurations (ps/coordinator),
+and finding the primary. A driver calls a transition and carries out the `Effects`, in order.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from shards import codec
+from shards.codec import Buffer
+from shards.errors import Retry
+from shards.group import (
+    Assignment,
+    Beat,
+    Configuration,
+    Replicate,
+    Replicated,
+    Sync,
+    ToPeer,
+)
+from shards.messages import Hello, Install, Join, Leave, Push, Refusal, Registered, Request
+from shards.shard import Outgoing, Shard
+from shards.state import Saved
+
+Frames = tuple[NDArray[np.float32] | Buffer, ...]
+
+_LOGGED = (Hello, Join, Push, Leave, Install)
+
+
+class Post(msgspec.Struct, frozen=True):
+    """A message for the replica whose boot number is `to`."""
+
+    to: int
+    message: ToPeer
+    frames: Frames = ()
+
+
+class Effects(msgspec.Struct, frozen=True):
+    """What a driver is to send: answers to clients, posts to peers, a beat to the coordinator."""
+
+    answers: list[Outgoing] = []
+    posts: list[Post] = []
+    beat: Beat | None = None
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """One entry of the log, kept until the backup has it."""
+
+    position: int
+    at: float
+    frames: Frames
+    expired: tuple[str, ...]
+
+
+class Replica:
+    """One life of one copy of a shard; `make_shard` makes an empty one with this boot number."""
+
+    def __init__(
+        self, shard: int, boot: int, make_shard: Callable[[], Shard], *, retry_s: float = 0.5
+    ) -> None:
+        self.number = shard
+        self.boot = boot
+        self.shard = make_shard()
+        self.retry_s = retry_s
+        self.position = 0
+        self._make_shard = make_shard
+        self._accepted: Configuration | None = None
+        self._active: Configuration | None = None  # what a primary acts under
+        self._holds: int | None = None  # as a backup: the last entry applied
+        # As a primary: what the backup has reported; and, once it has, the last entry that was
+        # committed without it. From then on it is counted on.
+        self._reported: int | None = None
+        self._alone_until: int | None = None
+        self._sync_at = 0
+        self._unreported: deque[_Entry] = deque()
+        self._held: deque[tuple[int, list[Outgoing]]] = deque()
+        self._quiet_since = 0.0
+        self.retired = False
+
+    # --- what it is -------------------------------------------------------------------------------
+
+    @property
+    def serving(self) -> bool:
+        """Whether it is a primary whose configuration is confirmed."""
+        return not self.retired and self._active is not None and self._active.primary == self.boot
+
+    @property
+    def committed(self) -> int:
+        """The last entry that every copy which counts holds."""
+        if self._reported is None or self._alone_until is None:
+            return self.position
+        return max(self._alone_until, min(self._reported, self.position))
+
+    @property
+    def in_sync(self) -> bool:
+        """Whether its backup holds all that is committed, and nothing is committed without it."""
+        return (
+            self._reported is not None
+            and self._alone_until is not None
+            and self._reported >= self._alone_until
+            and self._accepted == self._active
+        )
+
+    def beat(self) -> Beat:
+        """What to tell the coordinator, now and every so often."""
+        accepted = self._accepted
+        return Beat(self.number, self.boot, accepted.epoch if accepted else 0, self.in_sync)
+
+    # --- transitions ------------------------------------------------------------------------------
+
+    def assign(self, told: Assignment, now: float) -> Effects:
+        """Take the coordinator's decision; an old one changes nothing."""
+        new = told.configuration
+        known = self._accepted.epoch if self._accepted else 0
+        if self.retired or new.epoch < known:
+            return Effects()
+        if not new.holds(self.boot):
+            if told.confirmed and self._accepted is not None:
+                self._retire()  # a newcomer is told so too, and has nothing to lose
+            return Effects()
+        fresh = new.epoch > known
+        if fresh:
+            self._accept(new)
+        effects = Effects()
+        if told.confirmed and new.primary == self.boot and self._active != new:
+            effects = self._act_under(new, now)
+        return Effects(effects.answers, effects.posts, self.beat() if fresh else None)
+
+    def handle(
+        self, sender: bytes, message: Request, frames: Sequence[Buffer], now: float
+    ) -> Effects:
+        """Answer a worker or an operator."""
+        if not self.serving:
+            reason = Retry(f"shard {self.number}: this copy does not serve; ask the primary")
+            return Effects([self.shard.refuse(sender, message.request, reason)])
+        answers = self.shard.handle(sender, message, frames, now)
+        refused = any(isinstance(answer.message, Refusal) for answer in answers)
+        if refused or not isinstance(message, _LOGGED):
+            return self._answer(answers)  # a request that is refused changes nothing
+        return self._log(now, (codec.encode(message), *frames), (), answers)
+
+    def tick(self, now: float) -> Effects:
+        """Let leases run out, and repeat to a silent backup what it has not reported."""
+        if not self.serving:
+            return Effects()
+        posts = self._repeat(now)
+        silent = self.shard.ledger.silent(now)
+        if not silent:
+            return Effects([], posts)
+        effects = self._log(now, (), tuple(silent), self.shard.expire(silent, now))
+        return Effects(effects.answers, posts + effects.posts)
+
+    def receive(
+        self, origin: int, message: ToPeer, frames: Sequence[Buffer], now: float
+    ) -> Effects:
+        """Take a message of the peer whose boot number is `origin`."""
+        match message:
+            case Replicated():
+                return self._heard(origin, message, now)
+            case Sync() | Replicate():
+                return self._copied(origin, message, frames)
+
+    # --- configurations ---------------------------------------------------------------------------
+
+    def _accept(self, new: Configuration) -> None:
+        assert self._accepted is None or new.epoch > self._accepted.epoch
+        self._accepted = new
+        if new.backup == self.boot:
+            self._holds = None  # the primary sends everything anew in each epoch
+
+    def _act_under(self, new: Configuration, now: float) -> Effects:
+        """It is confirmed, and this is its primary."""
+        promoted = self._active is None
+        self._active = new
+        self._reported = self._alone_until = None
+        self._unreported.clear()
+        if promoted:
+            self.shard.take_over(now)
+        posts = self._send_state(now) if new.backup is not None else []
+        return Effects(self._released(), posts)
+
+    def _retire(self) -> None:
+        """It has no part any more: what it held back was never acknowledged, and never will be."""
+        self.retired = True
+        self._held.clear()
+        self._unreported.clear()
+
+    # --- as a primary -----------------------------------------------------------------------------
+
+    def _log(
+        self, now: float, frames: Frames, expired: tuple[str, ...], answers: list[Outgoing]
+    ) -> Effects:
+        """Number what was just applied, send it to the backup, and hold back its answers."""
+        self.position += 1
+        posts = []
+        if self._active is not None and self._active.backup is not None:
+            entry = _Entry(self.position, now, frames, expired)
+            if not self._unreported:
+                self._quiet_since = now
+            self._unreported.append(entry)
+            posts = [self._replicate(entry)]
+        effects = self._answer(answers)
+        return Effects(effects.answers, posts)
+
+    def _answer(self, answers: list[Outgoing]) -> Effects:
+        """Let answers go that show only what is committed; the others wait."""
+        # Nobody waits for the answer to a request that came through a primary of the past.
+        awaited = [answer for answer in answers if answer.to]
+        if awaited:
+            self._held.append((self.position, awaited))
+        return Effects(self._released())
+
+    def _released(self) -> list[Outgoing]:
+        out: list[Outgoing] = []
+        while self._held and self._held[0][0] <= self.committed:
+            out += self._held.popleft()[1]
+        return out
+
+    def _send_state(self, now: float) -> list[Post]:
+        """Everything, to a backup that has nothing of this epoch yet."""
+        assert self._active is not None
+        assert self._active.backup is not None
+        self._sync_at, self._quiet_since = self.position, now
+        self._unreported.clear()
+        saved, weights, slots = self.shard.copy()
+        message = Sync(self._active.epoch, self.position, list(slots))
+        frames: Frames = (codec.encode_state(saved), weights, *slots.values())
+        posts = [Post(self._active.backup, message, frames)]
+        # What waits for others is in nobody's state yet: it follows as entries of its own.
+        for waiting, payload in self.shard.waiting():
+            self.position += 1
+            entry = _Entry(self.position, now, (codec.encode(waiting), *payload), ())
+            self._unreported.append(entry)
+            posts.append(self._replicate(entry))
+        return posts
+
+    def _replicate(self, entry: _Entry) -> Post:
+        assert self._active is not None
+        assert self._active.backup is not None
+        message = Replicate(self._active.epoch, entry.position, entry.at, list(entry.expired))
+        return Post(self._active.backup, message, entry.frames)
+
+    def _repeat(self, now: float) -> list[Post]:
+        """A backup that has not reported for `retry_s` may have been sent in vain."""
+        behind = self._reported is None or bool(self._unreported)
+        if self._active is None or self._active.backup is None or not behind:
+            return []
+        if now - self._quiet_since < self.retry_s:
+            return []
+        self._quiet_since = now
+        if self._reported is None:
+            return self._send_state(now)
+        return [self._replicate(entry) for entry in self._unreported]
+
+    def _heard(self, origin: int, message: Replicated, now: float) -> Effects:
+        active = self._active
+        if active is None or active.backup != origin or message.epoch != active.epoch:
+            return Effects()
+        if message.position is None or message.position < self._sync_at:
+            return Effects()
+        was_in_sync = self.in_sync
+        self._reported = max(self._reported or 0, message.position)
+        self._quiet_since = now
+        while self._unreported and self._unreported[0].position <= self._reported:
+            self._unreported.popleft()
+        if self._alone_until is None:
+            self._alone_until = self.position
+        return Effects(
+            self._released(), [], self.beat() if self.in_sync and not was_in_sync else None
+        )
+
+    # --- as a backup ------------------------------------------------------------------------------
+
+    def _copied(self, origin: int, message: Sync | Replicate, frames: Sequence[Buffer]) -> Effects:
+        accepted = self._accepted
+        if accepted is None or message.epoch > accepted.epoch:
+            return Effects()  # the coordinator has not told this copy yet; the primary repeats it
+        if message.epoch < accepted.epoch or accepted.backup != self.boot:
+            return Effects()
+        if isinstance(message, Sync):
+            self._take_state(message, frames)
+        elif self._holds is not None and message.position == self._holds + 1:
+            self._apply(message, frames)
+        return Effects(posts=[Post(origin, Replicated(message.epoch, self._holds))])
+
+    def _take_state(self, message: Sync, frames: Sequence[Buffer]) -> None:
+        if self._holds is not None and message.position <= self._holds:
+            return  # a repetition that comes late
+        saved = codec.decode_state(frames[0], Saved)
+        arrays = [np.frombuffer(frame, np.float32) for frame in frames[1:]]
+        self.shard = self._make_shard()
+        self.shard.restore(saved, arrays[0], dict(zip(message.slots, arrays[1:], strict=True)))
+        self._holds = self.position = message.position
+
+    def _apply(self, message: Replicate, frames: Sequence[Buffer]) -> None:
+        """The primary's entry, as this shard's own; the answers are the primary's to give."""
+        if message.expired:
+            self.shard.expire(message.expired, message.at)
+        else:
+            request = codec.decode_request(frames[0])
+            if isinstance(request, Registered):
+                request = msgspec.structs.replace(request, boot=self.shard.boot)
+            self.shard.handle(b"", request, frames[1:], message.at)
+        self._holds = self.position = message.position

@@ -1,0 +1,163 @@
+"""What a shard holds: its weights, the slots beside them, and the version that they are.
+
+Everything that changes them stands here: one gradient applied, several in one pass (one_pass.py),
+the whole state put in another's place. The next version is written into a buffer that nobody reads
+(versions.py), so the present one can be served, copied and saved meanwhile; slots change in place.
+
+Weights and slots live where the host of the shard says: in this process's memory, or on a device
+of which nothing is known here but how to move an array there and back. A device's version is
+brought to the host once, when somebody first asks for it.
+
+Left to others: who may bring a gradient, what it must look like, its rate, and who is told of it
+(shard.py); how a version is sent (serving.py).
+"""
+
+from collections.abc import Callable, Sequence
+from math import isfinite
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cupy_kernels import places
+from cupy_kernels.places import HOST, Place
+from shards import codec
+from shards.codec import Buffer
+from shards.errors import BadInput, BadMessage, Retry
+from shards.ledger import Ledger
+from shards.messages import Count
+from shards.one_pass import OnePass, may_be_summed
+from shards.spec import ShardSpec
+from shards.tables import segments
+from shards.versions import Buffers, allocator
+
+Floats = NDArray[np.float32]
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """What a snapshot holds beside the arrays, all of one version."""
+
+    version: Count
+    steps: Count
+    samples: Count
+    ledger: Ledger
+
+
+class Held:
+    """One shard's weights and slots; empty until `restore` gives it some.
+
+    Arrays are flat float32 of `size`, the shard's key ranges one behind another.
+    """
+
+    def __init__(self, spec: ShardSpec, buffers: Callable[[int], Buffers], place: Place) -> None:
+        """`buffers` makes what is sent of the weights, for so many floats in the host's memory;
+        `place` is where weights and slots live.
+        """
+        ranges = spec.map.ranges[spec.shard]
+        self.size = sum(len(keys) for keys in ranges)
+        self.version = 0
+        self.sums = place == HOST and may_be_summed(spec.rule, spec.decay)
+        self._spec = spec
+        self._place = place
+        self._weights: Floats | None = None
+        self._slots: tuple[Floats, ...] = ()
+        self._readable = buffers(self.size)
+        self._buffers = self._readable if place == HOST else Buffers(self.size, allocator(place))
+        self._read: Floats | None = None
+        self._segments = segments(spec.table, ranges)
+        self._one_pass = OnePass(self._segments, self.size)
+
+    def weights(self) -> Floats:
+        """The present version, which is not written while referred to; raises Retry if none."""
+        if self._weights is None:
+            raise Retry(f"shard {self._spec.shard} has no weights yet")
+        return self._weights
+
+    def on_the_host(self) -> Floats:
+        """The present version where it can be sent from: a device's as one copy for all who ask."""
+        weights = self.weights()
+        if self._place == HOST:
+            return weights
+        if self._read is None:
+            self._read = self._readable.take()
+            places.copy(weights, self._read)
+        return self._read
+
+    def placed(self, gradient: Floats) -> Floats:
+        """A gradient of the host's, where the weights live."""
+        return gradient if self._place == HOST else places.copied(gradient, self._place)
+
+    def apply(self, gradient: Floats, rate: float) -> None:
+        """Make the next version out of a gradient that lies where the weights do."""
+        out = self._buffers.take()
+        self._spec.rule.apply(
+            self.weights(),
+            gradient,
+            self._slots,
+            out,
+            self._segments,
+            rate=rate,
+            decay=self._spec.decay,
+            count=self.version + 1,
+        )
+        self._become(self.version + 1, out)
+
+    def apply_together(self, gradients: Sequence[Floats], rate: float) -> list[float] | None:
+        """Make as many versions as there are gradients, of which only the last is ever seen.
+
+        Only where `sums`. Returns the squared norm of each; None, and nothing has changed, if one
+        of them is not finite.
+        """
+        out = self._buffers.take()
+        squares = self._one_pass.apply(self._spec.rule, self.weights(), gradients, out, rate)
+        if not all(map(isfinite, squares)):
+            return None
+        self._become(self.version + len(gradients), out)
+        return squares
+
+    def copy(self) -> tuple[Floats, dict[str, Floats]]:
+        """Weights and slots, of one version, in the host's memory; the arrays stay as they are."""
+        weights = self.on_the_host()
+        # Slots change in place with the next push.
+        slots = [places.copied(slot, HOST) for slot in self._slots]
+        return weights, dict(zip(self._spec.rule.slot_names, slots, strict=True))
+
+    def restore(self, version: int, weights: Floats, slots: dict[str, Floats]) -> None:
+        """Become what `copy` returned elsewhere."""
+        out = self._buffers.take()
+        places.copy(weights, out)
+        names = self._spec.rule.slot_names
+        self._slots = tuple(places.copied(slots[name], self._place) for name in names)
+        self._become(version, out)
+
+    def read(
+        self, names: Sequence[str], frames: Sequence[Buffer]
+    ) -> tuple[Saved, Floats, dict[str, Floats]]:
+        """What an operator installs, for `restore`: slots that are not named begin at zero.
+
+        `frames` are an encoded Saved, the weights, and a frame a name. Raises BadInput, BadMessage.
+        """
+        number, rule = self._spec.shard, self._spec.rule
+        wanted = list(rule.slot_names)
+        if names and sorted(names) != sorted(wanted):
+            raise BadInput(
+                f"install on shard {number}: expected the slots {wanted} of rule"
+                f" {type(rule).__name__}, got {names}"
+            )
+        if len(frames) != 2 + len(names):
+            raise BadMessage(f"install: expected {2 + len(names)} frames, got {len(frames)}")
+        saved = codec.decode_state(frames[0], Saved)
+        slots = dict.fromkeys(wanted, np.zeros(self.size, np.float32))
+        slots.update(zip(names, map(self._whole, frames[2:]), strict=True))
+        return saved, self._whole(frames[1]), slots
+
+    def _whole(self, frame: Buffer) -> Floats:
+        if memoryview(frame).nbytes != self.size * 4:
+            raise BadMessage(
+                f"install: shard {self._spec.shard} has {self.size * 4} bytes of weights,"
+                f" got {memoryview(frame).nbytes}"
+            )
+        return np.frombuffer(frame, "<f4")
+
+    def _become(self, version: int, weights: Floats) -> None:
+        self.version, self._weights, self._read = version, weights, None

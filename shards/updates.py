@@ -1,0 +1,155 @@
+"""How pushes become versions: one by one, several in one pass, or a round as its average.
+
+Pushes are applied as they come, or those that have come by the same moment in one pass, each still
+with a version, an acknowledgement and a record of its own. For synchronous training they are
+gathered until every registered worker has brought one, and applied as their mean, which is one
+version. Until then a push of a round is not in the ledger.
+
+Whatever is applied is written down with it, in ledger, counters and journal: nobody ever sees the
+one without the other. Which push may come here at all is settled before (shard.py, pushes.py).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cupy_kernels.updates import mean
+from shards import pushes
+from shards.journal import Journal
+from shards.ledger import Ledger
+from shards.messages import Push
+from shards.pushes import Arrived
+from shards.spec import Merge, ShardSpec
+from shards.state import Held
+
+
+class Applied(NamedTuple):
+    """A push that has become part of `version`; to be acknowledged."""
+
+    push: Arrived
+    version: int
+    staleness: int
+
+
+class Updates:
+    """The updates of one shard: it changes `held`, the ledger it is given, and `journal`.
+
+    `steps` and `samples` count what has been applied; `round` holds the pushes, by worker, that
+    wait for others.
+    """
+
+    def __init__(self, spec: ShardSpec, held: Held, journal: Journal) -> None:
+        self.steps = 0
+        self.samples = 0
+        self.round: dict[str, Arrived] = {}
+        self._spec = spec
+        self._held = held
+        self._journal = journal
+        self._sums = spec.merge is Merge.EACH and held.sums
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the next update.
+
+        The schedule's iteration is a step of the whole system: the steps applied so far, divided by
+        the number of workers. With one worker it is Caffe's iteration; with more it does not depend
+        on who is fast, who started late or who died.
+        """
+        return self._rate_at(self.steps)
+
+    def joins(self, run: Sequence[Arrived], message: Push, ledger: Ledger) -> bool:
+        """Whether a push may go in one pass with `run`: one a worker, its next, at one rate."""
+        entry = ledger.entries.get(message.worker)
+        if not self._sums or entry is None or message.seq != entry.seq + 1:
+            return False
+        steps = self.steps + sum(one.message.steps for one in run)
+        same_rate = not run or self._rate_at(steps) == self.rate
+        return same_rate and all(one.message.worker != message.worker for one in run)
+
+    def bring(self, arrived: Arrived, ledger: Ledger, now: float) -> list[Applied]:
+        """Apply it, or let it wait for its round; raises BadInput if its norm is not finite."""
+        measured = self._measured(arrived)
+        if self._spec.merge is Merge.ROUND:
+            self.round[arrived.message.worker] = measured
+            return []
+        return self._apply([measured], arrived.gradient, ledger, now)
+
+    def bring_together(
+        self, run: Sequence[Arrived], ledger: Ledger, now: float
+    ) -> list[Applied] | None:
+        """Apply two or more that join each other; None, and nothing has changed, if one of them
+        is not finite.
+        """
+        rate, before = self.rate, self._held.version
+        squares = self._held.apply_together([one.gradient for one in run], rate)
+        if squares is None:
+            return None
+        return [
+            self._note(self._measured(one, square), before + number, rate, ledger, now)
+            for number, (one, square) in enumerate(zip(run, squares, strict=True))
+        ]
+
+    def close_rounds(self, ledger: Ledger, now: float) -> list[Applied]:
+        """Apply every round that nobody is missing from; a round is the pushes to one clock.
+
+        A worker that came back may have been let in beyond a round, at this shard or another: it
+        has nothing to bring to it, and its next push belongs to a later one.
+        """
+        out: list[Applied] = []
+        while self.round:
+            reached = min(one.message.clock for one in self.round.values())
+            active = ((name, ledger.entries[name]) for name in ledger.active)
+            late = [name for name, entry in active if entry.clock < reached]
+            if not all(worker in self.round for worker in late):
+                break
+            # By name, because float addition is not associative and arrival order is chance.
+            names = sorted(self.round)
+            names = [name for name in names if self.round[name].message.clock == reached]
+            arrived = [self.round.pop(name) for name in names]
+            out += self._apply(arrived, mean([one.gradient for one in arrived]), ledger, now)
+        return out
+
+    def _rate_at(self, steps: int) -> float:
+        try:
+            return self._spec.schedule.rate(steps // self._spec.workers)
+        except OverflowError:  # a policy that grows: Caffe's comes to infinity too
+            return float("inf")
+
+    def _measured(self, arrived: Arrived, squares: float | None = None) -> Arrived:
+        """The push with its norm, counted; raises BadInput if that is not finite."""
+        measured = pushes.measured(arrived, squares)
+        self._journal.bytes_in += arrived.payload_bytes
+        return measured
+
+    def _apply(
+        self,
+        arrived: Sequence[Arrived],
+        gradient: NDArray[np.float32],
+        ledger: Ledger,
+        now: float,
+    ) -> list[Applied]:
+        """Make the next version out of `gradient`, which is what `arrived` brought."""
+        rate, before = self.rate, self._held.version
+        self._held.apply(gradient, rate)
+        return [self._note(one, before, rate, ledger, now) for one in arrived]
+
+    def _note(self, one: Arrived, before: int, rate: float, ledger: Ledger, now: float) -> Applied:
+        """A push has been applied to version `before`, which made the one behind it."""
+        message = one.message
+        ledger.record(message.worker, message.seq, message.clock, message.step, message.loss)
+        self.steps += message.steps
+        self.samples += message.samples
+        applied = Applied(one, before + 1, before - message.read_version)
+        self._journal.applied(
+            message,
+            version=applied.version,
+            staleness=applied.staleness,
+            clock_gap=ledger.clock_gap,
+            rate=rate,
+            norm=one.norm,
+            payload_bytes=one.payload_bytes,
+            now=now,
+        )
+        return applied

@@ -1,0 +1,234 @@
+"""What a shard reads in the frames of a push, and what it refuses before it reads it."""
+
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cupy_kernels import codecs
+from shards import packing, payloads
+from shards.errors import BadInput, BadMessage
+from shards.messages import Kind
+from shards.payloads import PAYLOADS, ROUNDED
+from shards.tables import KeyRange
+
+RANGES = (KeyRange(0, 4), KeyRange(6, 8))
+WIDE = (KeyRange(256, 1024), KeyRange(2048, 2305))
+FLOATS = sum(len(keys) for keys in WIDE)
+
+
+def take() -> Any:
+    return np.full(FLOATS, np.nan, np.float32)
+
+
+def read(kind: Kind, frames: Any, zstd: bool = False) -> Any:
+    parts = payloads.checked("push 1", kind, zstd, WIDE, frames)
+    return payloads.values(kind, parts, WIDE, take)
+
+
+def written(kind: Kind, part: Any) -> Any:
+    """One range's payload, as an array of bytes."""
+    if kind is Kind.F4:
+        return part.view(np.uint8)
+    if kind is Kind.SPARSE:
+        left = part.copy()
+        most = payloads.most_pairs(part.size)
+        return payloads.sparse(*codecs.take_above(None, left, np.float32(1), most))
+    payload = np.empty(PAYLOADS[kind].most_bytes(part.size), np.uint8)
+    codecs.encode(ROUNDED[kind], part, np.zeros_like(part), payload)
+    return payload
+
+
+def test_payloads_of_plain_floats_are_not_copied() -> None:
+    """One aligned frame becomes an array on the same memory."""
+    memory = bytearray(16)
+    parts = payloads.checked("push 1", Kind.F4, False, RANGES[:1], [memory])
+    floats = payloads.values(Kind.F4, parts, RANGES[:1], take)
+    memory[:4] = b"\x00\x00\x80\x3f"
+    assert floats.tolist() == [1.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "complaint"),
+    [
+        ([], "push 1: expected 2 frames, got 0"),
+        ([16], "push 1: expected 2 frames, got 1"),
+        ([16, 8, 0], "push 1: expected 2 frames, got 3"),
+        ([1] * 1000, "push 1: expected 2 frames, got 1000"),
+        ([16, 9], r"push 1: keys \[6, 8\) as f4 take 8 bytes, got 9"),
+        ([0, 8], r"push 1: keys \[0, 4\) as f4 take 16 bytes, got 0"),
+    ],
+)
+def test_payloads_of_another_shape(sizes: list[int], complaint: str) -> None:
+    """The number of frames and each one's length are checked against the ranges."""
+    with pytest.raises(BadMessage, match=complaint):
+        payloads.checked("push 1", Kind.F4, False, RANGES, [bytes(size) for size in sizes])
+
+
+def test_every_kind_has_its_row() -> None:
+    """No kind can be named in a header that nobody can read."""
+    assert set(PAYLOADS) == set(Kind)
+
+
+@pytest.mark.parametrize("zstd", [False, True])
+@pytest.mark.parametrize("kind", Kind)
+def test_several_ranges_are_read_one_behind_the_other(kind: Kind, zstd: bool) -> None:
+    """Each range's payload is decoded into its place, at odd addresses too."""
+    dice = np.random.default_rng(1)
+    parts = [dice.standard_normal(len(keys)).astype(np.float32) for keys in WIDE]
+    frames = [written(kind, part) for part in parts]
+    wanted = take()
+    for frame, keys, base in zip(frames, WIDE, (0, len(WIDE[0])), strict=True):
+        payloads.decode(kind, frame, wanted[base : base + len(keys)])
+    sent = [packing.pack(frame) if zstd else frame for frame in frames]
+    shifted = [memoryview(b"\x00" + frame.tobytes())[1:] for frame in sent]
+    np.testing.assert_array_equal(read(kind, shifted, zstd), wanted)
+    assert np.abs(wanted - np.concatenate(parts)).max() < {Kind.SIGN: 4, Kind.SPARSE: 1.01}.get(
+        kind, 0.5
+    )
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.SPARSE])
+@pytest.mark.parametrize("excess", [-1, 1, 8])
+def test_a_length_that_the_kind_does_not_have(kind: Kind, excess: int) -> None:
+    """Too short, too long: refused by the number alone, naming keys, kind and bytes."""
+    frames = [bytes(PAYLOADS[kind].most_bytes(len(keys))) for keys in WIDE]
+    frames[1] = bytes(len(frames[1]) + excess)
+    with pytest.raises(BadMessage, match=r"push 1: keys \[2048, 2305\) as"):
+        payloads.checked("push 1", kind, False, WIDE, frames)
+
+
+@pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf, -1.0, -1e-30])
+@pytest.mark.parametrize("kind", [Kind.INT8, Kind.INT4, Kind.SIGN])
+def test_a_scale_that_is_none(kind: Kind, scale: float) -> None:
+    """A scale must be finite and not negative, wherever it stands."""
+    frames = [bytearray(PAYLOADS[kind].most_bytes(len(keys))) for keys in WIDE]
+    payloads.checked("push 1", kind, False, WIDE, frames)
+    frames[0][-8:-4] = np.float32(scale).tobytes()
+    with pytest.raises(BadMessage, match="expected scales that are finite and at least 0"):
+        payloads.checked("push 1", kind, False, WIDE, frames)
+
+
+def pairs(*indices: int) -> list[bytes]:
+    return [np.array(indices, np.uint32).tobytes() + bytes(4 * len(indices)), b""]
+
+
+@pytest.mark.parametrize(
+    ("frames", "complaint"),
+    [
+        (pairs(0, 768), "expected indices below 768, got 768"),
+        (pairs(5, 2**32 - 1), "expected indices below 768, got 4294967295"),
+        (pairs(2**32 - 1, 5), "expected indices that ascend"),
+        (pairs(3, 3), "expected indices that ascend"),
+        (pairs(0, 4, 2, 7), "expected indices that ascend"),
+        ([bytes(12), b""], "expected indices and values of 4 bytes each, got 12 bytes"),
+        (pairs(*range(385)), r"as sparse take up to 3072 bytes, got 3080"),
+    ],
+)
+def test_indices_that_lie(frames: list[bytes], complaint: str) -> None:
+    """Sparse indices ascend within the range, and are not more than half of it."""
+    with pytest.raises(BadMessage, match=complaint):
+        payloads.checked("push 1", Kind.SPARSE, False, WIDE, frames)
+
+
+def test_a_sparse_payload_may_be_empty_or_half_full() -> None:
+    """Nothing to send is a payload too; what is not named is zero."""
+    assert not read(Kind.SPARSE, [b"", b""]).any()
+    some = payloads.sparse(np.array([1, 767], np.uint32), np.array([2, -3], np.float32))
+    got = read(Kind.SPARSE, [some, b""])
+    assert {i: got[i] for i in np.flatnonzero(got)} == {1: 2.0, 767: -3.0}
+    payloads.checked("push 1", Kind.SPARSE, False, WIDE, pairs(*range(384)))
+
+
+def bomb(size: int) -> bytes:
+    return zstandard.ZstdCompressor().compress(bytes(size))
+
+
+def unlabelled(size: int) -> bytes:
+    return zstandard.ZstdCompressor(write_content_size=False).compress(bytes(size))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        bomb(200 << 20),
+        unlabelled(3072),
+        bomb(3072)[:-1],
+        bomb(3072) + b"\0",
+        bomb(3072) * 2,
+        b"",
+        b"(\xb5/\xfd",
+        bytes(50),
+        zstandard.ZstdCompressor(level=22).compress(bytes(3073)),
+    ],
+    ids=["bomb", "unlabelled", "cut", "longer", "two", "empty", "magic", "zeros", "too much"],
+)
+def test_a_packed_frame_that_lies_allocates_nothing(frame: bytes) -> None:
+    """What it says it unpacks to is held against the kind first; a bomb costs no memory."""
+    frames = [frame, bomb(1028)]
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadMessage, match=r"push 1: keys"):
+            payloads.checked("push 1", Kind.F4, True, WIDE, frames)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_label_that_promises_less_than_follows() -> None:
+    """A frame whose content is longer than its label is refused, and writes no further."""
+    honest = bytearray(bomb(3072))
+    assert honest[5:7] == (3072 - 256).to_bytes(2, "little")  # the label, as RFC 8878 has it
+    honest[5:7] = (2048 - 256).to_bytes(2, "little")
+    with pytest.raises(BadMessage, match="push 1: keys"):
+        payloads.checked("push 1", Kind.F4, True, WIDE, [bytes(honest), bomb(1028)])
+
+
+def test_without_zstandard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A base install says what is missing."""
+    monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
+    with pytest.raises(BadInput, match=r"expected the package zstandard .*got none"):
+        payloads.checked("push 1", Kind.F4, True, WIDE, [b"", b""])
+
+
+MUTATIONS: tuple[Callable[[bytearray, Any], None], ...] = (
+    lambda frame, dice: frame.extend(dice.bytes(int(dice.integers(1, 20)))),
+    lambda frame, dice: frame.__delitem__(slice(int(dice.integers(0, len(frame) + 1)), None)),
+    lambda frame, dice: frame.__setitem__(
+        slice(0, 4 * (len(frame) // 8)), dice.bytes(4 * (len(frame) // 8))
+    ),
+    lambda frame, dice: frame.__setitem__(slice(-4, None), dice.bytes(4)),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    kind=st.sampled_from(Kind),
+    seed=st.integers(0, 2**32 - 1),
+    mutation=st.sampled_from(MUTATIONS),
+    zstd=st.booleans(),
+)
+def test_hostile_payloads_are_refused_or_decode(
+    kind: Kind, seed: int, mutation: Callable[[bytearray, Any], None], zstd: bool
+) -> None:
+    """Whatever is done to a frame, it is a BadMessage or decodes to as many floats as it should."""
+    dice = np.random.default_rng(seed)
+    frames = []
+    for keys in WIDE:
+        payload = written(kind, dice.standard_normal(len(keys)).astype(np.float32))
+        frames.append(bytearray((packing.pack(payload) if zstd else payload).tobytes()))
+    mutation(frames[int(dice.integers(2))], dice)
+    try:
+        floats = read(kind, frames, zstd)
+    except BadMessage as error:
+        complaint = str(error)
+    else:
+        complaint = "push 1: keys"
+        assert (floats.shape, floats.dtype) == ((FLOATS,), np.dtype(np.float32))
+    assert complaint.startswith("push 1: keys")
+    assert len(complaint) < 256

@@ -1,0 +1,189 @@
+"""A shard whose weights and slots live on a device: the emulator, which runs the CUDA kernels.
+
+Its arrays refuse NumPy's arithmetic, so nothing of the shard can secretly compute on the host.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupy_kernels import device
+from cupy_kernels.emulator import Emulator
+from cupy_kernels.emulator.array import Emulated
+from cupy_kernels.places import GPU, HOST, InEmulator
+from shards.errors import BadInput
+from shards.messages import Ack, Export, Install, Read, Remedy
+from shards.records import RECORD
+from shards.rules import RULES, SGD, Adam, Decay, DecayKind, Rule
+from shards.shard import Shard
+from shards.spec import Merge
+from shards.versions import Buffers
+from tests.gpu import shards as shards_on_gpu
+from tests.shards import (
+    test_served,
+    test_shard,
+    test_shard_refusals,
+    test_shard_rounds,
+    test_shard_state,
+    test_views,
+)
+from tests.shards.conversation import converse
+from tests.shards.talk import SIZE, Talk, as_bytes, fresh, gradient, pull, push, refusal, spec
+
+pytestmark = pytest.mark.usefixtures("emulated")
+
+EMULATOR = InEmulator(Emulator())
+
+
+def scenarios(*modules: ModuleType) -> Iterator[Callable[[], None]]:
+    """The modules' tests that need no arguments."""
+    for module in modules:
+        for name, member in vars(module).items():
+            if name.startswith("test_") and not inspect.signature(member).parameters:
+                yield member
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        *scenarios(test_shard, test_shard_refusals, test_shard_rounds, test_shard_state),
+        *scenarios(test_served, test_views),
+    ],
+    ids=lambda scenario: scenario.__name__,
+)
+def test_what_holds_of_shards_holds_of_this(
+    scenario: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every scenario of the shard's own tests has the same end."""
+    monkeypatch.setattr(Talk, "place", EMULATOR)
+    scenario()
+
+
+# --- bit for bit ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("merge", Merge)
+@pytest.mark.parametrize("decay", [Decay(), Decay(0.02), Decay(0.02, DecayKind.L1)], ids=str)
+@pytest.mark.parametrize("rule", RULES.values(), ids=lambda rule: rule.__name__)
+def test_a_device_and_the_host_answer_alike(rule: type[Rule], decay: Decay, merge: Merge) -> None:
+    """Weights, slots, acknowledgements, ledger: not a bit differs, over every rule and decay.
+
+    The records agree, too, but for the last bits of a gradient's norm, which is summed otherwise.
+    """
+    on_host, host = converse(HOST, rule(), decay, merge)
+    on_device, shard = converse(EMULATOR, rule(), decay, merge)
+    assert on_device == on_host
+    (_, ours), (_, theirs) = shard.journal.since(0), host.journal.since(0)
+    np.testing.assert_allclose(ours["gradient_norm"], theirs["gradient_norm"], rtol=1e-6)
+    for name in set(RECORD.names or ()) - {"gradient_norm"}:
+        np.testing.assert_array_equal(ours[name], theirs[name], name)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(device.gpu() is None, reason="no GPU answers here")
+def test_every_rule_on_this_machines_gpu() -> None:
+    """If it has one: not a bit differs from the host."""
+    (goal,) = shards_on_gpu.run()
+    assert goal.met
+
+
+def test_a_gpu_and_the_host_answer_alike(cupy: Any) -> None:
+    """The same through CuPy's own calls, here on a stand-in; what is sent lies in pinned memory.
+
+    And so says what `make gpu` runs.
+    """
+    on_gpu, shard = converse(GPU, Adam(), Decay(0.02), Merge.EACH)
+    assert on_gpu == converse(HOST, Adam(), Decay(0.02), Merge.EACH)[0]
+    assert isinstance(shard.held._weights, cupy.ndarray)
+    assert all(goal.met for goal in shards_on_gpu.run())
+    assert set(cupy.pinned_bytes) == {4 * shard.size}
+
+
+# --- what is moved, and when ----------------------------------------------------------------------
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The moves between host and device, as they happen."""
+    moves: list[str] = []
+    for name in ("load", "store", "as_host"):
+        real = getattr(InEmulator, name)
+
+        def move(*args: Any, name: str = name, real: Any = real) -> Any:
+            if args[1].size == SIZE:  # and not an update's numbers
+                moves.append(name)
+            return real(*args)
+
+        monkeypatch.setattr(InEmulator, name, move)
+    return moves
+
+
+def test_a_push_is_one_copy_in_and_a_version_at_most_one_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many pull a version, it is copied once; one that nobody pulls is never copied."""
+    monkeypatch.setattr(Talk, "place", EMULATOR)
+    talk = Talk(bound=None)
+    talk.enter("a", "b")
+    moves = counted(monkeypatch)
+    for seq in range(1, 4):
+        talk.say(push("a", seq), gradient(1))
+    assert moves == ["load"] * 3
+    for worker in ("a", "b", "a"):
+        talk.say(pull(worker, 3))
+    assert moves == ["load"] * 3 + ["store", "as_host"], "an emulated store is made of as_host"
+    talk.say(Read(1, "job", "net"))
+    assert len(moves) == 5
+
+
+def test_what_is_sent_lies_where_its_owner_wants_it() -> None:
+    """The host copies come from the given buffers, the versions do not."""
+    made = []
+
+    def pinned(size: int) -> Any:
+        made.append(size)
+        return np.zeros(size, np.float32)
+
+    talk = Talk(installed=False)
+    talk.shard = Shard(spec(), 1, lambda size: Buffers(size, pinned), EMULATOR)
+    talk.say(Install(1, "job", "net", []), fresh())
+    talk.enter("w")
+    for seq in range(1, 5):
+        talk.say(push("w", seq), gradient(1))
+    assert made == []
+    talk.say(pull("w", 4))
+    assert made == [SIZE]
+    assert isinstance(talk.shard.held._weights, Emulated)
+    assert len(talk.shard.held._buffers) == 2, "one that is read, one that is written"
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e38])
+def test_a_poisoned_push_changes_nothing(bad: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One value that is none, or whose square is none, anywhere: refused as on the host."""
+    monkeypatch.setattr(Talk, "place", EMULATOR)
+    for position in (0, 97, SIZE - 1):
+        talk = Talk(rule=Adam())
+        talk.enter("w")
+        poisoned = np.zeros(SIZE, np.float32)
+        poisoned[position] = bad
+        said = refusal(talk.say(push("w", 1), [poisoned.tobytes()]))
+        assert said.remedy is Remedy.BAD_INPUT
+        assert said.text.startswith("push 1 of worker w holds NaN or infinity: expected finite")
+        talk.say(Export(1, "job", "net"))
+        assert not any(np.frombuffer(frame, np.uint8).any() for frame in as_bytes(talk.frames)[1:])
+        assert talk.say(push("w", 1), gradient(1)) == [("w", Ack(101, 0, 1, 1, 1, 0, False))]
+
+
+def test_a_rule_without_a_kernel() -> None:
+    """It is refused before anything is served; all of ours have one."""
+
+    class Own(SGD, frozen=True, tag="own"):
+        """A rule that nobody has written down yet."""
+
+    with pytest.raises(BadInput, match="update rule own: expected one with a CUDA kernel"):
+        Own().prepare(EMULATOR)
+    for rule in RULES.values():
+        rule().prepare(EMULATOR)
