@@ -13,23 +13,29 @@ Importing this loads neither Ray nor PySpark nor CuPy: `ps.ray_host` is imported
 from ps.build import build_id
 from ps.client import Client, Replica
 from ps.cluster import Cluster
+from ps.compression import Compression
 from ps.console import Console, ShardState
+from ps.events import Unreachable
+from ps.hosting import ShardDevice
 from ps.job import describe, shard_specs
 from ps.local import local_shards
-from ps.session import Unreachable
+from ps.process_host import process_shards
 from shards.tables import DenseTable, TensorSpec
 
 __all__ = [
     "Client",
     "Cluster",
+    "Compression",
     "Console",
     "DenseTable",
     "Replica",
+    "ShardDevice",
     "ShardState",
     "TensorSpec",
     "Unreachable",
     "build_id",
     "describe",
     "local_shards",
+    "process_shards",
     "shard_specs",
 ]

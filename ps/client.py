@@ -10,10 +10,12 @@ unacknowledged push cost the caller no time; a second small thread renews the le
 computation is not taken for death.
 """
 
+import math
 import threading
 import time
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 
 import msgspec
@@ -21,13 +23,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps.cluster import Cluster
+from ps.compression import Compression
+from ps.events import Departed, Event, Pulled, Pushed, Ready, Send, Unreachable
+from ps.feedback import Feedback
+from ps.link_model import LinkModel
 from ps.links import Links
-from ps.session import Departed, Event, Pulled, Pushed, Ready, Send, Session, Unreachable
+from ps.pace import Pace
+from ps.session import Session
+from ps.slow_links import SlowLinks
+from ps.stripes import MOST, stripes_for
+from ps.transport import Transport, nearest, transport_named
+from ps.worker_side import WorkerSide
+from ps.worker_state import Arrays, WorkerState, load_state, save_state
+from shards import payloads
+from shards.codec import Frames
 from shards.errors import BadInput, DownpourError
-from shards.messages import Renew
-from shards.versions import Buffers
+from shards.messages import Kind, Message, Probe, Pull, Push, Renew
+from shards.tables import DenseTable
+from shards.versions import Allocator, Buffers, on_the_heap
 
 _RENEWALS_A_LEASE = 4
+_LEAST, _MOST = 2, 64  # requests of a kind in flight, where nobody says how many
+_MEMORY_BYTES = 1 << 30
+_SPARE = 6  # gradients beside those in flight: being made, summed up, owed
+_LOOKS = 2  # at the round trip; the first may have met a busy moment
 
 
 class Times(msgspec.Struct):
@@ -51,7 +70,13 @@ class Client:
     `incarnation` orders the lives of one worker name:
     give a restarted worker a higher one and it goes on where the last one was applied (`seq`,
     `step`). `patience_s` is how long a silent shard is waited for before `Unreachable` is raised;
-    `in_flight` bounds the pushes that may be unacknowledged when a further one is sent.
+    `in_flight` bounds the pushes that may be unacknowledged when a further one is sent; where it is
+    not given, there are as many as the link needs, within memory (ps/pace.py).
+    `compression` is how pushes and pulls travel; `restore` a file of `save`'s, with the residual to
+    go on with, which must be of the last applied push. `link` puts everything behind a link that is
+    slow on purpose. `stripes` is over how many TCP connections a shard's messages are spread; not
+    given, as many as the round trip wants (ps/stripes.py). `allocate` makes the arrays that `pull`
+    and `empty` hand out: page-locked ones, where they go to a GPU.
     """
 
     def __init__(
@@ -62,13 +87,21 @@ class Client:
         incarnation: int = 0,
         retry_s: float = 1.0,
         patience_s: float = 30.0,
-        in_flight: int = 2,
+        in_flight: int | None = None,
+        compression: Compression | None = None,
+        restore: str | Path | None = None,
+        link: LinkModel | None = None,
+        allocate: Allocator = on_the_heap,
+        transport: str = Transport.AUTO,
+        stripes: int | None = None,
     ) -> None:
         for what, value in (("retry_s", retry_s), ("patience_s", patience_s)):
             if not value > 0:
                 raise BadInput(f"{what}: expected more than 0 s, got {value:g}")
-        if in_flight < 1:
+        if in_flight is not None and in_flight < 1:
             raise BadInput(f"in_flight: expected at least 1, got {in_flight}")
+        if stripes is not None and not 1 <= stripes <= MOST:
+            raise BadInput(f"stripes: expected 1 to {MOST}, got {stripes}")
         self.cluster = cluster
         self.worker = worker
         self.table = cluster.table
@@ -80,6 +113,9 @@ class Client:
         self.step = 0
         self._wait_s = 0.0
         self._in_flight = in_flight
+        self._listens = False
+        self._left_at = time.monotonic()
+        self._own_s = {Pull: 0.0, Push: 0.0}
         self._session = Session(
             job=cluster.job,
             worker=worker,
@@ -89,11 +125,31 @@ class Client:
             shard_map=cluster.map,
             retry_s=retry_s,
             patience_s=patience_s,
+            compression=compression,
         )
-        self._links = Links(cluster.endpoints)
-        self._buffers = Buffers(cluster.table.size)
+        wanted = transport_named(transport)
+        if link is not None and wanted is Transport.AUTO:
+            wanted = Transport.TCP  # or the link would be passed by
+        restored = self._load(restore) if restore is not None else None
+        self._slow = SlowLinks(cluster.endpoints, link, worker) if link is not None else None
+        endpoints = self._slow.endpoints if self._slow is not None else cluster.endpoints
+        if self._slow is not None:
+            weakref.finalize(self, self._slow.close)
+        self._endpoints = [
+            nearest(cluster.job, shard, endpoint, wanted)
+            for shard, endpoint in enumerate(endpoints)
+        ]
+        self._sharing = self._share(wanted, in_flight or _LEAST)
+        most = _LEAST if self._sharing is not None else _most_in_flight(cluster.table)
+        self._paces = {Pull: Pace(most), Push: Pace(most - 1)}
+        self._links = Links(self._endpoints, self._sharing)
+        self._arenas = Buffers(cluster.table.size, allocate)
+        self._pinned = allocate is not on_the_heap
+        # Page-locked ones stay what was asked for, and are copied into shared memory when pushed.
+        here = self._sharing is not None and not self._pinned
+        self._gradients = self._sharing.buffers if self._sharing and here else self._arenas
         self._pulled: dict[int, Pulled] = {}
-        self._prefetched: tuple[int, int] | None = None
+        self._prefetched: dict[int, int] = {}
         self._unwanted: set[int] = set()
         self._replica: Replica | None = None
         self._departed = False
@@ -101,8 +157,12 @@ class Client:
         try:
             self._links.await_connections(min(retry_s, patience_s))
             self._greet()
+            self._check_transport(wanted)
+            self._stripe(stripes)
+            if restored is not None:
+                self._restore(*restored)
         except BaseException:
-            self._links.close()
+            self.abandon()
             raise
 
     # --- the sentence -----------------------------------------------------------------------------
@@ -110,9 +170,10 @@ class Client:
     def pull(self, clock: int | None = None) -> Replica:
         """The weights for the step at `clock` (default: the next one); waits at the bound.
 
-        The array is this caller's until dropped; it is never written again while referred to.
+        The array is read-only, and never written again while referred to; drop it when done.
         """
         wanted = self.clock if clock is None else clock
+        self._enter(Pull)
         started, before = time.monotonic(), self.times.serialise_s
         request = self._take_prefetched(wanted)
         while request not in self._pulled:
@@ -123,12 +184,30 @@ class Client:
         self.times.waited_s += self._wait_s
         self.times.network_s += took - self._wait_s
         self._replica = self._assemble(pulled)
+        self._leave()
         return self._replica
 
     def prefetch(self, clock: int) -> None:
-        """Ask now for what `pull(clock)` will return; its answer travels while you compute."""
-        if self._prefetched is None:
-            self._prefetched = (clock, self._ask(clock))
+        """Ask now for what `pull(clock)` will return; its answer travels while you compute.
+
+        Several may be asked for. `ahead` says how early, for each to be there in time.
+        """
+        if clock not in self._prefetched:
+            self._prefetched[clock] = self._ask(clock)
+
+    @property
+    def ahead(self) -> int:
+        """How many of your steps early to prefetch weights, as the link has been until now."""
+        pace = self._paces[Pull]
+        return 1 if pace.looks else pace.early
+
+    @property
+    def _room(self) -> int:
+        """How many pushes may be unacknowledged when a further one is sent."""
+        if self._in_flight is not None:
+            return self._in_flight - 1
+        pace = self._paces[Push]
+        return 0 if pace.looks else pace.early
 
     def push(
         self,
@@ -138,13 +217,15 @@ class Client:
         steps: int = 1,
         samples: int = 0,
         loss: float = 0.0,
+        prefetch: int | None = None,
     ) -> None:
         """Send a gradient over `steps` steps, of shape (table.size,) float32, and do not wait.
 
         `read_versions`, one a shard, are what it was computed from (default: the last pull's). The
         array must not change until it is acknowledged: take it from `empty()`, then drop it. Waits
         only while `in_flight` earlier pushes are unacknowledged. Raises BadInput when the
-        array does not fit, or what a shard found wrong with it.
+        array does not fit, or what a shard found wrong with it. `prefetch` asks in the same
+        message for what `pull(prefetch)` will return, which then holds this push: one round trip.
         """
         if read_versions is None:
             if self._replica is None:
@@ -152,11 +233,12 @@ class Client:
             read_versions = self._replica.versions
         if steps < 1 or samples < 0:
             raise BadInput(f"push: expected steps >= 1 and samples >= 0, got {steps} and {samples}")
+        self._enter(Push)
         started, before = time.monotonic(), self.times.serialise_s
-        self._await_room(self._in_flight - 1)
+        self._await_room(self._room)
         self.times.network_s += time.monotonic() - started - (self.times.serialise_s - before)
-        _, sends = self._session.push(
-            gradient,
+        request, sends = self._session.push(
+            self._placed(gradient),
             read_versions,
             clock=self.clock + steps,
             step=self.step + steps,
@@ -167,9 +249,14 @@ class Client:
             wait_s=self._wait_s,
             now=time.monotonic(),
         )
+        self._paces[Push].sent(request, time.monotonic())
         self.clock += steps
         self.step += steps
+        if prefetch is not None and prefetch not in self._prefetched:
+            self._prefetched[prefetch], pulls = self._pull(prefetch)
+            sends += pulls
         self._send(sends)
+        self._leave()
 
     def flush(self) -> None:
         """Wait until every push is acknowledged by every shard."""
@@ -178,8 +265,31 @@ class Client:
         self.times.network_s += time.monotonic() - started - (self.times.serialise_s - before)
 
     def empty(self) -> NDArray[np.float32]:
-        """An array of the table's size, of any content; dropping it recycles it."""
-        return self._buffers.take()
+        """An array of the table's size, of any content; dropping it recycles it.
+
+        Where memory is shared with a shard it lies there, and is pushed without a copy.
+        """
+        return self._gradients.take()
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """What carries the arrays to and from each shard: shm, ipc or tcp."""
+        return tuple(
+            "shm"
+            if self._sharing is not None and self._sharing.shares_with(shard)
+            else address.partition(":")[0]
+            for shard, address in enumerate(self._endpoints)
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Wait until every push is acknowledged, and write the residual that they leave to a file.
+
+        A later life of this worker restores it, and nothing of any gradient is lost between them,
+        if it stands where this one does. Raises BadInput where pushes are not compressed.
+        """
+        feedback = self._feedback("save")
+        self.flush()
+        save_state(Path(path), self._state(), feedback.state())
 
     @property
     def seq(self) -> int:
@@ -201,6 +311,10 @@ class Client:
         if self._renewal is not None:
             self._renewal.stop()
         self._links.close()
+        if self._sharing is not None:
+            self._sharing.close()
+        if self._slow is not None:
+            self._slow.close()
 
     def __enter__(self) -> "Client":
         return self
@@ -216,7 +330,86 @@ class Client:
         else:
             self.abandon()
 
+    # --- the residual -----------------------------------------------------------------------------
+
+    def _feedback(self, what: str) -> Feedback:
+        if self._session.feedback is None:
+            raise BadInput(f"{what}: expected compressed pushes, which leave a residual; got none")
+        return self._session.feedback
+
+    def _state(self) -> WorkerState:
+        push = self._session.compression.push
+        assert push is not None, "there is a residual"
+        return WorkerState(
+            worker=self.worker,
+            table=self.table.name,
+            floats=self.table.size,
+            push=push,
+            seq=self.seq,
+            step=self.step,
+            clock=self.clock,
+        )
+
+    def _load(self, path: str | Path) -> tuple[WorkerState, Arrays]:
+        self._feedback("restore")
+        state, arrays = load_state(Path(path))
+        own = self._state()
+        for field in ("worker", "table", "floats", "push"):
+            expected, got = getattr(own, field), getattr(state, field)
+            if expected != got:
+                raise BadInput(f"worker state {path}: {field}: expected {expected}, got {got}")
+        return state, arrays
+
+    def _restore(self, state: WorkerState, arrays: Arrays) -> None:
+        if state.seq != self.seq:
+            raise BadInput(
+                f"worker state of {self.worker}: expected one after push {self.seq}, which is the"
+                f" last that was applied, got one after push {state.seq}: go on without it"
+            )
+        self._feedback("restore").restore(arrays)
+
     # --- driving the session ----------------------------------------------------------------------
+
+    def _share(self, transport: Transport, in_flight: int) -> WorkerSide | None:
+        """This worker's end of the memory that it shares; None where nobody is near, or no room."""
+        if not transport.shares or not any(at.startswith("ipc:") for at in self._endpoints):
+            return None
+        try:
+            return WorkerSide(self.cluster.job, self.table.size, in_flight + _SPARE)
+        except OSError as error:
+            if transport is Transport.AUTO:
+                return None
+            raise BadInput(f"transport shm: no shared memory: {error.strerror}") from None
+
+    def _placed(self, gradient: NDArray[np.float32]) -> NDArray[np.float32]:
+        """`gradient` where shards that share memory see it; one to be compressed stays."""
+        if self._sharing is None or self._session.feedback is not None:
+            return gradient
+        return self._sharing.placed(gradient)
+
+    def _check_transport(self, transport: Transport) -> None:
+        if transport is Transport.SHM and set(self.transports) != {"shm"}:
+            shard = next(at for at, kind in enumerate(self.transports) if kind != "shm")
+            reason = self._sharing.reasons.get(shard, "no answer") if self._sharing else ""
+            raise BadInput(f"transport shm: shard {shard} shares no memory: {reason}")
+
+    def _stripe(self, wanted: int | None) -> None:
+        """Spread what goes over TCP over several connections, `wanted` or as the link is found."""
+        for shard, endpoint in enumerate(self._endpoints):
+            if endpoint.startswith("tcp:"):
+                size = 4 * sum(map(len, self.cluster.map.ranges[shard]))
+                self._links.stripe(shard, wanted or self._stripes_for(shard, size))
+        self._links.await_connections(self._session.retry_s)
+
+    def _stripes_for(self, shard: int, size: int) -> int:
+        """As many as the quickest of a few round trips wants."""
+        if stripes_for(math.inf, size) == 1:
+            return 1
+        probe = Probe(0, self.cluster.job, self.table.name, 0)
+        patience_s = self._session.retry_s
+        return stripes_for(
+            min(self._links.round_trip_s(shard, probe, patience_s) for _ in range(_LOOKS)), size
+        )
 
     def _greet(self) -> None:
         self._send(self._session.hello(time.monotonic()))
@@ -224,36 +417,54 @@ class Client:
             self._turn()
         ready = self._session.ready
         self.clock, self.step = ready.clock, ready.step
-        self._renewal = _Renewal(self.cluster, self._session, ready.lease_s / _RENEWALS_A_LEASE)
+        self._renewal = _Renewal(self._endpoints, self._session, ready.lease_s / _RENEWALS_A_LEASE)
         # Or a client that was dropped without a word would hold back the others for ever.
         weakref.finalize(self, self._renewal.end)
 
     def _take_prefetched(self, clock: int) -> int:
-        prefetched, self._prefetched = self._prefetched, None
-        if prefetched is None:
-            return self._ask(clock)
-        asked_for, request = prefetched
-        if asked_for == clock:
-            return request
-        if self._pulled.pop(request, None) is None:
-            self._unwanted.add(request)
-        return self._ask(clock)
+        for past in [asked for asked in self._prefetched if asked < clock]:
+            request = self._prefetched.pop(past)
+            if self._pulled.pop(request, None) is None:
+                self._unwanted.add(request)
+        return self._prefetched.pop(clock) if clock in self._prefetched else self._ask(clock)
 
     def _ask(self, clock: int) -> int:
-        request, sends = self._session.pull(clock, time.monotonic())
+        request, sends = self._pull(clock)
         self._send(sends)
         return request
+
+    def _pull(self, clock: int) -> tuple[int, list[Send]]:
+        now = time.monotonic()
+        request, sends = self._session.pull(clock, now)
+        self._paces[Pull].sent(request, now)
+        return request, sends
 
     def _await_room(self, unacknowledged: int) -> None:
         while self._session.unacknowledged > unacknowledged:
             self._turn()
 
-    def _turn(self) -> None:
-        """Wait for the next thing to happen, and deal with it."""
+    def _enter(self, kind: type[Pull | Push]) -> None:
+        """The caller is back: note how long it was busy, and take in what came meanwhile."""
+        own_s = time.monotonic() - self._left_at
+        for other in self._own_s:
+            self._own_s[other] += own_s
+        self._paces[kind].computed(self._own_s[kind])
+        self._own_s[kind] = 0.0
+        if self._in_flight is None:
+            self._turn(0.0)
+        self._listens = True
+
+    def _leave(self) -> None:
+        self._listens = False
+        self._left_at = time.monotonic()
+
+    def _turn(self, timeout: float | None = None) -> None:
+        """Wait for the next thing to happen, up to `timeout`, and deal with it."""
         if self._renewal is not None:
             self._renewal.check()
-        deadline = self._session.next_deadline
-        timeout = 1.0 if deadline is None else deadline - time.monotonic()
+        if timeout is None:
+            deadline = self._session.next_deadline
+            timeout = 1.0 if deadline is None else deadline - time.monotonic()
         for shard, reply, frames in self._links.receive(timeout):
             sends, events = self._session.receive(shard, reply, frames, time.monotonic())
             self._send(sends)
@@ -266,15 +477,20 @@ class Client:
             raise Unreachable(text, error.shard) from None
 
     def _note(self, event: Event) -> None:
+        now = time.monotonic()
         match event:
             case Pulled() if event.request in self._unwanted:
                 self._unwanted.remove(event.request)
             case Pulled():
                 self._pulled[event.request] = event
+                self._paces[Pull].answered(
+                    event.request, now, heard=self._listens, waited_s=event.waited_s
+                )
             case Pushed():
                 self.duplicates += event.duplicates > 0
                 self.staleness = event.staleness
                 self.rtt_s = event.rtt_s
+                self._paces[Push].answered(event.request, now, heard=self._listens)
             case Departed():
                 self._departed = True
             case Ready():
@@ -282,28 +498,56 @@ class Client:
 
     def _send(self, sends: Sequence[Send]) -> None:
         started = time.monotonic()
+        to_each: dict[int, list[tuple[Message, Frames]]] = {}
         for send in sends:
-            self._links.send(send.shard, send.message, send.frames)
+            to_each.setdefault(send.shard, []).append((send.message, send.frames))
+        for shard, messages in to_each.items():
+            self._links.send_together(shard, messages)
         self.times.serialise_s += time.monotonic() - started
 
     def _assemble(self, pulled: Pulled) -> Replica:
-        """Lay the shards' frames into one arena."""
+        """Lay the shards' frames into one arena, or read them where they lie if that is one."""
         started = time.monotonic()
-        arena = self._buffers.take()
+        whole = self._whole(pulled)
+        if whole is not None:
+            return Replica(whole, pulled.versions)
+        arena = self._arenas.take()
         for shard, frames in enumerate(pulled.frames):
             for part, frame in zip(self.cluster.map.cut(arena, shard), frames, strict=True):
-                part[:] = np.frombuffer(frame, np.float32)
+                payloads.decode(pulled.kind, np.frombuffer(frame, np.uint8), part)
         self.times.serialise_s += time.monotonic() - started
-        return Replica(arena, pulled.versions)
+        return Replica(_read_only(arena), pulled.versions)
+
+    def _whole(self, pulled: Pulled) -> NDArray[np.float32] | None:
+        """The weights as one read-only array where they arrived, if they lie there so."""
+        if pulled.kind is not Kind.F4:
+            return None
+        whole = self._sharing.whole(pulled.frames) if self._sharing is not None else None
+        frames = [frame for of_shard in pulled.frames for frame in of_shard]
+        if whole is not None or len(frames) > 1 or self._pinned:
+            return whole
+        whole = np.frombuffer(frames[0], np.float32)
+        return _read_only(whole) if whole.flags.aligned else None
+
+
+def _most_in_flight(table: DenseTable) -> int:
+    """How many pushes, or pulls, memory allows on their way."""
+    return max(_LEAST, min(_MOST, _MEMORY_BYTES // (4 * max(1, table.size))))
+
+
+def _read_only(arena: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A view that cannot be written, as weights in a shard's memory cannot be."""
+    view = arena.view()
+    view.flags.writeable = False
+    return view
 
 
 class _Renewal:
     """A thread with links of its own that keeps the lease while its owner computes."""
 
-    def __init__(self, cluster: Cluster, session: Session, period_s: float) -> None:
+    def __init__(self, endpoints: Sequence[str], session: Session, period_s: float) -> None:
         self._session = session
-        self._shards = len(cluster.endpoints)
-        self._endpoints = cluster.endpoints
+        self._endpoints = endpoints
         self._period_s = period_s
         self._ended = threading.Event()
         self._failure: DownpourError | None = None

@@ -5,7 +5,7 @@ counters, collect the records of applied updates. Blocking, one question at a ti
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 import msgspec
@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps.cluster import Cluster
+from ps.events import Unreachable
 from ps.links import Links
-from ps.session import Unreachable, error_of
 from shards import codec
 from shards.codec import Buffer
 from shards.errors import BadInput
@@ -33,7 +33,8 @@ from shards.messages import (
     State,
 )
 from shards.records import RECORD
-from shards.shard import Saved
+from shards.refusals import error_of
+from shards.state import Saved
 
 _RETRY_S = 2.0
 
@@ -150,7 +151,7 @@ class Console:
         shard: int,
         question: Callable[[int], FromOperator],
         frames: tuple[NDArray[np.float32] | bytes, ...] = (),
-    ) -> tuple[Reply, list[Buffer]]:
+    ) -> tuple[Reply, Sequence[Buffer]]:
         """Repeat a question until it is answered; every question may be repeated safely."""
         self._request += 1
         message = question(self._request)
@@ -167,7 +168,7 @@ class Console:
             shard,
         )
 
-    def _await(self, shard: int, until: float) -> tuple[Reply, list[Buffer]] | None:
+    def _await(self, shard: int, until: float) -> tuple[Reply, Sequence[Buffer]] | None:
         while (now := time.monotonic()) < until:
             for origin, reply, frames in self._links.receive(until - now):
                 if isinstance(reply, Refusal) and reply.request in (0, self._request):

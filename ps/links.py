@@ -1,7 +1,8 @@
-"""Links: one DEALER socket to each shard, typed messages out, typed answers in.
+"""Links: a DEALER socket to each shard, or several, typed messages out, typed answers in.
 
 The workers' client and the operator's console stand on this. `ZMQ_IMMEDIATE` keeps a message from
-being queued for a shard that is down and then delivered to its next life.
+being queued for a shard that is down and then delivered to its next life. Where several sockets
+lead to a shard, each message travels in parts (stripes.py).
 """
 
 import contextlib
@@ -9,18 +10,30 @@ import math
 import time
 import weakref
 from collections.abc import Iterator, Sequence
+from secrets import token_bytes
 
-import numpy as np
 import zmq
-from numpy.typing import NDArray
 
+from ps.leaving import Leaving
+from ps.memory import Surplus, keep_large_blocks
+from ps.stripes import TOKEN_BYTES, Cutter, Gatherer
+from ps.worker_side import WorkerSide
 from shards import codec
-from shards.codec import Buffer
-from shards.errors import BadInput
+from shards.codec import Buffer, Frames
+from shards.errors import BadInput, BadMessage
 from shards.messages import Message, Reply
 
-_HEARTBEAT_MS = 2000
-_HEARTBEAT_TIMEOUT_MS = 10000
+_UNFINISHED_BYTES = 1 << 30  # of answers that have come in part, at most
+
+# How a dead link is noticed: by TCP's own means. ZeroMQ's heartbeats wait behind the message that
+# is on its way, and would cut every link on which one takes longer than they are patient.
+NOTICE_THE_DEAD = (
+    (zmq.TCP_KEEPALIVE, 1),
+    (zmq.TCP_KEEPALIVE_IDLE, 5),
+    (zmq.TCP_KEEPALIVE_INTVL, 2),
+    (zmq.TCP_KEEPALIVE_CNT, 3),
+    (zmq.TCP_MAXRT, 15_000),
+)
 
 
 def drop_with(
@@ -41,10 +54,19 @@ def _drop(context: "zmq.Context[zmq.Socket[bytes]]", _: Sequence[zmq.Socket[byte
 class Links:
     """Connections to `endpoints`; shard numbers are positions in it. Not for use by two threads."""
 
-    def __init__(self, endpoints: Sequence[str]) -> None:
+    def __init__(self, endpoints: Sequence[str], sharing: WorkerSide | None = None) -> None:
+        """`sharing` lets arrays in shared memory go as references; its owner closes it."""
+        keep_large_blocks()
+        self._sharing = sharing
+        self._surplus = Surplus()
+        self._leaving = Leaving()
         self._context = zmq.Context()
         self._poller = zmq.Poller()
-        self._sockets = [self._connect(endpoint) for endpoint in endpoints]
+        self._sockets: list[zmq.Socket[bytes]] = []
+        self._stripes = [[self._connect(endpoint)] for endpoint in endpoints]
+        self._cutter = Cutter(token_bytes(TOKEN_BYTES))
+        # A shard that comes back is a new sender, which puts an old one out.
+        self._gatherer = Gatherer(_UNFINISHED_BYTES, max(1, len(endpoints)))
         self.endpoints = tuple(endpoints)
         drop_with(self, self._context, self._sockets)
 
@@ -55,8 +77,7 @@ class Links:
             (zmq.LINGER, 0),
             (zmq.RECONNECT_IVL, 50),
             (zmq.RECONNECT_IVL_MAX, 2000),
-            (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),
-            (zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS),
+            *NOTICE_THE_DEAD,
         ):
             socket.setsockopt(option, value)
         try:
@@ -68,7 +89,16 @@ class Links:
                 f" ({zmq.strerror(error.errno or 0)})"
             ) from None
         self._poller.register(socket, zmq.POLLIN)
+        self._sockets.append(socket)
         return socket
+
+    def stripe(self, shard: int, stripes: int) -> None:
+        """Spread over so many connections, at least as many as there are, what is said to `shard`.
+
+        Call `await_connections` then: a message needs them all.
+        """
+        own = self._stripes[shard]
+        own += [self._connect(self.endpoints[shard]) for _ in range(stripes - len(own))]
 
     def await_connections(self, timeout_s: float) -> None:
         """Wait until every shard has been reached, or `timeout_s`: what is sent before is lost."""
@@ -80,27 +110,69 @@ class Links:
             for socket, _ in waiting.poll(math.ceil(left_s * 1000)):
                 waiting.unregister(socket)
 
-    def send(
-        self, shard: int, message: Message, frames: Sequence[NDArray[np.float32] | bytes] = ()
-    ) -> None:
+    def round_trip_s(self, shard: int, message: Message, timeout_s: float) -> float:
+        """How long `message` takes to be answered, `timeout_s` at most; other answers are dropped.
+
+        For when nothing else is asked.
+        """
+        started = time.monotonic()
+        self.send(shard, message)
+        while (taken_s := time.monotonic() - started) < timeout_s:
+            if shard in {answerer for answerer, _, _ in self.receive(timeout_s - taken_s)}:
+                break
+        return time.monotonic() - started
+
+    def send(self, shard: int, message: Message, frames: Frames = ()) -> None:
         """Hand a message to the network; arrays are sent without a copy and must not change.
 
         While the shard cannot be reached nothing is sent: whoever keeps the message repeats it.
         """
-        parts = [codec.encode(message), *codec.wrap(frames)]
-        with contextlib.suppress(zmq.Again):
-            self._sockets[shard].send_multipart(parts, zmq.NOBLOCK, copy=False)
+        self.send_together(shard, [(message, frames)])
 
-    def receive(self, timeout_s: float) -> Iterator[tuple[int, Reply, list[Buffer]]]:
+    def send_together(self, shard: int, messages: Sequence[tuple[Message, Frames]]) -> None:
+        """The same for several, which arrive at one moment, in order.
+
+        One that is large, and has not left since it was sent before, is not sent again.
+        """
+        fresh = [one for one in messages if not self._leaving.still(shard, one[0].request)]
+        for start in range(0, len(fresh), codec.MAX_TOGETHER):
+            together = fresh[start : start + codec.MAX_TOGETHER]
+            sharing = self._sharing
+            parts = sharing.seal(shard, together) if sharing else codec.enclose(together)
+            stripes = self._stripes[shard]
+            with contextlib.suppress(zmq.Again):
+                requests = [message.request for message, _ in together]
+                cut = self._cutter.cut(parts, len(stripes))
+                self._leaving.send(zip(stripes, cut, strict=True), shard, requests)
+
+    def receive(self, timeout_s: float) -> Iterator[tuple[int, Reply, Sequence[Buffer]]]:
         """What has arrived within `timeout_s`, at least one message if any came: all that waits."""
         ready = {socket for socket, _ in self._poller.poll(math.ceil(max(0.0, timeout_s) * 1000))}
-        for shard, socket in enumerate(self._sockets):
-            if socket in ready:
+        for shard, stripes in enumerate(self._stripes):
+            for socket in ready.intersection(stripes):
                 with contextlib.suppress(zmq.Again):
                     while True:
                         frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
-                        payload: list[Buffer] = [frame.buffer for frame in frames[1:]]
-                        yield shard, codec.decode_reply(frames[0].buffer), payload
+                        self._surplus.received(sum(map(len, frames)))
+                        for reply, own in self._read(shard, [frame.buffer for frame in frames]):
+                            yield shard, reply, own
+
+    def _read(self, shard: int, came: list[Buffer]) -> list[tuple[Reply, Sequence[Buffer]]]:
+        """The messages that are whole with what came; raises BadMessage naming who sent it."""
+        try:
+            parts = self._opened(shard, came)
+            told = codec.disclose(parts[0], parts[1:]) if parts else []
+            return [(codec.decode_reply(header), own) for header, own in told]
+        except BadMessage as error:
+            raise BadMessage(f"{self.endpoints[shard]}: {error}") from None
+
+    def _opened(self, shard: int, came: list[Buffer]) -> list[Buffer] | None:
+        """The envelope that has come, or is whole with this part of it."""
+        whole = self._gatherer.take(b"", came)
+        if whole is None:
+            return None
+        _, parts = whole
+        return parts if self._sharing is None else self._sharing.open(shard, parts)
 
     def close(self, linger_s: float = 0.0) -> None:
         """Drop the connections, giving what is being sent up to `linger_s`."""

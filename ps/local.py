@@ -11,21 +11,32 @@ from numpy.typing import NDArray
 
 from ps.cluster import Cluster
 from ps.console import Console
+from ps.hosting import ShardDevice, place_of
 from ps.job import describe
 from ps.server import Server
+from ps.transport import Transport
 from shards.spec import ShardSpec
 
 
 @contextmanager
 def local_shards(
-    specs: Sequence[ShardSpec], weights: NDArray[np.float32] | None = None
+    specs: Sequence[ShardSpec],
+    weights: NDArray[np.float32] | None = None,
+    *,
+    transport: Transport = Transport.AUTO,
+    device: ShardDevice = ShardDevice.CPU,
 ) -> Iterator[Cluster]:
     """Serve `specs` on loopback while the context lasts.
 
-    `weights`, float32 of shape (table.size,), is installed first (default: zeros).
+    `weights`, float32 of shape (table.size,), is installed first (default: zeros). `transport` is
+    what workers are offered beside TCP (transport.py); `device` what holds the weights.
     """
+    place = place_of(device)
     with ExitStack() as stack:
-        servers = [stack.enter_context(Server(spec, boot=1)) for spec in specs]
+        servers = [
+            stack.enter_context(Server(spec, boot=1, transport=transport, place=place))
+            for spec in specs
+        ]
         cluster = describe(specs, [server.endpoint for server in servers])
         with Console(cluster) as console:
             console.install(cluster.table.empty() if weights is None else weights)

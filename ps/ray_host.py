@@ -5,7 +5,6 @@ the data. Ray places the actors (spread over the nodes) and tells when one dies;
 gradient.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,26 +15,23 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from ps.build import build_id
 from ps.cluster import Cluster
+from ps.hosting import START_S, ShardDevice, bind_address, check_build, serve, told_as
 from ps.job import describe
-from ps.server import Server
-from shards.errors import BadInput, DownpourError, GiveUp, WrongBuild
+from ps.transport import Transport
+from shards.errors import BadInput, DownpourError, GiveUp
 from shards.spec import ShardSpec
-
-_START_S = 60.0
-_EVERY_ADDRESS = "0.0.0.0"
 
 
 class ShardActor:
-    """One shard in one Ray actor. Its constructor takes values only: a spec, a bind address."""
+    """One shard in one Ray actor. Its constructor takes values only."""
 
-    def __init__(self, spec: bytes, bind: str) -> None:
-        decoded = msgspec.msgpack.decode(spec, type=ShardSpec)
-        self._server = Server(decoded, boot=time.time_ns() // 1000, bind=bind).start()
+    def __init__(self, spec: bytes, bind: str, transport: str, device: str) -> None:
+        told = msgspec.msgpack.decode(spec, type=ShardSpec)
+        self._server = serve(told, bind, Transport(transport), ShardDevice(device)).start()
 
     def endpoint(self) -> tuple[str, str]:
         """Where it listens, and the build it runs."""
-        own_address = ray.util.get_node_ip_address()
-        return self._server.endpoint.replace(_EVERY_ADDRESS, own_address), build_id()
+        return told_as(self._server.endpoint, ray.util.get_node_ip_address()), build_id()
 
     def check(self) -> None:
         """Raise what ended the server loop, if anything did."""
@@ -67,21 +63,36 @@ class RayShards:
 
 @contextmanager
 def ray_shards(
-    specs: Sequence[ShardSpec], *, host: str = "127.0.0.1", port: int = 0
+    specs: Sequence[ShardSpec],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    transport: Transport = Transport.AUTO,
+    device: ShardDevice = ShardDevice.CPU,
 ) -> Iterator[RayShards]:
     """Start one actor a spec in the Ray that this process is connected to; end them on leaving.
 
     Each listens on `host`, which for 0.0.0.0 is every address of its node, and is told to workers
-    as that node's own. Shard i's port is `port + i`; 0 picks free ones. Raises BadInput when one
-    cannot be bound, GiveUp when Ray has no room for the actors within a minute, WrongBuild when a
+    as that node's own. Shard i's port is `port + i`; 0 picks free ones. With `device` gpu each asks
+    Ray for a GPU of its own. Raises BadInput when a port cannot be bound, or Ray has too few GPUs,
+    GiveUp when Ray has no room for the actors within a minute, WrongBuild when a
     node runs other code.
     """
+    if device is ShardDevice.GPU and (has := ray.cluster_resources().get("GPU", 0)) < len(specs):
+        raise BadInput(
+            f"shard device gpu: expected a Ray with {len(specs)} GPUs, one a shard, got one with"
+            f" {has:g}"
+        )
     actor_class = ray.remote(ShardActor).options(
-        num_cpus=0, max_concurrency=2, max_restarts=0, scheduling_strategy="SPREAD"
+        num_cpus=0,
+        num_gpus=int(device is ShardDevice.GPU),
+        max_concurrency=2,
+        max_restarts=0,
+        scheduling_strategy="SPREAD",
     )
     actors = [
         actor_class.remote(
-            msgspec.msgpack.encode(spec), f"tcp://{host}:{port + spec.shard if port else '*'}"
+            msgspec.msgpack.encode(spec), bind_address(host, port, spec.shard), transport, device
         )
         for spec in specs
     ]
@@ -95,15 +106,14 @@ def ray_shards(
 
 def _endpoint(shard: int, actor: Any) -> str:
     try:
-        endpoint, build = ray.get(actor.endpoint.remote(), timeout=_START_S)
+        endpoint, build = ray.get(actor.endpoint.remote(), timeout=START_S)
     except GetTimeoutError:
-        raise GiveUp(f"shard {shard} did not start within {_START_S:g} s: has Ray room?") from None
+        raise GiveUp(f"shard {shard} did not start within {START_S:g} s: has Ray room?") from None
     except RayError as error:
         if BadInput.__name__ in str(error):
             raise BadInput(_cause(error)) from None
         raise GiveUp(f"shard {shard} did not start: {_cause(error)}") from None
-    if build != build_id():
-        raise WrongBuild(f"shard {shard}: expected build {build_id()} on its node, got {build}")
+    check_build(shard, build)
     return str(endpoint)
 
 

@@ -1,4 +1,7 @@
-"""Whether a server is there at all, asked before a library that would wait a minute to say no."""
+"""Whether a server is there at all, and by which address this machine is seen.
+
+Asked before a library that would wait a minute to say no.
+"""
 
 import socket
 from collections.abc import Sequence
@@ -24,3 +27,14 @@ def reach(name: str, addresses: Sequence[tuple[str, int]], timeout_s: float = RE
         except OSError as error:
             problem = error.strerror or str(error)
     raise BadInput(f"{name}: expected a server that accepts connections, got: {problem}")
+
+
+def own_address() -> str:
+    """This machine's IPv4 address towards others; 127.0.0.1 when it has no way to any."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # Of a range kept for documentation; connecting a datagram socket sends nothing.
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])

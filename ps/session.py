@@ -25,7 +25,8 @@ a Join, and asks anew for what it was pulling. The driver's own count is not tou
 
 A driver calls a method, sends what it returns, feeds `receive` with what arrives and calls `tick`
 by `next_deadline`. The session holds the arrays of an unacknowledged push: until `Pushed` reports
-it, their memory must not change.
+it, their memory must not change. A compressed push is written once, into arrays of its own, and
+repeated as it was: written again it would take the residual a second time (feedback.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -34,18 +35,24 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shards import codec
-from shards.codec import Buffer
-from shards.errors import (
-    BadInput,
-    BadMessage,
-    DownpourError,
-    Fenced,
-    GiveUp,
-    Resynchronise,
-    Retry,
-    WrongBuild,
+from ps.compression import Compression
+from ps.events import (
+    Asked,
+    Departed,
+    Event,
+    Frames,
+    Pending,
+    Pulled,
+    Pushed,
+    Ready,
+    Send,
+    Unreachable,
 )
+from ps.feedback import Feedback
+from ps.view import View, advanced
+from shards import codec, packing, payloads
+from shards.codec import Buffer
+from shards.errors import BadInput, BadMessage, GiveUp
 from shards.messages import (
     PROTOCOL,
     Ack,
@@ -67,102 +74,11 @@ from shards.messages import (
     Weights,
     Welcome,
 )
+from shards.refusals import error_of
 from shards.tables import DenseTable, ShardMap
-
-Frames = tuple[NDArray[np.float32], ...]
 
 _TRIES = 3  # at least, before patience ends
 _LONGEST = 8  # times the first wait: no later is a message repeated
-
-
-class Send(msgspec.Struct, frozen=True):
-    """A message for `shard`; `frames` go out after its header, without a copy."""
-
-    shard: int
-    message: FromWorker
-    frames: Frames = ()
-
-
-class Ready(msgspec.Struct, frozen=True):
-    """The worker is registered with every shard: go on after push `seq` and step `step`.
-
-    `clock` is what it counts with at the gate; it rises by one a step from here.
-    """
-
-    seq: int
-    step: int
-    clock: int
-    lease_s: float
-
-
-class Pulled(msgspec.Struct, frozen=True):
-    """Pull `request` is answered: for each shard its version and its frames."""
-
-    request: int
-    versions: tuple[int, ...]
-    frames: tuple[tuple[Buffer, ...], ...]
-    waited_s: float
-
-
-class Pushed(msgspec.Struct, frozen=True):
-    """Push `seq` is applied on every shard; `staleness` is the largest any of them saw."""
-
-    request: int
-    seq: int
-    staleness: int
-    duplicates: int
-    rtt_s: float
-
-
-class Departed(msgspec.Struct, frozen=True):
-    """Every shard knows that this worker has left."""
-
-
-Event = Ready | Pulled | Pushed | Departed
-
-
-class Unreachable(GiveUp):
-    """A shard has been silent for longer than the session's patience."""
-
-    def __init__(self, text: str, shard: int = 0) -> None:
-        super().__init__(text)
-        self.shard = shard
-
-
-class _Pending(msgspec.Struct):
-    """One message to one shard that has not been answered."""
-
-    message: FromWorker
-    frames: Frames
-    asked: int
-    resend_at: float
-    wait_s: float
-
-
-class _Asked(msgspec.Struct):
-    """One logical request: what it was, when, at which clock, and the answers so far."""
-
-    kind: type[FromWorker]
-    since: float
-    clock: int
-    answers: dict[int, tuple[Reply, Sequence[Buffer]]]
-
-
-_ERRORS: dict[Remedy, type[DownpourError]] = {
-    Remedy.RETRY: Retry,
-    Remedy.RESYNCHRONISE: Resynchronise,
-    Remedy.GAP: Resynchronise,
-    Remedy.GIVE_UP: GiveUp,
-    Remedy.BAD_MESSAGE: BadMessage,
-    Remedy.BAD_INPUT: BadInput,
-    Remedy.FENCED: Fenced,
-    Remedy.WRONG_BUILD: WrongBuild,
-}
-
-
-def error_of(refusal: Refusal) -> DownpourError:
-    """The error that a refusal stands for."""
-    return _ERRORS[refusal.remedy](refusal.text)
 
 
 class Session:
@@ -179,6 +95,7 @@ class Session:
         shard_map: ShardMap,
         retry_s: float = 1.0,
         patience_s: float = 30.0,
+        compression: Compression | None = None,
     ) -> None:
         self.job = job
         self.worker = worker
@@ -188,6 +105,11 @@ class Session:
         self.map = shard_map
         self.retry_s = min(retry_s, patience_s / _TRIES)
         self.patience_s = patience_s
+        self.compression = compression or Compression()
+        self.feedback = (
+            Feedback(self.compression, table.size) if self.compression.push is not None else None
+        )
+        self._views: dict[int, View] = {}
         self.seq = 0
         self.ready: Ready | None = None
         self._request = 0
@@ -201,8 +123,8 @@ class Session:
         self._welcomes: dict[int, Welcome] = {}
         self._acknowledged: dict[int, int] = {}
         self._mended: dict[int, tuple[int, float]] = {}
-        self._pending: dict[tuple[int, int], _Pending] = {}
-        self._asked: dict[int, _Asked] = {}
+        self._pending: dict[tuple[int, int], Pending] = {}
+        self._asked: dict[int, Asked] = {}
         self._heard: dict[int, float] = {}
 
     # --- what a driver asks for -------------------------------------------------------------------
@@ -236,10 +158,11 @@ class Session:
         """Send a gradient of shape (table.size,) float32; `Pushed` follows.
 
         `read_versions` are the versions, one a shard, that it was computed from; `clock` and `step`
-        hold once it is applied. The array must not change until `Pushed`. Raises BadInput when it
-        does not fit the table.
+        hold once it is applied. The array must not change until `Pushed`, unless it is compressed.
+        Raises BadInput when it does not fit the table, or cannot be compressed.
         """
         self._check_push(gradient, read_versions)
+        written = self._write(gradient)
         self.seq += 1
         seq = self.seq
         told_clock = clock + self._ahead
@@ -261,16 +184,15 @@ class Session:
                 steps,
                 samples,
                 read_versions[shard],
-                Kind.F4,
+                self.feedback.kind if self.feedback is not None else Kind.F4,
                 codec.flatten(self.map.ranges[shard]),
                 loss,
                 rtt_s,
                 wait_s,
+                self.compression.zstd,
             )
 
-        return request, self._to_all(
-            request, message, now, lambda shard: self.map.cut(gradient, shard)
-        )
+        return request, self._to_all(request, message, now, lambda shard: written[shard])
 
     def leave(self, now: float) -> list[Send]:
         """Tell every shard not to wait for this worker any more; `Departed` follows."""
@@ -314,6 +236,12 @@ class Session:
             case Joined():
                 del self._pending[key]
                 return self._admitted(shard, reply, now)
+            case Weights():
+                del self._pending[key]
+                read = self._read(reply, frames)
+                if read is None:
+                    return self._ask_whole(shard, pending, now), []
+                return [], self._answered(shard, pending.asked, *read, now)
             case _:
                 del self._pending[key]
                 return [], self._answered(shard, pending.asked, reply, frames, now)
@@ -456,7 +384,7 @@ class Session:
 
     # --- refusals ---------------------------------------------------------------------------------
 
-    def _refused(self, shard: int, reply: Refusal, pending: _Pending, now: float) -> list[Send]:
+    def _refused(self, shard: int, reply: Refusal, pending: Pending, now: float) -> list[Send]:
         match reply.remedy:
             case Remedy.RETRY:
                 return []
@@ -511,7 +439,7 @@ class Session:
     def _next(self, kind: type[FromWorker], now: float, clock: int) -> int:
         assert self.ready is not None, "the driver waits for Ready first"
         request = self._count()
-        self._asked[request] = _Asked(kind, now, clock, {})
+        self._asked[request] = Asked(kind, now, clock, {})
         return request
 
     @property
@@ -538,9 +466,22 @@ class Session:
                 self.map.epoch,
                 self.table.name,
                 clock + self._ahead,
+                self.compression.pull,
+                self.compression.zstd,
+                self._views[shard].number if shard in self._views else 0,
+                self.compression.pull_share,
             )
 
         return self._to_all(asked, message, now)
+
+    def _write(self, gradient: NDArray[np.float32]) -> list[Frames]:
+        """The frames of the next push, for each shard."""
+        if self.feedback is not None:
+            return self.feedback.encode(gradient, self.seq + 1, self.map.ranges)
+        cut = [self.map.cut(gradient, shard) for shard in range(self.map.shards)]
+        if self.compression.zstd:
+            return [tuple(packing.pack(part) for part in parts) for parts in cut]
+        return cut
 
     def _check_push(self, gradient: NDArray[np.float32], read_versions: Sequence[int]) -> None:
         what = f"push to table {self.table.name}"
@@ -577,7 +518,7 @@ class Session:
             self._heard[shard] = now  # it was asked nothing, so its silence begins here
         wait_s = self._retry_s
         key = (shard, message.request)
-        self._pending[key] = _Pending(message, frames, asked, now + wait_s, wait_s)
+        self._pending[key] = Pending(message, frames, asked, now + wait_s, wait_s)
         return Send(shard, message, frames)
 
     def _may_send(self, shard: int, message: FromWorker) -> bool:
@@ -606,14 +547,12 @@ class Session:
         weights = [reply for reply in replies if isinstance(reply, Weights)]
         acks = [reply for reply in replies if isinstance(reply, Ack)]
         if len(weights) == len(answers):
-            for reply, frames in answers:
-                assert isinstance(reply, Weights)
-                codec.arrays("weights", reply.kind, self.map.ranges[reply.shard], frames)
             return Pulled(
                 request,
                 tuple(reply.version for reply in weights),
                 tuple(tuple(frames) for _, frames in answers),
                 max(reply.waited_s for reply in weights),
+                Kind.F4 if self.compression.pulls_changes else self.compression.pull,
             )
         if len(acks) == len(answers):
             # Doubled at most, or one outage would have every later message waited for as long.
@@ -629,3 +568,30 @@ class Session:
             return Departed()
         names = sorted({type(reply).__name__ for reply in replies})
         raise BadMessage(f"request {request} was answered by {', '.join(names)}")
+
+    def _read(
+        self, reply: Weights, frames: Sequence[Buffer]
+    ) -> tuple[Weights, Sequence[Buffer]] | None:
+        """The payloads in an answer, checked; of changes the weights that they lead to.
+
+        None if they are changes to a view that this worker has not, since its answer was lost.
+        """
+        ranges, wanted = self.map.ranges[reply.shard], self.compression.pull
+        changes = self.compression.pulls_changes
+        if reply.kind is not wanted and not (changes and reply.kind is Kind.F4):
+            raise BadMessage(f"weights: expected them as {wanted}, got {reply.kind}")
+        parts = payloads.checked("weights", reply.kind, reply.zstd, ranges, frames)
+        if not changes:
+            return reply, [part.data for part in parts]
+        view = advanced(self._views.get(reply.shard), reply, parts)
+        if view is None:
+            return None
+        self._views[reply.shard] = view
+        return msgspec.structs.replace(reply, version=view.version), view.frames
+
+    def _ask_whole(self, shard: int, pending: Pending, now: float) -> list[Send]:
+        """Ask for the same weights again, as changes to nothing."""
+        assert isinstance(pending.message, Pull)
+        pull = msgspec.structs.replace(pending.message, request=self._count(), base=0)
+        send = self._keep(shard, pending.asked, pull, (), now)
+        return [send] if shard in self._joined else []

@@ -20,7 +20,7 @@ from safetensors.numpy import save
 
 from ps.console import ShardState
 from shards.errors import BadInput, GiveUp
-from shards.shard import Saved
+from shards.state import Saved
 from shards.tables import DenseTable, ShardMap
 
 FORMAT = 1

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from ps.session import Event, Ready, Send, Session
+from ps.events import Event, Ready, Send
+from ps.session import Session
 from shards.codec import Buffer
 from shards.messages import (
     Ack,

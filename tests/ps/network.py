@@ -19,7 +19,8 @@ from itertools import count
 import msgspec
 import numpy as np
 
-from ps.session import Send
+from ps.compression import Compression
+from ps.events import Send
 from shards import codec
 from shards.rules import SGD, Decay
 from shards.schedules import Fixed
@@ -30,7 +31,10 @@ from tests.ps.parties import BLOCK, BUILD, HORIZON_S, JOB, SCALE, Array, Host, L
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """What is run and what goes wrong: `drop` and `duplicate` are shares, the rest are numbers."""
+    """What is run and what goes wrong: `drop` and `duplicate` are shares, the rest are numbers.
+
+    For `busy_s` a shard lets messages gather, and then takes them together.
+    """
 
     shards: int = 2
     workers: int = 3
@@ -44,11 +48,13 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     drop: float = 0.1
     duplicate: float = 0.1
     delay_s: float = 0.3
+    busy_s: float = 0.0
     kills: int = 0
     freezes: int = 0
     cuts: int = 0
     restarts: int = 0
     quiet_s: float = 60.0
+    compression: Compression | None = None
 
 
 def swarm(seed: int) -> Setting:
@@ -73,6 +79,7 @@ def swarm(seed: int) -> Setting:
         freezes=draw.choice([0, 0, 3]),
         cuts=draw.choice([0, 0, 3]),
         restarts=draw.choice([0, 0, 3]),
+        busy_s=draw.choice([0.0, 0.0, 0.5]),
     )
 
 
@@ -85,17 +92,20 @@ class Network:
         self.now = 0.0
         self.delivered = 0
         # Until somebody is lost, clocks count exactly the pushes applied.
-        self.calm = setting.merge is Merge.EACH
+        self.calm = setting.merge is Merge.EACH and setting.compression is None
         self.table = DenseTable("sim", (TensorSpec("w", (BLOCK * setting.shards,)),))
         self.map = cut_evenly(self.table, setting.shards)
         self._heap: list[tuple[float, int, Life | None, Callable[[], None]]] = []
         self._order = count()
         self._cut_until: dict[tuple[int, int], float] = {}
-        self.hosts = [Host(self, shard) for shard in range(setting.shards)]
+        self.hosts = [self.make_host(shard) for shard in range(setting.shards)]
         self.lives: dict[int, Life] = {}
         self._addresses: dict[bytes, Life] = {}
         for number in range(setting.workers):
             self._live(number, 0, self.random.uniform(0, 5))
+
+    def make_host(self, shard: int) -> Host:
+        return Host(self, shard)
 
     def spec(self, shard: int) -> ShardSpec:
         return ShardSpec(
@@ -136,8 +146,7 @@ class Network:
 
     def run(self) -> "Network":
         """Play until every worker is done; fail if they are not within the horizon."""
-        for host in self.hosts:
-            self.every(self.setting.lease_s / 4, None, host.tick)
+        self.tick_hosts()
         for accident, times in (
             (self._kill, self.setting.kills),
             (self._freeze, self.setting.freezes),
@@ -156,6 +165,10 @@ class Network:
         for host in self.hosts:
             host.check_sums()
         return self
+
+    def tick_hosts(self) -> None:
+        for host in self.hosts:
+            self.every(self.setting.lease_s / 4, None, host.tick)
 
     # --- the network ------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from shards.ledger import Ledger
 from shards.messages import Standing
 from shards.rules import Momentum
 from shards.schedules import Fixed
-from shards.shard import Saved
+from shards.state import Saved
 from tests.ps.parties import Array
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("a", (500,)), ps.TensorSpec("b", (500,))))

@@ -11,13 +11,18 @@ import numpy as np
 import pytest
 
 from ps import session
-from ps.session import Send, Session
+from ps.events import Send
+from ps.session import Session
 from shards.errors import DownpourError
 from shards.gate import Gate, Waiting
 from shards.ledger import Entry, Ledger, Verdict
 from shards.messages import FromWorker, Push
+from shards.one_pass import OnePass
+from shards.rules import Rule
 from shards.shard import Outgoing, Shard
 from shards.spec import Merge
+from shards.state import Held
+from shards.updates import Applied, Updates
 from shards.versions import Buffers
 from tests.ps.network import Network, swarm
 from tests.ps.parties import Array
@@ -106,7 +111,7 @@ def the_slowest_clock_is_forgotten(patch: Patch) -> None:
 @planted
 def an_expired_lease_frees_nobody(patch: Patch) -> None:
     def tick(self: Shard, now: float) -> list[Outgoing]:
-        self.ledger.expire(now)
+        self.ledger.expire(self.ledger.silent(now))
         return []
 
     patch.setattr(Shard, "tick", tick)
@@ -136,11 +141,42 @@ def two_buffers_take_turns(patch: Patch) -> None:
 
 
 @planted
+def one_pass_leaves_a_gradient_out(patch: Patch) -> None:
+    def apply(self: OnePass, rule: Rule, w: Array, gradients: Any, *rest: Any) -> list[float]:
+        return [1.0, *original(self, rule, w, [*gradients[1:], np.zeros_like(w)], *rest)[:-1]]
+
+    original = OnePass.apply
+    patch.setattr(OnePass, "apply", apply)
+
+
+@planted
+def one_pass_writes_over_the_present_version(patch: Patch) -> None:
+    def together(self: Held, gradients: Any, rate: float) -> list[float] | None:
+        take, self._buffers.take = self._buffers.take, self.weights  # type: ignore[method-assign]
+        squares = original(self, gradients, rate)
+        self._buffers.take = take  # type: ignore[method-assign]
+        return squares
+
+    original = Held.apply_together
+    patch.setattr(Held, "apply_together", together)
+
+
+@planted
+def a_run_takes_a_push_twice(patch: Patch) -> None:
+    def joins(self: Updates, _: Any, message: Push, ledger: Ledger) -> bool:
+        entry = ledger.entries.get(message.worker)
+        return self._sums and entry is not None and message.seq == entry.seq + 1
+
+    patch.setattr(Updates, "joins", joins)
+    patch.setattr(Ledger, "record", _record_anything)
+
+
+@planted
 def a_push_is_acknowledged_before_its_round(patch: Patch) -> None:
     def push(self: Shard, sender: bytes, message: Push, *rest: Any) -> list[Outgoing]:
         answers = original(self, sender, message, *rest)
         early = self.spec.merge is Merge.ROUND and not answers
-        return [self._acknowledge(sender, message, 0, duplicate=False)] if early else answers
+        return [self._acknowledge(sender, message, self.version)] if early else answers
 
     original = Shard._push
     patch.setattr(Shard, "_push", push)
@@ -177,12 +213,12 @@ def nothing_is_sent_again_after_a_greeting(patch: Patch) -> None:
 def rounds_close_by_attendance(patch: Patch) -> None:
     """The bug that the simulation found first: see test_shard.py on rounds."""
 
-    def close(self: Shard, now: float) -> list[Outgoing]:
-        present = all(worker in self._round for worker in self.ledger.active)
-        return original(self, now) if present else []
+    def close(self: Updates, ledger: Ledger, now: float) -> list[Applied]:
+        present = all(worker in self.round for worker in ledger.active)
+        return original(self, ledger, now) if present else []
 
-    original = Shard._close_rounds
-    patch.setattr(Shard, "_close_rounds", close)
+    original = Updates.close_rounds
+    patch.setattr(Updates, "close_rounds", close)
 
 
 @pytest.mark.parametrize("name", sorted(PLANTS))

@@ -9,7 +9,7 @@ import pytest
 import ray
 
 import ps
-from ps import Client, Console, ray_host
+from ps import Client, Console, hosting
 from ps.ray_host import RayShards, ray_shards
 from shards.errors import BadInput, GiveUp, WrongBuild
 from shards.schedules import Fixed
@@ -82,10 +82,20 @@ def test_a_port_in_use(ray_local: str) -> None:
 def test_a_node_with_other_code(ray_local: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard that runs another build than this process is refused before anyone speaks to it."""
     theirs = ps.build_id()
-    monkeypatch.setattr(ray_host, "build_id", lambda: "0" * 16)
+    monkeypatch.setattr(hosting, "build_id", lambda: "0" * 16)
     with pytest.raises(WrongBuild) as caught, ray_shards(specs_of(1)):
         pass
-    assert str(caught.value) == f"shard 0: expected build {'0' * 16} on its node, got {theirs}"
+    assert str(caught.value) == f"shard 0: expected build {'0' * 16} where it runs, got {theirs}"
+
+
+def test_too_few_gpus(ray_local: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would wait for ever for a node that has one."""
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0, "GPU": 1.0})
+    with pytest.raises(BadInput) as caught, ray_shards(specs_of(2), device=ps.ShardDevice.GPU):
+        pass
+    assert str(caught.value) == (
+        "shard device gpu: expected a Ray with 2 GPUs, one a shard, got one with 1"
+    )
 
 
 def test_a_loop_that_failed_is_told(ray_local: str) -> None:

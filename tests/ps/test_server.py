@@ -20,7 +20,17 @@ from ps.job import describe
 from ps.server import Server
 from shards import codec
 from shards.errors import BadInput
-from shards.messages import PROTOCOL, AskStatus, Hello, Install, Read, Refusal, Remedy, Reply
+from shards.messages import (
+    PROTOCOL,
+    AskStatus,
+    Hello,
+    Install,
+    Message,
+    Read,
+    Refusal,
+    Remedy,
+    Reply,
+)
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
 
@@ -42,6 +52,11 @@ def server() -> Iterator[Server]:
         yield running
 
 
+def alone(message: Message, *frames: bytes) -> list[bytes]:
+    """An envelope that holds one message."""
+    return [bytes(part) for part in codec.enclose([(message, frames)])]
+
+
 class Peer:
     """A DEALER that sends what it likes."""
 
@@ -55,7 +70,9 @@ class Peer:
     def ask(self, *frames: bytes) -> Reply:
         """Send a message, and read the next answer."""
         self.socket.send_multipart(frames)
-        return codec.decode_reply(self.socket.recv_multipart()[0])
+        first, *rest = self.socket.recv_multipart()
+        ((header, _),) = codec.disclose(first, rest)
+        return codec.decode_reply(header)
 
     def __enter__(self) -> "Peer":
         return self
@@ -77,7 +94,7 @@ def serves(server: Server) -> bool:
 def mangled(server: Server) -> Iterator[Sequence[bytes]]:
     """Messages that are none, each of a kind of its own."""
     job = server.shard.spec.job
-    hello = codec.encode(Hello(1, job, "w", 0, PROTOCOL, "b"))
+    (hello,) = alone(Hello(1, job, "w", 0, PROTOCOL, "b"))
     yield [b""]
     yield [b"", b""]
     yield [b""] * 1000
@@ -106,19 +123,23 @@ def test_mangled_messages_are_refused(server: Server) -> None:
             assert isinstance(answer, Refusal), (frames, answer)
             refused += 1
         status = AskStatus(7, server.shard.spec.job, "net")
-        assert peer.ask(codec.encode(status)).request == 7
+        assert peer.ask(*alone(status)).request == 7
     assert server.shard.status().refused == refused
     assert serves(server)
 
 
 def test_frames_too_many_or_too_large_for_what_they_come_with(server: Server) -> None:
-    """A request that takes no frames ignores them; an install counts its own."""
+    """A request that takes no frames ignores them; an install counts its own; others' are none."""
     job = server.shard.spec.job
     with Peer(server) as peer:
-        reply = peer.ask(codec.encode(Read(3, job, "net")), *[b"x"] * 1000)
+        reply = peer.ask(*alone(Read(3, job, "net"), *[b"x"] * 1000))
         assert (reply.request, type(reply).__name__) == (3, "Weights")
+        refusal = peer.ask(*alone(Read(3, job, "net")), b"x")
+        assert isinstance(refusal, Refusal)
+        assert refusal.text.startswith("envelope: its headers take")
+        assert refusal.text.endswith("and 1")
         for frames in ([], [b""] * 1000, [bytes(1), bytes(2048)]):
-            refusal = peer.ask(codec.encode(Install(4, job, "net", [])), *frames)
+            refusal = peer.ask(*alone(Install(4, job, "net", []), *frames))
             assert isinstance(refusal, Refusal)
             assert refusal.remedy is Remedy.BAD_MESSAGE
     assert serves(server)
@@ -146,7 +167,7 @@ def test_strangers_and_peers_that_vanish(server: Server) -> None:
                 stranger.sendall(noise)
     for _ in range(20):
         with Peer(server) as peer:
-            peer.socket.send(codec.encode(Read(1, server.shard.spec.job, "net")))
+            peer.socket.send_multipart(alone(Read(1, server.shard.spec.job, "net")))
             peer.socket.send(b"half", zmq.SNDMORE)
     assert serves(server)
 
@@ -176,7 +197,7 @@ def test_leases_run_out_while_messages_pour_in(server: Server) -> None:
         with Console(cluster) as console:
             console.install(TABLE.empty())
         Client(cluster, worker="gone").abandon()
-        read = codec.encode(Read(1, quick.shard.spec.job, "net"))
+        (read,) = alone(Read(1, quick.shard.spec.job, "net"))
         until = time.monotonic() + 10
         with Peer(quick) as peer:
             while quick.shard.ledger.active and time.monotonic() < until:
@@ -236,7 +257,7 @@ def test_a_failure_of_the_loop_is_told(server: Server, monkeypatch: pytest.Monke
     with Server(spec_of(), boot=1) as broken:
         monkeypatch.setattr(broken.shard, "handle", lambda *_: 1 // 0)
         with Peer(broken) as peer:
-            peer.socket.send(codec.encode(Read(1, broken.shard.spec.job, "net")))
+            peer.socket.send_multipart(alone(Read(1, broken.shard.spec.job, "net")))
             broken._thread.join(10)
         with pytest.raises(ZeroDivisionError):
             broken.check()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ps.session import Departed, Pulled, Pushed, Ready, Unreachable
+from ps.events import Departed, Pulled, Pushed, Ready, Unreachable
 from shards.errors import BadInput, BadMessage, DownpourError, Fenced, GiveUp, WrongBuild
 from shards.messages import (
     PROTOCOL,
@@ -76,7 +76,7 @@ def test_a_greeting_whose_lease_ran_out() -> None:
 def test_a_pull() -> None:
     """It asks every shard, and is answered when each has; answers to nothing change nothing."""
     session = ready_session()
-    request, sends = session.pull(3, now=1.0)
+    request, sends = session.pull(3, now=0.0)
     assert brief(sends) == [
         (0, Pull(6, "job", "w", 2, 1, 1, "net", 3)),
         (1, Pull(6, "job", "w", 2, 1, 1, "net", 3)),

@@ -22,7 +22,7 @@ from shards.ledger import Entry, Ledger
 from shards.messages import Standing
 from shards.rules import Momentum
 from shards.schedules import Fixed
-from shards.shard import Saved
+from shards.state import Saved
 from shards.tables import cut_evenly
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (700,)),))

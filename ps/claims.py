@@ -1,0 +1,120 @@
+"""Names in /dev/shm that die with their owner: shared segments and the folders of Unix sockets.
+
+Each is created exclusively, for this user alone, and locked (flock) by its owner for as long as the
+owner lives. The kernel drops the lock however a process ends, so a lock that can be had proves that
+the owner is gone, and one that cannot proves that it lives, be it stopped or slow: no timeout is
+ever taken for death. Owners remove what is theirs; what a killed one left is removed by `sweep`,
+which everybody calls before adding a name.
+
+A name tells its job by a digest: the job's id is a secret, and any user can list the folder.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import weakref
+from pathlib import Path
+
+ROOT = Path("/dev/shm")
+_PREFIX = "downpour-"
+# What is swept: nothing else that somebody may have called after the project.
+_OURS = re.compile(_PREFIX + r"[0-9a-f]{16}-(memory-[0-9a-f]{16}|door-[0-9]+-[0-9]+)")
+
+
+def job_prefix(job: str) -> str:
+    """What the names of `job` start with."""
+    return f"{_PREFIX}{hashlib.sha256(job.encode()).hexdigest()[:16]}-"
+
+
+class Claim:
+    """A locked name: a file of mode 0600, or a folder of mode 0700. `fd` is open on it."""
+
+    def __init__(self, path: Path, *, folder: bool = False) -> None:
+        """Raises OSError when it cannot be had, FileExistsError when somebody has it."""
+        self.path = path
+        while True:
+            self.fd = _create_folder(path) if folder else _create_file(path)
+            fcntl.flock(self.fd, fcntl.LOCK_EX)
+            if os.fstat(self.fd).st_nlink:
+                break
+            os.close(self.fd)  # swept in between
+        self._release = weakref.finalize(self, _release, path, self.fd, os.getpid())
+
+    @property
+    def held(self) -> bool:
+        return self._release.alive
+
+    def release(self) -> None:
+        """Remove the name and drop the lock; may be called twice. Mappings of a file last on."""
+        self._release()
+
+
+def _release(path: Path, fd: int, owner: int) -> None:
+    if os.getpid() != owner:  # forked off it
+        return
+    _remove(path)
+    # A mapping holds a copy of the descriptor, and closing this one would not unlock it.
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
+
+
+def memory_path(job: str) -> Path:
+    """For a segment: a path that nobody else has."""
+    return ROOT / f"{job_prefix(job)}memory-{secrets.token_hex(8)}"
+
+
+def is_memory(job: str, name: str) -> bool:
+    """Whether a segment of `job` may be called so."""
+    return name.startswith(f"{job_prefix(job)}memory-") and bool(_OURS.fullmatch(name))
+
+
+def door_path(job: str, shard: int, port: str) -> Path:
+    """For the folder of the Unix socket of the one server of `shard` at `port`."""
+    return ROOT / f"{job_prefix(job)}door-{shard}-{port}"
+
+
+def owner_is_gone(fd: int) -> bool:
+    """Whether the owner of what `fd` is open on has ended; `fd` must not be the owner's own."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    return True
+
+
+def sweep(root: Path = ROOT) -> list[str]:
+    """Remove every name of this user's whose owner is gone; returns them."""
+    removed = []
+    for path in root.glob(f"{_PREFIX}*"):
+        if not _OURS.fullmatch(path.name):
+            continue
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                if os.fstat(fd).st_uid == os.geteuid() and owner_is_gone(fd):
+                    _remove(path)
+                    removed.append(path.name)
+            finally:
+                os.close(fd)
+    return removed
+
+
+def _create_file(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def _create_folder(path: Path) -> int:
+    path.mkdir(0o700)
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,93 @@
+"""The values of a session: what it asks its driver to send, what it tells of, what it still awaits.
+
+session.py changes them; a driver only carries `Send`s out and reads `Event`s.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from numpy.typing import NDArray
+
+from shards.codec import Buffer
+from shards.errors import GiveUp
+from shards.messages import FromWorker, Kind, Reply
+
+Frames = tuple[NDArray[Any], ...]
+
+
+class Send(msgspec.Struct, frozen=True):
+    """A message for `shard`; `frames` go out after its header, without a copy."""
+
+    shard: int
+    message: FromWorker
+    frames: Frames = ()
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """The worker is registered with every shard: go on after push `seq` and step `step`.
+
+    `clock` is what it counts with at the gate; it rises by one a step from here.
+    """
+
+    seq: int
+    step: int
+    clock: int
+    lease_s: float
+
+
+class Pulled(msgspec.Struct, frozen=True):
+    """Pull `request` is answered: for each shard its version and its frames.
+
+    The frames are payloads of `kind` (payloads.py), checked and unpacked, one a key range.
+    """
+
+    request: int
+    versions: tuple[int, ...]
+    frames: tuple[tuple[Buffer, ...], ...]
+    waited_s: float
+    kind: Kind = Kind.F4
+
+
+class Pushed(msgspec.Struct, frozen=True):
+    """Push `seq` is applied on every shard; `staleness` is the largest any of them saw."""
+
+    request: int
+    seq: int
+    staleness: int
+    duplicates: int
+    rtt_s: float
+
+
+class Departed(msgspec.Struct, frozen=True):
+    """Every shard knows that this worker has left."""
+
+
+Event = Ready | Pulled | Pushed | Departed
+
+
+class Unreachable(GiveUp):
+    """A shard has been silent for longer than the session's patience."""
+
+    def __init__(self, text: str, shard: int = 0) -> None:
+        super().__init__(text)
+        self.shard = shard
+
+
+class Pending(msgspec.Struct):
+    """One message to one shard that has not been answered."""
+
+    message: FromWorker
+    frames: Frames
+    asked: int
+    resend_at: float
+    wait_s: float
+
+
+class Asked(msgspec.Struct):
+    """One logical request: what it was, when, at which clock, and the answers so far."""
+
+    kind: type[FromWorker]
+    since: float
+    clock: int
+    answers: dict[int, tuple[Reply, Sequence[Buffer]]]

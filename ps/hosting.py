@@ -1,0 +1,105 @@
+"""Where a job's shards live, and what every such place does alike.
+
+Ray actors (ps/ray_host.py) are spread over a cluster; plain processes (ps/process_host.py) run on
+this machine and need nothing but the base install. Either is a context manager that starts one
+shard a spec, gives `Hosts`, and leaves nothing behind. A home's own libraries are loaded when it
+is chosen.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from enum import StrEnum
+from typing import Protocol
+
+from cupy_kernels.device import gpu
+from cupy_kernels.places import GPU, HOST, Place
+from ps.build import build_id
+from ps.cluster import Cluster
+from ps.server import Server
+from ps.transport import Transport
+from shards.errors import BadInput, WrongBuild
+from shards.spec import ShardSpec
+
+START_S = 60.0
+_EVERY_ADDRESS = "0.0.0.0"
+
+
+class Home(StrEnum):
+    """Where shards live: in Ray actors, or in processes of this machine."""
+
+    RAY = "ray"
+    PROCESSES = "processes"
+
+
+class ShardDevice(StrEnum):
+    """What holds and updates the weights: the host's memory and cores, or a GPU."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+
+
+class Hosts(Protocol):
+    """What hosts a job's shards, and the cluster that they form."""
+
+    @property
+    def cluster(self) -> Cluster:
+        """Where the shards are, for workers and operators."""
+        ...
+
+    def check(self) -> None:
+        """Raise GiveUp naming a shard that has died or failed."""
+        ...
+
+
+def start_shards(
+    home: Home,
+    specs: Sequence[ShardSpec],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    transport: Transport = Transport.AUTO,
+    device: ShardDevice = ShardDevice.CPU,
+) -> AbstractContextManager[Hosts]:
+    """Start one shard a spec at `home`; see `ray_shards` and `process_shards`."""
+    match home:
+        case Home.RAY:
+            from ps.ray_host import ray_shards
+
+            return ray_shards(specs, host=host, port=port, transport=transport, device=device)
+        case Home.PROCESSES:
+            from ps.process_host import process_shards
+
+            return process_shards(specs, host=host, port=port, transport=transport, device=device)
+
+
+def bind_address(host: str, port: int, shard: int) -> str:
+    """What shard `shard` listens on: ports count up from `port`, 0 picks a free one."""
+    return f"tcp://{host}:{port + shard if port else '*'}"
+
+
+def place_of(device: ShardDevice) -> Place:
+    """Where a shard's arrays live on this machine; raises BadInput where no GPU answers."""
+    if device is ShardDevice.GPU and gpu() is None:
+        raise BadInput(
+            "shard device gpu: expected a GPU that answers, got none here, or no CuPy (the extra"
+            " `gpu`)"
+        )
+    return GPU if device is ShardDevice.GPU else HOST
+
+
+def serve(spec: ShardSpec, bind: str, transport: Transport, device: ShardDevice) -> Server:
+    """A server for `spec`, not started yet; its life is numbered by the time of its birth."""
+    boot, place = time.time_ns() // 1000, place_of(device)
+    return Server(spec, boot=boot, bind=bind, transport=transport, place=place)
+
+
+def told_as(endpoint: str, own_address: str) -> str:
+    """The endpoint as others reach it: every address is this host's own."""
+    return endpoint.replace(_EVERY_ADDRESS, own_address)
+
+
+def check_build(shard: int, build: str) -> None:
+    """Raise WrongBuild when a shard runs other code than this process."""
+    if build != build_id():
+        raise WrongBuild(f"shard {shard}: expected build {build_id()} where it runs, got {build}")

@@ -1,0 +1,171 @@
+"""Shards as plain processes of this machine: no Ray, nothing but the base install.
+
+    with ps.process_shards(specs) as hosts, ps.Console(hosts.cluster) as console:
+        console.install(weights)
+        ...
+
+Each shard is a child, ps/shard_process.py, with pipes to it. The children are in process groups of
+their own, so that a Ctrl-C in the terminal leaves them to their parent, who may want to save what
+they hold; and they end with their parent, even one that is killed.
+"""
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ps.cluster import Cluster
+from ps.hosting import START_S, ShardDevice, bind_address, check_build
+from ps.job import describe
+from ps.pipe import Failed, Listening, Order, hear, tell
+from ps.transport import Transport
+from shards.errors import BadInput, GiveUp
+from shards.spec import ShardSpec
+
+_END_S = 10.0
+
+
+class ProcessShards:
+    """The processes of one job, and the cluster they form."""
+
+    def __init__(self, cluster: Cluster, children: Sequence["_Child"]) -> None:
+        self.cluster = cluster
+        self._children = children
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Each shard's process id."""
+        return tuple(child.process.pid for child in self._children)
+
+    def check(self) -> None:
+        """Raise GiveUp naming a shard whose process or server loop has died, and how."""
+        for child in self._children:
+            child.check()
+
+
+@contextmanager
+def process_shards(
+    specs: Sequence[ShardSpec],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    transport: Transport = Transport.AUTO,
+    device: ShardDevice = ShardDevice.CPU,
+) -> Iterator[ProcessShards]:
+    """Start one process a spec; end them on leaving.
+
+    Each listens on `host`, which for 0.0.0.0 is every address of this machine, and is told to
+    workers as its own one. Shard i's port is `port + i`; 0 picks free ones. `transport` is what
+    workers on this host are offered beside TCP. `device` says what holds the weights; on a GPU, it
+    is the first that this process may see, for all of them. The children import from where this
+    process does. Raises BadInput when a port cannot be bound or no GPU answers, GiveUp with the
+    cause when a shard does not start within a minute, WrongBuild when it runs other code.
+    """
+    children: list[_Child] = []
+    try:
+        for spec in specs:
+            order = Order(spec, bind_address(host, port, spec.shard), transport, device)
+            children.append(_Child(order))  # one by one, so that `finally` knows of each
+        until = time.monotonic() + START_S
+        endpoints = [child.endpoint(until) for child in children]
+        yield ProcessShards(describe(specs, endpoints), children)
+    finally:
+        for child in children:
+            child.ask_to_end()
+        for child in children:
+            child.end()
+
+
+class _Child:
+    """One shard's process, from its parent's side."""
+
+    def __init__(self, order: Order) -> None:
+        self.shard = order.spec.shard
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # `end` closes it
+        self._how: str | None = None
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "ps.shard_process"],
+                env=os.environ | {"PYTHONPATH": _import_path()},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._said,
+                process_group=0,
+            )
+        except OSError as error:
+            raise GiveUp(f"shard {self.shard} did not start: {error.strerror}") from None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._orders, self._answers = self.process.stdin, self.process.stdout
+        with suppress(BrokenPipeError):  # It has died already; `endpoint` says of what.
+            tell(self._orders.fileno(), order)
+
+    def endpoint(self, until: float) -> str:
+        """Where it listens; waits until `until` on the monotonic clock."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._answers, selectors.EVENT_READ)
+            if not selector.select(max(0.0, until - time.monotonic())):
+                raise GiveUp(f"shard {self.shard} did not start within {START_S:g} s")
+        answer = self._hear()
+        match answer:
+            case Listening(endpoint, build):
+                check_build(self.shard, build)
+                return endpoint
+            case Failed(text, mendable=True):
+                raise BadInput(text)
+            case Failed(text):
+                raise GiveUp(f"shard {self.shard} did not start: {text}")
+        self.process.wait()
+        raise GiveUp(f"shard {self.shard} did not start: {self._ending()}")
+
+    def check(self) -> None:
+        if self.process.poll() is None:
+            return
+        if self._how is None:
+            match self._hear():
+                case Failed(text):
+                    self._how = f"failed: {text}"
+                case _:
+                    self._how = f"died: {self._ending()}"
+        raise GiveUp(f"shard {self.shard} has {self._how}")
+
+    def ask_to_end(self) -> None:
+        # A byte, and not the closing alone: a process forked off this one may hold the pipe, too.
+        with suppress(BrokenPipeError):
+            self._orders.write(b".")
+            self._orders.flush()
+
+    def end(self) -> None:
+        """Wait until it has ended; kill it when that takes long."""
+        try:
+            self.process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        for pipe in (self._orders, self._answers, self._said):
+            with suppress(BrokenPipeError):
+                pipe.close()
+
+    def _hear(self) -> Listening | Failed | None:
+        return hear(self._answers.fileno(), Listening | Failed)  # type: ignore[arg-type]
+
+    def _ending(self) -> str:
+        """How its process ended, and the last it said."""
+        status = self.process.returncode
+        if status < 0:
+            return f"its process was ended by signal {-status} ({signal.strsignal(-status)})"
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        return f"its process ended with status {status}: {last}"
+
+
+def _import_path() -> str:
+    """Where this process imports from; an empty entry is the working directory."""
+    return os.pathsep.join(path or str(Path.cwd()) for path in sys.path)

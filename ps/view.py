@@ -1,0 +1,50 @@
+"""What a worker that pulls only changes has of a shard's weights: its end of shards/views.py.
+
+A view is never changed once it is made, because answers that came before may still be read.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from shards import views
+from shards.codec import Buffer
+from shards.messages import Weights
+
+
+class View(msgspec.Struct, frozen=True):
+    """View `number`, which is `version` or near it: plain floats, one array a key range."""
+
+    number: int
+    version: int
+    parts: tuple[NDArray[np.float32], ...]
+
+    @property
+    def frames(self) -> list[Buffer]:
+        """The floats as a plain answer's frames."""
+        return [part.view(np.uint8).data for part in self.parts]
+
+
+def advanced(
+    view: View | None, reply: Weights, payloads: Sequence[NDArray[np.uint8]]
+) -> View | None:
+    """The view after an answer, whose payloads are checked; None if it is of no use.
+
+    An answer that was overtaken changes nothing: what the worker has is newer than what it would
+    have led to. One to a later view than the worker's is of no use, since one before it was lost.
+    """
+    number = 0 if view is None else view.number
+    if number > reply.number:
+        return view
+    if reply.base == 0:
+        # Copied, for frames belong to the network.
+        whole = tuple(np.frombuffer(payload, np.float32).copy() for payload in payloads)
+        return View(reply.number, reply.version, whole)
+    if view is None or reply.base != number:
+        return None
+    parts = tuple(np.empty_like(part) for part in view.parts)
+    for payload, part, out in zip(payloads, view.parts, parts, strict=True):
+        views.add(reply.kind, payload, part, out)
+    return View(reply.number, reply.version, parts)

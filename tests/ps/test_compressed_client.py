@@ -1,0 +1,172 @@
+"""Compressed links end to end: real sockets, real shards, the SDK's client."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ps
+from ps import Client, Cluster, Compression, Console
+from shards.errors import BadInput
+from tests.ps.test_client import TABLE, UNIT, everywhere
+
+SIZE = TABLE.size
+BYTES = {"none": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 260 / 256, "4bit": 132 / 256}
+BYTES |= {"1bit": 36 / 256, "topk:0.01": 8 * 0.0097, "threshold:2": 8 * 0.14}
+
+
+@contextmanager
+def served(weights: Any = None) -> Iterator[tuple[Cluster, Console]]:
+    specs = ps.shard_specs(TABLE, shards=2, schedule=UNIT)
+    with ps.local_shards(specs, weights) as cluster, Console(cluster) as console:
+        yield cluster, console
+
+
+def noise(count: int) -> Any:
+    """Gradients that are nothing in the padding, as they must be."""
+    gradients = np.zeros((count, SIZE), np.float32)
+    for gradient, dice in zip(gradients, map(np.random.default_rng, range(count)), strict=True):
+        for view in TABLE.views(gradient).values():
+            view[...] = dice.standard_normal(view.shape)
+    return gradients
+
+
+def compressed(cluster: Cluster, push: str, pull: str = "none", **options: Any) -> Client:
+    return Client(cluster, worker="w", compression=Compression.parse(push, pull), **options)
+
+
+@pytest.mark.parametrize("push", BYTES)
+def test_weights_and_residual_are_the_gradients(push: str) -> None:
+    """After 20 pushes what the shards hold and what the client kept add up; the bytes are few."""
+    gradients = noise(20)
+    with served() as (cluster, console):
+        with compressed(cluster, push) as client:
+            client.pull()
+            for gradient in gradients:
+                client.push(gradient)
+            client.flush()
+            feedback = client._session.feedback
+            left = 0 if feedback is None else feedback.state()["error"].copy()
+        arrived = -console.read()
+        sent = sum(status.bytes_in for status in console.status())
+        assert [row["bytes"].sum() for row in console.records()] == [
+            status.bytes_in for status in console.status()
+        ]
+    # Signs that stand for the padding's zeros are skipped by whoever applies them.
+    whole, real = gradients.sum(0, dtype=np.float64), TABLE.empty()
+    for view in TABLE.views(real).values():
+        view[...] = 1
+    np.testing.assert_allclose(((arrived + left) - whole) * real, 0, atol=2e-4)
+    assert sent / (20 * SIZE) <= BYTES[push] * 1.01
+
+
+@pytest.mark.parametrize("zstd", ["", ",zstd"])
+@pytest.mark.parametrize(("pull", "share"), [("none", 1), ("fp16", 0.5), ("bf16", 0.5)])
+def test_weights_come_as_halves(pull: str, share: float, zstd: str) -> None:
+    """What is pulled is what the shards hold, rounded, in half the bytes; zstd changes no value."""
+    weights = noise(1)[0]
+    with served(weights) as (cluster, console):
+        with compressed(cluster, f"none{zstd}", pull) as client:
+            pulled = client.pull().weights
+        assert np.abs(pulled - weights).max() <= {"none": 0, "fp16": 2**-9, "bf16": 2**-6}[pull]
+        out = sum(status.bytes_out for status in console.status())
+        assert out == 4 * SIZE * share if not zstd else out < 4 * SIZE * share
+
+
+@pytest.mark.parametrize(("pull", "share"), [("int8", 0.26), ("4bit", 0.14), ("topk:0.02", 0.05)])
+def test_changes_alone_are_pulled(pull: str, share: float) -> None:
+    """After a first pull in full, few bytes a pull; where the weights rest, the view nears them."""
+    weights = noise(1)[0]
+    with served(weights) as (cluster, console):
+        with compressed(cluster, "none", pull) as client:
+            first = client.pull().weights.copy()
+            for gradient in noise(4) / np.float32(100):
+                client.push(gradient)
+                client.flush()
+                view = client.pull().weights
+            after = client.pull().weights
+        assert first.tobytes() == weights.tobytes()
+        assert not np.array_equal(view, first)
+        rest = console.read()
+        assert np.abs(after - rest).max() < np.abs(first - rest).max()
+        out = sum(status.bytes_out for status in console.status()) - 2 * 4 * SIZE
+        assert out / (5 * 4 * SIZE) < share
+
+
+@pytest.mark.parametrize("push", ["int8", "1bit", "topk:0.05,momentum=0.9", "threshold:3,zstd"])
+def test_a_restored_worker_goes_on_to_the_bit(push: str, tmp_path: Path) -> None:
+    """Saved, killed, restored: the weights are those of a worker that was never interrupted."""
+    gradients, read = noise(12), []
+    for interrupted in (False, True):
+        with served() as (cluster, console):
+            client = compressed(cluster, push)
+            client.pull()
+            for number, gradient in enumerate(gradients):
+                if interrupted and number == 7:
+                    client.save(tmp_path / "w.safetensors")
+                    client.abandon()
+                    client = compressed(
+                        cluster, push, incarnation=1, restore=tmp_path / "w.safetensors"
+                    )
+                    client.pull()
+                client.push(gradient)
+            client.close()
+            read.append(console.read())
+    assert read[0].tobytes() == read[1].tobytes()
+    assert [path.name for path in tmp_path.iterdir()] == ["w.safetensors"]
+
+
+def test_a_residual_is_of_one_push(tmp_path: Path) -> None:
+    """A state whose residual has been sent since is refused; without it the worker goes on."""
+    path = tmp_path / "state"
+    with served() as (cluster, _):
+        client = compressed(cluster, "int8")
+        client.pull()
+        client.push(everywhere(1.0))
+        client.save(path)
+        client.push(everywhere(1.0))
+        client.flush()
+        client.abandon()
+        with pytest.raises(BadInput, match=r"expected one after push 2, .* got one after push 1"):
+            compressed(cluster, "int8", incarnation=1, restore=path)
+        with compressed(cluster, "int8", incarnation=2) as client:
+            assert client.seq == 2
+
+
+def test_a_state_that_is_not_this_workers(tmp_path: Path) -> None:
+    """Another worker's, another codec's, no state, no compression: one line each."""
+    path = tmp_path / "state"
+    with served() as (cluster, _):
+        with compressed(cluster, "int8") as client:
+            client.save(path)
+        refused: list[tuple[dict[str, Any], str]] = [
+            ({"push": "4bit"}, "push: expected Rounded.*int4.*, got Rounded.*int8"),
+            ({"push": "none"}, "restore: expected compressed pushes"),
+            ({"push": "int8", "restore": tmp_path / "none"}, "worker state .*none: "),
+            ({"push": "int8", "restore": __file__}, "expected what save wrote, got"),
+        ]
+        for options, complaint in refused:
+            told: dict[str, Any] = {"incarnation": 1, "restore": path} | options
+            with pytest.raises(BadInput, match=complaint):
+                compressed(cluster, **told)
+        with pytest.raises(BadInput, match="worker: expected v, got w"):
+            Client(cluster, worker="v", compression=Compression.parse("int8"), restore=path)
+        with (
+            Client(cluster, worker="u") as plain,
+            pytest.raises(BadInput, match="save: expected compressed pushes"),
+        ):
+            plain.save(path)
+
+
+def test_nan_is_refused_before_it_is_sent() -> None:
+    """The error is the user's to mend, and the next push is as if it had not been."""
+    with served() as (cluster, console):
+        with compressed(cluster, "int8") as client:
+            client.pull()
+            with pytest.raises(BadInput, match="push 1 holds NaN or infinity"):
+                client.push(everywhere(float("nan")))
+            client.push(everywhere(1.0))
+        assert [status.pushes for status in console.status()] == [1, 1]

@@ -1,0 +1,137 @@
+"""The coordinator's rules, each as a short story. Times are seconds; silence is death after 1 s."""
+
+from ps.coordinator import Coordinator, Decision, Group
+from shards.group import Beat, Configuration
+
+P, B, C = 11, 12, 13  # boot numbers
+
+
+def whole() -> Coordinator:
+    """One shard, P its primary and B its backup, in sync at time 0."""
+    coordinator = Coordinator(1, silence_s=1.0)
+    coordinator.hear(Beat(0, P, 0), 0.0)
+    coordinator.hear(Beat(0, P, 1), 0.0)
+    coordinator.hear(Beat(0, B, 0), 0.0)
+    coordinator.hear(Beat(0, P, 2), 0.0)
+    coordinator.hear(Beat(0, P, 2, in_sync=True), 0.0)
+    assert coordinator.groups[0] == Group(Configuration(0, 2, P, B), in_sync=True)
+    return coordinator
+
+
+def told(decision: Decision) -> dict[int, tuple[Configuration, bool]]:
+    return {boot: (word.configuration, word.confirmed) for boot, word in decision.assignments}
+
+
+def test_the_first_process_is_the_primary_and_the_next_its_backup() -> None:
+    """Each step is pending until the primary has accepted it."""
+    coordinator = Coordinator(1, silence_s=1.0)
+    first = coordinator.hear(Beat(0, P, 0), 0.0)
+    assert told(first) == {P: (Configuration(0, 1, P), False)}
+    assert told(coordinator.hear(Beat(0, P, 1), 0.0)) == {P: (Configuration(0, 1, P), True)}
+    second = coordinator.hear(Beat(0, B, 0), 0.0)
+    pair = Configuration(0, 2, P, B)
+    assert told(second) == {P: (pair, False), B: (pair, False)}
+    assert told(coordinator.hear(Beat(0, P, 2), 0.0)) == {P: (pair, True), B: (pair, True)}
+
+
+def test_whatever_is_said_is_to_be_saved_first() -> None:
+    """A decision that changes the record carries it; one that does not carries none."""
+    coordinator = Coordinator(1, silence_s=1.0)
+    assert coordinator.hear(Beat(0, P, 0), 0.0).record == {0: Group(pending=Configuration(0, 1, P))}
+    assert coordinator.hear(Beat(0, P, 0), 0.1).record is None
+
+
+def test_a_silent_primary_is_followed_by_its_backup() -> None:
+    """The backup is in sync, so it is proposed, and serves when it has accepted."""
+    coordinator = whole()
+    coordinator.tick(0.5)
+    coordinator.hear(Beat(0, B, 2), 0.9)
+    heir = Configuration(0, 3, B)
+    assert told(coordinator.tick(1.1)) == {P: (Configuration(0, 2, P, B), True), B: (heir, False)}
+    assert told(coordinator.hear(Beat(0, B, 3), 1.2)) == {B: (heir, True)}
+
+
+def test_a_backup_that_is_not_in_sync_is_never_promoted() -> None:
+    """The group waits for its primary, however long."""
+    coordinator = Coordinator(1, silence_s=1.0)
+    for beat in (Beat(0, P, 0), Beat(0, P, 1), Beat(0, B, 0), Beat(0, P, 2)):
+        coordinator.hear(beat, 0.0)
+    for now in (0.9, 1.8, 2.7):
+        coordinator.hear(Beat(0, B, 2), now)
+        coordinator.tick(now)
+    assert coordinator.groups[0] == Group(Configuration(0, 2, P, B))
+
+
+def test_a_primary_that_never_accepted_leaves_the_last_holders_promotable() -> None:
+    """B is proposed, and dies before it accepts; P, which was only cut off, is called back."""
+    coordinator = whole()
+    coordinator.tick(0.8)
+    coordinator.hear(Beat(0, B, 2), 0.9)
+    coordinator.tick(1.1)
+    assert coordinator.groups[0].pending == Configuration(0, 3, B)
+    coordinator.hear(Beat(0, P, 2, in_sync=True), 1.5)
+    coordinator.hear(Beat(0, P, 2, in_sync=True), 2.0)
+    coordinator.tick(2.0)
+    assert coordinator.groups[0].pending == Configuration(0, 4, P)
+
+
+def test_a_suspect_is_not_called_back_once_its_heir_has_accepted() -> None:
+    """P comes back to learn that it has no part any more."""
+    coordinator = whole()
+    coordinator.tick(0.8)
+    coordinator.hear(Beat(0, B, 2), 0.9)
+    coordinator.tick(1.1)
+    coordinator.hear(Beat(0, B, 3), 1.2)
+    answer = coordinator.hear(Beat(0, P, 2, in_sync=True), 1.3)
+    assert told(answer)[P] == (Configuration(0, 3, B), True)
+    assert coordinator.groups[0] == Group(Configuration(0, 3, B))
+
+
+def test_a_late_beat_cannot_undo_in_sync() -> None:
+    """What was said once in an epoch holds in it."""
+    coordinator = whole()
+    coordinator.hear(Beat(0, P, 2, in_sync=False), 0.1)
+    assert coordinator.groups[0].in_sync
+
+
+def test_in_sync_of_one_epoch_says_nothing_of_the_next() -> None:
+    """A new backup begins as one that may not be promoted, whatever is still on its way."""
+    coordinator = whole()
+    for now in (0.5, 1.0, 1.5):
+        coordinator.hear(Beat(0, P, 2, in_sync=True), now)
+        coordinator.tick(now)
+    coordinator.hear(Beat(0, P, 3), 1.6)
+    coordinator.hear(Beat(0, C, 0), 1.6)
+    coordinator.hear(Beat(0, P, 4), 1.6)
+    coordinator.hear(Beat(0, P, 2, in_sync=True), 1.7)
+    assert coordinator.groups[0] == Group(Configuration(0, 4, P, C))
+
+
+def test_a_process_that_had_a_part_is_no_spare() -> None:
+    """What it holds may be of the past; a fresh process is wanted."""
+    coordinator = whole()
+    for now in (0.5, 1.0, 1.5):
+        coordinator.hear(Beat(0, P, 2, in_sync=True), now)
+        coordinator.tick(now)
+    coordinator.hear(Beat(0, P, 3), 1.6)
+    coordinator.hear(Beat(0, B, 2), 1.6)
+    assert coordinator.groups[0] == Group(Configuration(0, 3, P))
+    assert coordinator.tick(1.7).lonely == [0]
+
+
+def test_silence_counts_only_while_the_coordinator_listens() -> None:
+    """After its own pause nobody is suspected at once."""
+    coordinator = whole()
+    coordinator.tick(0.1)
+    assert coordinator.tick(50.0).assignments == []
+    assert coordinator.groups[0].pending is None
+
+
+def test_a_restarted_coordinator_goes_on_from_its_record() -> None:
+    """It waits a silence for those whom the record names, then does what it would have done."""
+    coordinator = Coordinator(1, silence_s=1.0, record=whole().groups)
+    assert coordinator.tick(100.0).assignments == []
+    coordinator.hear(Beat(0, B, 2), 100.5)
+    coordinator.tick(100.6)
+    decision = coordinator.tick(101.1)
+    assert told(decision)[B] == (Configuration(0, 3, B), False)

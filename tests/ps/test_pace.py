@@ -1,0 +1,77 @@
+"""The pace finds how many requests a link needs in flight, played against a link that it can't see.
+
+The link: a line that one request occupies for `line_s`, and a way of `rtt_s` there and back. The
+caller computes for `own_s` between two requests, and waits when too many are unanswered.
+"""
+
+import math
+
+import pytest
+
+from ps.pace import Pace
+
+
+def played(pace: Pace, own_s: float, rtt_s: float, line_s: float, steps: int = 300) -> float:
+    """Seconds a step takes the caller in the end; requests may be in flight as `pace` says."""
+    now = line_free = 0.0
+    flying: list[tuple[int, float]] = []  # requests, and when they are answered
+    begun = []
+    for request in range(steps):
+        begun.append(now)
+        back = now + own_s
+        while flying and flying[0][1] <= back:
+            pace.answered(flying.pop(0)[0], back, heard=False)
+        now = back
+        pace.computed(own_s)
+        while len(flying) >= (1 if pace.looks else pace.early):
+            answered, now = flying[0][0], max(now, flying.pop(0)[1])
+            pace.answered(answered, now, heard=True)
+        line_free = max(line_free, now) + line_s
+        pace.sent(request, now)
+        flying.append((request, line_free + rtt_s))
+    return (begun[-1] - begun[steps // 2]) / (steps - 1 - steps // 2)
+
+
+@pytest.mark.parametrize(
+    ("own_s", "rtt_s", "line_s"),
+    [(0.1, 0.001, 0.001), (0.05, 0.1, 0.02), (0.01, 0.2, 0.004), (0.01, 0.1, 0.03), (0.2, 0.15, 0)],
+)
+def test_neither_caller_nor_line_waits(own_s: float, rtt_s: float, line_s: float) -> None:
+    """A step takes what the slower of the two needs, with few more than that in flight."""
+    pace = Pace(64)
+    assert played(pace, own_s, rtt_s, line_s) == pytest.approx(max(own_s, line_s), rel=0.03)
+    needed = (rtt_s + line_s) / max(own_s, line_s)
+    assert pace.early <= math.ceil(1.25 * needed) + 1
+
+
+def test_a_near_shard_wants_one() -> None:
+    """Where answers come at once nothing is asked for earlier than a step ahead."""
+    pace = Pace(64)
+    played(pace, 0.1, 0.001, 0.001)
+    assert pace.early == 1
+
+
+def test_no_more_than_is_allowed() -> None:
+    """Memory or the bound has the last word."""
+    pace = Pace(3)
+    played(pace, 0.001, 0.5, 0.001)
+    assert pace.early == 3
+
+
+def test_it_follows_a_link_that_changes() -> None:
+    """When the way gets longer, requests are sent earlier, within the window of what it forgets."""
+    pace = Pace(64)
+    played(pace, 0.05, 0.02, 0.001)
+    before = pace.early
+    played(pace, 0.05, 0.4, 0.001, steps=1000)
+    assert before == 1
+    assert pace.early >= 8
+
+
+def test_what_nobody_heard_is_not_believed() -> None:
+    """An answer that lay there while its caller computed says nothing of the link."""
+    pace = Pace(64)
+    pace.computed(0.01)
+    pace.sent(1, 1.0)
+    pace.answered(1, 6.0, heard=False)
+    assert pace.early == 1
