@@ -1,11 +1,18 @@
 """`worker.train`: a Caffe solver, a Spark DataFrame, and trained weights back."""
 
+from enum import StrEnum
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from cupy_kernels.types import Precision
+from ps.compression import NONE, Compression
+from ps.hosting import Home, ShardDevice
+from ps.link_model import parse_link
+from ps.transport import Transport
 from shards.errors import BadInput
 from worker import spark
 from worker.caffe.job import caffe_job
@@ -14,8 +21,11 @@ from worker.caffe.solver import Solver, read_solver
 from worker.caffe.weights import write_caffemodel
 from worker.columns import SHAPE_COLUMNS, Shape, pixel_column
 from worker.inference import read_weights, write_safetensors
+from worker.placement import parse_device
 from worker.strategies import Downpour, Strategy
 from worker.training import Observer, Outcome, run_job
+
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class Trained(msgspec.Struct, frozen=True):
@@ -55,6 +65,14 @@ def train(
     prefetch: bool = False,
     shuffle: bool = True,
     lease_s: float = 10.0,
+    shards_in: str = Home.RAY,
+    shard_device: str = ShardDevice.CPU,
+    link: str | None = None,
+    transport: str = Transport.AUTO,
+    compress: str = NONE,
+    compress_pull: str = NONE,
+    device: str = "auto",
+    precision: str = Precision.FP32,
     observer: Observer | None = None,
 ) -> Trained:
     """Train the network of a Caffe `solver` on a DataFrame of images; blocks until it is done.
@@ -64,9 +82,20 @@ def train(
     not square. Each of its partitions is one worker, unless `workers` says how many to deal it into
     (over Spark Connect it must). `staleness` is the bound in steps, None for none. `weights` starts
     from a file (fine-tuning), `resume` goes on from a folder below an earlier run's `snapshots`.
+    `shards_in` is where the shards live: "ray", in actors, or "processes" of this machine;
+    `shard_device` what holds their weights, "cpu" or "gpu".
+    `link`, such as "rtt=100ms,rate=100Mbit", puts each worker behind a link like that, to see how
+    training would fare on it (ps/link_model.py). `transport` carries weights and gradients: "shm"
+    is memory shared on one host, "ipc" a Unix socket there, "tcp" works everywhere, and "auto" is
+    the best that each worker has. `compress` is how pushes travel: "fp16", "bf16", "int8", "4bit",
+    "1bit", "topk:SHARE" or "threshold:TAU", with ",zstd" if wanted; `compress_pull` how weights do:
+    "fp16" or "bf16", or as changes, "int8", "4bit" or "topk:SHARE" (docs/compression.md).
+    `device` is what each worker computes on: "cpu", "gpu" (one of its own), "gpu:N", or "auto", a
+    GPU where one answers. `precision` is what a GPU rounds the factors of products to: "fp32" (not
+    at all), "tf32" or "bf16"; sums stay in float32, and so does the CPU.
 
-    Call it from the main thread, after `ray.init`. Raises BadInput for what the caller can mend,
-    GiveUp when a worker or a shard fails for good.
+    Call it from the main thread, and after `ray.init` for shards in Ray. Raises BadInput for what
+    the caller can mend, GiveUp when a worker or a shard fails for good.
     """
     _check_columns(df)
     read = read_solver(Path(solver), _shape(df))
@@ -84,6 +113,13 @@ def train(
         prefetch=prefetch,
         shuffle=shuffle,
         lease_s=lease_s,
+        shards_in=_named("shards_in", shards_in, Home),
+        shard_device=_named("shard_device", shard_device, ShardDevice),
+        link=parse_link(link) if link is not None else None,
+        transport=_named("transport", transport, Transport),
+        compression=Compression.parse(compress, compress_pull),
+        device=parse_device(device),
+        precision=_named("precision", precision, Precision),
     )
     outcome = run_job(
         spark.partitions(df, count),
@@ -102,6 +138,14 @@ def _check_columns(df: spark.DataFrame) -> None:
         raise BadInput(
             f"train: the DataFrame: expected a column label, got {', '.join(df.columns)}"
         )
+
+
+def _named(argument: str, name: str, kind: type[Choice]) -> Choice:
+    try:
+        return kind(name)
+    except ValueError:
+        choices = " or ".join(kind)
+        raise BadInput(f"train: {argument}: expected {choices}, got {name}") from None
 
 
 def _shape(df: spark.DataFrame) -> Shape | None:

@@ -2,6 +2,10 @@
 
 It drives a strategy (when to do what), a model (gradients), batches (data) and the client (shards),
 and measures where the time goes. It runs inside a Spark task, a thread or a plain process alike.
+
+With a model on a device and a plan that prefetches, it goes ahead: a step begins before the last
+one is pushed. Its weights were asked for before that push in any case, so no weight gets older, and
+the device computes while gradients leave it and weights come.
 """
 
 import time
@@ -16,7 +20,7 @@ from cupy_kernels.updates import squared_norm
 from ps import Client
 from shards.schedules import Schedule
 from shards.tables import DenseTable, KeyRange, segments
-from worker.model import Batch, Model
+from worker.model import Ahead, Batch, Model
 from worker.strategies import Local, Strategy
 from worker.strategies.base import Floats
 
@@ -39,7 +43,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What one life of a worker did, and where its time went (seconds)."""
+    """What one life of a worker did, and where its time went (seconds).
+
+    `transports` are what carried its arrays, one a shard; `device` is what it computed on.
+    """
 
     worker: str
     incarnation: int
@@ -52,6 +59,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     network_s: float
     serialise_s: float
     duplicates: int
+    transports: tuple[str, ...] = ()
+    device: str = "cpu"
 
 
 def train_replica(
@@ -77,7 +86,17 @@ def train_replica(
         network_s=client.times.network_s - before.network_s,
         serialise_s=client.times.serialise_s - before.serialise_s,
         duplicates=client.duplicates,
+        transports=client.transports,
+        device=str(model.device) if isinstance(model, Ahead) else "cpu",
     )
+
+
+class _Begun(msgspec.Struct, frozen=True):
+    """A step under way on a device: where its gradient will be, and what it is computed from."""
+
+    out: Floats
+    versions: tuple[int, ...]
+    samples: int
 
 
 class _Loop:
@@ -93,6 +112,15 @@ class _Loop:
         self._multipliers = rate_multipliers(model.table)
 
     def run(self) -> None:
+        plan = self.plan
+        whole = plan.iter_size == 1 and not plan.clip
+        if plan.prefetch and plan.strategy.plain and whole and isinstance(self.model, Ahead):
+            self._go_ahead(self.model)
+        else:
+            self._go()
+        self.client.flush()
+
+    def _go(self) -> None:
         local: Local | None = None
         for step in range(self.client.step, self.plan.steps):
             inputs = self._next_batches()
@@ -104,7 +132,34 @@ class _Loop:
                 self._push(local)
         if local is not None and local.steps:
             self._push(local)
-        self.client.flush()
+
+    def _go_ahead(self, model: Ahead) -> None:
+        begun: _Begun | None = None
+        for step in range(self.client.step, self.plan.steps):
+            inputs = self._next_batches()
+            if not inputs:
+                break
+            unpushed = 1 if begun is not None else 0
+            replica = self.client.pull(self.client.clock + unpushed)
+            started = time.monotonic()
+            out = self.client.empty()
+            model.begin(replica.weights, inputs[0], out, step=step, seed=self.plan.seed)
+            self.compute_s += time.monotonic() - started
+            if begun is not None:
+                self._finish(model, begun)
+            if step + 1 < self.plan.steps:
+                self.client.prefetch(self.client.clock + 1)
+            begun = _Begun(out, replica.versions, _rows(inputs))
+        if begun is not None:
+            self._finish(model, begun)
+
+    def _finish(self, model: Ahead, begun: _Begun) -> None:
+        """Push the oldest step under way."""
+        started = time.monotonic()
+        loss = model.finish()
+        self.compute_s += time.monotonic() - started
+        self.client.push(begun.out, read_versions=begun.versions, samples=begun.samples, loss=loss)
+        self.samples += begun.samples
 
     def _next_batches(self) -> list[Batch]:
         """The batches that one step sums over; empty at the end of the data."""
@@ -119,12 +174,20 @@ class _Loop:
             return local
         unpushed = local.steps if local is not None else 0
         replica = self.client.pull(self.client.clock + unpushed + self._more_steps(step))
-        if self.plan.prefetch and step + 1 < self.plan.steps:
-            self.client.prefetch(self.client.clock + unpushed + 1)
+        if self.plan.prefetch:
+            for further in range(1, min(self._ahead(), self.plan.steps - 1 - step) + 1):
+                self.client.prefetch(self.client.clock + unpushed + further)
         if local is None:
             return Local(replica.weights, replica.versions)
         local.weights, local.fetched = replica.weights, replica.versions
         return local
+
+    def _ahead(self) -> int:
+        """How many steps early to ask for weights: as the link needs, and the bound allows."""
+        bound = self.client.cluster.bound
+        if bound is None:
+            return self.client.ahead
+        return min(self.client.ahead, bound - self.plan.strategy.least_bound())
 
     def _more_steps(self, step: int) -> int:
         """How many steps after `step` are taken on the weights that are fetched for it."""
@@ -140,7 +203,7 @@ class _Loop:
         rate = self.plan.schedule.rate(step)
         self.plan.strategy.learn(local, gradient, rate, self._multipliers)
         local.steps += 1
-        local.samples += sum(len(next(iter(batch.values()))) for batch in inputs)
+        local.samples += _rows(inputs)
         local.loss += loss
         self.compute_s += time.monotonic() - started
 
@@ -172,6 +235,10 @@ class _Loop:
         )
         self.samples += local.samples
         local.settle()
+
+
+def _rows(inputs: list[Batch]) -> int:
+    return sum(len(next(iter(batch.values()))) for batch in inputs)
 
 
 def rate_multipliers(table: DenseTable) -> Floats:

@@ -36,6 +36,7 @@ __all__ = [
     "partition_count",
     "partitions",
     "run_tasks",
+    "runs_here",
     "start_session",
 ]
 
@@ -70,9 +71,10 @@ def start_session(
 def run_tasks(
     df: DataFrame, task: Callable[..., Iterator[Any]], schema: Any, tag: str
 ) -> list[Any]:
-    """Run `task(batches, partition, attempt)` over each partition of `df`; returns its rows.
+    """Run `task(batches, partition, attempt, gpus)` over each partition of `df`; returns its rows.
 
-    `batches` and what `task` yields are Arrow record batches, the latter of `schema`. The tasks are
+    `batches` and what `task` yields are Arrow record batches, the latter of `schema`. `gpus` are
+    the addresses of those that Spark assigned to the task, none where it schedules none. Tasks are
     ordinary ones: there may be more than slots, and one that fails is tried again by itself. `tag`
     names them for `interrupt`. Raises GiveUp with the task's own words when one fails for good.
     """
@@ -80,7 +82,9 @@ def run_tasks(
     def host(batches: Iterator[Any]) -> Iterator[Any]:
         context = TaskContext.get()
         assert context is not None, "mapInArrow runs inside a task"
-        yield from task(batches, context.partitionId(), context.attemptNumber())
+        gpu = (context.resources() or {}).get("gpu")
+        gpus = list(gpu.addresses) if gpu is not None else []
+        yield from task(batches, context.partitionId(), context.attemptNumber(), gpus)
 
     add, remove, _ = _tagging(df)
     add(tag)
@@ -109,6 +113,11 @@ def interrupt(df: DataFrame, tag: str) -> None:
     with suppress(*_SPARK_ERRORS):
         _, _, cancel = _tagging(df)
         cancel(tag)
+
+
+def runs_here(df: DataFrame) -> bool:
+    """Whether the tasks over `df` are known to run on this machine."""
+    return hasattr(df, "_jdf") and str(df.sparkSession.sparkContext.master).startswith("local")
 
 
 def partition_count(df: DataFrame) -> int:

@@ -13,16 +13,23 @@ import msgspec
 import pyarrow as pa
 from threadpoolctl import threadpool_limits
 
-from ps import Client, Cluster
+from ps import Client, Cluster, Compression
+from ps.link_model import LinkModel
+from ps.transport import Transport
 from worker.batches import Batches
 from worker.model import Model
+from worker.placement import ANY, Wanted, allocator, placed
 from worker.replica import Plan, Report, train_replica
 
 REPORT = pa.schema([("report", pa.binary())])
 
 
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What every task of a job is told. `first_incarnation` sets a resumed job above its past."""
+    """What every task of a job is told. `first_incarnation` sets a resumed job above its past.
+
+    `link` is a link that each worker is put behind, to try one out. `compression` is how each
+    worker's pushes and pulls travel; a task that takes over another's begins without its residual.
+    """
 
     cluster: Cluster
     plan: Plan
@@ -30,6 +37,10 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     shuffle: bool = True
     first_incarnation: int = 0
     patience_s: float = 60.0
+    device: Wanted = ANY
+    link: LinkModel | None = None
+    transport: Transport = Transport.AUTO
+    compression: Compression = Compression()
 
 
 def run_task(
@@ -38,8 +49,12 @@ def run_task(
     model: Callable[[], Model],
     partition: int,
     attempt: int,
+    gpus: Sequence[str] = (),
 ) -> Iterator[pa.RecordBatch]:
-    """Train on a partition's rows; yields one batch of schema REPORT, empty for no rows."""
+    """Train on a partition's rows; yields one batch of schema REPORT, empty for no rows.
+
+    `gpus` are the addresses of those that Spark assigned to this task.
+    """
     first = next(rows, None)
     while first is not None and first.num_rows == 0:
         first = next(rows, None)
@@ -47,7 +62,7 @@ def run_task(
         return
     # One BLAS thread a worker: more of them on the same cores only get in each other's way.
     with threadpool_limits(1):
-        report = _live(first, rows, spec, model, partition, attempt)
+        report = _live(first, rows, spec, model, partition, attempt, gpus)
     yield pa.record_batch([pa.array([msgspec.json.encode(report)], pa.binary())], schema=REPORT)
 
 
@@ -58,16 +73,26 @@ def _live(
     model: Callable[[], Model],
     partition: int,
     attempt: int,
+    gpus: Sequence[str],
 ) -> Report:
     def stream() -> Iterator[pa.RecordBatch]:
         yield first
         yield from rows
 
-    built = model()
+    built = placed(model(), spec.device, partition=partition, assigned=gpus)
     name, incarnation = f"w{partition}", spec.first_incarnation + attempt
     with ExitStack() as stack:
         client = stack.enter_context(
-            Client(spec.cluster, worker=name, incarnation=incarnation, patience_s=spec.patience_s)
+            Client(
+                spec.cluster,
+                worker=name,
+                incarnation=incarnation,
+                patience_s=spec.patience_s,
+                compression=spec.compression,
+                link=spec.link,
+                transport=spec.transport,
+                allocate=allocator(built),
+            )
         )
         batches = stack.enter_context(
             Batches(

@@ -1,9 +1,9 @@
 """A training job, from fresh shards to final weights: what `worker.train` and the command line run.
 
-The caller brings a Spark DataFrame and a process that is connected to Ray; this starts the shards,
-sends one Spark job whose tasks are the workers, watches both, takes snapshots, and brings the
-weights home. A job that is interrupted, or whose workers fail for good, leaves a snapshot of what
-was learned until then.
+The caller brings a Spark DataFrame and, for shards in Ray, a process that is connected to it; this
+starts the shards, sends one Spark job whose tasks are the workers, watches both, takes snapshots,
+and brings the weights home. A job that is interrupted, or whose workers fail for good, leaves a
+snapshot of what was learned until then.
 """
 
 import secrets
@@ -19,9 +19,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ps import Cluster, Console, ShardState, shard_specs
-from ps.ray_host import RayShards, ray_shards
+from ps import Cluster, Compression, Console, ShardState, shard_specs
+from ps.hosting import Home, Hosts, ShardDevice, start_shards
+from ps.link_model import LinkModel
 from ps.snapshots import Manifest, load_snapshot, save_snapshot
+from ps.transport import Transport
 from shards.errors import BadInput, DownpourError
 from shards.messages import ShardStatus
 from shards.rules import Decay, Rule
@@ -30,6 +32,7 @@ from shards.tables import DenseTable
 from worker import spark
 from worker.interrupts import noted
 from worker.model import Model
+from worker.placement import ANY, Wanted, check, check_here
 from worker.replica import Plan, Report
 from worker.task import REPORT, TaskSpec, decode_reports, run_task
 
@@ -44,7 +47,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     `model` builds the network, in this process and in every task; `plan` is each worker's;
     `workers` is the number of partitions the data is trained in; `bound` is the staleness bound in
     steps (None: none). A snapshot is taken every `snapshot_every` iterations (0: only at the end),
-    an iteration being one step of every worker. `bind` and `port` are the shards' (ps/ray_host.py).
+    an iteration being one step of every worker. The shards live at `shards_in`, hold their weights
+    on `shard_device`, and listen on `bind` and `port` (ps/hosting.py). Each worker is put behind a
+    `link` of this kind, to try one out, and computes on a `device` as `worker.placement` says.
+    `transport` carries the data.
     """
 
     model: Callable[[], Model]
@@ -59,8 +65,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     shuffle: bool = True
     lease_s: float = 10.0
     snapshot_every: int = 0
+    shards_in: Home = Home.RAY
+    shard_device: ShardDevice = ShardDevice.CPU
     bind: str = "127.0.0.1"
     port: int = 0
+    link: LinkModel | None = None
+    transport: Transport = Transport.AUTO
+    compression: Compression = Compression()
+    device: Wanted = ANY
 
 
 class Observer(Protocol):
@@ -101,11 +113,14 @@ def run_job(
     Starts from `weights` (a flat arena; default: the model's own from the seed), or goes on from
     the snapshot folder `resume`. Snapshots go into folders below `snapshots`, named by iteration.
     Ctrl-C ends the job early, with a snapshot and `interrupted` set. Call it from the main thread,
-    in a process connected to Ray. Raises BadInput for what the caller can mend, GiveUp when a
-    worker or a shard fails for good.
+    in a process connected to Ray if the shards are to live there. Raises BadInput for what the
+    caller can mend, GiveUp when a worker or a shard fails for good.
     """
     model = job.model()
     job.plan.strategy.check(job.bound, job.plan.prefetch)
+    check(model, job.device)
+    if spark.runs_here(df):
+        check_here(job.device)
     start = _start(model, job, weights, resume)
     specs = shard_specs(
         model.table,
@@ -120,7 +135,14 @@ def run_job(
         warm_steps=job.plan.strategy.warm_up,
     )
     with (
-        ray_shards(specs, host=job.bind, port=job.port) as hosts,
+        start_shards(
+            job.shards_in,
+            specs,
+            host=job.bind,
+            port=job.port,
+            transport=job.transport,
+            device=job.shard_device,
+        ) as hosts,
         Console(hosts.cluster, patience_s=_ANSWER_S) as console,
     ):
         restored = _install(console, start)
@@ -132,6 +154,10 @@ def run_job(
             batch_size=job.batch_size,
             shuffle=job.shuffle,
             first_incarnation=_first_incarnation(start),
+            link=job.link,
+            transport=job.transport,
+            compression=job.compression,
+            device=job.device,
         )
         return _Run(df, job, task, model.table, hosts, console, snapshots, observer).run()
 
@@ -145,7 +171,7 @@ class _Run:
         job: Job,
         task: TaskSpec,
         table: DenseTable,
-        hosts: RayShards,
+        hosts: Hosts,
         console: Console,
         snapshots: Path | None,
         observer: Observer | None,
@@ -196,9 +222,9 @@ class _Run:
         task, model = self.task, self.job.model
 
         def host(
-            rows: Iterator[pa.RecordBatch], partition: int, attempt: int
+            rows: Iterator[pa.RecordBatch], partition: int, attempt: int, gpus: Sequence[str]
         ) -> Iterator[pa.RecordBatch]:
-            return run_task(rows, task, model, partition, attempt)
+            return run_task(rows, task, model, partition, attempt, gpus)
 
         return decode_reports(spark.run_tasks(self.df, host, REPORT, self._tag))
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -45,6 +46,22 @@ def seen(url: str | None, *, kill: bool = False) -> dict[str, Any]:
             for child in psutil.Process().children():
                 child.kill()
     return found | {"left": _children(), "kept": _process_state() == before}
+
+
+def gpus(url: str | None) -> list[list[str]]:
+    """The addresses that Spark assigns to each of two tasks that run at one time."""
+    spark._START_S = 120.0  # It is Spark's patience that counts here, on a busy machine too.
+    schema = pa.schema([("gpus", pa.string())])
+
+    def task(batches: Any, partition: int, attempt: int, assigned: list[str]) -> Iterator[Any]:
+        for _ in batches:
+            pass
+        time.sleep(1.0)  # Or one slot might be given both, one after the other.
+        yield pa.record_batch([pa.array([json.dumps(assigned)])], schema=schema)
+
+    with start_session(url, 2, app="gpus", env=java_environment()) as session:
+        frame = session.range(8, numPartitions=2)
+        return [json.loads(row.gpus) for row in spark.run_tasks(frame, task, schema, "gpus")]
 
 
 def refused() -> dict[str, Any]:
@@ -121,5 +138,7 @@ if __name__ == "__main__":
             print(json.dumps([seen(url), seen(url, kill=True)]))
         case "once":
             print(json.dumps(seen(url)))
+        case "gpus":
+            print(json.dumps(gpus(url)))
         case "refused":
             print(json.dumps(refused()))

@@ -40,7 +40,14 @@ def test_a_data_frame_is_trained_on(spark: Any, solver: Path, tmp_path: Path) ->
 
     still = tmp_path / "still.prototxt"
     still.write_text(solver.read_text().replace("base_lr: 0.1", "base_lr: 0"))
-    again = worker.train(df, solver=still, workers=3, weights=tmp_path / "w.caffemodel", max_iter=2)
+    again = worker.train(
+        df,
+        solver=still,
+        workers=3,
+        weights=tmp_path / "w.caffemodel",
+        max_iter=2,
+        shards_in="processes",
+    )
     np.testing.assert_array_equal(again.weights, trained.weights)
     assert [report.steps for report in again.outcome.reports] == [2, 2, 2]
 
@@ -93,6 +100,12 @@ def test_an_empty_data_frame(spark: Any, solver: Path) -> None:
     [
         ({"workers": 0}, "train: expected at least 1 worker, got 0"),
         ({"solver": "nowhere"}, "nowhere: cannot be read: No such file or directory"),
+        (
+            {"shards_in": "threads"},
+            "train: shards_in: expected ray or processes, got threads",
+        ),
+        ({"transport": "mail"}, "train: transport: expected auto or tcp or ipc or shm, got mail"),
+        ({"shard_device": "tpu"}, "train: shard_device: expected cpu or gpu, got tpu"),
         ({"weights": "nowhere"}, "nowhere: cannot be read: No such file or directory"),
         ({"shards": 99}, "expected 1 to .* shards, got 99"),
     ],

@@ -1,6 +1,7 @@
 """Inference over rows: every row counts once and equally, however the stream is cut."""
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
+from cupy_kernels.emulator import Emulator
+from cupy_kernels.places import InEmulator, copied
 from shards.errors import BadInput
 from tests import tiny
 from worker.caffe.model import CaffeModel
@@ -64,6 +67,25 @@ def test_every_row_weighs_the_same(
     assert found["accuracy"] == pytest.approx(np.mean([row["accuracy"] for row in each]))
     assert found["loss"] == pytest.approx(np.mean([row["loss"] for row in each]), rel=1e-5)
     assert 0 < found["accuracy"] < 1
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
+def test_inference_runs_where_the_weights_live(model: CaffeModel, weights: Floats) -> None:
+    """With weights in the emulator it runs in kernels, and gives what it gives on the host."""
+    there = copied(weights, InEmulator(Emulator()))
+    found = evaluate(model, there, stream(ROWS), 10)
+    assert found == pytest.approx(evaluate(model, weights, stream(ROWS), 10), rel=1e-5)
+    (batch,) = features(model, there, stream(ROWS), ["ip1"], 100)
+    (expected,) = features(model, weights, stream(ROWS), ["ip1"], 100)
+    got = np.array(batch["ip1"].to_pylist())
+    np.testing.assert_allclose(got, np.array(expected["ip1"].to_pylist()), rtol=1e-4, atol=1e-5)
+    with pytest.raises(BadInput, match=r"label: expected whole labels in \[0, 3\), got 5$"):
+        evaluate(model, there, stream(ROWS, table=relabelled(5)), 10)
+
+
+def relabelled(label: int) -> pa.Table:
+    """The rows, all with this label."""
+    return tiny.image_table(ROWS).set_column(0, "label", pa.array([label] * ROWS))
 
 
 def test_no_rows(model: CaffeModel, weights: Floats) -> None:

@@ -193,6 +193,79 @@ def test_prefetched_weights_are_one_step_older() -> None:
         assert column(console, "read_version") == [0, 0, 1, 2]
 
 
+class Beside(Scripted):
+    """The scripted model as one that computes on a device: a gradient is there when finished."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.device = "beside:0"
+        self.calls: list[str] = []
+        self._under_way: list[tuple[Floats, Floats, float]] = []
+
+    def allocate(self, size: int) -> Floats:
+        return np.zeros(size, np.float32)
+
+    def begin(self, weights: Floats, batch: Batch, out: Floats, *, step: int, seed: int) -> None:
+        self.calls.append(f"begin {step}")
+        gradient = np.empty_like(out)
+        loss = super().gradient(weights, batch, gradient, step=step, seed=seed)
+        out.fill(np.nan)
+        self._under_way.append((out, gradient, loss))
+
+    def finish(self) -> float:
+        out, gradient, loss = self._under_way.pop(0)
+        self.calls.append("finish")
+        out[:] = gradient
+        return loss
+
+    def gradient(
+        self, weights: Floats, batch: Batch, out: Floats, *, step: int, seed: int
+    ) -> float:
+        self.begin(weights, batch, out, step=step, seed=seed)
+        return self.finish()
+
+
+@pytest.mark.parametrize("steps", [1, 4, 9])
+def test_a_device_goes_ahead_with_prefetched_weights(steps: int) -> None:
+    """A step begins before the last one is finished and pushed; and yet every step's weights,
+    versions and records are those of the same plan without a device."""
+    seen, records = [], []
+    values = [2**step for step in range(steps)]
+    for model in (Scripted(), Beside()):
+        with shards(bound=1) as (cluster, console):
+            report = live(cluster, model, batches(*values[:4]), plan(steps, prefetch=True))
+            seen.append((model.seen, model.keys, weight(console), report.samples, report.steps))
+            names = ["seq", "clock", "steps", "samples", "read_version", "loss"]
+            records.append([column(console, name) for name in names])
+    assert seen[0] == seen[1]
+    assert records[0] == records[1]
+    assert isinstance(model, Beside)
+    assert report.device == "beside:0"
+    begun = [f"begin {step}" for step in range(min(steps, 4))]
+    ahead = [call for name in begun[1:] for call in (name, "finish")]
+    assert model.calls == [begun[0], *ahead, "finish"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "more"),
+    [
+        (Downpour(), {}),
+        (Downpour(n_push=2), {"prefetch": True}),
+        (Downpour(), {"prefetch": True, "clip": 1e9}),
+    ],
+    ids=["no prefetch", "n_push", "clip"],
+)
+def test_a_device_otherwise_takes_step_after_step(strategy: Strategy, more: dict[str, Any]) -> None:
+    """Where a step waits for the last one's push, or the host works on its gradient."""
+    model, same = Beside(), Scripted()
+    for each in (model, same):
+        with shards(bound=3) as (cluster, console):
+            live(cluster, each, batches(1, 2, 4), plan(3, strategy, **more))
+            assert weight(console) == -7
+    assert model.seen == same.seen
+    assert model.calls == ["begin 0", "finish", "begin 1", "finish", "begin 2", "finish"]
+
+
 def test_iter_size_averages_batches() -> None:
     """A step is the mean over `iter_size` batches, each with a random key of its own."""
     model = Scripted()

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
-from ps import Cluster, Console, local_shards, shard_specs
+from ps import Cluster, Compression, Console, local_shards, shard_specs
 from shards.errors import BadInput
 from shards.schedules import Fixed
 from tests.integration.jobs import TABLE, Ones, counted
@@ -156,3 +157,17 @@ def test_a_bad_row_names_the_worker() -> None:
         pytest.raises(BadInput, match=r"worker w4's rows, column label: row 2: expected a whole"),
     ):
         list(run_task(iter([*good, bad]), spec, Watched, 4, 0))
+
+
+def test_a_task_compresses_as_its_job_says() -> None:
+    """The very weights in half the bytes: ones are halves too."""
+    with job() as (spec, console):
+        halves = Compression.parse("fp16", "bf16")
+        reports(run_task(rows(12), replace(spec, compression=halves), Watched, 0, 0))
+        statuses = console.status()  # before the console reads, which is answered in plain floats
+        assert counted(console.read()) == {-6.0}
+        assert sum(status.bytes_in for status in statuses) == 6 * 2 * TABLE.size
+        for status, ranges in zip(statuses, spec.cluster.map.ranges, strict=True):
+            # A busy machine may ask for the same weights again: every answer is half as large.
+            assert status.pulls >= 6
+            assert status.bytes_out == status.pulls * 2 * sum(len(keys) for keys in ranges)

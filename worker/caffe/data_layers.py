@@ -10,6 +10,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from cupy_kernels import layout
+from cupy_kernels.places import copied, copy, place_of
 from cupy_kernels.types import AnyArray, Array
 from worker.caffe.layer import Shape, Source, Takes, inward
 from worker.model import Batch
@@ -32,26 +34,30 @@ class _Images(Source):
             raise self.bad(
                 f"expected 1 or {image[0]} mean_value entries, one a channel, got {len(means)}"
             )
-        self._mean = np.array(means, np.float32)
-        self._scale = np.float32(transform.scale)
+        each = [*means] if len(means) == image[0] else [*means] * image[0]
+        self._mean: Array | None = np.array(each, np.float32) if means else None
+        self._scale = transform.scale
         return ((batch_size, *image), (batch_size,))[: len(self.spec.top)]
 
-    def read(self, top: int, batch: Batch) -> AnyArray:
+    def read(self, top: int, batch: Batch, like: AnyArray) -> AnyArray:
         column = self.column(top, batch)
         if column.shape[1:] != self.tops[top][1:]:
             raise self.bad(
                 f"column {self.spec.top[top]}: expected shape (n, {_listed(self.tops[top][1:])}),"
                 f" got {column.shape}"
             )
-        return column if top else self._transform(column)
+        if top:
+            whole = column.dtype.kind in "bui"
+            return self.brought(column, "labels", np.int64 if whole else np.float32, like)
+        pixel = np.uint8 if column.dtype == np.uint8 else np.float32
+        return self._transform(self.brought(column, "pixels", pixel, like))
 
     def _transform(self, pixels: AnyArray) -> Array:
-        seen = inward(pixels)
-        x = self.work.take("x", seen.shape)
-        if self._mean.size:
-            np.subtract(seen, self._mean, out=x)
-            return np.multiply(x, self._scale, out=x)
-        return np.multiply(seen, self._scale, out=x, casting="same_kind")
+        x = self.work.take("x", inward(pixels).shape, pixels)
+        if self._mean is not None and place_of(self._mean) != place_of(x):
+            self._mean = copied(self._mean, place_of(x))
+        layout.images(pixels, self._mean, self._scale, x)
+        return x
 
     def given_shape(self) -> tuple[int, int, int]:
         """The (c, h, w) passed in with the prototxt, for layers that do not say it themselves."""
@@ -114,15 +120,19 @@ class Input(Source):
             raise self.bad(f"expected dimensions of at least 1, got {shapes}")
         return tuple(shapes * count if len(shapes) == 1 else shapes)
 
-    def read(self, top: int, batch: Batch) -> AnyArray:
+    def read(self, top: int, batch: Batch, like: AnyArray) -> AnyArray:
         column = self.column(top, batch)
         if column.shape[1:] != self.tops[top][1:]:
             raise self.bad(
                 f"column {self.spec.top[top]}: expected shape (n, {_listed(self.tops[top][1:])}),"
                 f" got {column.shape}"
             )
-        x = self.work.take(f"x{top}", inward(column).shape)
-        np.copyto(x, inward(column), casting="unsafe")
+        there = self.brought(column, f"column{top}", np.float32, like)
+        x = self.work.take(f"x{top}", inward(there).shape, like)
+        if there.ndim == 4:
+            layout.channels_last(there, x)
+        else:
+            copy(there, x)
         return x
 
 

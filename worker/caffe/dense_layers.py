@@ -6,6 +6,7 @@ from math import prod
 from typing import ClassVar
 
 from cupy_kernels import activation, dropout, inner_product
+from cupy_kernels.draws import Draw
 from cupy_kernels.types import AnyArray, Array
 from worker.caffe.layer import Layer, Moment, Shape, Takes, flat, outward, settle
 
@@ -28,11 +29,16 @@ class InnerProduct(Layer):
             raise self.bad(f"expected a num_output of at least 1, got {param.num_output}")
         self._axis = self.axis(param.axis, bottom)
         self._transposed = param.transpose
+        self._rectifies = False
         inputs, outputs = prod(bottom[self._axis :]), param.num_output
         self.own((inputs, outputs) if self._transposed else (outputs, inputs), param.weight_filler)
         if param.bias_term:
             self.own((outputs,), param.bias_filler)
         return ((*bottom[: self._axis], outputs),)
+
+    def rectify(self) -> bool:
+        self._rectifies = True
+        return True
 
     def forward(
         self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: Moment
@@ -40,7 +46,14 @@ class InnerProduct(Layer):
         self._x_shape = outward(bottoms[0]).shape
         self._x = flat(bottoms[0], self._axis, self.work, "x")
         bias = weights[1] if len(weights) > 1 else None
-        y = inner_product.forward(self._x, self._turn(weights[0]), bias, self.work)
+        y = inner_product.forward(
+            self._x,
+            self._turn(weights[0]),
+            bias,
+            self.work,
+            self.setting.precision,
+            relu=self._rectifies,
+        )
         return (settle(y.reshape(*self._x_shape[: self._axis], -1), self.work, "top"),)
 
     def backward(
@@ -58,6 +71,7 @@ class InnerProduct(Layer):
             self._turn(out[0]) if self.trains(0) else None,
             out[1] if len(out) > 1 and self.trains(1) else None,
             self.work,
+            self.setting.precision,
             wanted=wanted[0],
         )
         return [None if dx is None else settle(dx.reshape(self._x_shape), self.work, "bottom")]
@@ -73,12 +87,20 @@ class ReLU(Layer):
 
     def set_up(self) -> tuple[Shape, ...]:
         self._slope = self.spec.relu_param.negative_slope
+        self._done = False
         return (self.bottoms[0],)
+
+    def follow(self, before: Layer) -> bool:
+        # Its gradient is the same from the output as from the input, so nothing else changes.
+        self._done = self._slope == 0 and before.rectify()
+        return self._done
 
     def forward(
         self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: Moment
     ) -> tuple[AnyArray, ...]:
         self._x = bottoms[0]
+        if self._done:
+            return (self._x,)
         return (activation.relu(self._x, self._slope, self.work),)
 
     def backward(
@@ -113,15 +135,9 @@ class Dropout(Layer):
         x = bottoms[0]
         if not self.training:
             return (x,)
-        self._mask = dropout.mask(
-            x.shape,
-            self._ratio,
-            seed=moment.seed,
-            step=moment.step,
-            layer=self._number,
-            work=self.work,
-        )
-        return (dropout.apply(x, self._mask, self.work),)
+        draw = Draw(moment.seed, moment.step, self._number)
+        y, self._kept = dropout.forward(x, self._ratio, draw, self.work)
+        return (y,)
 
     def backward(
         self,
@@ -133,4 +149,4 @@ class Dropout(Layer):
         assert gradients[0] is not None
         if not self.training or not wanted[0]:
             return [gradients[0]]
-        return [dropout.apply(gradients[0], self._mask, self.work, "dx")]
+        return [dropout.backward(gradients[0], self._kept, self.work)]

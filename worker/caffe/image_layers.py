@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
-from cupy_kernels import convolution, pooling
+from cupy_kernels import convolution, pooling, windows
 from cupy_kernels.types import AnyArray, Array
 from worker.caffe.caffe_pb2 import ConvolutionParameter, PoolingParameter
 from worker.caffe.layer import Layer, Moment, Shape, Takes
@@ -32,12 +32,14 @@ class Convolution(Layer):
                 f"expected num_output and {c} input channels to be multiples of group,"
                 f" got num_output {out}, group {group}"
             )
-        self._shape = convolution.Convolution(
+        self._rectifies = False
+        self._shape = windows.Convolution(
             _pair(self, param, "kernel", "kernel_size", None),
             _pair(self, param, "stride", "stride", 1),
             _pair(self, param, "pad", "pad", 0),
             self._dilation(),
             group,
+            self.setting.precision,
         )
         size = self._shape.output(h, w)
         if min(size) < 1:
@@ -46,6 +48,10 @@ class Convolution(Layer):
         if param.bias_term:
             self.own((out,), param.bias_filler)
         return ((n, out, *size),)
+
+    def rectify(self) -> bool:
+        self._rectifies = True
+        return True
 
     def _dilation(self) -> Pair:
         given = list(self.spec.convolution_param.dilation) or [1]
@@ -59,7 +65,9 @@ class Convolution(Layer):
         x = bottoms[0]
         self._x_shape = x.shape
         bias = weights[1] if len(weights) > 1 else None
-        y, self._columns = convolution.forward(x, weights[0], bias, self._shape, self.work)
+        y, self._kept = convolution.forward(
+            x, weights[0], bias, self._shape, self.work, relu=self._rectifies
+        )
         return (y,)
 
     def backward(
@@ -75,7 +83,7 @@ class Convolution(Layer):
         return [
             convolution.backward(
                 dy,
-                self._columns,
+                self._kept,
                 self._x_shape,
                 weights[0],
                 into[0],
@@ -102,7 +110,7 @@ class Pooling(Layer):
         if param.pool == PoolingParameter.STOCHASTIC:
             raise self.bad("pool STOCHASTIC is not supported; expected MAX or AVE")
         self._max = param.pool == PoolingParameter.MAX
-        self._shape = pooling.Pooling(
+        self._shape = windows.Pooling(
             self._kernel(h, w),
             _pair(self, param, "stride", "stride", 1),
             _pair(self, param, "pad", "pad", 0),

@@ -2,10 +2,18 @@
 
 from functools import partial
 
+import msgspec
+
+from cupy_kernels.types import Precision
+from ps.compression import Compression
+from ps.hosting import Home, ShardDevice
+from ps.link_model import LinkModel
+from ps.transport import Transport
 from shards.errors import BadInput
 from shards.tables import cut_evenly
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import Solver
+from worker.placement import ANY, Wanted
 from worker.replica import Plan
 from worker.strategies import Strategy
 from worker.training import Job
@@ -23,15 +31,22 @@ def caffe_job(
     prefetch: bool = False,
     shuffle: bool = True,
     lease_s: float = 10.0,
+    shards_in: Home = Home.RAY,
+    shard_device: ShardDevice = ShardDevice.CPU,
     bind: str = "127.0.0.1",
     port: int = 0,
+    link: LinkModel | None = None,
+    transport: Transport = Transport.AUTO,
+    compression: Compression | None = None,
+    device: Wanted = ANY,
+    precision: Precision = Precision.FP32,
 ) -> Job:
     """The job that `solver` describes, run by `workers` on `shards`.
 
     As in CaffeOnSpark, `max_iter` and the batch size are each worker's own: more workers see more
-    data in as many iterations.
+    data in as many iterations. `precision` is what a GPU takes products in.
     """
-    model = partial(CaffeModel, solver.train)
+    model = partial(CaffeModel, msgspec.structs.replace(solver.train, precision=precision))
     built = model()
     cut_evenly(built.table, shards)
     if not built.net.table.tensors:
@@ -57,6 +72,12 @@ def caffe_job(
         shuffle=shuffle,
         lease_s=lease_s,
         snapshot_every=solver.snapshot,
+        shards_in=shards_in,
+        shard_device=shard_device,
         bind=bind,
         port=port,
+        link=link,
+        transport=transport,
+        compression=compression or Compression(),
+        device=device,
     )

@@ -19,8 +19,10 @@ from typing import ClassVar
 import msgspec
 import numpy as np
 from google.protobuf.message import Message
+from numpy.typing import DTypeLike
 
-from cupy_kernels.types import AnyArray, Array
+from cupy_kernels import layout, places
+from cupy_kernels.types import AnyArray, Array, Precision
 from cupy_kernels.workspace import Workspace
 from shards.errors import BadInput
 from shards.tables import TensorSpec
@@ -38,17 +40,24 @@ _COMMON |= {"propagate_down", "loss_weight", "blobs"}
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """What a layer is told beside its own entry: the file (for errors), the phase, (c, h, w)."""
+    """What a layer is told beside its own entry: the file (for errors), the phase, (c, h, w).
+
+    `precision` is what kernels take products in; the host computes in float32.
+    """
 
     file: str
     phase: Phase
     data_shape: tuple[int, int, int] | None = None
+    precision: Precision = Precision.FP32
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """The step and the seed that a random layer draws from."""
+    """The step and the seed that a random layer draws from.
 
-    step: int
+    `step` is a number, or a uint64 array of one element where the network runs.
+    """
+
+    step: int | AnyArray
     seed: int
 
 
@@ -112,6 +121,21 @@ class Layer(ABC):
         assert gradients is not None
         assert len(weights) == len(out)
         return [None] * len(wanted)
+
+    def rectify(self) -> bool:
+        """Asked to set negatives to 0 in its own forward pass; whether it can, and so will."""
+        return False
+
+    def follow(self, before: "Layer") -> bool:
+        """Told that it alone reads what `before` makes, in place; whether that does its work."""
+        assert before is not self
+        return False
+
+    def check_column(self, bottom: int, column: AnyArray) -> None:  # noqa: B027  # few look
+        """Raise BadInput for a column, on the host, with values that bottom `bottom` cannot take.
+
+        Asked where kernels compute, which look at no value.
+        """
 
     def own(self, shape: Shape, filler: FillerParameter) -> None:
         """Declare the next tensor, called "layer/0", "layer/1", ... as in Caffe's files."""
@@ -186,8 +210,8 @@ class Source(Layer):
     BOTTOMS = range(1)
 
     @abstractmethod
-    def read(self, top: int, batch: Batch) -> AnyArray:
-        """Top number `top` from its column; BadInput where the column does not fit."""
+    def read(self, top: int, batch: Batch, like: AnyArray) -> AnyArray:
+        """Top number `top` from its column, where `like` lives; BadInput where it does not fit."""
 
     def forward(
         self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: Moment
@@ -200,12 +224,23 @@ class Source(Layer):
         if name not in batch:
             have = ", ".join(batch) or "none"
             raise self.bad(f"expected a column {name} in the batch, got {have}")
-        column = np.asarray(batch[name])
+        column = batch[name] if hasattr(batch[name], "dtype") else np.asarray(batch[name])
         if column.ndim == 0 or len(column) == 0:
             raise self.bad(f"column {name}: expected at least one row, got shape {column.shape}")
         if column.dtype.kind not in "buif":
             raise self.bad(f"column {name}: expected numbers, got {column.dtype}")
         return column
+
+    def brought(self, column: AnyArray, role: str, dtype: DTypeLike, like: AnyArray) -> AnyArray:
+        """The column where `like` lives: on the host as it is, for kernels as `dtype`."""
+        place = places.place_of(like)
+        if not place.runs_kernels:
+            return places.as_host(column)
+        if places.place_of(column) == place and column.dtype == dtype:
+            return column
+        there = self.work.take_as(f"{role} {np.dtype(dtype)}", column.shape, dtype, like)
+        places.copy(column, there)
+        return there
 
 
 def inward(array: AnyArray) -> AnyArray:
@@ -222,11 +257,10 @@ def flat(array: AnyArray, axis: int, work: Workspace, role: str) -> Array:
     """(product of the axes before `axis`, product of the rest) in Caffe's order, contiguous."""
     seen = outward(array)
     rows = prod(seen.shape[:axis])
-    if seen.flags.c_contiguous:
-        return seen.reshape(rows, -1)
-    copy = work.take(role, seen.shape)
-    np.copyto(copy, seen)
-    return copy.reshape(rows, -1)
+    if not seen.flags.c_contiguous:
+        seen = work.take(role, seen.shape, array)
+        layout.channels_first(array, seen)
+    return seen.reshape(rows, -1)
 
 
 def settle(array: AnyArray, work: Workspace, role: str) -> Array:
@@ -234,6 +268,18 @@ def settle(array: AnyArray, work: Workspace, role: str) -> Array:
     seen: AnyArray = inward(array)
     if seen.flags.c_contiguous:
         return seen
-    copy = work.take(role, seen.shape)
-    np.copyto(copy, seen)
+    copy = work.take(role, seen.shape, array)
+    if array.ndim == 4:
+        layout.channels_last(array, copy)
+    else:
+        places.copy(seen, copy)
+    return copy
+
+
+def contiguous(array: Array, work: Workspace, role: str) -> Array:
+    """The array, or a copy without strides."""
+    if array.flags.c_contiguous:
+        return array
+    copy = work.take(role, array.shape, array)
+    places.copy(array, copy)
     return copy

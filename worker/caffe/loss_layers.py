@@ -9,14 +9,11 @@ from math import prod
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cupy_kernels import softmax
 from cupy_kernels.types import AnyArray, Array, Labels
 from worker.caffe.caffe_pb2 import LossParameter
-from worker.caffe.layer import Layer, Moment, Shape, Takes, outward, settle
-
-Counted = NDArray[np.bool_] | None
+from worker.caffe.layer import Layer, Moment, Shape, Takes, contiguous, outward, settle
 
 
 class Softmax(Layer):
@@ -31,7 +28,7 @@ class Softmax(Layer):
     def forward(
         self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: Moment
     ) -> tuple[AnyArray, ...]:
-        x = np.moveaxis(outward(bottoms[0]), self._axis, -1)
+        x = contiguous(np.moveaxis(outward(bottoms[0]), self._axis, -1), self.work, "scores")
         self._p = softmax.softmax(x, self.work)
         return (settle(np.moveaxis(self._p, -1, self._axis), self.work, "top"),)
 
@@ -43,7 +40,7 @@ class Softmax(Layer):
         wanted: Sequence[bool],
     ) -> Sequence[Array | None]:
         assert gradients[0] is not None
-        dy = np.moveaxis(outward(gradients[0]), self._axis, -1)
+        dy = contiguous(np.moveaxis(outward(gradients[0]), self._axis, -1), self.work, "dy")
         dx = softmax.softmax_backward(dy, self._p, self.work)
         return [settle(np.moveaxis(dx, -1, self._axis), self.work, "bottom")]
 
@@ -67,25 +64,21 @@ class _Labelled(Layer):
             )
 
     def scores(self, bottom: AnyArray) -> Array:
-        """(..., classes), the other axes in Caffe's order; (n, c, h, w) is not even copied."""
-        return np.moveaxis(outward(bottom), self._axis, -1)
+        """(rows, classes), rows in Caffe's order; (n, c, h, w) is not even copied."""
+        moved = np.moveaxis(outward(bottom), self._axis, -1)
+        return contiguous(moved, self.work, "scores").reshape(-1, self.classes)
 
-    def labels(self, bottom: AnyArray) -> tuple[Labels, Counted]:
-        """The labels as indices, and which rows count, None for all; an ignored label reads 0."""
-        flat = outward(bottom).reshape(-1)
-        with np.errstate(invalid="ignore"):  # what is no number differs from what it is cast to
-            labels = flat.astype(np.int64)
-        counted = None if self._ignored is None else labels != self._ignored
-        wrong = (labels != flat) | (labels < 0) | (labels >= self.classes)
-        if counted is not None:
-            wrong &= counted
-            labels = np.where(counted, labels, 0)
-        if wrong.any():
-            raise self.bad(
-                f"{self.spec.bottom[1]}: expected whole labels in [0, {self.classes}),"
-                f" got {flat[wrong][0]}"
-            )
-        return labels, counted
+    def check_column(self, bottom: int, column: AnyArray) -> None:
+        if bottom == 1:
+            self.labels(column)
+
+    def labels(self, bottom: AnyArray) -> Labels:
+        """The labels as indices."""
+        values = outward(bottom).reshape(-1)
+        try:
+            return softmax.whole_labels(values, self.classes, self._ignored, self.work)
+        except ValueError as error:
+            raise self.bad(f"{self.spec.bottom[1]}: {error}") from None
 
 
 class SoftmaxWithLoss(_Labelled):
@@ -112,13 +105,13 @@ class SoftmaxWithLoss(_Labelled):
     def forward(
         self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: Moment
     ) -> tuple[AnyArray, ...]:
-        self._p = softmax.softmax(self.scores(bottoms[0]), self.work)
-        self._labels, self._counted = self.labels(bottoms[1])
-        self._divisor = self._divide_by(prod(self._p.shape[: self._axis]))
-        rows = self._p.reshape(-1, self.classes)
-        total = softmax.cross_entropy(rows, self._labels, self._counted)
-        loss = np.asarray(total / self._divisor)
-        return (loss, self._back(self._p, "top"))[: len(self.spec.top)]
+        x, labels = self.scores(bottoms[0]), self.labels(bottoms[1])
+        self._shape = np.moveaxis(outward(bottoms[0]), self._axis, -1).shape
+        self._x, divisor = x, self._divide_by(len(x))
+        loss, self._kept = softmax.cross_entropy(x, labels, self._ignored, divisor, self.work)
+        if len(self.spec.top) == 1:
+            return (loss,)
+        return loss, self._back(softmax.softmax(x, self.work), "top")
 
     def backward(
         self,
@@ -129,23 +122,21 @@ class SoftmaxWithLoss(_Labelled):
     ) -> Sequence[Array | None]:
         if gradients[0] is None or not wanted[0]:
             return [None, None]
-        scale = float(gradients[0]) / self._divisor
-        rows = self._p.reshape(-1, self.classes)
-        dx = softmax.cross_entropy_backward(rows, self._labels, self._counted, scale, self.work)
-        return [self._back(dx.reshape(self._p.shape), "bottom"), None]
+        weight = float(gradients[0])
+        dx = softmax.cross_entropy_backward(self._x, self._kept, weight, self.work)
+        return [self._back(dx, "bottom"), None]
 
-    def _back(self, moved: Array, role: str) -> Array:
-        return settle(np.moveaxis(moved, -1, self._axis), self.work, role)
+    def _back(self, rows: Array, role: str) -> Array:
+        return settle(np.moveaxis(rows.reshape(self._shape), -1, self._axis), self.work, role)
 
-    def _divide_by(self, outer: int) -> float:
-        rows = len(self._labels)
+    def _divide_by(self, rows: int) -> float | None:
         match self._mode:
             case LossParameter.FULL:
                 return rows
             case LossParameter.VALID:
-                return max(1, rows if self._counted is None else int(self._counted.sum()))
+                return None
             case LossParameter.BATCH_SIZE:
-                return outer
+                return prod(self._shape[: self._axis])
             case _:
                 return 1
 
@@ -166,14 +157,9 @@ class Accuracy(_Labelled):
     def forward(
         self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: Moment
     ) -> tuple[AnyArray, ...]:
-        labels, counted = self.labels(bottoms[1])
-        scores = self.scores(bottoms[0]).reshape(-1, self.classes)
-        if counted is not None:
-            scores, labels = scores[counted], labels[counted]
-        good = softmax.hits(scores, labels, self.spec.accuracy_param.top_k)
-        share = np.asarray(good.sum() / max(1, len(good)))
+        x, labels = self.scores(bottoms[0]), self.labels(bottoms[1])
+        rule = (self._ignored, self.spec.accuracy_param.top_k, self.work)
+        share = softmax.accuracy(x, labels, *rule)
         if len(self.spec.top) == 1:
             return (share,)
-        each = np.bincount(labels, minlength=self.classes)
-        right = np.bincount(labels[good], minlength=self.classes)
-        return share, (right / np.maximum(each, 1)).astype(np.float32)
+        return share, softmax.class_accuracies(x, labels, *rule)

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupy_kernels.types import AnyArray
-from shards.errors import BadInput
 from shards.tables import DenseTable
+from worker.caffe.device_model import DeviceModel
 from worker.caffe.layer import Moment
 from worker.caffe.net import Description, Network
+from worker.device import Device
 from worker.model import Batch
 
 
@@ -42,11 +43,10 @@ class CaffeModel:
         seed: int,
     ) -> float:
         """See `worker.model.Model`. A batch of any size will do, the prototxt's is not enforced."""
-        self._check(batch)
+        self.net.check(batch)
         self.net.forward(weights, batch, Moment(step, seed))
-        loss = self.net.loss()
         self.net.backward(weights, out)
-        return loss
+        return self.net.loss()
 
     def forward(
         self, weights: NDArray[np.float32], batch: Batch, blobs: Sequence[str]
@@ -55,7 +55,7 @@ class CaffeModel:
 
         Only the layers that the blobs depend on run, and only their columns need be in the batch.
         """
-        self._check(batch)
+        self.net.check(batch)
         self.net.forward(weights, batch, wanted=set(blobs))
         return {name: self.net.blob(name) for name in blobs}
 
@@ -64,10 +64,6 @@ class CaffeModel:
         names = [name for name in self.net.outputs if self.net.blobs[name] == ()]
         return {name: float(value) for name, value in self.forward(weights, batch, names).items()}
 
-    def _check(self, batch: Batch) -> None:
-        """The net's columns, as far as they are there, must be of one length."""
-        rows = {name: len(batch[name]) for name in self.net.inputs if name in batch}
-        if len(set(rows.values())) > 1:
-            raise BadInput(
-                f"{self.net.description.file}: expected columns of one length, got {rows}"
-            )
+    def on(self, device: Device) -> DeviceModel:
+        """See `worker.model.Movable`."""
+        return DeviceModel(self.net.description, device)

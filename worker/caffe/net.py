@@ -14,7 +14,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels.types import AnyArray, Array
+from cupy_kernels import eltwise, places
+from cupy_kernels.types import AnyArray, Array, Precision
+from cupy_kernels.workspace import Workspace
 from shards.errors import BadInput
 from shards.tables import DenseTable
 from worker.caffe import fillers
@@ -33,7 +35,8 @@ START = Moment(step=0, seed=0)
 class Description(msgspec.Struct, frozen=True):
     """Everything a network is built from, in plain values that can travel to another machine.
 
-    `data_shape` is (c, h, w), for data layers whose prototxt does not say it; `file` is for errors.
+    `data_shape` is (c, h, w), for data layers whose prototxt does not say it; `file` is for errors;
+    `precision` is what kernels take products in, where the network runs in kernels.
     """
 
     prototxt: str
@@ -42,6 +45,7 @@ class Description(msgspec.Struct, frozen=True):
     level: int = 0
     data_shape: tuple[int, int, int] | None = None
     file: str = "net"
+    precision: Precision = Precision.FP32
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -67,7 +71,8 @@ class Network:
         self._needs: list[bool] = []
         self._names: dict[str, int] = {}
         self._read: set[int] = set()
-        setting = Setting(file, description.phase, description.data_shape)
+        self._columns: dict[int, str] = {}
+        setting = Setting(file, description.phase, description.data_shape, description.precision)
         for spec in kept(self.parsed, state, file):
             self._add(spec, setting)
         owned = [tensor for node in self.nodes for tensor in node.layer.owned]
@@ -78,6 +83,7 @@ class Network:
             for tensor, start in zip(self.table.tensors, self.table.offsets, strict=True)
         ]
         self._values: dict[int, AnyArray] = {}
+        self._work = Workspace()
 
     @property
     def name(self) -> str:
@@ -107,6 +113,24 @@ class Network:
             raise BadInput(f"{self.description.file}: the net has no data layer in this phase")
         return self.blobs[self.inputs[0]][0]
 
+    def check(self, batch: Batch) -> None:
+        """Raise BadInput unless the net's columns, as far as they are there, are of one length."""
+        rows = {name: len(batch[name]) for name in self.inputs if name in batch}
+        if len(set(rows.values())) > 1:
+            raise BadInput(f"{self.description.file}: expected columns of one length, got {rows}")
+
+    def columns(self, batch: Batch) -> dict[str, AnyArray]:
+        """The columns that the net reads, each checked by itself and all to be of one length."""
+        sources = [node.layer for node in self.nodes if isinstance(node.layer, Source)]
+        found = {
+            name: source.column(top, batch)
+            for source in sources
+            for top, name in enumerate(source.spec.top)
+        }
+        self.check(found)
+        self._check_values(found)
+        return found
+
     def tensors_for(self, blobs: Collection[str]) -> frozenset[str]:
         """The names of the tensors that the named blobs depend on."""
         needed = self._needed(blobs)
@@ -127,8 +151,13 @@ class Network:
         moment: Moment = START,
         wanted: Collection[str] | None = None,
     ) -> None:
-        """Compute all values, or those that the blobs `wanted` depend on, for `blob` to read."""
+        """Compute all values, or those that the blobs `wanted` depend on, for `blob` to read.
+
+        The network runs where `weights` live; columns may live there or on the host.
+        """
         tensors = self._bind(weights)
+        if places.place_of(weights).runs_kernels:
+            self._check_values(batch, wanted)
         needed = None if wanted is None else self._needed(wanted)
         self._values = {}
         for node in self.nodes:
@@ -137,7 +166,7 @@ class Network:
             if isinstance(node.layer, Source):
                 for top, value in enumerate(node.tops):
                     if needed is None or value in needed:
-                        self._values[value] = node.layer.read(top, batch)
+                        self._values[value] = node.layer.read(top, batch, weights)
                 continue
             bottoms = [self._values[value] for value in node.bottoms]
             tops = node.layer.forward(bottoms, tensors[node.tensors], moment)
@@ -145,25 +174,35 @@ class Network:
 
     def blob(self, name: str) -> AnyArray:
         """A copy of a blob of the latest forward pass, in Caffe's order."""
-        return np.array(outward(self._values[self._names[name]]), order="C")
+        return _caffes(self._values[self._names[name]])
+
+    @property
+    def loss_weights(self) -> tuple[float, ...]:
+        """What each loss counts in their sum, in the order of `losses`."""
+        return tuple(self._losses().values())
+
+    def losses(self) -> list[AnyArray]:
+        """The losses of the latest forward pass, of no axes, where the network runs."""
+        return [self._values[value] for value in self._losses()]
 
     def loss(self) -> float:
-        """The weighted sum of the losses of the latest forward pass."""
+        """The weighted sum of the losses of the latest forward pass, which this waits for."""
         return float(
-            sum(weight * float(self._values[value]) for value, weight in self._losses().items())
+            sum(w * float(places.as_host(self._values[v])) for v, w in self._losses().items())
         )
 
     def backward(
         self, weights: Array, out: Array, given: Mapping[str, AnyArray] | None = None
     ) -> dict[str, AnyArray]:
-        """Write the gradient of the latest forward pass into `out`, an arena.
+        """Write the gradient of the latest forward pass into `out`, an arena in the same place.
 
         It starts from the losses, or from the blobs' gradients in `given`. Returns the gradients,
         in Caffe's order, of the inputs that have one; without force_backward none has.
         """
         tensors, into = self._bind(weights), self._bind(out)
         out.fill(0.0)
-        gradients: dict[int, Array] = self._seeds(given)
+        gradients = self._seeds(given, out)
+        summed: set[int] = set()
         for node in reversed(self.nodes):
             tops = [gradients.get(value) for value in node.tops]
             if isinstance(node.layer, Source) or all(top is None for top in tops):
@@ -175,11 +214,12 @@ class Network:
                 node.layer.backward(tops, tensors[node.tensors], into[node.tensors], node.wanted),
                 strict=True,
             ):
+                if gradient is not None and value in gradients:
+                    gradient = self._sum(value, gradients[value], gradient, summed)
                 if gradient is not None:
-                    held = gradients.get(value)
-                    gradients[value] = gradient if held is None else held + gradient
+                    gradients[value] = gradient
         return {
-            name: np.array(outward(gradients[self._names[name]]), order="C")
+            name: _caffes(gradients[self._names[name]])
             for name in self.inputs
             if self._names[name] in gradients
         }
@@ -208,6 +248,8 @@ class Network:
             if not self.parsed.force_backward:
                 raise layer.bad(f"{spec.bottom[layer.LABELS]}: labels have no gradient")
             wanted[layer.LABELS] = False
+        if list(spec.top) == list(spec.bottom) and bottoms[0] not in self._read:
+            layer.follow(next(node.layer for node in self.nodes if bottoms[0] in node.tops))
         self._read.update(bottoms)
         trains = any(layer.trains(index) for index in range(len(layer.owned)))
         needs = any(wanted) or trains or (isinstance(layer, Source) and self.parsed.force_backward)
@@ -216,6 +258,8 @@ class Network:
             for name, shape in zip(spec.top, layer.tops, strict=True)
         )
         tensors = slice(first, first + len(layer.owned))
+        if isinstance(layer, Source):
+            self._columns.update(zip(tops, spec.top, strict=True))
         self.nodes.append(Node(layer, bottoms, tops, tensors, tuple(wanted)))
 
     def _make(self, layer: Layer, name: str, shape: Shape, needs: bool) -> int:
@@ -234,6 +278,17 @@ class Network:
                 f" got shape {arena.shape} of {arena.dtype}"
             )
         return [arena[start:stop].reshape(shape) for start, stop, shape in self._places]
+
+    def _check_values(self, batch: Batch, wanted: Collection[str] | None = None) -> None:
+        """Let the layers that read columns, and are wanted, look at those that lie on the host."""
+        needed = None if wanted is None else self._needed(wanted)
+        for node in self.nodes:
+            if needed is not None and not needed.intersection(node.tops):
+                continue
+            for bottom, value in enumerate(node.bottoms):
+                column = batch.get(self._columns.get(value, ""))
+                if column is not None and places.place_of(column) == places.HOST:
+                    node.layer.check_column(bottom, column)
 
     def _needed(self, names: Collection[str]) -> set[int]:
         """The values of the named blobs, and all that they depend on."""
@@ -257,10 +312,28 @@ class Network:
         }
         return {value: weight for value, weight in weights.items() if weight}
 
-    def _seeds(self, given: Mapping[str, AnyArray] | None) -> dict[int, Array]:
+    def _sum(self, value: int, held: Array, more: Array, summed: set[int]) -> Array:
+        """The sum of two gradients of a value, in memory of its own: `held` may be a layer's."""
+        total = self._work.take(f"sum{value}", held.shape, held)
+        if value not in summed:
+            places.copy(held, total)
+            summed.add(value)
+        eltwise.accumulate(more, total)
+        return total
+
+    def _seeds(self, given: Mapping[str, AnyArray] | None, like: Array) -> dict[int, Array]:
+        """Where a backward pass starts; a loss's gradient is a number and stays on the host."""
         if given is None:
             return {value: np.asarray(w, np.float32) for value, w in self._losses().items()}
-        return {
-            self._names[name]: np.ascontiguousarray(inward(gradient), np.float32)
-            for name, gradient in given.items()
-        }
+        seeds = {}
+        for name, gradient in given.items():
+            seed = np.array(inward(gradient), np.float32, order="C")
+            seeds[self._names[name]] = (
+                seed if seed.ndim == 0 else places.copied(seed, places.place_of(like))
+            )
+        return seeds
+
+
+def _caffes(array: AnyArray) -> AnyArray:
+    """A copy on the host, in Caffe's order."""
+    return np.array(outward(places.as_host(array)), order="C")

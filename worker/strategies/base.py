@@ -40,17 +40,21 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True):
 
     def check(self, bound: int | None, prefetch: bool) -> None:
         """Raise BadInput for a combination that would wait for ever or mean something else."""
-        # The slowest worker's clock as the shards know it lags its steps by what it has not pushed,
-        # and a fetch asks for the last step that its weights will serve; a prefetch for one more.
-        # The bound must leave room for all of them.
         push, fetch = self.push_period, self.fetch_period
-        least = push - gcd(push, fetch) + fetch - 1 + prefetch
+        least = self.least_bound() + prefetch
         if bound is not None and bound < least:
             raise BadInput(
                 f"staleness bound: pushing every {push} steps"
                 f"{f' and fetching every {fetch}' if fetch > 1 else ''}"
                 f"{' with prefetch' if prefetch else ''} needs at least {least}, got {bound}"
             )
+
+    def least_bound(self) -> int:
+        """The least bound at which no worker waits for itself; a prefetch needs one more."""
+        # The slowest worker's clock as the shards know it lags its steps by what it has not pushed,
+        # and a fetch asks for the last step that its weights will serve.
+        push, fetch = self.push_period, self.fetch_period
+        return push - gcd(push, fetch) + fetch - 1
 
     @property
     def push_period(self) -> int:
@@ -64,6 +68,11 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True):
     def warm_up(self) -> int:
         """Steps that one replica takes alone before the others join."""
         return 0
+
+    @property
+    def plain(self) -> bool:
+        """Whether every step is a fetch, one gradient and its push, and nothing else."""
+        return False
 
     def fetches(self, step: int) -> bool:
         """Whether new weights are pulled before `step`."""

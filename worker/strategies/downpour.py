@@ -48,10 +48,15 @@ class Downpour(Base, frozen=True, tag="downpour", kw_only=True):
     def warm_up(self) -> int:
         return self.warm_steps
 
+    @property
+    def plain(self) -> bool:
+        return self.n_push == self.n_fetch == 1
+
     def fetches(self, step: int) -> bool:
         return step % self.n_fetch == 0
 
     def learn(self, local: Local, gradient: Floats, rate: float, multipliers: Floats) -> None:
         if self.n_fetch > 1:
-            local.weights -= np.float32(rate) * multipliers * gradient
+            step = np.float32(rate) * multipliers * gradient
+            local.weights = np.subtract(local.weights, step, step)  # what was pulled stays as it is
         super().learn(local, gradient, rate, multipliers)

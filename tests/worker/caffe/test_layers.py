@@ -3,15 +3,22 @@
 Each case is one layer over inputs; the numbers were made by BVLC Caffe 1.0, the nets are our own.
 """
 
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 
+from cupy_kernels.emulator import Emulator
+from cupy_kernels.places import HOST, InEmulator, Place, as_host, copied
 from cupy_kernels.types import AnyArray
 from worker.caffe.net import Description, Network
 from worker.caffe.phases import Phase
+
+PLACES: dict[str, Place] = {"host": HOST}
+if shutil.which("g++") is not None:
+    PLACES["kernels"] = InEmulator(Emulator())
 
 NUMBERS = np.load(Path(__file__).parents[2] / "data" / "caffe" / "layers.npz")
 
@@ -93,13 +100,15 @@ def build(name: str) -> Network:
     return Network(Description(text, Phase.TEST, file=name))
 
 
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_a_layer_computes_what_caffe_computes(name: str) -> None:
-    """Forward, then backward from the given top gradients or from the loss."""
+def test_a_layer_computes_what_caffe_computes(name: str, place: Place) -> None:
+    """Forward, then backward from the given top gradients or from the loss, on both backends."""
     net, given = build(name), numbers(name, "dout")
-    weights, out = net.table.empty(), net.table.empty()
+    start = net.table.empty()
     for index, tensor in numbers(name, "w").items():
-        net.table.views(weights)[f"L/{index}"][...] = tensor
+        net.table.views(start)[f"L/{index}"][...] = tensor
+    weights, out = copied(start, place), place.empty(start.shape, np.float32)
     net.forward(weights, numbers(name, "in"))
     for blob, expected in numbers(name, "out").items():
         assert net.blobs[blob] == expected.shape
@@ -111,7 +120,7 @@ def test_a_layer_computes_what_caffe_computes(name: str) -> None:
     for blob, expected in expected_din.items():
         np.testing.assert_allclose(found[blob], expected, rtol=2e-5, atol=2e-6)
     for index, expected in numbers(name, "dw").items():
-        ours = net.table.views(out)[f"L/{index}"]
+        ours = net.table.views(as_host(out))[f"L/{index}"]
         np.testing.assert_allclose(ours, expected, rtol=2e-5, atol=1e-5)
 
 

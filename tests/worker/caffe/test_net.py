@@ -114,6 +114,23 @@ def test_an_in_place_layer_equals_one_with_a_top_of_its_own() -> None:
     np.testing.assert_array_equal(found[0][1], found[1][1])
 
 
+def test_a_blob_that_was_read_before_a_relu_in_place_is_not_rectified_for_all() -> None:
+    """The first reader sees negatives, the second one does not: as with a top of the ReLU's own."""
+    relu = 'layer { name: "relu" type: "ReLU" bottom: "a" top: "a" }\n'
+    ends = dense("c", "a", "c") + loss("b", name="first") + loss("c", name="second")
+    early = DATA + dense("a", "data", "a") + dense("b", "a", "b") + relu + ends
+    apart = early.replace('bottom: "a" top: "a"', 'bottom: "a" top: "r"').replace(
+        'bottom: "a" top: "c"', 'bottom: "r" top: "c"'
+    )
+    found = []
+    for text in (early, apart):
+        model = CaffeModel(Description(text))
+        out = model.table.empty()
+        found.append((model.gradient(model.initial(1), rows(), out, step=0, seed=0), out))
+    assert found[0][0] == found[1][0]
+    np.testing.assert_array_equal(found[0][1], found[1][1])
+
+
 def test_a_frozen_tensor_has_no_gradient() -> None:
     """lr_mult 0 computes none, as Caffe does; layers below it still learn."""
     frozen = "param { lr_mult: 0 } param { lr_mult: 0 }"

@@ -1,0 +1,239 @@
+"""Networks run in kernels as they run on the host: the emulator executes every launch of a step."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cupy_kernels import updates
+from cupy_kernels.emulator import Emulator
+from cupy_kernels.emulator.array import Emulated
+from cupy_kernels.launch import launch
+from cupy_kernels.places import InEmulator, as_host, copied, empty
+from cupy_kernels.rows.updates import CHUNK, HYPER, MULTIPLIERS
+from cupy_kernels.types import AnyArray, Array, Precision
+from shards.errors import BadInput
+from tests.worker.caffe.nets import network
+from worker.caffe.layer import Moment
+from worker.caffe.net import Description, Network
+from worker.caffe.phases import Phase
+from worker.caffe.solver import read_solver
+from worker.model import Batch
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
+
+DEMO = Path(__file__).parents[3] / "deploy" / "demo"
+THERE = InEmulator(Emulator())
+MOMENTUM, RATE, DECAY = np.float32(0.9), np.float32(0.01), np.float32(0.0005)
+
+
+def digits(count: int, seed: int, shape: tuple[int, int, int] = (1, 28, 28)) -> Batch:
+    """Bytes and labels, as a data source gives them."""
+    dice = np.random.default_rng(seed)
+    images = dice.integers(0, 256, (count, *shape), np.uint8)
+    return {"data": images, "label": dice.integers(0, 10, count)}
+
+
+def lenet() -> Network:
+    """The demo's own."""
+    return Network(read_solver(DEMO / "lenet_solver.prototxt").train)
+
+
+def step(net: Network, weights: Array, out: Array, batch: Batch, number: int = 0) -> None:
+    """One forward and backward pass."""
+    net.forward(weights, batch, Moment(number, seed=1))
+    net.backward(weights, out)
+
+
+def update_on_host(net: Network, weights: Array, gradient: Array, history: Array) -> Array:
+    """Momentum SGD by the CPU's loops, each tensor at its own rate."""
+    table, out = net.table, np.empty_like(weights)
+    sizes = [
+        start + tensor.size for tensor, start in zip(table.tensors, table.offsets, strict=True)
+    ]
+    bounds = np.array(list(zip(table.offsets, sizes, strict=True)), np.int64)
+    rates = RATE * np.array([tensor.lr_mult for tensor in table.tensors], np.float32)
+    runs = updates.Runs(bounds, rates, np.full(len(rates), DECAY), l1=False)
+    updates.apply("momentum", weights, gradient, (history,), out, runs, (MOMENTUM,))
+    return out
+
+
+def update_in_kernels(net: Network, weights: Array, gradient: Array, history: Array) -> Array:
+    """The same by the fused kernel, in one launch over the arena."""
+    multipliers = np.array([(t.lr_mult, 1) for t in net.table.tensors], MULTIPLIERS)
+    groups = np.zeros(-(-weights.size // CHUNK), np.uint16)
+    for number, start in enumerate(net.table.offsets):
+        groups[start // CHUNK :] = number
+    hyper = np.zeros(1, HYPER)
+    hyper["rate"], hyper["decay"], hyper["keep"] = RATE, DECAY, MOMENTUM
+    launch(
+        "update_momentum",
+        w=weights,
+        g=gradient,
+        history=history,
+        out=weights,
+        groups=copied(groups, THERE),
+        multipliers=copied(multipliers.view(np.uint8), THERE),
+        hyper=copied(hyper.view(np.uint8), THERE),
+        verdict=None,
+        n=weights.size,
+    )
+    return weights
+
+
+def test_a_whole_lenet_step_equals_the_cpus() -> None:
+    """Forward, backward and update, amid a run: the demo's prototxt, its arena, images of bytes.
+
+    A float32 sum of up to 1,152 products in another order: within 2e-5 of the largest gradient of
+    each tensor, and 1e-6 of the loss; the update within 1e-6 of each tensor's largest weight.
+    """
+    net, batch = lenet(), digits(3, seed=0)
+    weights, gradient = net.initial(seed=4), net.table.empty()
+    history = 1e-3 * net.initial(seed=5)
+    there_weights, there_history = copied(weights, THERE), copied(history, THERE)
+    there_gradient = empty(weights.shape, np.float32, there_weights)
+
+    step(net, weights, gradient, batch)
+    loss, updated = net.loss(), update_on_host(net, weights, gradient, history)
+    step(net, there_weights, there_gradient, batch)
+    update_in_kernels(net, there_weights, there_gradient, there_history)
+
+    assert net.loss() == pytest.approx(loss, rel=1e-6)
+    for got, expected, share in (
+        (there_gradient, gradient, 2e-5),
+        (there_weights, updated, 1e-6),
+        (there_history, history, 2e-5),
+    ):
+        views = net.table.views(as_host(got))
+        for name, view in net.table.views(expected).items():
+            close(views[name], view, share, name)
+
+
+EVERYTHING = """
+layer { name: "rows" type: "MemoryData" top: "data" top: "label"
+        transform_param { scale: 0.01 mean_value: 100 mean_value: 120 mean_value: 90 }
+        memory_data_param { batch_size: 2 channels: 3 height: 16 width: 16 } }
+layer { name: "conv1" type: "Convolution" bottom: "data" top: "conv1"
+        convolution_param { num_output: 8 kernel_size: 5 pad: 2 weight_filler { type: "xavier" } } }
+layer { name: "pool1" type: "Pooling" bottom: "conv1" top: "pool1"
+        pooling_param { pool: MAX kernel_size: 3 stride: 2 } }
+layer { name: "relu1" type: "ReLU" bottom: "pool1" top: "pool1" }
+layer { name: "conv2" type: "Convolution" bottom: "pool1" top: "conv2"
+        convolution_param { num_output: 8 kernel_size: 5 pad: 2 group: 2
+                            weight_filler { type: "xavier" } } }
+layer { name: "relu2" type: "ReLU" bottom: "conv2" top: "conv2"
+        relu_param { negative_slope: 0.1 } }
+layer { name: "pool2" type: "Pooling" bottom: "conv2" top: "pool2"
+        pooling_param { pool: AVE kernel_size: 3 stride: 2 } }
+layer { name: "drop" type: "Dropout" bottom: "pool2" top: "pool2" }
+layer { name: "ip1" type: "InnerProduct" bottom: "pool2" top: "ip1"
+        inner_product_param { num_output: 10 weight_filler { type: "xavier" } } }
+layer { name: "ip2" type: "InnerProduct" bottom: "pool2" top: "ip2"
+        inner_product_param { num_output: 10 transpose: true weight_filler { type: "xavier" } } }
+layer { name: "accuracy" type: "Accuracy" bottom: "ip1" bottom: "label" top: "accuracy" }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip1" bottom: "label" top: "loss" }
+layer { name: "aux" type: "SoftmaxWithLoss" bottom: "ip2" bottom: "label" top: "aux"
+        loss_weight: 0.3 loss_param { ignore_label: 3 } }
+"""
+
+
+def test_a_net_of_every_layer_equals_the_cpus() -> None:
+    """In the manner of Caffe's cifar10_quick: groups, a leaky slope, means, dropout, two losses."""
+    net, there = network(EVERYTHING), network(EVERYTHING)
+    weights, batch = net.initial(seed=2), digits(2, 5, (3, 16, 16))
+    gradient = np.empty_like(weights)
+    there_weights = copied(weights, THERE)
+    there_gradient = empty(weights.shape, np.float32, there_weights)
+    step(net, weights, gradient, batch)
+    step(there, there_weights, there_gradient, batch)
+    assert there.loss() == pytest.approx(net.loss(), rel=1e-6)
+    for name in net.blobs:
+        close(there.blob(name), net.blob(name), 1e-5, name)
+    views = net.table.views(as_host(there_gradient))
+    for name, expected in net.table.views(gradient).items():
+        close(views[name], expected, 2e-5, name)
+
+
+def test_a_second_step_takes_no_memory_and_looks_at_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither an allocation nor a read; what comes from the host is the batch and the step."""
+    net = network(EVERYTHING)
+    weights = copied(net.initial(seed=2), THERE)
+    gradient = empty(weights.shape, np.float32, weights)
+    step(net, weights, gradient, digits(2, 5, (3, 16, 16)))
+    reads, uploads = [], []
+    load = InEmulator.load
+
+    def watched(place: InEmulator, source: AnyArray, out: AnyArray) -> None:
+        uploads.append(source.dtype)
+        load(place, source, out)
+
+    monkeypatch.setattr(InEmulator, "as_host", lambda _, array: reads.append(array))
+    monkeypatch.setattr(InEmulator, "load", watched)
+    before = Emulated.made
+    step(net, weights, gradient, digits(2, 6, (3, 16, 16)), 1)
+    assert Emulated.made == before
+    assert not reads
+    assert uploads == [np.uint8, np.int64, np.uint64]
+
+
+def test_a_step_whose_inputs_live_there_takes_nothing_from_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Columns and step number in the place's own memory: the step could be captured as a graph."""
+    net, batch = network(EVERYTHING), digits(2, 5, (3, 16, 16))
+    weights = copied(net.initial(seed=2), THERE)
+    first, second = (empty(weights.shape, np.float32, weights) for _ in range(2))
+    step(net, weights, first, batch, number=7)
+    loss = net.loss()
+    columns = {name: copied(column, THERE) for name, column in batch.items()}
+    number = copied(np.array([7], np.uint64), THERE)
+    monkeypatch.setattr(InEmulator, "load", None)
+    net.forward(weights, columns, Moment(number, seed=1))
+    net.backward(weights, second)
+    assert net.loss() == loss
+    np.testing.assert_array_equal(as_host(first), as_host(second))
+
+
+def test_a_network_moves_with_its_weights() -> None:
+    """The same network runs on the host, in kernels, and on the host again."""
+    net, batch = network(EVERYTHING, Phase.TEST), digits(2, 5, (3, 16, 16))
+    weights = net.initial(seed=2)
+    there, losses = copied(weights, THERE), []
+    for arena in (weights, there, weights):
+        net.forward(arena, batch)
+        losses.append(net.loss())
+    assert losses[0] == losses[2] == pytest.approx(losses[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("precision", [Precision.TF32, Precision.BF16])
+def test_a_network_may_round_its_factors(precision: Precision) -> None:
+    """TF32 keeps 11 bits of each factor, bf16 8: the loss moves by as little, and does move."""
+    rounded = Network(Description(EVERYTHING, precision=precision))
+    weights, batch = rounded.initial(seed=2), digits(2, 5, (3, 16, 16))
+    losses = []
+    for net in (network(EVERYTHING), rounded):
+        net.forward(copied(weights, THERE), batch)
+        losses.append(net.loss())
+    assert losses[0] != losses[1] == pytest.approx(losses[0], rel=2e-2)
+
+
+def test_a_label_that_is_no_class_makes_the_loss_nan() -> None:
+    """Kernels don't look at labels one by one; the host does, and raises, wherever the net runs."""
+    net, batch = network(EVERYTHING), digits(2, 5, (3, 16, 16))
+    weights = copied(net.initial(seed=2), THERE)
+    for wrong in (np.array([1, 10]), np.array([1, 2.5])):
+        net.forward(weights, {**batch, "label": copied(wrong.astype(np.float32), THERE)})
+        assert np.isnan(net.loss())
+        for there in (weights, as_host(weights)):
+            with pytest.raises(BadInput, match="expected whole labels"):
+                net.forward(there, {**batch, "label": wrong})
+
+
+def close(got: AnyArray, expected: AnyArray, share: float, what: str) -> None:
+    """Within a share of the largest value there is."""
+    np.testing.assert_allclose(
+        got, expected, rtol=0, atol=share * float(np.abs(expected).max()), err_msg=what
+    )
