@@ -11,10 +11,10 @@ LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench lock
+.PHONY: help install demo test lint format bench bench-datapath gpu lock
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 install: $(INSTALLED) ## set up .venv from constraints.txt; nothing to do when it is up to date
 
@@ -38,7 +38,19 @@ format: install ## let ruff lay out the code and mend what it safely can
 # PyTorch, the contender, is no part of the locks: it is large, and only the benchmarks need it.
 bench: install ## run the benchmarks, each ending in its goals: met or short
 	$(PIP) install --quiet --no-build-isolation --editable '.[bench]'
-	@set -e; for bench in tests/bench/bench_*.py; do echo "== $$bench"; $(BIN)/python "$$bench"; done
+	@set -e; for bench in $(filter-out %/bench_datapath.py,$(wildcard tests/bench/bench_*.py)); do \
+		echo "== $$bench"; $(BIN)/python "$$bench"; done
+
+DATAPATH := datapath wire shm links codecs apply latency_training
+bench-datapath: install ## the data path: against its peers, and every goal it has; an hour
+	$(PIP) install --quiet --no-build-isolation --editable '.[bench]'
+	@set -e; for bench in $(DATAPATH); do \
+		echo "== $$bench"; $(BIN)/python "tests/bench/bench_$$bench.py"; done
+	@echo; $(BIN)/python tests/bench/report.py
+
+# With the interpreter's own packages: a GPU machine has CuPy and PyTorch, and no need of the rest.
+gpu: ## on a machine with a GPU: every kernel checked, networks trained, the goals measured
+	$(PYTHON) -m tests.gpu.run $(if $(CIFAR),--cifar $(CIFAR))
 
 lock: install ## resolve the dependencies anew into constraints*.txt
 	$(LOCK) pyproject.toml --extra all --extra test --extra lint --output-file constraints.txt

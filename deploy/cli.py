@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from msgspec.structs import fields, replace
 
+from cupy_kernels.types import Precision
 from deploy.settings import NO_BOUND, TrainSettings, parse_staleness
 from ps.build import build_id
+from ps.compression import PULLS, PUSHES
+from ps.hosting import Home, ShardDevice
+from ps.transport import Transport
 from shards.errors import BadInput, DownpourError
 from worker.interrupts import sigterm_too
 from worker.strategies import STRATEGIES, Downpour
@@ -47,6 +51,9 @@ Weights = Annotated[
     Path, typer.Option(help="A .caffemodel or .safetensors file.", show_default=False)
 ]
 Data = Annotated[Path, typer.Option(help=_DATA, show_default=False)]
+Device = Annotated[
+    str, typer.Option(help="What to compute on: cpu, gpu, gpu:N, or auto, a GPU if one answers.")
+]
 
 
 @app.command()
@@ -73,9 +80,7 @@ def train(
         int | None,
         _told("Model replicas: Spark tasks, each on its part.", _LEARN, _DEFAULTS["workers"]),
     ] = None,
-    shards: Annotated[
-        int | None, _told("Parameter servers: Ray actors.", _LEARN, _DEFAULTS["shards"])
-    ] = None,
+    shards: Annotated[int | None, _told("Parameter servers.", _LEARN, _DEFAULTS["shards"])] = None,
     staleness: Annotated[
         str | None,
         _told(
@@ -123,6 +128,22 @@ def train(
     max_iter: Annotated[
         int | None, _told("Steps of each worker.", _LEARN, "the solver's max_iter")
     ] = None,
+    shards_in: Annotated[
+        Home | None,
+        _told(
+            "Where the shards live: in Ray's actors, or in processes of this machine.",
+            _PLACE,
+            _DEFAULTS["shards_in"],
+        ),
+    ] = None,
+    shard_device: Annotated[
+        ShardDevice | None,
+        _told(
+            "What holds the shards' weights and updates them: cpu or gpu.",
+            _PLACE,
+            _DEFAULTS["shard_device"],
+        ),
+    ] = None,
     ray: Annotated[
         str | None,
         _told("A running Ray: HOST:PORT, ray://HOST:PORT or auto.", _PLACE, "one of its own"),
@@ -157,6 +178,56 @@ def train(
             f"{_DEFAULTS['lease_s']:g}",
         ),
     ] = None,
+    device: Annotated[
+        str | None,
+        _told(
+            "What each worker computes on: cpu, gpu (one of its own), gpu:N, or auto, a GPU where"
+            " one answers.",
+            _PLACE,
+            _DEFAULTS["device"],
+        ),
+    ] = None,
+    precision: Annotated[
+        Precision | None,
+        _told(
+            "What a GPU rounds the factors of products to: fp32, not at all, tf32 or bf16.",
+            _PLACE,
+            _DEFAULTS["precision"],
+        ),
+    ] = None,
+    transport: Annotated[
+        Transport | None,
+        _told(
+            "What carries weights and gradients on one host: shm, memory that worker and shard"
+            " share; ipc, a Unix socket; tcp; or auto, the best that there is.",
+            _PLACE,
+            _DEFAULTS["transport"],
+        ),
+    ] = None,
+    link: Annotated[
+        str | None,
+        _told(
+            "Put each worker behind a slow link, to try one out: rtt=100ms,jitter=10ms,rate=1Gbit,"
+            "loss=0.1%,outage=2s/60s.",
+            _PLACE,
+        ),
+    ] = None,
+    compress: Annotated[
+        str | None,
+        _told(
+            f"How pushes travel: {PUSHES}; and ,zstd after it.",
+            _PLACE,
+            _DEFAULTS["compress"],
+        ),
+    ] = None,
+    compress_pull: Annotated[
+        str | None,
+        _told(
+            f"How weights travel: {PULLS}.",
+            _PLACE,
+            _DEFAULTS["compress_pull"],
+        ),
+    ] = None,
 ) -> None:
     """Train a network: starts the shards and the workers, shows progress, leaves a run folder.
 
@@ -184,6 +255,7 @@ def test(
     solver: Annotated[Path, typer.Option(help="The solver, a Caffe prototxt.", show_default=False)],
     weights: Weights,
     data: Data,
+    device: Device = "auto",  # noqa: PT028  # a command called test, no test
 ) -> None:
     """Print the loss and the accuracy of a network on test data.
 
@@ -191,7 +263,7 @@ def test(
     """
     from deploy.infer import run_test
 
-    figures = run_test(solver, weights, data)
+    figures = run_test(solver, weights, data, device)
     typer.echo("  ".join(f"{name} {value:.6g}" for name, value in figures.items()))
 
 
@@ -211,13 +283,50 @@ def features(
         ),
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Rows a forward pass.")] = 100,
+    device: Device = "auto",
 ) -> None:
     """Write a network's inner blobs for every row: a Parquet file with a column a blob."""
     from deploy.infer import run_features
 
     names = [name for name in blobs.split(",") if name]
-    path, rows = run_features(net, weights, data, names, output, split, batch_size)
+    path, rows = run_features(net, weights, data, names, output, split, batch_size, device)
     typer.echo(f"{rows} rows of {', '.join(names)} in {path}")
+
+
+@app.command()
+def doctor(
+    cluster: Annotated[
+        Path,
+        typer.Option(help="A running job's run folder, or its cluster file.", show_default=False),
+    ],
+    compute_ms: Annotated[
+        float, typer.Option(min=0.001, help="Milliseconds that a worker computes for, a step.")
+    ] = 100.0,
+    link: Annotated[
+        str | None,
+        typer.Option(help="Measure behind a slow link, as for train.", show_default=False),
+    ] = None,
+    patience_s: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that a silent shard is waited for.")
+    ] = 10.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure the links from here to a job's shards, and say what to set for them.
+
+    Exit status 1 when a shard does not answer, or would refuse workers from here.
+    """
+    from deploy.doctor import diagnose, report
+    from ps.link_model import parse_link
+
+    found = diagnose(
+        cluster,
+        compute_s=compute_ms / 1000,
+        link=parse_link(link) if link is not None else None,
+        patience_s=patience_s,
+    )
+    typer.echo(found.json() if as_json else report(found))
+    if not found.healthy:
+        raise typer.Exit(1)
 
 
 @app.command()

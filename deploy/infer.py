@@ -6,6 +6,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from threadpoolctl import threadpool_limits
 
+from cupy_kernels.types import AnyArray
 from shards.errors import BadInput
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
@@ -13,16 +14,18 @@ from worker.caffe.phases import Phase
 from worker.caffe.solver import read_solver
 from worker.caffe.text import read_text
 from worker.inference import check_blobs, evaluate, features, read_weights
+from worker.placement import lent, parse_device
 from worker.sources import Source, Split, has_test, open_source
 
 _BATCH_ROWS = 100
 
 
-def run_test(solver: Path, weights: Path, data: Path) -> dict[str, float]:
+def run_test(solver: Path, weights: Path, data: Path, device: str = "auto") -> dict[str, float]:
     """The test net's outputs (loss, accuracy ...) over the test part of `data`.
 
-    Data that has none is taken whole.
+    Data that has none is taken whole. It runs on `device`, as `worker.placement` says.
     """
+    wanted = parse_device(device)
     source = open_source(data, _split(None, data))
     read = read_solver(solver, source.shape)
     if not read.tests:
@@ -32,8 +35,8 @@ def run_test(solver: Path, weights: Path, data: Path) -> dict[str, float]:
     model = CaffeModel(read.tests[0].net)
     needed = model.net.tensors_for(model.net.outputs)
     arena = read_weights(weights, model.table, model.initial(0), needed)
-    with threadpool_limits(1):
-        return evaluate(model, arena, source.batches(), model.net.batch_size)
+    with threadpool_limits(1), lent(arena, wanted) as there:
+        return evaluate(model, there, source.batches(), model.net.batch_size)
 
 
 def run_features(
@@ -44,11 +47,14 @@ def run_features(
     output: Path,
     split: str | None,
     batch_size: int,
+    device: str = "auto",
 ) -> tuple[Path, int]:
     """Write `blobs` of every row into a new folder; returns the Parquet file and its rows.
 
-    `split` None is the data's test part, or all of data that has none.
+    `split` None is the data's test part, or all of data that has none. It runs on `device`, as
+    `worker.placement` says.
     """
+    wanted = parse_device(device)
     if not blobs:
         raise BadInput("--blobs: expected names of blobs, got none")
     if batch_size < 1:
@@ -67,7 +73,8 @@ def run_features(
     except OSError as error:
         raise BadInput(f"--output {output}: {error.strerror}") from None
     try:
-        rows = _write(output / "features.parquet", model, arena, source, blobs, batch_size)
+        with lent(arena, wanted) as there:
+            rows = _write(output / "features.parquet", model, there, source, blobs, batch_size)
     except BaseException:
         shutil.rmtree(output)
         raise
@@ -75,12 +82,17 @@ def run_features(
 
 
 def _write(
-    path: Path, model: CaffeModel, arena: object, source: Source, blobs: list[str], batch_size: int
+    path: Path,
+    model: CaffeModel,
+    arena: AnyArray,
+    source: Source,
+    blobs: list[str],
+    batch_size: int,
 ) -> int:
     rows = 0
     writer: pq.ParquetWriter | None = None
     with threadpool_limits(1):
-        for batch in features(model, arena, source.batches(), blobs, batch_size):  # type: ignore[arg-type]
+        for batch in features(model, arena, source.batches(), blobs, batch_size):
             writer = writer or pq.ParquetWriter(path, batch.schema)
             writer.write_batch(batch)
             rows += batch.num_rows

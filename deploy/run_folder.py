@@ -1,6 +1,7 @@
 """The folder a training run leaves, and the names of what is in it.
 
     settings.json        what the run was told; `--resume` reads it back
+    cluster.json         where its shards are while it runs; `downpour doctor` reads it
     summary.json         what it came down to (deploy/summary.py)
     updates.parquet      every update (deploy/updates.py)
     weights.safetensors  the final weights, and weights.caffemodel the same for Caffe
@@ -25,6 +26,7 @@ from deploy.updates import UpdatesWriter
 from shards.errors import BadInput, GiveUp
 
 SETTINGS = "settings.json"
+CLUSTER = "cluster.json"
 SNAPSHOTS = "snapshots"
 _LOCK = ".lock"
 
@@ -35,6 +37,7 @@ class RunFolder:
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
         self.settings = path / SETTINGS
+        self.cluster = path / CLUSTER
         self.summary = path / "summary.json"
         self.updates = path / "updates.parquet"
         self.weights = path / "weights.safetensors"

@@ -9,7 +9,13 @@ from pathlib import Path
 
 import msgspec
 
+from cupy_kernels.types import Precision
+from ps.compression import NONE, Compression
+from ps.hosting import Home, ShardDevice
+from ps.link_model import LinkModel, parse_link
+from ps.transport import Transport
 from shards.errors import BadInput
+from worker.placement import Wanted, parse_device
 from worker.strategies import Strategy, strategy_named
 
 NO_BOUND = "inf"
@@ -21,7 +27,12 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     The options of a strategy are None where its own default holds. `ray` and `spark` are addresses
     of running clusters (None: embedded ones); `workers` is the number of partitions the data is
-    trained in. Shards listen on the host `bind`, from `port` upwards (0: wherever is free).
+    trained in. Shards live in Ray or in processes of this machine, as `shards_in` says, and listen
+    on the host `bind`, from `port` upwards (0: wherever is free). Workers compute on a `device`
+    ("auto", "cpu", "gpu", "gpu:N"), a GPU with products in `precision`; shards on a
+    `shard_device`. `link` describes a slow link to put
+    each worker behind; `transport` carries the data on one host; `compress` and `compress_pull` say
+    how pushes and weights travel.
     """
 
     solver: Path
@@ -41,11 +52,19 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 1
     lease_s: float = 10.0
     max_iter: int | None = None
+    shards_in: Home = Home.RAY
+    shard_device: ShardDevice = ShardDevice.CPU
     ray: str | None = None
     spark: str | None = None
     bind: str = "127.0.0.1"
     port: int = 0
     plaintext: bool = False
+    device: str = "auto"
+    precision: Precision = Precision.FP32
+    link: str | None = None
+    transport: Transport = Transport.AUTO
+    compress: str = NONE
+    compress_pull: str = NONE
 
     def __post_init__(self) -> None:
         for name in ("shards", "workers", "max_iter"):
@@ -64,6 +83,15 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"--bind {self.bind}: weights and gradients would cross the network unencrypted and"
                 " unauthenticated; on a network you trust, say so with --plaintext"
             )
+        if self.ray is not None and self.shards_in is not Home.RAY:
+            raise BadInput(
+                f"--ray {self.ray}: expected shards in Ray, got --shards-in {self.shards_in}"
+            )
+        if self.link is not None and self.transport not in (Transport.AUTO, Transport.TCP):
+            raise BadInput(f"--link: expected --transport tcp or auto, got {self.transport}")
+        self.build_device()
+        self.build_link()
+        self.build_compression()
         self.build_strategy().check(self.staleness, self.prefetch)
 
     def build_strategy(self) -> Strategy:
@@ -76,6 +104,18 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"--{name.replace('_', '-')}: strategy {self.strategy} has no such option"
             )
         return kind(**given)
+
+    def build_device(self) -> Wanted:
+        """The device that workers compute on; raises BadInput for what names none."""
+        return parse_device(self.device)
+
+    def build_link(self) -> LinkModel | None:
+        """The link that workers are put behind; raises BadInput for what describes none."""
+        return parse_link(self.link) if self.link is not None else None
+
+    def build_compression(self) -> Compression:
+        """How pushes and pulls travel; raises BadInput for what describes nothing."""
+        return Compression.parse(self.compress, self.compress_pull)
 
     @staticmethod
     def load(path: Path) -> "TrainSettings":

@@ -73,7 +73,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `summary.json`, in this order. None (null) is what was not measured.
 
     `staleness_bound` None is no bound. The shares are parts of the workers' own time, in 0..1; what
-    is missing from 1 is the rest of the worker loop.
+    is missing from 1 is the rest of the worker loop. `transports` and `devices` are all that
+    workers used.
     """
 
     test_accuracy: float | None
@@ -95,6 +96,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     wait_share: float | None
     network_share: float | None
     serialise_share: float | None
+    transports: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
 
 
 def summarise(
@@ -136,6 +139,8 @@ def summarise(
         wait_share=_share(reports, "waited_s"),
         network_share=_share(reports, "network_s"),
         serialise_share=_share(reports, "serialise_s"),
+        transports=tuple(sorted({kind for report in reports for kind in report.transports})),
+        devices=tuple(sorted({report.device for report in reports})),
     )
 
 

@@ -2,7 +2,8 @@
 
 Everything that can be wrong with the input is found before anything is started. Ray and Spark are
 started one after the other from the main thread (a Ray begun in a thread dies with that thread),
-and whatever was started is gone on leaving, however that comes about.
+and whatever was started is gone on leaving, however that comes about. Shards in processes need no
+Ray, and then none is loaded.
 """
 
 import os
@@ -13,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from deploy import ray_cluster
 from deploy.java import java_environment
 from deploy.plots import plot_loss, plot_staleness
 from deploy.progress import Progress
@@ -22,6 +22,7 @@ from deploy.settings import TrainSettings
 from deploy.summary import Summary, summarise
 from deploy.updates import UpdatesWriter
 from ps import Cluster
+from ps.hosting import Home, place_of
 from ps.reach import reach
 from ps.snapshots import latest_snapshot
 from shards.messages import ShardStatus
@@ -34,6 +35,7 @@ from worker.caffe.solver import read_solver
 from worker.caffe.weights import moved, write_caffemodel
 from worker.inference import evaluate, read_weights, write_safetensors
 from worker.interrupts import SafeExitStack, deferred
+from worker.placement import check_here
 from worker.sources import Source, has_test, open_source
 from worker.training import Outcome, run_job, states_to_resume
 
@@ -93,9 +95,20 @@ class _Inputs:
             prefetch=settings.prefetch,
             shuffle=settings.shuffle,
             lease_s=settings.lease_s,
+            shards_in=settings.shards_in,
+            shard_device=settings.shard_device,
             bind=settings.bind,
             port=settings.port,
+            link=settings.build_link(),
+            transport=settings.transport,
+            compression=settings.build_compression(),
+            device=settings.build_device(),
+            precision=settings.precision,
         )
+        if spark_settings.embedded_master(settings.spark, 1):
+            check_here(self.job.device)
+        if settings.ray is None:  # the shards will live on this machine
+            place_of(settings.shard_device)
         self.model = CaffeModel(self.solver.train)
         # Opened again, for only the net says which labels there may be.
         self.classes = _classes(self.model.net)
@@ -143,6 +156,7 @@ class _Observer:
         self.updates: UpdatesWriter | None = None
 
     def started(self, cluster: Cluster, restored: list[int] | None) -> None:
+        cluster.save(self._folder.cluster)
         self.updates = self._folder.open_updates(
             job=cluster.job, seed=self._seed, restored=restored
         )
@@ -180,12 +194,15 @@ def _reach_spark(url: str | None) -> None:
 
 
 def _start(settings: TrainSettings, progress: Progress, stack: ExitStack) -> spark.SparkSession:
-    """Connect to Ray, then to Spark; `stack` ends what was started."""
+    """Connect to Ray if shards live there, then to Spark; `stack` ends what was started."""
     with deferred():
         java = java_environment() if settings.spark is None else {}
-    progress.starting("Ray" if settings.ray is None else f"Ray at {settings.ray}")
-    with deferred():
-        stack.enter_context(ray_cluster.connect(settings.ray, cpus=settings.shards))
+    if settings.shards_in is Home.RAY:
+        from deploy import ray_cluster
+
+        progress.starting("Ray" if settings.ray is None else f"Ray at {settings.ray}")
+        with deferred():
+            stack.enter_context(ray_cluster.connect(settings.ray, cpus=settings.shards))
     progress.starting("Spark" if settings.spark is None else f"Spark at {settings.spark}")
     with deferred():
         return stack.enter_context(

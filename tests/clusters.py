@@ -17,7 +17,7 @@ import pyspark
 
 from deploy.java import java_environment
 
-_READY_S = 60.0
+_READY_S = 150.0
 _SPARK_HOME = Path(pyspark.__file__).parent
 _LOG4J = """\
 rootLogger.level = error
@@ -29,9 +29,15 @@ appender.out.layout.type = PatternLayout
 _QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
+_PORTS = iter(range(7300 + os.getpid() % 500, 9900))
+
+
 def free_port() -> int:
-    """A TCP port that nobody listened on a moment ago, below the ones that Ray gives out."""
-    for port in range(7300 + os.getpid() % 500, 9900):
+    """A TCP port that nobody listened on a moment ago, below the ones that Ray gives out.
+
+    None is given twice: whoever was given one may not listen on it yet.
+    """
+    for port in _PORTS:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)):
                 return port
@@ -39,10 +45,13 @@ def free_port() -> int:
 
 
 @contextmanager
-def standalone_spark(folder: Path, cores: int = 2) -> Iterator[str]:
-    """A standalone master and one worker of `cores`; gives the master's spark:// URL."""
-    port = free_port()
-    master, page = f"spark://127.0.0.1:{port}", port + 1
+def standalone_spark(folder: Path, cores: int = 2, gpus: int = 0) -> Iterator[str]:
+    """A standalone master and one worker of `cores`; gives the master's spark:// URL.
+
+    The worker believes in so many GPUs, for its discovery script says so.
+    """
+    port, page = free_port(), free_port()
+    master = f"spark://127.0.0.1:{port}"
     with ExitStack() as stack:
         process = _spark_class(
             stack,
@@ -57,6 +66,7 @@ def standalone_spark(folder: Path, cores: int = 2) -> Iterator[str]:
             "org.apache.spark.deploy.worker.Worker",
             *("--host", "127.0.0.1", "--cores", str(cores), "--memory", "1g"),
             *("--webui-port", "0", "--work-dir", str(folder / "work"), master),
+            defaults=_gpu_defaults(folder, gpus) if gpus else "",
         )
         _wait(process, folder / "worker/log", lambda: _master(page).get("aliveworkers") == 1)
         yield master
@@ -98,7 +108,7 @@ def ray_head(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
     command = [
         *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
         *("--node-ip-address", "127.0.0.3", "--port", str(port), "--num-cpus", "2"),
-        *("--include-dashboard", "false", "--ray-client-server-port", str(port + 1)),
+        *("--include-dashboard", "false", "--ray-client-server-port", str(free_port())),
         *("--temp-dir", str(folder), "--disable-usage-stats"),
     ]
     with ExitStack() as stack:
@@ -108,9 +118,24 @@ def ray_head(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
         yield f"127.0.0.3:{port}"
 
 
-def _spark_class(stack: ExitStack, folder: Path, *command: str) -> subprocess.Popen[bytes]:
+def _gpu_defaults(folder: Path, count: int) -> str:
+    """A worker's settings, as docs/clusters.md has them, with a script that finds `count` GPUs."""
+    script = folder / "gpus.sh"
+    found = json.dumps({"name": "gpu", "addresses": [str(index) for index in range(count)]})
+    script.write_text(f"#!/bin/sh\necho '{found}'\n")
+    script.chmod(0o755)
+    return (
+        f"spark.worker.resource.gpu.amount {count}\n"
+        f"spark.worker.resource.gpu.discoveryScript {script}\n"
+    )
+
+
+def _spark_class(
+    stack: ExitStack, folder: Path, *command: str, defaults: str = ""
+) -> subprocess.Popen[bytes]:
     conf = folder / "conf"
     conf.mkdir(parents=True)
+    (conf / "spark-defaults.conf").write_text(defaults)
     (conf / "log4j2.properties").write_text(_LOG4J)
     environ = (
         os.environ

@@ -7,9 +7,11 @@ kills or reconnects either does so in a process of its own.
 
 import os
 import secrets
+import shutil
+import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -38,6 +40,29 @@ def ray_local() -> Iterator[str]:
 
     with connect(None, 4) as address:
         yield address
+
+
+@pytest.fixture
+def emulated() -> None:
+    """Skips a test that executes kernels where nothing can compile them for the CPU."""
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed: kernels can't be executed on the CPU")
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A CuPy whose only GPU is the emulator."""
+    from cupy_kernels import device
+    from tests.cupy_kernels.fake_cupy import fake_cupy
+
+    fake = fake_cupy()
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    caches = (device.gpu, device._function, device._module)
+    for cache in caches:
+        cache.cache_clear()
+    yield fake
+    for cache in caches:
+        cache.cache_clear()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -51,9 +51,10 @@ def status(shard: int = 0, workers: Sequence[WorkerStatus] = (), **fields: Any) 
     return ShardStatus(shard=shard, workers=tuple(workers), **{"rate": 0.01, **counters, **fields})
 
 
-def report(seconds: float, **parts: float) -> Report:
+def report(seconds: float, **parts: Any) -> Report:
     """A worker's life of so many seconds, those of its parts zero unless given."""
-    times = dict.fromkeys(("compute_s", "data_s", "waited_s", "network_s", "serialise_s"), 0.0)
+    names = ("compute_s", "data_s", "waited_s", "network_s", "serialise_s")
+    times: dict[str, Any] = dict.fromkeys(names, 0.0)
     return Report(
         worker="w0",
         incarnation=0,

@@ -21,7 +21,7 @@ from deploy import cli
 from deploy import train as training
 from deploy.run_folder import RunFolder
 from deploy.settings import TrainSettings
-from ps import Console, local_shards, shard_specs
+from ps import Console, hosting, local_shards, shard_specs
 from ps.snapshots import save_snapshot
 from tests import tiny
 from worker.caffe.model import CaffeModel
@@ -82,7 +82,7 @@ def test_help_names_every_setting_and_its_default(
     }
     settings = {field.name.replace("_", "-"): field.default for field in fields(TrainSettings)}
     assert lines.keys() == settings.keys() | {"resume", "help"}
-    for name in ("shards", "workers", "strategy", "seed", "bind"):
+    for name in ("shards", "workers", "strategy", "seed", "shards-in", "bind"):
         assert f"[default: {settings[name]}]" in lines[name]
     assert "[default: 4; bsp: 0]" in lines["staleness"]
     assert "[default: 10]" in lines["lease-s"]
@@ -97,6 +97,12 @@ def test_version_names_the_build(downpour: Run) -> None:
     status, out, _ = downpour("version")
     assert status == 0
     assert re.fullmatch(rf"downpour \S+ build {build_id()}\n", out)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine without one."""
+    monkeypatch.setattr("cupy_kernels.device.gpu", lambda: None)
 
 
 # --- bad input ------------------------------------------------------------------------------------
@@ -263,6 +269,8 @@ OPTIONS = [
     ("--staleness -1", r"--staleness: expected a whole number of steps or inf, got -1"),
     ("--strategy down", r"strategy: expected one of bsp, downpour, got 'down'"),
     ("--strategy bsp --n-fetch 2", r"--n-fetch: strategy bsp has no such option"),
+    ("--device cuda", r"device: expected auto, cpu, gpu or gpu:N, got 'cuda'"),
+    ("--device gpu:1", r"device gpu:1: expected a GPU that answers, and CuPy .*; got none"),
     ("--lease-s nan", r"--lease-s: expected more than 0 s, and finite, got nan"),
     ("--bind 0.0.0.0", r"--bind 0\.0\.0\.0: weights and gradients would .*; .* --plaintext"),
     ("--port 70000", r"--port: expected 0 to 65535, got 70000"),
@@ -275,6 +283,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(("option", "line"), OPTIONS, ids=[option for option, _ in OPTIONS])
+@pytest.mark.usefixtures("no_gpu")
 def test_wrong_options(option: str, line: str, downpour: Run, job: Path) -> None:
     """Files that are not there or something else, and numbers and names that make no sense."""
     refuses(downpour, job, f"{TRAIN} {option}", line)
@@ -300,6 +309,14 @@ def test_weights_of_a_stranger(downpour: Run, job: Path) -> None:
     save_file({"fc8/0": np.zeros((3, 5), np.float32)}, job / "other.safetensors")
     line = r"other\.safetensors: expected weights of layer conv, got a file without"
     refuses(downpour, job, f"{TRAIN} --weights other.safetensors", line)
+
+
+def test_no_gpu_for_the_shards(downpour: Run, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the shards are to live on this machine, it is found before anything is started."""
+    monkeypatch.setattr(hosting, "gpu", lambda: None)
+    line = "shard device gpu: expected a GPU that answers, got none here"
+    for home in ("ray", "processes"):
+        refuses(downpour, job, f"{TRAIN} --shards-in {home} --shard-device gpu", line)
 
 
 # --- run folders ----------------------------------------------------------------------------------
@@ -481,11 +498,14 @@ REFUSED = [
     (f"{FEATURES} --output net.prototxt/o", r"--output net\.prototxt/o: Not a directory"),
     (f"{FEATURES} --split half", r"--split: expected train or test, got half"),
     (f"{FEATURES} --split test --data data/test.parquet", r"test\.parquet: expected a .* test "),
+    (f"{TEST} --device gpu", r"device gpu:0: expected a GPU that answers, and CuPy .*; got none"),
+    (f"{FEATURES} --device gpus", r"device: expected auto, cpu, gpu or gpu:N, got 'gpus'"),
     (f"{FEATURES} --batch-size 0", r"--batch-size: expected at least 1, got 0"),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "line"), REFUSED, ids=[line[:30] for _, line in REFUSED])
+@pytest.mark.usefixtures("no_gpu")
 def test_wrong_inference(arguments: str, line: str, downpour: Run, trained: Path) -> None:
     """One line, exit 1, and no output folder."""
     refuses(downpour, trained, arguments, line)

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from cupy_kernels.types import Precision
 from deploy.run_folder import RunFolder
 from deploy.settings import TrainSettings, parse_staleness
+from ps.hosting import Home
+from ps.transport import Transport
 from shards.errors import BadInput
 from worker.strategies import BSP, Downpour
 
@@ -34,6 +37,12 @@ EVERY = TrainSettings(
     bind="0.0.0.0",
     port=7000,
     plaintext=True,
+    device="gpu:1",
+    precision=Precision.TF32,
+    link="rtt=100ms,rate=100Mbit",
+    transport=Transport.TCP,
+    compress="topk:0.01,zstd",
+    compress_pull="bf16",
 )
 
 
@@ -41,7 +50,10 @@ def told(**more: Any) -> TrainSettings:
     return TrainSettings(solver=Path("/s"), data=Path("/d"), out=Path("/o"), **more)
 
 
-@pytest.mark.parametrize("settings", [told(), told(strategy="bsp", staleness=0), EVERY])
+@pytest.mark.parametrize(
+    "settings",
+    [told(), told(strategy="bsp", staleness=0), told(shards_in=Home.PROCESSES), EVERY],
+)
 def test_settings_survive_the_run_folder(settings: TrainSettings, tmp_path: Path) -> None:
     """What a run folder's settings.json holds reads back as the same settings."""
     with RunFolder.create(tmp_path / "run", settings.plain()) as folder:
@@ -56,6 +68,10 @@ def test_the_strategy_has_its_own_defaults() -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"link": "rtt=1ms", "transport": "shm"}, "--link: expected --transport tcp or auto, got shm"),
+    ({"link": "rtt=100"}, "link: expected a number with one of us, ms, s, got 'rtt=100'"),
+    ({"compress": "int9"}, "and perhaps ,zstd; got 'int9'"),
+    ({"compress_pull": "1bit"}, "compressed pull: expected none, fp16, bf16, int8, 4bit or topk"),
     ({"shards": 0}, "--shards: expected at least 1, got 0"),
     ({"workers": -2}, "--workers: expected at least 1, got -2"),
     ({"max_iter": 0}, "--max-iter: expected at least 1, got 0"),
@@ -80,6 +96,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"lease_s": nan}, "--lease-s: expected more than 0 s, and finite, got nan"),
     ({"port": -1}, "--port: expected 0 to 65535, got -1"),
     ({"port": 65535, "shards": 2}, "--port: expected 0 to 65534, got 65535"),
+    (
+        {"ray": "h:1", "shards_in": Home.PROCESSES},
+        "--ray h:1: expected shards in Ray, got --shards-in processes",
+    ),
     ({"bind": "0.0.0.0"}, "--bind 0.0.0.0: weights and gradients would cross the network"),
     ({"bind": "::1", "plaintext": True}, "--bind: expected an IPv4 address, got ::1"),
 ]

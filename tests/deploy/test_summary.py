@@ -13,7 +13,7 @@ def test_the_keys_are_those_agreed_upon() -> None:
         *("test_accuracy", "test_loss", "seconds", "samples", "updates", "workers", "shards"),
         *("staleness_bound", "max_clock_gap", "staleness_mean", "staleness_max", "duplicates"),
         *("worker_restarts", "samples_per_second", "compute_share", "data_share", "wait_share"),
-        *("network_share", "serialise_share"),
+        *("network_share", "serialise_share", "transports", "devices"),
     )
 
 
@@ -72,6 +72,7 @@ def test_a_run_is_summed_up() -> None:
         wait_share=0.125,
         network_share=0.0625,
         serialise_share=0.025,
+        devices=("cpu",),
     )
 
 
@@ -120,3 +121,13 @@ def test_what_was_not_measured_is_none() -> None:
         *("compute_share", "data_share", "wait_share", "network_share", "serialise_share"),
     }
     assert got.samples_per_second == 0
+
+
+def test_devices_are_those_that_workers_computed_on() -> None:
+    """Each name once; none where no worker has reported."""
+    reports = [report(1.0), report(1.0, device="gpu:1"), report(1.0, device="gpu:0"), report(2.0)]
+    found = summarise(
+        [status(version=1)], Tally(), reports, workers=4, staleness_bound=4, seconds=2.0
+    )
+    assert found.devices == ("cpu", "gpu:0", "gpu:1")
+    assert summary().devices == ()

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 
 import ps
-from ps.session import Unreachable
+from ps.events import Unreachable
 from shards import errors, messages, rules, schedules
 from tests.docs.pages import DOCS, PAGES, ROOT, prose, read, rows, section
 from worker.caffe.registry import LAYERS
@@ -66,7 +66,7 @@ def test_pictures_are_small() -> None:
 def test_every_message_is_told() -> None:
     """The table of the protocol names each request once and each answer."""
     page, heading = "docs/architecture.md", "## The protocol"
-    requests = [kind.__name__ for kind in get_args(messages.Request)]
+    requests = [kind.__name__ for kind in get_args(messages.Request | messages.Probe)]
     assert sorted(names(page, heading)) == sorted(requests)
     assert set(names(page, heading, 1)) == {kind.__name__ for kind in get_args(messages.Reply)}
 

@@ -49,16 +49,24 @@ def test_a_run_that_meets_trouble(tmp_path: Path) -> None:
     assert snapshots(run)[-1] == steps
 
 
-def test_a_shard_that_dies(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("place", "process", "cause"),
+    [
+        ("ray", "ray::ShardActor", "its Ray actor is gone"),
+        ("processes", "ps.shard_process", "its process was ended by signal 9 (Killed)"),
+    ],
+)
+def test_a_shard_that_dies(place: str, process: str, cause: str, tmp_path: Path) -> None:
     """kill -9 of a shard ends the run with one line that names it and where to go on."""
     tiny.write_job(tmp_path, extra="snapshot: 40")
-    with downpour(tmp_path, *TRAIN, *FOR_EVER) as child:
+    with downpour(tmp_path, *TRAIN, *FOR_EVER, "--shards-in", place) as child:
         await_snapshots(tmp_path / "run", 1, child)
-        child.descendants("ray::ShardActor")[0].kill()
+        assert bool(child.descendants("ray::")) == (place == "ray")
+        child.descendants(process)[0].kill()
         status, _, err = child.end()
     assert status == 1
     assert re.fullmatch(
-        r"downpour: error: shard [01] has died: its Ray actor is gone;"
+        rf"downpour: error: shard [01] has died: {re.escape(cause)};"
         rf" resume from {tmp_path}/run/snapshots/\d+\n",
         err,
     ), err

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from ps.hosting import Home
 from shards.errors import GiveUp
 from shards.messages import Standing
 from tests.integration.jobs import Broken, DiesOnce, counted, ones_job, rows
@@ -17,14 +18,19 @@ from worker.training import run_job
 pytestmark = [pytest.mark.usefixtures("ray_local")]
 
 
-def test_every_push_is_applied_once(spark: Any) -> None:
-    """The weights count workers times steps pushes on every shard, and the gap is within bound."""
+@pytest.mark.parametrize("home", Home)
+def test_every_push_is_applied_once(spark: Any, home: Home) -> None:
+    """The weights count workers times steps pushes on every shard, and the gap is within bound.
+
+    Wherever the shards live, workers of this host share memory with them.
+    """
     df = spark.createDataFrame(rows(40)).repartition(2)
-    outcome = run_job(df, ones_job(steps=30, workers=2))
+    outcome = run_job(df, ones_job(steps=30, workers=2, shards_in=home))
     assert counted(outcome.weights) == {-60.0}
     assert [status.version for status in outcome.statuses] == [60, 60]
     assert max(status.max_clock_gap for status in outcome.statuses) <= 3
     assert sorted(report.steps for report in outcome.reports) == [30, 30]
+    assert {report.transports for report in outcome.reports} == {("shm", "shm")}
     assert {w.standing for s in outcome.statuses for w in s.workers} == {Standing.LEFT}
 
 
@@ -119,7 +125,8 @@ def test_task_reason_finds_the_error() -> None:
 def test_arrow_rows_reach_the_worker_unchanged(spark: Any) -> None:
     """`run_tasks` hands each partition's batches to the task and returns what it yields."""
 
-    def task(batches: Any, partition: int, attempt: int) -> Any:
+    def task(batches: Any, partition: int, attempt: int, gpus: Any) -> Any:
+        assert gpus == [], "local mode assigns none"
         count = sum(batch.num_rows for batch in batches)
         schema = pa.schema([("rows", pa.int64()), ("attempt", pa.int64())])
         yield pa.record_batch([pa.array([count]), pa.array([attempt])], schema=schema)

@@ -1,0 +1,101 @@
+"""`downpour doctor` from end to end: what it prints, what it exits with, what it says is wrong."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+import ps
+from deploy import cli
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command in this process: its exit status, its standard output and error."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["downpour", "doctor", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out, told.err
+
+    return run
+
+
+@pytest.fixture
+def cluster() -> Iterator[ps.Cluster]:
+    table = ps.DenseTable("far", (ps.TensorSpec("w", (100_000,)),))
+    with ps.local_shards(ps.shard_specs(table, shards=2)) as cluster:
+        yield cluster
+
+
+def test_a_slow_link_is_told_in_words(doctor: Run, cluster: ps.Cluster, tmp_path: Path) -> None:
+    """Each shard has its row; the advice ends in options that the command line takes."""
+    cluster.save(tmp_path / "cluster.json")
+    status, out, err = doctor(
+        "--cluster", tmp_path, "--link", "rtt=40ms,rate=40Mbit", "--compute-ms", 400
+    )
+    assert (status, err) == (0, "")
+    rows = [line for line in out.splitlines() if "tcp://" in line]
+    assert [row.split()[:2] for row in rows] == [
+        [str(shard), endpoint] for shard, endpoint in enumerate(cluster.endpoints)
+    ]
+    assert "A step moves 0.4 MB each way" in out
+    command = out.strip().splitlines()[-1]
+    assert command.startswith("downpour train ... --staleness ")
+    assert command.endswith("--prefetch")
+
+
+def test_json_has_it_all(doctor: Run, cluster: ps.Cluster, tmp_path: Path) -> None:
+    """The same for programs: figures of each shard, and the advice."""
+    cluster.save(tmp_path / "c.json")
+    status, out, _ = doctor("--cluster", tmp_path / "c.json", "--json")
+    told = json.loads(out)
+    assert status == 0
+    assert [link["shard"] for link in told["links"]] == [0, 1]
+    assert told["advice"]["staleness"] >= 1
+    assert told["failed"] == told["amiss"] == []
+
+
+def test_a_shard_that_is_gone_is_named(doctor: Run, cluster: ps.Cluster, tmp_path: Path) -> None:
+    """The others are measured all the same, and nothing is advised."""
+    gone = replace(cluster, endpoints=(cluster.endpoints[0], "tcp://127.0.0.1:1"))
+    gone.save(tmp_path / "c.json")
+    status, out, _ = doctor("--cluster", tmp_path / "c.json", "--patience-s", 0.5)
+    assert status == 1
+    assert "! shard 1 at tcp://127.0.0.1:1 has not answered a probe for 0.5 s" in out
+    assert cluster.endpoints[0] in out
+    assert "No advice until every shard answers." in out
+
+
+def test_another_job_is_told_so(doctor: Run, cluster: ps.Cluster, tmp_path: Path) -> None:
+    """A stale file names shards that serve another job by now."""
+    replace(cluster, job="yesterday").save(tmp_path / "c.json")
+    status, out, _ = doctor("--cluster", tmp_path / "c.json", "--patience-s", 0.5)
+    assert status == 1
+    assert "! shard 0 at " in out
+    assert "serves another job than yesterday" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--cluster", "nowhere.json"], "cluster file nowhere.json: No such file"),
+        (["--cluster", "/"], "cluster file /cluster.json: No such file"),
+        (["--cluster", "c.json", "--link", "rtt=1"], "expected a number with one of us, ms, s"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(
+    doctor: Run, arguments: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bad input is one line on standard error."""
+    monkeypatch.chdir(tmp_path)
+    status, out, err = doctor(*arguments)
+    assert (status, out) == (1, "")
+    assert line in err
+    assert err.count("\n") == 1
