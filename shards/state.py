@@ -2,7 +2,11 @@
 
 Everything that changes them stands here: one gradient applied, several in one pass (one_pass.py),
 the whole state put in another's place. The next version is written into a buffer that nobody reads
-(versions.py), so the present one can be served, copied and saved meanwhile; slots change in place.
+(versions.py), so the present one can be served, copied and saved meanwhile.
+
+Slots change in place, unless somebody reads them, as a snapshot does: then the next push moves them
+into a second set of arrays first. So reading a state holds nobody up, that one push waits for a
+copy in memory that it has, and the price is the second set, which is kept for the next time.
 
 Weights and slots live where the host of the shard says: in this process's memory, or on a device
 of which nothing is known here but how to move an array there and back. A device's version is
@@ -29,7 +33,7 @@ from shards.messages import Count
 from shards.one_pass import OnePass, may_be_summed
 from shards.spec import ShardSpec
 from shards.tables import segments
-from shards.versions import Buffers, allocator
+from shards.versions import Buffers, allocator, unshared
 
 Floats = NDArray[np.float32]
 
@@ -60,7 +64,8 @@ class Held:
         self._spec = spec
         self._place = place
         self._weights: Floats | None = None
-        self._slots: tuple[Floats, ...] = ()
+        self._slots: list[Floats] = []
+        self._spare: list[Floats] = []  # their other set, once somebody has read the one
         self._readable = buffers(self.size)
         self._buffers = self._readable if place == HOST else Buffers(self.size, allocator(place))
         self._read: Floats | None = None
@@ -89,11 +94,13 @@ class Held:
 
     def apply(self, gradient: Floats, rate: float) -> None:
         """Make the next version out of a gradient that lies where the weights do."""
+        if not unshared(self._slots):
+            self._move_slots()
         out = self._buffers.take()
         self._spec.rule.apply(
             self.weights(),
             gradient,
-            self._slots,
+            tuple(self._slots),
             out,
             self._segments,
             rate=rate,
@@ -116,10 +123,13 @@ class Held:
         return squares
 
     def copy(self) -> tuple[Floats, dict[str, Floats]]:
-        """Weights and slots, of one version, in the host's memory; the arrays stay as they are."""
+        """Weights and slots, of one version, in the host's memory; the arrays stay as they are.
+
+        Drop them when done: meanwhile the shard writes into others.
+        """
         weights = self.on_the_host()
-        # Slots change in place with the next push.
-        slots = [places.copied(slot, HOST) for slot in self._slots]
+        here = self._place == HOST
+        slots = [slot if here else places.copied(slot, HOST) for slot in self._slots]
         return weights, dict(zip(self._spec.rule.slot_names, slots, strict=True))
 
     def restore(self, version: int, weights: Floats, slots: dict[str, Floats]) -> None:
@@ -127,7 +137,8 @@ class Held:
         out = self._buffers.take()
         places.copy(weights, out)
         names = self._spec.rule.slot_names
-        self._slots = tuple(places.copied(slots[name], self._place) for name in names)
+        self._slots = [places.copied(slots[name], self._place) for name in names]
+        self._spare = []
         self._become(version, out)
 
     def read(
@@ -158,6 +169,14 @@ class Held:
                 f" got {memoryview(frame).nbytes}"
             )
         return np.frombuffer(frame, "<f4")
+
+    def _move_slots(self) -> None:
+        """Go on in arrays that nobody reads."""
+        if not self._spare or not unshared(self._spare):
+            self._spare = [self._place.empty((self.size,), np.float32) for _ in self._slots]
+        for slot, spare in zip(self._slots, self._spare, strict=True):
+            places.copy(slot, spare)
+        self._slots, self._spare = self._spare, self._slots
 
     def _become(self, version: int, weights: Floats) -> None:
         self.version, self._weights, self._read = version, weights, None

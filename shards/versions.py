@@ -54,6 +54,14 @@ _LATELY = 64  # takings
 _UNSHARED = _count_of_the_unshared()
 
 
+def unshared(arrays: list[NDArray[np.float32]]) -> bool:
+    """Whether nothing but this list refers to any of its arrays."""
+    for array in arrays:  # noqa: SIM110  # a generator would hold one more reference
+        if sys.getrefcount(array) != _UNSHARED:
+            return False
+    return True
+
+
 class Buffers:
     """Recycled float32 arrays of one size: lent by being handed out, returned by being dropped.
 

@@ -60,6 +60,28 @@ def test_pulls_of_one_version_share_its_memory() -> None:
     assert len(addresses) == 1
 
 
+def test_what_was_exported_never_changes() -> None:
+    """Weights and slots of one version, not copied: they stay while pushes follow, and the shard
+    goes on as one that nobody looks at."""
+    talk, alone = Talk(rule=Adam(), bound=None), Talk(rule=Adam(), bound=None)
+    for one in (talk, alone):
+        one.enter("w")
+    held = []
+    for seq in range(1, 30):
+        if seq % 3 == 0:
+            talk.say(Export(seq, "job", "net"))
+            arrays = [frame for frame in talk.frames if isinstance(frame, np.ndarray)]
+            held.append((arrays, [array.copy() for array in arrays]))
+            held = held[-2:]  # earlier ones are dropped, and used again
+        for one in (talk, alone):
+            one.say(push("w", seq), gradient(seq))
+        for arrays, copies in held:
+            assert all(map(np.array_equal, arrays, copies))
+    for one in (talk, alone):
+        one.say(Export(99, "job", "net"))
+    assert as_bytes(talk.frames)[1:] == as_bytes(alone.frames)[1:]
+
+
 # --- install and export ---------------------------------------------------------------------------
 
 

@@ -8,7 +8,11 @@ import pytest
 import zmq
 from numpy.typing import NDArray
 
-from shards.versions import _LATELY, Buffers
+from cupy_kernels.places import HOST
+from shards.rules import Momentum
+from shards.state import Held
+from shards.versions import _LATELY, Buffers, unshared
+from tests.shards.talk import SIZE, spec
 
 
 def test_a_dropped_buffer_is_recycled() -> None:
@@ -126,3 +130,27 @@ def test_buffers_live_where_their_allocator_puts_them() -> None:
     for _ in range(3):
         buffers.take()
     assert sizes == [100, 100]
+
+
+def test_a_list_knows_whether_others_read_its_arrays() -> None:
+    """A view, a memoryview or another list counts; what is dropped does not."""
+    arrays = [np.zeros(8, np.float32), np.zeros(8, np.float32)]
+    assert unshared(arrays)
+    for reader in (arrays[1][2:4], arrays[0].data, list(arrays)):
+        assert not unshared(arrays), reader
+    del reader
+    assert unshared(arrays)
+    assert unshared([])
+
+
+def test_slots_have_two_sets_of_arrays_and_no_more() -> None:
+    """However often a state is read: one set is in use, the other was read or waits."""
+    held, ones = Held(spec(rule=Momentum()), Buffers, HOST), np.ones(SIZE, np.float32)
+    held.restore(0, ones, {"history": ones})
+    seen = set()
+    for _ in range(9):
+        _, slots = held.copy()
+        seen.add(slots["history"].ctypes.data)
+        held.apply(ones, 0.1)
+        del slots
+    assert len(seen) == 2
