@@ -10,7 +10,6 @@ unacknowledged push cost the caller no time; a second small thread renews the le
 computation is not taken for death.
 """
 
-import math
 import threading
 import time
 import weakref
@@ -24,21 +23,20 @@ from numpy.typing import NDArray
 
 from ps.cluster import Cluster
 from ps.compression import Compression
+from ps.connection import Connection
 from ps.events import Departed, Event, Pulled, Pushed, Ready, Send, Unreachable
 from ps.feedback import Feedback
 from ps.link_model import LinkModel
 from ps.links import Links
 from ps.pace import Pace
 from ps.session import Session
-from ps.slow_links import SlowLinks
-from ps.stripes import MOST, stripes_for
-from ps.transport import Transport, nearest, transport_named
-from ps.worker_side import WorkerSide
+from ps.stripes import MOST
+from ps.transport import Transport, transport_named
 from ps.worker_state import Arrays, WorkerState, load_state, save_state
 from shards import payloads
 from shards.codec import Frames
 from shards.errors import BadInput, DownpourError
-from shards.messages import Kind, Message, Probe, Pull, Push, Renew
+from shards.messages import Kind, Message, Pull, Push, Renew
 from shards.tables import DenseTable
 from shards.versions import Allocator, Buffers, on_the_heap
 
@@ -46,7 +44,6 @@ _RENEWALS_A_LEASE = 4
 _LEAST, _MOST = 2, 64  # requests of a kind in flight, where nobody says how many
 _MEMORY_BYTES = 1 << 30
 _SPARE = 6  # gradients beside those in flight: being made, summed up, owed
-_LOOKS = 2  # at the round trip; the first may have met a busy moment
 
 
 class Times(msgspec.Struct):
@@ -128,21 +125,18 @@ class Client:
             compression=compression,
         )
         wanted = transport_named(transport)
-        if link is not None and wanted is Transport.AUTO:
-            wanted = Transport.TCP  # or the link would be passed by
         restored = self._load(restore) if restore is not None else None
-        self._slow = SlowLinks(cluster.endpoints, link, worker) if link is not None else None
-        endpoints = self._slow.endpoints if self._slow is not None else cluster.endpoints
-        if self._slow is not None:
-            weakref.finalize(self, self._slow.close)
-        self._endpoints = [
-            nearest(cluster.job, shard, endpoint, wanted)
-            for shard, endpoint in enumerate(endpoints)
-        ]
-        self._sharing = self._share(wanted, in_flight or _LEAST)
+        self._connection = Connection(
+            cluster,
+            worker=worker,
+            transport=wanted,
+            link=link,
+            gradients=(in_flight or _LEAST) + _SPARE,
+        )
+        weakref.finalize(self, self._connection.close_slow)
+        self._links, self._sharing = self._connection.links, self._connection.sharing
         most = _LEAST if self._sharing is not None else _most_in_flight(cluster.table)
         self._paces = {Pull: Pace(most), Push: Pace(most - 1)}
-        self._links = Links(self._endpoints, self._sharing)
         self._arenas = Buffers(cluster.table.size, allocate)
         self._pinned = allocate is not on_the_heap
         # Page-locked ones stay what was asked for, and are copied into shared memory when pushed.
@@ -157,8 +151,8 @@ class Client:
         try:
             self._links.await_connections(min(retry_s, patience_s))
             self._greet()
-            self._check_transport(wanted)
-            self._stripe(stripes)
+            self._connection.check_transport()
+            self._connection.stripe(stripes, self._session.retry_s)
             if restored is not None:
                 self._restore(*restored)
         except BaseException:
@@ -274,12 +268,7 @@ class Client:
     @property
     def transports(self) -> tuple[str, ...]:
         """What carries the arrays to and from each shard: shm, ipc or tcp."""
-        return tuple(
-            "shm"
-            if self._sharing is not None and self._sharing.shares_with(shard)
-            else address.partition(":")[0]
-            for shard, address in enumerate(self._endpoints)
-        )
+        return self._connection.transports
 
     def save(self, path: str | Path) -> None:
         """Wait until every push is acknowledged, and write the residual that they leave to a file.
@@ -310,11 +299,7 @@ class Client:
         """Drop the connections as a crash would: the lease frees the others."""
         if self._renewal is not None:
             self._renewal.stop()
-        self._links.close()
-        if self._sharing is not None:
-            self._sharing.close()
-        if self._slow is not None:
-            self._slow.close()
+        self._connection.close()
 
     def __enter__(self) -> "Client":
         return self
@@ -370,46 +355,11 @@ class Client:
 
     # --- driving the session ----------------------------------------------------------------------
 
-    def _share(self, transport: Transport, in_flight: int) -> WorkerSide | None:
-        """This worker's end of the memory that it shares; None where nobody is near, or no room."""
-        if not transport.shares or not any(at.startswith("ipc:") for at in self._endpoints):
-            return None
-        try:
-            return WorkerSide(self.cluster.job, self.table.size, in_flight + _SPARE)
-        except OSError as error:
-            if transport is Transport.AUTO:
-                return None
-            raise BadInput(f"transport shm: no shared memory: {error.strerror}") from None
-
     def _placed(self, gradient: NDArray[np.float32]) -> NDArray[np.float32]:
         """`gradient` where shards that share memory see it; one to be compressed stays."""
         if self._sharing is None or self._session.feedback is not None:
             return gradient
         return self._sharing.placed(gradient)
-
-    def _check_transport(self, transport: Transport) -> None:
-        if transport is Transport.SHM and set(self.transports) != {"shm"}:
-            shard = next(at for at, kind in enumerate(self.transports) if kind != "shm")
-            reason = self._sharing.reasons.get(shard, "no answer") if self._sharing else ""
-            raise BadInput(f"transport shm: shard {shard} shares no memory: {reason}")
-
-    def _stripe(self, wanted: int | None) -> None:
-        """Spread what goes over TCP over several connections, `wanted` or as the link is found."""
-        for shard, endpoint in enumerate(self._endpoints):
-            if endpoint.startswith("tcp:"):
-                size = 4 * sum(map(len, self.cluster.map.ranges[shard]))
-                self._links.stripe(shard, wanted or self._stripes_for(shard, size))
-        self._links.await_connections(self._session.retry_s)
-
-    def _stripes_for(self, shard: int, size: int) -> int:
-        """As many as the quickest of a few round trips wants."""
-        if stripes_for(math.inf, size) == 1:
-            return 1
-        probe = Probe(0, self.cluster.job, self.table.name, 0)
-        patience_s = self._session.retry_s
-        return stripes_for(
-            min(self._links.round_trip_s(shard, probe, patience_s) for _ in range(_LOOKS)), size
-        )
 
     def _greet(self) -> None:
         self._send(self._session.hello(time.monotonic()))
@@ -417,7 +367,9 @@ class Client:
             self._turn()
         ready = self._session.ready
         self.clock, self.step = ready.clock, ready.step
-        self._renewal = _Renewal(self._endpoints, self._session, ready.lease_s / _RENEWALS_A_LEASE)
+        self._renewal = _Renewal(
+            self._connection.endpoints, self._session, ready.lease_s / _RENEWALS_A_LEASE
+        )
         # Or a client that was dropped without a word would hold back the others for ever.
         weakref.finalize(self, self._renewal.end)
 
