@@ -308,7 +308,7 @@ def test_a_hostile_peer_over_the_socket() -> None:
                 assert client.pull().versions == (before + 1,)
                 assert client.transports == ("shm",)
             server.check()
-            assert server._sharing.tenants <= 1
+            assert server._reception.sharing.tenants <= 1
     finally:
         context.destroy(linger=0)
 
@@ -380,7 +380,7 @@ def test_a_stopped_reader_sees_nothing_change(
     for _ in range(3):
         push_many(cluster, 100)
         time.sleep(0.5)
-    assert server._sharing.tenants >= 1
+    assert server._reception.sharing.tenants >= 1
     process.send_signal(signal.SIGCONT)
     said, _ = process.communicate("\n", timeout=30)
     assert said == "True True True\n"
@@ -396,9 +396,9 @@ def test_a_killed_reader_leaves_nothing(
     process.wait()
     push_many(cluster, 20)
     until = time.monotonic() + 20
-    while (server._sharing.tenants or left(cluster) > 1) and time.monotonic() < until:
+    while (server._reception.sharing.tenants or left(cluster) > 1) and time.monotonic() < until:
         time.sleep(0.05)
-    assert (server._sharing.tenants, left(cluster)) == (0, 1)
+    assert (server._reception.sharing.tenants, left(cluster)) == (0, 1)
     push_many(cluster, 20)
 
 

@@ -1,0 +1,188 @@
+"""A shard's reception: the ROUTER socket at which its clients arrive, and all that lies behind it.
+
+It makes messages of bytes and bytes of answers; what is answered is the shard's affair, and whose
+shard that is, its owner's. Payloads are wrapped and sent without a copy; a peer that has gone or
+reads too slowly loses answers, which it will ask for again.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from secrets import token_bytes
+
+import zmq
+
+from ps.leaving import Leaving
+from ps.links import NOTICE_THE_DEAD
+from ps.memory import Surplus, keep_large_blocks
+from ps.shard_side import ShardSide
+from ps.stripes import TOKEN_BYTES, Cutter, Gatherer
+from ps.transport import Door, Transport
+from shards import codec
+from shards.codec import Buffer, Frames
+from shards.errors import BadInput, BadMessage, DownpourError
+from shards.messages import Message, Probe
+from shards.shard import Arrival, Outgoing, Shard
+from shards.spec import ShardSpec
+from shards.versions import Allocator
+
+_HANDSHAKE_MS = 2000
+_QUEUE = 16  # messages that wait for one peer, or from it, at most
+_LEAST_QUEUE = 4  # of any size
+_QUEUE_BYTES = 128 << 20
+
+
+class Reception:
+    """The clients' socket of one shard. Not for use by two threads."""
+
+    def __init__(
+        self,
+        spec: ShardSpec,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        bind: str,
+        transport: Transport,
+        otherwise: Allocator,
+    ) -> None:
+        """Bind at once, so that `endpoint` is known; raises BadInput when the address is taken.
+
+        `transport` is what workers on this host are offered beside TCP (transport.py). What is sent
+        of the weights is to lie in `sharing.buffers`, which `otherwise` makes where no memory is
+        shared.
+        """
+        keep_large_blocks()
+        floats = sum(map(len, spec.map.ranges[spec.shard]))
+        self._spec = spec
+        self.sharing = ShardSide(spec.job, wanted=transport.shares, otherwise=otherwise)
+        self._cutter = Cutter(token_bytes(TOKEN_BYTES))
+        self._gatherer = Gatherer(max(_QUEUE_BYTES, 4 * _LEAST_QUEUE * floats))
+        self.socket = context.socket(zmq.ROUTER)
+        for option, value in router_options(floats):
+            self.socket.setsockopt(option, value)
+        try:
+            self.socket.bind(bind)
+        except zmq.ZMQError as error:
+            context.destroy(linger=0)
+            self.sharing.close()
+            reason = f"cannot listen on {bind!r}: {zmq.strerror(error.errno or 0)}"
+            raise BadInput(f"shard {spec.shard} {reason}") from None
+        self.endpoint: str = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._door = self._open_door(transport)
+        self._surplus = Surplus()
+        self._leaving = Leaving()
+
+    def arrivals(self, shard: Shard) -> list[Arrival]:
+        """The messages that have come so far, but no more than a few, so that clocks are looked at.
+
+        What is none is refused in the name of `shard`, and what asks about the link answered.
+        """
+        arrivals: list[Arrival] = []
+        seen: set[tuple[bytes, int]] = set()
+        for frames in self._arrived():
+            sender = frames[0].bytes
+            try:
+                for one in self._read(shard, sender, frames[1:]):
+                    # Copies of a request that were held up together want one answer.
+                    asked = sender, one.message.request
+                    if one.message.request == 0 or asked not in seen:
+                        seen.add(asked)
+                        arrivals.append(one)
+            except DownpourError as error:
+                self.send([shard.refuse(sender, 0, error)])
+        return arrivals
+
+    def send(self, outgoing: Sequence[Outgoing]) -> None:
+        """Send answers, those for one client together."""
+        to_each: dict[bytes, list[tuple[Message, Frames]]] = {}
+        for answer in outgoing:
+            to_each.setdefault(answer.to, []).append((answer.message, answer.frames))
+        for to, messages in to_each.items():
+            for start in range(0, len(messages), codec.MAX_TOGETHER):
+                together = messages[start : start + codec.MAX_TOGETHER]
+                parts, loan = self.sharing.seal(to, together)
+                # Gone (EHOSTUNREACH) or stuck (EAGAIN): a live peer asks again, a dead one not.
+                stripes = self._gatherer.addresses(to)
+                cut = self._cutter.cut(parts, len(stripes))
+                requests = [message.request for message, _ in together]
+                each = [(self.socket, [a, *part]) for a, part in zip(stripes, cut, strict=True)]
+                try:
+                    self._hand_over(each, to, requests)
+                except zmq.ZMQError:
+                    self.sharing.withdraw(to, loan)
+
+    def tick(self) -> None:
+        """Forget what the dead left; call it now and then."""
+        self.sharing.tick()
+        self._gatherer.tick()
+
+    def close(self) -> None:
+        """Give back what the socket does not hold."""
+        self.sharing.close()
+        if self._door is not None:
+            self._door.close()
+
+    def _open_door(self, transport: Transport) -> Door | None:
+        """A Unix socket beside the TCP port; None where it is not wanted or cannot be had."""
+        if transport is Transport.TCP or not self.endpoint.startswith("tcp://"):
+            return None
+        try:
+            door = Door(self._spec.job, self._spec.shard, self.endpoint)
+        except OSError:
+            return None
+        self.socket.bind(door.address)
+        return door
+
+    def _hand_over(
+        self,
+        each: Sequence[tuple[zmq.Socket[bytes], Sequence[Buffer]]],
+        to: bytes,
+        requests: Sequence[int],
+    ) -> None:
+        """Send; raises what the socket raises."""
+        try:
+            self._leaving.send(each, to, requests)
+        except zmq.Again:
+            # ZeroMQ looks only now and then whether its own thread has made room; asked for its
+            # events, it looks at once.
+            self.socket.getsockopt(zmq.EVENTS)
+            self._leaving.send(each, to, requests)
+
+    def _arrived(self) -> Iterator[list[zmq.Frame]]:
+        with contextlib.suppress(zmq.Again):
+            for _ in range(_QUEUE):
+                frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                self._surplus.received(sum(map(len, frames)))
+                yield frames
+
+    def _read(self, shard: Shard, sender: bytes, frames: Sequence[zmq.Frame]) -> Iterator[Arrival]:
+        """The messages in what `sender` sent; raises BadMessage at one that is none."""
+        whole = self._gatherer.take(sender, [frame.buffer for frame in frames])
+        if whole is None:
+            return
+        sender, parts = whole[0], self.sharing.open(*whole)
+        if parts is None:
+            return
+        if not parts:
+            raise BadMessage("expected a header, got an empty message")
+        for header, own in codec.disclose(parts[0], parts[1:]):
+            message = codec.decode_asked(header)
+            if isinstance(message, Probe):
+                told = {"unix_s": time.time(), "cpu_s": time.process_time()}
+                self.send([shard.probed(sender, message, own, **told)])
+            elif not self._leaving.still(sender, message.request):
+                # Else it is asked again while its answer is on the way.
+                yield Arrival(sender, message, own)
+
+
+def router_options(shard_floats: int) -> tuple[tuple[int, int], ...]:
+    """Limits on what a peer can cost; and dead links are noticed."""
+    largest_frame = 4 * shard_floats + codec.MAX_HEADER_BYTES
+    queue = min(_QUEUE, max(_LEAST_QUEUE, _QUEUE_BYTES // largest_frame))
+    return (
+        (zmq.ROUTER_MANDATORY, 1),
+        (zmq.MAXMSGSIZE, max(4 * largest_frame, codec.MAX_STATE_BYTES)),
+        (zmq.SNDHWM, queue),
+        (zmq.RCVHWM, queue),
+        (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS),
+        *NOTICE_THE_DEAD,
+        (zmq.LINGER, 1000),
+    )
