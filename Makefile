@@ -11,7 +11,7 @@ LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench bench-datapath gpu lock
+.PHONY: help install demo test lint format bench bench-datapath chaos gpu lock
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -47,6 +47,12 @@ bench-datapath: install ## the data path: against its peers, and every goal it h
 	@set -e; for bench in $(DATAPATH); do \
 		echo "== $$bench"; $(BIN)/python "tests/bench/bench_$$bench.py"; done
 	@echo; $(BIN)/python tests/bench/report.py
+
+SECONDS := 600
+SEED := 1
+LEVEL := memory
+chaos: install ## break real processes and links for SECONDS=600, by SEED=1, at LEVEL=memory
+	$(BIN)/python -m tests.chaos.run --tour --seconds $(SECONDS) --seed $(SEED) --level $(LEVEL)
 
 # With the interpreter's own packages: a GPU machine has CuPy and PyTorch, and no need of the rest.
 gpu: ## on a machine with a GPU: every kernel checked, networks trained, the goals measured

@@ -1,0 +1,234 @@
+"""Everything that runs in a chaos run: shards at a level, workers, their links, and their records.
+
+Whoever carries out faults asks it for pids, to begin a worker's next life, and to wait until
+workers are acknowledged again. A process that ends without having been killed ends the run.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from ps import Console, ShardState, shard_specs
+from shards.schedules import Fixed
+from tests.chaos.levels import Hosts, Level
+from tests.chaos.namespaces import Link, small_disk
+from tests.chaos.record import Record, Verdict, judge, table_for
+from tests.chaos.schedule import Kind
+from tests.chaos.worker import PATIENCE_S, Life
+from tests.chaos.zygote import Zygote
+
+LEASE_S = 3.0
+_DISK = "4m"
+_POLL_S = 0.002
+_TRANSPORTS = ("auto", "tcp", "ipc")
+
+
+class Broken(Exception):
+    """A promise that did not hold, or a process that ended by itself."""
+
+
+class Plan(NamedTuple):
+    """How large a run is: workers, `linked` of them behind links, shards, floats, and the bound."""
+
+    level: Level
+    workers: int
+    linked: int
+    shards: int
+    floats: int
+    bound: int | None
+    rest_s: float
+
+
+class Party:
+    """The processes of a run, under way."""
+
+    def __init__(self, plan: Plan, folder: Path, hosts: Hosts, zygote: Zygote) -> None:
+        self.plan = plan
+        self.folder = folder
+        self.disk = folder / "disk"
+        self.hosts = hosts
+        self.zygote = zygote
+        self.links: dict[str, Link] = {}
+        self.lives: dict[str, Life] = {}
+        self.pids: dict[str, int] = {}
+        self.kills = 0
+        self._killed: set[int] = set()
+        self.records = {name: Record(folder, name) for name in self.names}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The workers."""
+        return tuple(f"w{number}" for number in range(self.plan.workers))
+
+    @property
+    def serving(self) -> Mapping[str, int]:
+        """The processes that serve, by name."""
+        return self.plan.level.serving(self.hosts)
+
+    def populate(self) -> None:
+        """Begin every worker's first life; the last ones live behind links."""
+        here = self.folder / "cluster.json"
+        self.hosts.cluster.save(here)
+        for number, name in enumerate(self.names):
+            space, path = None, here
+            if number >= self.plan.workers - self.plan.linked:
+                space, path = self._link(number)
+            self.lives[name] = Life(
+                number=number,
+                workers=self.plan.workers,
+                incarnation=0,
+                folder=str(self.folder),
+                cluster=str(path),
+                transport=_TRANSPORTS[number % len(_TRANSPORTS)] if space is None else "tcp",
+                burst=1 + number % 3,
+                rest_s=self.plan.rest_s,
+                space=space,
+            )
+            self.begin(name)
+        self.await_acknowledged(dict.fromkeys(self.names, 0.0))
+
+    def _link(self, number: int) -> tuple[int, Path]:
+        """Lay a link to worker `number`: who holds its end, and the shards as seen from there."""
+        space = self.zygote.space()
+        link = self.links[f"w{number}"] = Link(number, space)
+        cluster = self.hosts.cluster
+        seen = tuple(f"tcp://{link.near}:{at.rsplit(':', 1)[1]}" for at in cluster.endpoints)
+        path = self.folder / f"cluster-w{number}.json"
+        msgspec.structs.replace(cluster, endpoints=seen).save(path)
+        return space, path
+
+    def begin(self, name: str) -> None:
+        """Begin the next life of a worker."""
+        life = self.lives[name]
+        self.lives[name] = msgspec.structs.replace(life, incarnation=life.incarnation + 1)
+        self.pids[name] = self.zygote.begin(self.lives[name], self.folder / f"{name}.log")
+
+    def kill(self, pid: int) -> None:
+        """kill -9."""
+        self._killed.add(pid)
+        self.kills += 1
+        os.kill(pid, signal.SIGKILL)
+
+    def check(self) -> None:
+        """Raise Broken when a process ended that nobody killed."""
+        for pid, status in self.zygote.hear().items():
+            if pid not in self._killed:
+                name = next((name for name, at in self.pids.items() if at == pid), f"process {pid}")
+                raise Broken(f"{name} ended with status {status}: {self._said(name)}")
+
+    def _said(self, name: str) -> str:
+        log = self.folder / f"{name}.log"
+        lines = log.read_text().splitlines() if log.exists() else []
+        return lines[-1] if lines else "it said nothing"
+
+    def await_acknowledged(self, since: Mapping[str, float], acks: int = 1) -> None:
+        """Wait until each of these workers has so many acknowledgements after a time."""
+
+        def waiting() -> list[str]:
+            return [n for n, at in since.items() if not self.records[n].has_after(at, acks)]
+
+        self.wait_until(lambda: not waiting(), lambda: f"no acknowledgement for {waiting()}")
+
+    def await_end(self, pid: int) -> None:
+        """Wait until a worker's process is gone."""
+        self.wait_until(lambda: pid in self.zygote.hear(), lambda: f"process {pid} did not end")
+
+    def await_whole(self) -> None:
+        """Wait until the shards stand as their level promised to."""
+        whole = self.plan.level.whole
+        self.wait_until(lambda: whole(self.hosts), lambda: "the shards were not whole again")
+
+    @contextmanager
+    def strangers(self, kind: Kind, seed: int) -> Iterator[None]:
+        """Have strangers bother the shards while the context lasts."""
+        log = self.folder / "strangers.log"
+        pid = self.zygote.visit(kind, self.folder / "cluster.json", seed, log)
+        try:
+            yield
+        finally:
+            if pid in self.zygote.hear():
+                raise Broken(f"the strangers ended by themselves: {log.read_text()[-500:]}")
+            self._killed.add(pid)
+            os.kill(pid, signal.SIGKILL)
+            self.await_end(pid)
+
+    def check_snapshot(self, states: Sequence[ShardState]) -> None:
+        """Raise Broken when a snapshot's shards hold anything but what their ledgers say.
+
+        What was acknowledged since it was taken is no part of it.
+        """
+        for verdict in self.judge(states):
+            if not verdict.whole:
+                raise Broken(f"in a snapshot: {verdict}")
+
+    def wait_until(self, holds: Callable[[], bool], else_: Callable[[], str]) -> None:
+        """Wait for a condition; raises Broken with `else_` when it does not come about."""
+        until = time.monotonic() + PATIENCE_S
+        while not holds():
+            self.check()
+            if time.monotonic() > until:
+                raise Broken(f"{else_()} within {PATIENCE_S:g} s")
+            time.sleep(_POLL_S)
+
+    def finish(self) -> list[Verdict]:
+        """Have every worker leave in peace; what the weights of every shard prove."""
+        for pid in self.pids.values():
+            os.kill(pid, signal.SIGTERM)
+        last = set(self.pids.values())
+        ended = self.zygote.ended
+        self._killed |= last
+        self.wait_until(
+            lambda: last <= self.zygote.hear().keys(),
+            lambda: f"still running: {sorted(last - ended.keys())}",
+        )
+        failed = [f"{name}: {self._said(name)}" for name, pid in self.pids.items() if ended[pid]]
+        if failed:
+            raise Broken(f"did not end in peace: {'; '.join(failed)}")
+        return self.judge(self.states())
+
+    def judge(self, states: Sequence[ShardState]) -> list[Verdict]:
+        """What these states prove, a worker and shard."""
+        shard_map = self.hosts.cluster.map
+        return [
+            verdict
+            for shard, state in enumerate(states)
+            for verdict in judge(state, shard, shard_map, self.names, self.folder)
+        ]
+
+    def states(self) -> list[ShardState]:
+        with Console(self.hosts.cluster, patience_s=PATIENCE_S) as console:
+            return console.export()
+
+
+@contextmanager
+def party(plan: Plan, folder: Path, *, disk: bool) -> Iterator[Party]:
+    """Start everything, wait until every worker was acknowledged, and end it all on leaving.
+
+    With `disk` there is a small one, to be filled.
+    """
+    table = table_for(plan.workers, plan.floats)
+    specs = shard_specs(
+        table,
+        shards=plan.shards,
+        schedule=Fixed(base_rate=1.0),
+        workers=plan.workers,
+        bound=plan.bound,
+        lease_s=LEASE_S,
+    )
+    with ExitStack() as stack:
+        zygote = stack.enter_context(Zygote())
+        hosts = stack.enter_context(plan.level.start(specs, folder))
+        with Console(hosts.cluster) as console:
+            console.install(np.zeros(table.size, np.float32))
+        running = Party(plan, folder, hosts, zygote)
+        if disk:
+            small_disk(running.disk, _DISK)
+        running.populate()
+        yield running

@@ -1,0 +1,193 @@
+"""Break real processes and real links by a seeded schedule, and count what the weights prove.
+
+    python -m tests.chaos.run [--level memory] [--seconds 600] [--seed 1] [--kills 200] [--tour]
+                              [--kinds kills | --kinds "link down,SIGSTOP of a shard"] [--soak]
+
+Workers push integers under plain SGD; every weight is a sum that says how many pushes, and which,
+were applied (record.py). Ends with a table, the goals, and status 1 if a promise was not kept.
+In runs/chaos it leaves the report as JSON, every round as it was played, and the workers' logs.
+
+With root it moves into network namespaces of its own and cuts links; without, it says so and does
+the rest. Everything it starts ends with it.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from shards.errors import DownpourError
+from tests.bench.report import show
+from tests.chaos import namespaces
+from tests.chaos.faults import Met, play
+from tests.chaos.levels import LEVELS
+from tests.chaos.memory import Memory
+from tests.chaos.party import Broken, Party, Plan, party
+from tests.chaos.record import Verdict
+from tests.chaos.report import Outcome, figures, goals, table
+from tests.chaos.schedule import KILLS, LINK_KINDS, Kind, Mix, Round, rounds
+
+FOLDER = Path("runs") / "chaos"
+_KILLS_OF = {
+    Kind.KILL_SHARD: "shard",
+    Kind.KILL_BACKUP: "backup",
+    Kind.KILL_COORDINATOR: "coordinator",
+}
+_USUAL = {
+    Kind.KILL_WORKER: 8.0,
+    Kind.KILL_SHARD: 6.0,
+    Kind.KILL_BACKUP: 3.0,
+    Kind.KILL_COORDINATOR: 2.0,
+    Kind.STOP_WORKER: 2.0,
+    Kind.STOP_SHARD: 2.0,
+    Kind.FULL_DISK: 1.0,
+    Kind.SLOW_READERS: 1.0,
+    Kind.FUZZ: 1.0,
+    Kind.DESCRIPTORS: 1.0,
+} | dict.fromkeys(LINK_KINDS, 1.0)
+
+
+def mix_for(running: Party, given: argparse.Namespace) -> Mix:
+    """What may go wrong in this run."""
+    level, workers, serving = running.plan.level, running.names, tuple(running.serving)
+    shards = [name for name in serving if name.startswith("shard")]
+    targets: dict[Kind, Sequence[str]] = {
+        Kind.KILL_WORKER: workers,
+        Kind.STOP_WORKER: workers,
+        Kind.STOP_SHARD: shards,
+        Kind.FULL_DISK: ["the disk"] if running.disk.exists() else [],
+        Kind.SLOW_READERS: ["strangers"],
+        Kind.FUZZ: ["strangers"],
+        Kind.DESCRIPTORS: shards,
+    } | dict.fromkeys(LINK_KINDS, tuple(running.links))
+    for kind, prefix in _KILLS_OF.items():
+        names = [name for name in serving if name.startswith(prefix)]
+        targets[kind] = names if kind in level.survives else []
+    weights = {kind: weight for kind, weight in _USUAL.items() if kind in given.kinds}
+    span = given.shortest_s, given.longest_s
+    return Mix(weights, targets, *span, level.together, given.tour)
+
+
+class Run:
+    """A run under way, and what it has come to so far."""
+
+    def __init__(self, given: argparse.Namespace, folder: Path) -> None:
+        self.given = given
+        self.folder = folder
+        self.done: Counter[Kind] = Counter()
+        self.met: list[Met] = []
+        self.verdicts: list[Verdict] = []
+        self.broken = ""
+        self.memory = Memory()
+        self.started = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def go(self, plan: Plan) -> None:
+        """Play rounds until the time is up, or enough was killed; then judge."""
+        try:
+            with party(plan, self.folder, disk=self.given.spaces) as running:
+                self.started = time.monotonic()
+                for told in rounds(self.given.seed, mix_for(running, self.given)):
+                    if self._enough():
+                        break
+                    self._play(running, told)
+                self.verdicts = running.finish()
+        except (Broken, DownpourError) as error:
+            self.broken = f"{type(error).__name__}: {error}"
+
+    def _enough(self) -> bool:
+        kills = sum(self.done[kind] for kind in KILLS)
+        late: bool = self.seconds > self.given.seconds
+        return late or 0 < self.given.kills <= kills
+
+    def _play(self, running: Party, told: Round) -> None:
+        before = self.seconds
+        met = play(running, told)
+        self.met += met
+        self.done.update(fault.kind for fault in told.faults)
+        self.memory.look(running.serving, self.seconds)
+        with (self.folder / "rounds.log").open("a") as log:
+            again = max(one.again_s for one in met)
+            faults = ", ".join(map(str, told.faults))
+            log.write(f"{before:8.2f} s  {faults}: acknowledged again after {again * 1e3:.0f} ms\n")
+
+    def outcome(self) -> Outcome:
+        return Outcome(
+            level=self.given.level,
+            seed=self.given.seed,
+            seconds=self.seconds,
+            done=self.done,
+            met=self.met,
+            verdicts=self.verdicts,
+            broken=self.broken,
+            rss_mb_per_h=self.memory.slopes() if self.given.soak else {},
+        )
+
+
+def main() -> int:
+    """Run as told; returns the exit status."""
+    given = parse()
+    why = namespaces.missing()
+    given.spaces = why is None
+    if given.spaces:
+        namespaces.move_into_own()
+    else:
+        print(f"no links are cut and no disk is filled: {why}")
+    plan = Plan(
+        level=LEVELS[given.level],
+        workers=given.workers,
+        linked=given.linked if given.spaces else 0,
+        shards=given.shards,
+        floats=given.floats,
+        bound=given.bound,
+        rest_s=given.rest_ms / 1e3,
+    )
+    print(f"level {plan.level.name}: {plan.level.promise}", flush=True)
+    folder = FOLDER.absolute() / f"{given.level}-{given.seed}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    run = Run(given, folder)
+    run.go(plan)
+    outcome = run.outcome()
+    print(table(outcome))
+    show(goals(outcome))
+    (folder / "report.json").write_text(json.dumps(figures(outcome), indent=2) + "\n")
+    print(folder)
+    return 0 if outcome.kept else 1
+
+
+def kinds(names: str) -> list[Kind]:
+    """The kinds of these names; `kills` are all that kill."""
+    return [*KILLS] if names == "kills" else [Kind(name) for name in names.split(",")]
+
+
+def parse() -> argparse.Namespace:
+    """The command's options."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    options.add_argument("--level", choices=LEVELS, default="memory")
+    options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--seconds", type=float, default=600.0)
+    options.add_argument("--kills", type=int, default=0, help="end when so many were killed")
+    options.add_argument("--kinds", type=kinds, default=[*Kind], help="names, with commas; kills")
+    options.add_argument("--tour", action="store_true", help="begin with one fault of each kind")
+    options.add_argument("--shortest-s", type=float, default=0.2, help="of a fault that lasts")
+    options.add_argument("--longest-s", type=float, default=10.0)
+    options.add_argument("--workers", type=int, default=4)
+    options.add_argument("--linked", type=int, default=1, help="of them, behind a link")
+    options.add_argument("--shards", type=int, default=2)
+    options.add_argument("--floats", type=int, default=4096)
+    options.add_argument("--bound", type=int, help="staleness bound in steps; default: none")
+    options.add_argument("--rest-ms", type=float, default=2.0, help="of a worker between pushes")
+    options.add_argument("--soak", action="store_true", help="tell the slope of the shards' memory")
+    return options.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

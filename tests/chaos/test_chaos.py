@@ -1,0 +1,49 @@
+"""Real processes are killed, stopped, cut off and bothered, and the weights prove what was applied.
+
+Each run is the command that `make chaos` runs, bounded by a number of kills and not by a time: what
+is asserted is what the weights say, however long a busy machine takes.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos.levels import LEVELS
+
+ROOT = Path(__file__).parents[2]
+KILLS = {"memory": 200}
+OPTIONS = "--tour --kinds kills --workers 8 --longest-s 0.4 --seconds 280".split()  # noqa: SIM905
+SEED = 1
+
+
+def chaos(folder: Path, *options: str) -> tuple[int, dict[str, Any], str]:
+    """Run the command in `folder`: its exit status, its report, and what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.chaos.run", "--seed", str(SEED), *options],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    told = done.stdout + done.stderr
+    (report,) = folder.glob("runs/chaos/*/report.json")
+    return done.returncode, json.loads(report.read_text()), told
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("level", LEVELS)
+def test_nothing_acknowledged_is_lost_or_doubled(level: str, tmp_path: Path) -> None:
+    """One fault of each kind that can be had here, then kills: what a level promises is kept."""
+    kills = KILLS[level]
+    status, report, told = chaos(tmp_path, "--level", level, "--kills", str(kills), *OPTIONS)
+    assert (status, report["broken"], report["kept"]) == (0, "", True), told
+    assert sum(n for kind, n in report["faults"].items() if kind.startswith("kill")) >= kills, told
+    assert {(one["lost"], one["doubled"]) for one in report["verdicts"]} == {(0, 0)}, told
+    assert min(one["acknowledged"] for one in report["verdicts"]) > 0, told
