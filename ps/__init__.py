@@ -17,9 +17,10 @@ from ps.compression import Compression
 from ps.console import Console, ShardState
 from ps.events import Unreachable
 from ps.hosting import ShardDevice
-from ps.job import describe, shard_specs
+from ps.job import describe, shard_specs, successors
 from ps.local import local_shards
 from ps.process_host import process_shards
+from ps.resharding import move
 from shards.tables import DenseTable, TensorSpec
 
 __all__ = [
@@ -36,6 +37,8 @@ __all__ = [
     "build_id",
     "describe",
     "local_shards",
+    "move",
     "process_shards",
     "shard_specs",
+    "successors",
 ]

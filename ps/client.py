@@ -13,7 +13,7 @@ computation is not taken for death.
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 from ps.cluster import Cluster
 from ps.compression import Compression
 from ps.connection import Connection
-from ps.events import Departed, Event, Pulled, Pushed, Ready, Send, Unreachable
+from ps.events import Departed, Event, Pulled, Pushed, Ready, Relocated, Send, Unreachable
 from ps.feedback import Feedback
 from ps.link_model import LinkModel
 from ps.links import Links
+from ps.moving import Carried, carried
 from ps.pace import Pace
 from ps.session import Session
 from ps.stripes import MOST
@@ -110,49 +111,42 @@ class Client:
         self.step = 0
         self._wait_s = 0.0
         self._in_flight = in_flight
-        self._listens = False
+        self._stripes = stripes
+        self._first_epoch = cluster.map.epoch
+        self._listens = self._leaving = self._departed = False
         self._left_at = time.monotonic()
         self._own_s = {Pull: 0.0, Push: 0.0}
-        self._session = Session(
-            job=cluster.job,
+        self._new_session: Callable[[Cluster], Session] = lambda of: Session(
+            job=of.job,
             worker=worker,
             incarnation=incarnation,
-            build=cluster.build,
-            table=cluster.table,
-            shard_map=cluster.map,
+            build=of.build,
+            table=of.table,
+            shard_map=of.map,
             retry_s=retry_s,
             patience_s=patience_s,
             compression=compression,
         )
         wanted = transport_named(transport)
-        restored = self._load(restore) if restore is not None else None
-        self._connection = Connection(
-            cluster,
+        self._new_connection: Callable[[Cluster], Connection] = lambda to: Connection(
+            to,
             worker=worker,
             transport=wanted,
             link=link,
             gradients=(in_flight or _LEAST) + _SPARE,
         )
-        weakref.finalize(self, self._connection.close_slow)
-        self._links, self._sharing = self._connection.links, self._connection.sharing
-        most = _LEAST if self._sharing is not None else _most_in_flight(cluster.table)
-        self._paces = {Pull: Pace(most), Push: Pace(most - 1)}
         self._arenas = Buffers(cluster.table.size, allocate)
         self._pinned = allocate is not on_the_heap
-        # Page-locked ones stay what was asked for, and are copied into shared memory when pushed.
-        here = self._sharing is not None and not self._pinned
-        self._gradients = self._sharing.buffers if self._sharing and here else self._arenas
         self._pulled: dict[int, Pulled] = {}
         self._prefetched: dict[int, int] = {}
         self._unwanted: set[int] = set()
         self._replica: Replica | None = None
-        self._departed = False
         self._renewal: _Renewal | None = None
+        self._open(cluster)
         try:
-            self._links.await_connections(min(retry_s, patience_s))
-            self._greet()
-            self._connection.check_transport()
-            self._connection.stripe(stripes, self._session.retry_s)
+            restored = self._load(restore) if restore is not None else None
+            ready = self._meet()
+            self.clock, self.step = ready.clock, ready.step
             if restored is not None:
                 self._restore(*restored)
         except BaseException:
@@ -169,10 +163,12 @@ class Client:
         wanted = self.clock if clock is None else clock
         self._enter(Pull)
         started, before = time.monotonic(), self.times.serialise_s
-        request = self._take_prefetched(wanted)
-        while request not in self._pulled:
+        self._drop_before(wanted)
+        if wanted not in self._prefetched:
+            self._prefetched[wanted] = self._ask(wanted)
+        while self._prefetched[wanted] not in self._pulled:
             self._turn()
-        pulled = self._pulled.pop(request)
+        pulled = self._pulled.pop(self._prefetched.pop(wanted))
         took = time.monotonic() - started - (self.times.serialise_s - before)
         self._wait_s = min(took, pulled.waited_s)
         self.times.waited_s += self._wait_s
@@ -233,7 +229,7 @@ class Client:
         self.times.network_s += time.monotonic() - started - (self.times.serialise_s - before)
         request, sends = self._session.push(
             self._placed(gradient),
-            read_versions,
+            self._versions(read_versions),
             clock=self.clock + steps,
             step=self.step + steps,
             steps=steps,
@@ -289,6 +285,7 @@ class Client:
         """Wait for the last acknowledgements, leave the gate, and drop the connections."""
         try:
             self.flush()
+            self._leaving = True
             self._send(self._session.leave(time.monotonic()))
             while not self._departed:
                 self._turn()
@@ -361,24 +358,102 @@ class Client:
             return gradient
         return self._sharing.placed(gradient)
 
-    def _greet(self) -> None:
-        self._send(self._session.hello(time.monotonic()))
+    def _open(self, cluster: Cluster) -> None:
+        """Turn to the shards of `cluster`, without a word."""
+        self.cluster = cluster
+        self._session = self._new_session(cluster)
+        self._successors: Cluster | None = None
+        self._connection = self._new_connection(cluster)
+        weakref.finalize(self, self._connection.close_slow)
+        self._links, self._sharing = self._connection.links, self._connection.sharing
+        most = _LEAST if self._sharing is not None else _most_in_flight(cluster.table)
+        self._paces = {Pull: Pace(most), Push: Pace(most - 1)}
+        # Page-locked ones stay what was asked for, and are copied into shared memory when pushed.
+        here = self._sharing is not None and not self._pinned
+        self._gradients = self._sharing.buffers if self._sharing and here else self._arenas
+
+    def _meet(self) -> Ready:
+        """Introduce this worker to the shards, or to those that hold their job now."""
+        self._greet()
         while self._session.ready is None:
             self._turn()
+            if self._successors is not None:
+                self._reopen(self._successors)
+                self._greet()
         ready = self._session.ready
-        self.clock, self.step = ready.clock, ready.step
         self._renewal = _Renewal(
             self._connection.endpoints, self._session, ready.lease_s / _RENEWALS_A_LEASE
         )
         # Or a client that was dropped without a word would hold back the others for ever.
         weakref.finalize(self, self._renewal.end)
+        self._connection.check_transport()
+        self._connection.stripe(self._stripes, self._session.retry_s)
+        return ready
 
-    def _take_prefetched(self, clock: int) -> int:
+    def _greet(self) -> None:
+        self._links.await_connections(self._session.retry_s)
+        self._send(self._session.hello(time.monotonic()))
+
+    # --- moving -----------------------------------------------------------------------------------
+
+    def _reopen(self, successors: Cluster) -> None:
+        self.abandon()
+        self._open(successors)
+
+    def _move(self, successors: Cluster) -> None:
+        """Go on with the shards that hold the job now: repeat what the former have not applied."""
+        former = self._session
+        self._reopen(successors)
+        ready = self._meet()
+        pushes = carried(former, ready.seq)
+        told = self.clock + former.ahead - sum(push.message.steps for push in pushes)
+        self._session.follow(former, told)
+        for push in pushes:
+            self._repeat(push, former.ahead)
+        wanted = list(self._prefetched)
+        self._pulled.clear()
+        self._unwanted.clear()
+        self._prefetched.clear()
+        for clock in wanted:
+            self._prefetched[clock] = self._ask(clock)
+        if self._leaving:
+            self._send(self._session.leave(time.monotonic()))
+
+    def _repeat(self, push: Carried, ahead: int) -> None:
+        now, message = time.monotonic(), push.message
+        request, sends = self._session.push(
+            push.gradient,
+            self._versions(push.read_versions),
+            clock=message.clock - ahead,
+            step=message.step,
+            steps=message.steps,
+            samples=message.samples,
+            loss=message.loss,
+            rtt_s=message.rtt_s,
+            wait_s=message.wait_s,
+            now=now,
+            plain=True,
+        )
+        self._paces[Push].sent(request, now)
+        self._send(sends)
+
+    def _versions(self, read: Sequence[int]) -> Sequence[int]:
+        """One version a shard; of weights that were read where there were more or fewer, the least.
+
+        What moves is of one moment, so they hardly differ.
+        """
+        shards = self.cluster.map.shards
+        moved = self.cluster.map.epoch > self._first_epoch
+        return [min(read)] * shards if moved and read and len(read) != shards else read
+
+    # --- requests and answers ---------------------------------------------------------------------
+
+    def _drop_before(self, clock: int) -> None:
+        """Weights of steps before this one are wanted no more."""
         for past in [asked for asked in self._prefetched if asked < clock]:
             request = self._prefetched.pop(past)
             if self._pulled.pop(request, None) is None:
                 self._unwanted.add(request)
-        return self._prefetched.pop(clock) if clock in self._prefetched else self._ask(clock)
 
     def _ask(self, clock: int) -> int:
         request, sends = self._pull(clock)
@@ -422,6 +497,8 @@ class Client:
             self._send(sends)
             for event in events:
                 self._note(event)
+        if self._successors is not None and self._session.ready is not None:
+            self._move(self._successors)
         try:
             self._send(self._session.tick(time.monotonic()))
         except Unreachable as error:
@@ -445,6 +522,8 @@ class Client:
                 self._paces[Push].answered(event.request, now, heard=self._listens)
             case Departed():
                 self._departed = True
+            case Relocated():
+                self._successors = Cluster.decode(event.cluster)
             case Ready():
                 pass
 

@@ -32,18 +32,30 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
                 f" got {len(self.endpoints)}"
             )
 
+    def encode(self) -> bytes:
+        """It as JSON."""
+        return msgspec.json.encode(self)
+
+    @staticmethod
+    def decode(content: bytes) -> "Cluster":
+        """What `encode` gave; raises BadInput."""
+        try:
+            return msgspec.json.decode(content, type=Cluster)
+        except msgspec.DecodeError as error:
+            raise BadInput(f"cluster: {error}") from None
+
     def save(self, path: Path) -> None:
         """Write it as JSON that only this user can read."""
         path.touch(mode=0o600)
         path.chmod(0o600)  # it may have been there
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(self)))
+        path.write_bytes(msgspec.json.format(self.encode()))
 
     @staticmethod
     def load(path: Path) -> "Cluster":
         """Read such a file; raises BadInput naming it."""
         try:
-            return msgspec.json.decode(path.read_bytes(), type=Cluster)
+            return Cluster.decode(path.read_bytes())
         except OSError as error:
             raise BadInput(f"cluster file {path}: {error.strerror}") from None
-        except (msgspec.DecodeError, BadInput) as error:
+        except BadInput as error:
             raise BadInput(f"cluster file {path}: {error}") from None

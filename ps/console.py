@@ -5,10 +5,9 @@ counters, collect the records of applied updates. Blocking, one question at a ti
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,34 +16,34 @@ from ps.events import Unreachable
 from ps.links import Links
 from shards import codec
 from shards.codec import Buffer
-from shards.errors import BadInput
+from shards.errors import BadInput, GiveUp
 from shards.ledger import Ledger
 from shards.messages import (
     AskRecords,
     AskStatus,
+    Cut,
     Export,
     FromOperator,
+    Hold,
+    Holding,
     Install,
     Read,
     Records,
     Refusal,
     Reply,
+    Retire,
     ShardStatus,
     State,
 )
 from shards.records import RECORD
 from shards.refusals import error_of
-from shards.state import Saved
+from shards.state import Saved, ShardState
+
+__all__ = ["Console", "ShardState"]
 
 _RETRY_S = 2.0
-
-
-class ShardState(msgspec.Struct, frozen=True):
-    """One shard's whole state at one version; arrays are float32 over its own keys."""
-
-    saved: Saved
-    weights: NDArray[np.float32]
-    slots: dict[str, NDArray[np.float32]]
+_LOOK_S = 0.02
+_TELLING_S = 60.0  # for a successor's address to reach every shard
 
 
 class Console:
@@ -69,14 +68,14 @@ class Console:
             weights = np.concatenate(self.cluster.map.cut(arena, shard))
             self.restore(shard, ShardState(Saved(0, 0, 0, Ledger()), weights, {}))
 
-    def restore(self, shard: int, state: ShardState) -> None:
-        """Give one shard a state that `export` returned."""
+    def restore(self, shard: int, state: ShardState, *, goes_on: bool = False) -> None:
+        """Give one shard a state that `export` returned; `goes_on` if its workers live on."""
         frames: tuple[NDArray[np.float32] | bytes, ...]
         frames = (codec.encode_state(state.saved), state.weights, *state.slots.values())
         self._ask(
             shard,
             lambda request: Install(
-                request, self.cluster.job, self.cluster.table.name, list(state.slots)
+                request, self.cluster.job, self.cluster.table.name, list(state.slots), goes_on
             ),
             frames,
         )
@@ -93,6 +92,60 @@ class Console:
         weights, *slots = (np.frombuffer(frame, np.float32) for frame in frames[1:])
         saved = codec.decode_state(frames[0], Saved)
         return ShardState(saved, weights, dict(zip(reply.slots, slots, strict=True)))
+
+    def stand_still(self, seconds: float) -> dict[str, int]:
+        """Bring all shards to the same pushes of every worker, and keep them there.
+
+        Returns each worker's last push. What the shards `export` then is of one moment of the whole
+        job. Workers' further pushes wait, and pulls are answered; after `seconds`, or `go_on`, they
+        go on. Raises Unreachable when the shards have not come together within `patience_s`.
+        """
+        until = time.monotonic() + self._patience_s
+        shards = range(self.cluster.map.shards)
+        cut = _furthest([self._hold(shard, seconds)[1] for shard in shards])
+        missing = list(shards)
+        while missing:
+            missing = [shard for shard in missing if self._hold(shard, seconds, cut)[0]]
+            if missing and time.monotonic() > until:
+                self.go_on()
+                raise Unreachable(
+                    f"shard {missing[0]} lacks pushes that others have, for {self._patience_s:g} s",
+                    missing[0],
+                )
+            time.sleep(_LOOK_S if missing else 0.0)
+        return cut
+
+    def go_on(self) -> None:
+        """End a standstill."""
+        for shard in range(self.cluster.map.shards):
+            self._hold(shard, 0.0)
+
+    def _hold(
+        self, shard: int, seconds: float, cut: Mapping[str, int] | None = None
+    ) -> tuple[bool, Mapping[str, int]]:
+        reply, frames = self._ask(
+            shard,
+            lambda request: Hold(request, self.cluster.job, self.cluster.table.name, seconds),
+            () if cut is None else (codec.encode_state(Cut(dict(cut))),),
+        )
+        assert isinstance(reply, Holding)
+        return reply.missing, codec.decode_state(frames[0], Cut).pushes
+
+    def retire(self, successors: Cluster, cut: Mapping[str, int]) -> None:
+        """Send the workers of shards that stand still at `cut` to their successors.
+
+        Raises GiveUp when the standstill has ended before: then nothing has changed.
+        """
+        shards = range(self.cluster.map.shards)
+        reached = _furthest([self._hold(shard, _TELLING_S, cut)[1] for shard in shards])
+        if any(seq > cut.get(worker, 0) for worker, seq in reached.items()):
+            raise GiveUp("the shards' standstill has ended before their successors were ready")
+        for shard in shards:
+            self._ask(
+                shard,
+                lambda request: Retire(request, self.cluster.job, self.cluster.table.name),
+                (successors.encode(),),
+            )
 
     def read(self) -> NDArray[np.float32]:
         """The current weights as a new arena, float32 of shape (table.size,)."""
@@ -176,3 +229,9 @@ class Console:
                 if origin == shard and reply.request == self._request:
                     return reply, frames
         return None
+
+
+def _furthest(cuts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """For each worker the last push that any shard has applied."""
+    workers = {worker for cut in cuts for worker in cut}
+    return {worker: max(cut.get(worker, 0) for cut in cuts) for worker in workers}

@@ -63,7 +63,16 @@ class Departed(msgspec.Struct, frozen=True):
     """Every shard knows that this worker has left."""
 
 
-Event = Ready | Pulled | Pushed | Departed
+class Relocated(msgspec.Struct, frozen=True):
+    """The job has moved to the shards that `cluster` describes (Cluster.decode).
+
+    This session is over; another one goes on there, after `follow`.
+    """
+
+    cluster: bytes
+
+
+Event = Ready | Pulled | Pushed | Departed | Relocated
 
 
 class Unreachable(GiveUp):

@@ -4,6 +4,8 @@ import secrets
 from collections.abc import Sequence
 from math import inf
 
+import msgspec
+
 from ps.build import build_id
 from ps.cluster import Cluster
 from shards.errors import BadInput
@@ -59,6 +61,16 @@ def shard_specs(
         )
         for shard in range(shards)
     ]
+
+
+def successors(specs: Sequence[ShardSpec], shards: int) -> list[ShardSpec]:
+    """The specs of other shards of the same job, for it to move to (resharding.py).
+
+    Raises BadInput for more shards than the table can be cut into.
+    """
+    first = specs[0]
+    shard_map = cut_evenly(first.table, shards, epoch=first.map.epoch + 1)
+    return [msgspec.structs.replace(first, shard=shard, map=shard_map) for shard in range(shards)]
 
 
 def describe(specs: Sequence[ShardSpec], endpoints: Sequence[str]) -> Cluster:

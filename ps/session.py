@@ -29,7 +29,7 @@ it, their memory must not change. A compressed push is written once, into arrays
 repeated as it was: written again it would take the residual a second time (feedback.py).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -45,6 +45,7 @@ from ps.events import (
     Pulled,
     Pushed,
     Ready,
+    Relocated,
     Send,
     Unreachable,
 )
@@ -154,15 +155,19 @@ class Session:
         rtt_s: float,
         wait_s: float,
         now: float,
+        plain: bool = False,
     ) -> tuple[int, list[Send]]:
         """Send a gradient of shape (table.size,) float32; `Pushed` follows.
 
         `read_versions` are the versions, one a shard, that it was computed from; `clock` and `step`
-        hold once it is applied. The array must not change until `Pushed`, unless it is compressed.
-        Raises BadInput when it does not fit the table, or cannot be compressed.
+        hold once it is applied. The array must not change until `Pushed`, unless it is compressed,
+        which it is not if `plain`. Raises BadInput when it does not fit the table, or cannot be
+        compressed.
         """
         self._check_push(gradient, read_versions)
-        written = self._write(gradient)
+        kind = Kind.F4 if plain or self.feedback is None else self.feedback.kind
+        zstd = self.compression.zstd and not plain
+        written = self._cut(gradient) if plain else self._write(gradient)
         self.seq += 1
         seq = self.seq
         told_clock = clock + self._ahead
@@ -184,15 +189,41 @@ class Session:
                 steps,
                 samples,
                 read_versions[shard],
-                self.feedback.kind if self.feedback is not None else Kind.F4,
+                kind,
                 codec.flatten(self.map.ranges[shard]),
                 loss,
                 rtt_s,
                 wait_s,
-                self.compression.zstd,
+                zstd,
             )
 
         return request, self._to_all(request, message, now, lambda shard: written[shard])
+
+    def outstanding(self) -> Iterator[tuple[int, FromWorker, Frames]]:
+        """What has not been answered: to which shard, the message, its frames."""
+        for (shard, _), pending in self._pending.items():
+            yield shard, pending.message, pending.frames
+
+    def follow(self, former: "Session", clock: int) -> None:
+        """Once ready, before anything is asked: go on as `former` did with the shards before.
+
+        `clock` is what `former` had told them with its last push that they applied. If the others
+        have gone on without this worker meanwhile, it counts on from beside them, as ever.
+        """
+        assert self.ready is not None, "the driver waits for Ready first"
+        self.feedback = former.feedback
+        self._ahead = former.ahead + max(0, self.ready.clock - clock)
+        self._rtt_s = former.rtt_s
+
+    @property
+    def ahead(self) -> int:
+        """How far the clock that shards are told is ahead of what the driver counts."""
+        return self._ahead
+
+    @property
+    def rtt_s(self) -> float:
+        """How long the last push took, doubled at most from one to the next."""
+        return self._rtt_s
 
     def leave(self, now: float) -> list[Send]:
         """Tell every shard not to wait for this worker any more; `Departed` follows."""
@@ -226,6 +257,8 @@ class Session:
         if pending is None or isinstance(reply, Renewed):
             return [], []
         match reply:
+            case Refusal(remedy=Remedy.MOVED):
+                return [], [self._relocated(frames)]
             case Refusal():
                 return self._refused(shard, reply, pending, now), []
             case Parked():
@@ -382,6 +415,11 @@ class Session:
                 sends += self._ask_weights(request, asked.clock, now)
         return [send for send in sends if send.shard > 0]  # shard 0 is sent everything next
 
+    def _relocated(self, frames: Sequence[Buffer]) -> Event:
+        if len(frames) != 1:
+            raise BadMessage(f"a shard that has moved: expected 1 frame, got {len(frames)}")
+        return Relocated(bytes(frames[0]))
+
     # --- refusals ---------------------------------------------------------------------------------
 
     def _refused(self, shard: int, reply: Refusal, pending: Pending, now: float) -> list[Send]:
@@ -478,10 +516,13 @@ class Session:
         """The frames of the next push, for each shard."""
         if self.feedback is not None:
             return self.feedback.encode(gradient, self.seq + 1, self.map.ranges)
-        cut = [self.map.cut(gradient, shard) for shard in range(self.map.shards)]
+        cut = self._cut(gradient)
         if self.compression.zstd:
             return [tuple(packing.pack(part) for part in parts) for parts in cut]
         return cut
+
+    def _cut(self, gradient: NDArray[np.float32]) -> list[Frames]:
+        return [self.map.cut(gradient, shard) for shard in range(self.map.shards)]
 
     def _check_push(self, gradient: NDArray[np.float32], read_versions: Sequence[int]) -> None:
         what = f"push to table {self.table.name}"

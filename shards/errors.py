@@ -3,7 +3,8 @@
     DownpourError
     ├── Retry             the same request may succeed later: a lost link, a shard that is starting
     ├── Resynchronise     the two sides disagree about the past: say hello again, then go on
-    │   └── Gap           a push arrived ahead of one that never did; names the number expected
+    │   ├── Gap           a push arrived ahead of one that never did; names the number expected
+    │   └── Moved         other shards hold the table now; tells which
     └── GiveUp            repeating the request cannot help
         ├── BadMessage    bytes that are not a message of this protocol; the sender's fault
         ├── BadInput      a file, network, setting or array that the user must mend
@@ -32,6 +33,14 @@ class Gap(Resynchronise):
     def __init__(self, text: str, expected: int) -> None:
         super().__init__(text)
         self.expected = expected
+
+
+class Moved(Resynchronise):
+    """The table is held by other shards; `cluster` describes them (JSON of a ps.Cluster)."""
+
+    def __init__(self, text: str, cluster: bytes) -> None:
+        super().__init__(text)
+        self.cluster = cluster
 
 
 class GiveUp(DownpourError):

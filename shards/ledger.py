@@ -19,7 +19,7 @@ The ledger is one value that travels with snapshots. It leaves the answers to th
 nobody what time it is: `now` is passed in, in seconds of any monotonic clock.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from math import isfinite
 
@@ -128,6 +128,19 @@ class Ledger(msgspec.Struct):
         slowest = self.min_clock
         if slowest is not None:
             self.floor = max(self.floor, slowest)
+
+    @property
+    def cut(self) -> dict[str, int]:
+        """The last applied push of each worker."""
+        return {worker: entry.seq for worker, entry in self.entries.items()}
+
+    def short_of(self, cut: Mapping[str, int]) -> bool:
+        """Whether a push up to `cut` is still to come from a worker that may yet send it."""
+        return any(
+            entry.seq < cut.get(worker, 0)
+            for worker, entry in self.entries.items()
+            if entry.standing in _LEASED
+        )
 
     # --- judging --------------------------------------------------------------------------------
 

@@ -54,6 +54,7 @@ class Remedy(StrEnum):
     RETRY = "retry"
     RESYNCHRONISE = "resynchronise"
     GAP = "gap"
+    MOVED = "moved"
     GIVE_UP = "give_up"
     BAD_MESSAGE = "bad_message"
     BAD_INPUT = "bad_input"
@@ -153,9 +154,13 @@ class FromOperator(Message, frozen=True):
 
 
 class Install(FromOperator, frozen=True, tag="install"):
-    """Take this state: frames are the ledger (MessagePack), the weights, then each slot."""
+    """Take this state: frames are the ledger (MessagePack), the weights, then each slot.
+
+    `goes_on`: its workers count as they did where it comes from; else when they join again.
+    """
 
     slots: Annotated[list[Name], Meta(max_length=16)]
+    goes_on: bool = False
 
 
 class Export(FromOperator, frozen=True, tag="export"):
@@ -164,6 +169,19 @@ class Export(FromOperator, frozen=True, tag="export"):
 
 class Read(FromOperator, frozen=True, tag="read"):
     """The current weights, past the gate."""
+
+
+class Hold(FromOperator, frozen=True, tag="hold"):
+    """Stand still for so many seconds (0: go on), at the cut in the frame (a `Cut`).
+
+    Without a frame: where you are.
+    """
+
+    seconds: Annotated[float, Meta(ge=0, le=3600)]
+
+
+class Retire(FromOperator, frozen=True, tag="retire"):
+    """Send every worker to the shards that the frame describes; only while you stand still."""
 
 
 class AskStatus(FromOperator, frozen=True, tag="ask_status"):
@@ -184,7 +202,19 @@ class Probe(FromOperator, frozen=True, tag="probe"):
 
 # What a shard's state answers; a Probe is for its host.
 Request = (
-    Hello | Join | Push | Pull | Renew | Leave | Install | Export | Read | AskStatus | AskRecords
+    Hello
+    | Join
+    | Push
+    | Pull
+    | Renew
+    | Leave
+    | Install
+    | Export
+    | Read
+    | Hold
+    | Retire
+    | AskStatus
+    | AskRecords
 )
 
 
@@ -254,11 +284,27 @@ class Left(FromShard, frozen=True, tag="left"):
 
 
 class Refusal(FromShard, frozen=True, tag="refusal"):
-    """`expected` is the push number a gap starts at, else 0."""
+    """`expected` is the push number a gap starts at, else 0.
+
+    With the remedy `moved`, one frame says where to (errors.py).
+    """
 
     remedy: Remedy
     text: Text
     expected: Count = 0
+
+
+class Holding(FromShard, frozen=True, tag="holding"):
+    """One frame: a `Cut`, each worker's last applied push.
+
+    `missing`: it stands short of the one asked for with a worker that counts.
+    """
+
+    missing: bool
+
+
+class Retired(FromShard, frozen=True, tag="retired"):
+    pass
 
 
 class Installed(FromShard, frozen=True, tag="installed"):
@@ -305,6 +351,8 @@ Reply = (
     | Renewed
     | Left
     | Refusal
+    | Holding
+    | Retired
     | Installed
     | State
     | Status
@@ -313,7 +361,7 @@ Reply = (
 )
 
 
-# --- what a status frame holds --------------------------------------------------------------------
+# --- what frames of their own hold ----------------------------------------------------------------
 
 
 class Standing(StrEnum):
@@ -335,6 +383,12 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     seq: int
     waiting: bool
     loss: float
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """A push number for each worker (standstill.py)."""
+
+    pushes: dict[Name, Count]
 
 
 class ShardStatus(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from shards.errors import (
     Fenced,
     Gap,
     GiveUp,
+    Moved,
     Resynchronise,
     Retry,
     WrongBuild,
@@ -21,6 +22,7 @@ _LONGEST = 256
 
 _REMEDIES: tuple[tuple[type[DownpourError], Remedy], ...] = (
     (Gap, Remedy.GAP),
+    (Moved, Remedy.MOVED),
     (Resynchronise, Remedy.RESYNCHRONISE),
     (Retry, Remedy.RETRY),
     (Fenced, Remedy.FENCED),
@@ -32,6 +34,7 @@ _REMEDIES: tuple[tuple[type[DownpourError], Remedy], ...] = (
 _ERRORS: dict[Remedy, type[DownpourError]] = {
     **{remedy: kind for kind, remedy in _REMEDIES},
     Remedy.GAP: Resynchronise,  # the refusal's `expected` says what a Gap would
+    Remedy.MOVED: Resynchronise,  # its frame says what a Moved would
     Remedy.GIVE_UP: GiveUp,
 }
 

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from cupy_kernels.places import HOST, Place
 from shards import codec
 from shards.codec import Buffer
-from shards.errors import BadMessage, DownpourError, GiveUp, Resynchronise, WrongBuild
+from shards.errors import BadMessage, DownpourError, GiveUp, Moved, Resynchronise, WrongBuild
 from shards.gate import Gate
 from shards.journal import Journal
 from shards.ledger import Ledger, Verdict
@@ -42,11 +42,14 @@ from shards.messages import (
     Ack,
     AskRecords,
     AskStatus,
+    Cut,
     Export,
     FromOperator,
     FromShard,
     FromWorker,
     Hello,
+    Hold,
+    Holding,
     Install,
     Installed,
     Join,
@@ -64,6 +67,8 @@ from shards.messages import (
     Renew,
     Renewed,
     Request,
+    Retire,
+    Retired,
     ShardStatus,
     Standing,
     State,
@@ -74,6 +79,7 @@ from shards.pushes import Arrived, Pushes
 from shards.refusals import refusal
 from shards.serving import Serving
 from shards.spec import ShardSpec
+from shards.standstill import Standstill
 from shards.state import Held, Saved
 from shards.updates import Applied, Updates
 from shards.versions import Buffers
@@ -118,6 +124,8 @@ class Shard:
         self.journal = Journal()
         self.updates = Updates(spec, self.held, self.journal)
         self._greeted = False
+        self._standstill = Standstill()
+        self._moved_to: bytes | None = None
         self._pushes = Pushes(spec, self.held)
         self._serving = Serving(spec, boot, self.held, self.journal)
 
@@ -182,8 +190,7 @@ class Shard:
             elif isinstance(message, Push) and self.updates.joins(run, message, self.ledger):
                 try:
                     self._check_address(message)
-                    self._identify(message, now)
-                    self._check_epoch(message.epoch)
+                    self._check_push(message, now)
                     run.append(self._pushes.examine(one.sender, message, one.frames, now))
                 except DownpourError as error:
                     out.append(self.refuse(one.sender, message.request, error))
@@ -209,7 +216,8 @@ class Shard:
     def refuse(self, sender: bytes, request: int, error: DownpourError) -> Outgoing:
         """The Refusal that tells `error`; the driver uses it for bytes that are no message."""
         self.journal.refused += 1
-        return Outgoing(sender, refusal(request, self.spec.shard, self.boot, error))
+        where = (error.cluster,) if isinstance(error, Moved) else ()
+        return Outgoing(sender, refusal(request, self.spec.shard, self.boot, error), where)
 
     def _dispatch(
         self, sender: bytes, message: Request, frames: Sequence[Buffer], now: float
@@ -229,7 +237,11 @@ class Shard:
             case Leave():
                 return self._leave(sender, message, now)
             case Install():
-                return [self._install(sender, message, frames)]
+                return [self._install(sender, message, frames, now)]
+            case Hold():
+                return [self._hold(sender, message, frames, now)]
+            case Retire():
+                return [self._retire(sender, message, frames, now)]
             case Export():
                 return [self._export(sender, message)]
             case Read():
@@ -334,8 +346,7 @@ class Shard:
     def _push(
         self, sender: bytes, message: Push, frames: Sequence[Buffer], now: float
     ) -> list[Outgoing]:
-        self._identify(message, now)
-        self._check_epoch(message.epoch)
+        self._check_push(message, now)
         ahead_of = self.updates.round.get(message.worker)
         if ahead_of is not None and message.seq > ahead_of.message.seq:
             slowest = self.ledger.min_clock or 0
@@ -397,16 +408,38 @@ class Shard:
 
     # --- operators ------------------------------------------------------------------------------
 
-    def _install(self, sender: bytes, message: Install, frames: Sequence[Buffer]) -> Outgoing:
+    def _install(
+        self, sender: bytes, message: Install, frames: Sequence[Buffer], now: float
+    ) -> Outgoing:
         if self._greeted:  # a copy that comes late would undo what they have been told
             raise GiveUp(
                 f"install: shard {self.spec.shard} serves workers by now; expected a fresh one"
             )
         self.restore(*self.held.read(message.slots, frames))
-        self.ledger.dismiss()
+        if message.goes_on:
+            self.ledger.renew(now + self.spec.lease_s)
+        else:
+            self.ledger.dismiss()
         return Outgoing(
             sender, Installed(message.request, self.spec.shard, self.boot, self.version)
         )
+
+    def _hold(self, sender: bytes, message: Hold, frames: Sequence[Buffer], now: float) -> Outgoing:
+        asked = codec.decode_state(frames[0], Cut).pushes if frames else self.ledger.cut
+        self._standstill.begin(asked, now + message.seconds)
+        reply = Holding(message.request, self.spec.shard, self.boot, self.ledger.short_of(asked))
+        return Outgoing(sender, reply, (codec.encode_state(Cut(self.ledger.cut)),))
+
+    def _retire(
+        self, sender: bytes, message: Retire, frames: Sequence[Buffer], now: float
+    ) -> Outgoing:
+        if len(frames) != 1:
+            raise BadMessage(f"retire: expected one frame, got {len(frames)}")
+        if self._moved_to is None and not self._standstill.holds(now):
+            raise GiveUp(f"retire: shard {self.spec.shard} does not stand still")
+        self._moved_to = bytes(frames[0])
+        self.gate.clear()  # they ask again, and are told
+        return Outgoing(sender, Retired(message.request, self.spec.shard, self.boot))
 
     def _export(self, sender: bytes, message: Export) -> Outgoing:
         saved, weights, slots = self.copy()
@@ -479,6 +512,8 @@ class Shard:
         if message.job != self.spec.job:
             # Its own job's id is a secret, which a stranger must not be told.
             raise BadMessage(f"shard {self.spec.shard} serves another job than {message.job}")
+        if self._moved_to is not None and isinstance(message, FromWorker):
+            raise Moved(f"shard {self.spec.shard} has handed over its part", self._moved_to)
         if isinstance(message, Registered) and message.boot != self.boot:
             raise Resynchronise(
                 f"shard {self.spec.shard} is in life {self.boot}, the message is for {message.boot}"
@@ -493,6 +528,11 @@ class Shard:
                 f"shard {self.spec.shard} is at map epoch {self.spec.map.epoch},"
                 f" the message at {epoch}"
             )
+
+    def _check_push(self, message: Push, now: float) -> None:
+        self._identify(message, now)
+        self._check_epoch(message.epoch)
+        self._standstill.check(message.worker, message.seq, now)
 
     def _identify(self, message: FromWorker, now: float) -> None:
         self.ledger.identify(message, now + self.spec.lease_s)

@@ -47,6 +47,14 @@ class Saved(msgspec.Struct, frozen=True):
     ledger: Ledger
 
 
+class ShardState(msgspec.Struct, frozen=True):
+    """One shard's whole state at one version; arrays are flat float32 over its own keys."""
+
+    saved: Saved
+    weights: Floats
+    slots: dict[str, Floats]
+
+
 class Held:
     """One shard's weights and slots; empty until `restore` gives it some.
 

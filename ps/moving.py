@@ -1,0 +1,47 @@
+"""What a worker takes along when its job moves to other shards (resharding.py).
+
+The new shards know the last push of this worker that the old ones had applied, all of them or none.
+Whatever it pushed after that goes out again, cut by the new map. A push that was compressed travels
+as the floats that its payloads stand for: written anew it would take the residual a second time.
+"""
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ps.session import Session
+from shards import payloads
+from shards.messages import Push
+
+Floats = NDArray[np.float32]
+
+
+class Carried(msgspec.Struct, frozen=True):
+    """A push to repeat: what it said, and the gradient as the shards would have read it."""
+
+    message: Push
+    gradient: Floats
+    read_versions: tuple[int, ...]
+
+
+def carried(former: Session, after: int) -> list[Carried]:
+    """The pushes of `former` beyond number `after`, in order; none of them was applied anywhere."""
+    found: dict[int, dict[int, tuple[Push, tuple[NDArray[np.generic], ...]]]] = {}
+    for shard, message, frames in former.outstanding():
+        if isinstance(message, Push) and message.seq > after:
+            found.setdefault(message.seq, {})[shard] = message, frames
+    return [_whole(former, found[seq]) for seq in sorted(found)]
+
+
+def _whole(
+    former: Session, parts: dict[int, tuple[Push, tuple[NDArray[np.generic], ...]]]
+) -> Carried:
+    assert len(parts) == former.map.shards, "what one shard has applied is no longer outstanding"
+    gradient = former.table.empty()
+    for shard, (message, frames) in parts.items():
+        ranges, sent = former.map.ranges[shard], [frame.data for frame in frames]
+        written = payloads.checked("push", message.kind, message.zstd, ranges, sent)
+        for payload, part in zip(written, former.map.cut(gradient, shard), strict=True):
+            payloads.decode(message.kind, payload, part)
+    versions = tuple(parts[shard][0].read_version for shard in range(former.map.shards))
+    return Carried(parts[0][0], gradient, versions)

@@ -1,0 +1,92 @@
+"""A job's state, cut anew: the parts of so many shards become the parts of others.
+
+Arrays are moved by key; everything else is known of the whole job, and each new shard is told the
+same. At a consistent cut (standstill.py) all shards say the same of every worker that lives. Of a
+worker that died in the midst of a push, whose parts some shards have and some lack, the furthest is
+told: that push was acknowledged to nobody, and no part of it is ever applied twice.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from shards.errors import BadInput
+from shards.ledger import Entry, Ledger
+from shards.state import Saved, ShardState
+from shards.tables import KeyRange, ShardMap
+
+Floats = NDArray[np.float32]
+
+
+def recut(states: Sequence[ShardState], before: ShardMap, after: ShardMap) -> list[ShardState]:
+    """The same state, one for each shard of `after`; arrays are new.
+
+    Raises BadInput when the two maps do not hold the same keys.
+    """
+    held, wanted = _keys(before), _keys(after)
+    if held != wanted:
+        raise BadInput(f"recut of table {before.table}: expected keys {held}, got {wanted}")
+    saved = _merged([state.saved for state in states])
+    weights = _Whole(before, [state.weights for state in states])
+    slots = {
+        name: _Whole(before, [state.slots[name] for state in states]) for name in states[0].slots
+    }
+    return [
+        ShardState(
+            msgspec.structs.replace(saved, ledger=_copied(saved.ledger)),
+            weights.cut(ranges),
+            {name: slot.cut(ranges) for name, slot in slots.items()},
+        )
+        for ranges in after.ranges
+    ]
+
+
+class _Whole:
+    """One array over the whole table, of which each shard has given its part."""
+
+    def __init__(self, shard_map: ShardMap, parts: Sequence[Floats]) -> None:
+        self._all = np.zeros(_keys(shard_map).stop, np.float32)
+        for shard, part in enumerate(parts):
+            base = 0
+            for own in shard_map.cut(self._all, shard):
+                own[:] = part[base : base + own.size]
+                base += own.size
+
+    def cut(self, ranges: Sequence[KeyRange]) -> Floats:
+        return np.concatenate([self._all[keys.start : keys.stop] for keys in ranges])
+
+
+def _keys(shard_map: ShardMap) -> KeyRange:
+    """The keys that a map's shards hold together; they begin at 0 and have no gaps."""
+    ranges = sorted(keys for ranges in shard_map.ranges for keys in ranges)
+    reached = 0
+    for keys in ranges:
+        if keys.start != reached:
+            raise BadInput(f"shard map: expected a range from key {reached}, got {keys}")
+        reached = keys.stop
+    return KeyRange(0, reached)
+
+
+def _merged(all_saved: Sequence[Saved]) -> Saved:
+    ledgers = [saved.ledger for saved in all_saved]
+    workers = {worker for ledger in ledgers for worker in ledger.entries}
+    entries = {
+        worker: _furthest(ledger.entries[worker] for ledger in ledgers if worker in ledger.entries)
+        for worker in sorted(workers)
+    }
+    floor = max(ledger.floor for ledger in ledgers)
+    furthest = max(all_saved, key=lambda saved: saved.version)
+    return msgspec.structs.replace(furthest, ledger=Ledger(entries, floor))
+
+
+def _furthest(entries: Iterable[Entry]) -> Entry:
+    """What is known of one worker, by whoever knows most."""
+    return max(entries, key=lambda entry: (entry.incarnation, entry.seq))
+
+
+def _copied(ledger: Ledger) -> Ledger:
+    """A ledger of its own: one is changed by the shard that has it."""
+    entries = {name: msgspec.structs.replace(entry) for name, entry in ledger.entries.items()}
+    return Ledger(entries, ledger.floor)

@@ -1,0 +1,238 @@
+"""A job that moves to other shards while its workers train."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import pytest
+
+import ps
+from ps import Client, Cluster, Compression, Console
+from shards.errors import GiveUp
+from shards.messages import Standing
+from shards.rules import SGD, Adam, Momentum, Rule
+from shards.schedules import Fixed
+from shards.spec import ShardSpec
+from tests.ps.parties import Array
+
+TABLE = ps.DenseTable("net", (ps.TensorSpec("a", (3000,)), ps.TensorSpec("b", (3, 100))))
+
+
+class Home:
+    """Where the job lives, and its operator; it can move."""
+
+    def __init__(self, stack: ExitStack, specs: Sequence[ShardSpec]) -> None:
+        self._stack = stack
+        self.first, self.console = self._settle(specs)
+        self._specs = specs
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.console.cluster
+
+    def move(self, shards: int) -> None:
+        self._specs = ps.successors(self._specs, shards)
+        _, successor = self._settle(self._specs)
+        ps.move(self.console, successor)
+        self.console = successor
+
+    def weights(self) -> Array:
+        """Those of the tensors, without the padding between them."""
+        views = TABLE.views(self.console.read())
+        return np.concatenate([view.ravel() for view in views.values()])
+
+    def _settle(self, specs: Sequence[ShardSpec]) -> tuple[Cluster, Console]:
+        cluster = self._stack.enter_context(ps.local_shards(specs))
+        return cluster, self._stack.enter_context(Console(cluster))
+
+
+@contextmanager
+def job(
+    shards: int, rule: Rule | None = None, bound: int | None = None, lease_s: float = 30.0
+) -> Iterator[Home]:
+    """A fresh job, whose rate is 1."""
+    specs = ps.shard_specs(
+        TABLE,
+        shards=shards,
+        rule=rule,
+        schedule=Fixed(base_rate=1.0),
+        bound=bound,
+        workers=3,
+        lease_s=lease_s,
+    )
+    with ExitStack() as stack:
+        yield Home(stack, specs)
+
+
+def everywhere(value: float) -> Array:
+    return np.full(TABLE.size, value, np.float32)
+
+
+@pytest.mark.parametrize("shards", [(2, 3), (3, 1), (1, 4)])
+@pytest.mark.parametrize("bound", [1, None])
+def test_nothing_is_lost_or_doubled(shards: tuple[int, int], bound: int | None) -> None:
+    """Three workers push through two moves: the sum proves the count."""
+    workers, pushes = 3, 40
+    begun = threading.Barrier(workers + 1)
+
+    def work(cluster: Cluster, worker: str) -> None:
+        with Client(cluster, worker=worker) as client:
+            for step in range(pushes):
+                client.pull()
+                client.push(everywhere(1.0))
+                if step == 2:
+                    begun.wait(60)
+
+    with job(shards[0], bound=bound) as home:
+        threads = [
+            threading.Thread(target=work, args=(home.first, f"w{n}")) for n in range(workers)
+        ]
+        for thread in threads:
+            thread.start()
+        begun.wait(60)
+        home.move(shards[1])
+        home.move(shards[0])
+        for thread in threads:
+            thread.join(120)
+        assert not any(thread.is_alive() for thread in threads)
+        assert (home.weights() == -workers * pushes).all()
+        for status in home.console.status():
+            assert status.version == workers * pushes
+            stands = {(w.worker, w.seq, w.standing) for w in status.workers}
+            assert stands == {(f"w{n}", pushes, Standing.LEFT) for n in range(workers)}
+
+
+@pytest.mark.parametrize("rule", [SGD(), Momentum(momentum=0.5), Adam()], ids=str)
+def test_a_move_changes_no_bit(rule: Rule) -> None:
+    """What one worker learns is the same with moves on the way, optimiser slots and all."""
+
+    def learned(moves: dict[int, int]) -> Array:
+        rng = np.random.default_rng(5)
+        with job(2, rule) as home, Client(home.first, worker="w") as client:
+            for step in range(8):
+                if step in moves:
+                    home.move(moves[step])
+                weights = client.pull().weights
+                drawn = rng.standard_normal(TABLE.size, np.float32)
+                client.push(np.float32(1e-3) * (drawn + weights))
+            client.flush()
+            return home.weights()
+
+    assert learned({3: 5, 6: 1}).tobytes() == learned({}).tobytes()
+
+
+@pytest.mark.parametrize("push", ["int8", "topk:0.1", "4bit,zstd"])
+def test_a_residual_goes_along(push: str) -> None:
+    """Compressed pushes that no shard had applied arrive once, and what they left out is kept."""
+    how = Compression.parse(push)
+    rng = np.random.default_rng(5)
+    gradients = rng.standard_normal((6, TABLE.size), np.float32)
+    with (
+        job(2) as home,
+        Client(home.first, worker="w", compression=how, in_flight=8) as client,
+    ):
+        client.pull()
+        home.console.stand_still(60)
+        for gradient in gradients[:4]:
+            client.push(gradient)
+        assert client._session.unacknowledged == 4
+        home.move(3)
+        for gradient in gradients[4:]:
+            client.push(gradient)
+        client.flush()
+        feedback = client._session.feedback
+        assert feedback is not None
+        views = TABLE.views(gradients.sum(0) - feedback.state()["error"])
+        sent = np.concatenate([view.ravel() for view in views.values()])
+        assert home.weights() == pytest.approx(-sent, abs=1e-4)
+
+
+def test_a_worker_that_starts_late_is_sent_on() -> None:
+    """Whoever knows only where the job began finds where it is."""
+    with job(2) as home:
+        home.move(3)
+        home.move(1)
+        with Client(home.first, worker="late") as client:
+            assert client.cluster == home.cluster
+            client.pull()
+            client.push(everywhere(1.0))
+        assert (home.weights() == -1).all()
+
+
+def test_what_was_asked_for_early_arrives() -> None:
+    """A prefetched pull is asked for again where the job has gone, at the same clock."""
+    with job(1, bound=4) as home, Client(home.first, worker="w") as client:
+        client.pull()
+        client.push(everywhere(1.0), prefetch=client.clock + 1)
+        home.move(2)
+        assert (TABLE.views(client.pull().weights.copy())["a"] == -1).all()
+        client.push(everywhere(1.0))
+        client.flush()
+        assert (home.weights() == -2).all()
+
+
+def test_a_standstill_ends_by_itself() -> None:
+    """An operator that dies holds nobody up; and one that comes too late changes nothing."""
+    with job(2) as home, Client(home.first, worker="w") as client:
+        client.pull()
+        cut = home.console.stand_still(0.5)
+        client.push(everywhere(1.0))
+        client.flush()
+        with pytest.raises(GiveUp, match="standstill has ended"):
+            home.console.retire(home.cluster, cut)
+        home.console.go_on()
+        client.push(everywhere(1.0))
+        client.flush()
+        assert (home.weights() == -2).all()
+
+
+def test_the_shards_of_a_standstill_agree() -> None:
+    """What they export then is of one moment: the same pushes of every worker at each of them."""
+    ended = threading.Event()
+
+    def work(cluster: Cluster, worker: str) -> None:
+        with Client(cluster, worker=worker) as client:
+            client.pull()
+            while not ended.is_set():
+                client.push(everywhere(1.0))
+
+    with job(3) as home:
+        threads = [threading.Thread(target=work, args=(home.first, f"w{n}")) for n in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(5):
+                cut = home.console.stand_still(60)
+                states = home.console.export()
+                home.console.go_on()
+                assert [state.saved.ledger.cut for state in states] == [cut] * 3
+                assert {state.saved.version for state in states} == {sum(cut.values())}
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join(60)
+
+
+def test_a_push_that_died_half_way_is_never_applied_twice() -> None:
+    """Of a worker that is gone, one shard has the last push and one lacks it: the next life goes on
+    behind it, and no part counts twice."""
+    with job(2, lease_s=0.5) as home:
+        client = Client(home.first, worker="w")
+        client.pull()
+        client.push(everywhere(1.0))
+        client.flush()
+        # The next one reaches shard 0 alone.
+        links = client._links
+        whole, links.send_together = links.send_together, lambda *_: None  # type: ignore[method-assign]
+        client.push(everywhere(1.0))
+        for shard, message, frames in list(client._session.outstanding()):
+            if shard == 0:
+                whole(shard, [(message, frames)])
+        while home.console.status()[0].version < 2:
+            pass
+        client.abandon()
+        home.move(3)
+        with Client(home.cluster, worker="w", incarnation=1) as successor:
+            assert (successor.seq, successor.step) == (2, 2)
+        assert set(home.weights()) == {-1.0, -2.0}
