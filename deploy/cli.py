@@ -21,6 +21,7 @@ from worker.interrupts import sigterm_too
 from worker.strategies import STRATEGIES, Downpour
 
 if TYPE_CHECKING:
+    from deploy.origin import Origin
     from deploy.summary import Summary
 
 app = typer.Typer(
@@ -62,10 +63,10 @@ def train(
     data: Annotated[Path | None, _told(_DATA, _RUN)] = None,
     out: Annotated[Path | None, _told("The run folder to make.", _RUN)] = None,
     resume: Annotated[
-        Path | None,
+        str | None,
         _told(
-            "In place of these three: a run folder to go on in, with its settings, from its newest"
-            " snapshot.",
+            "A run folder to go on in, with its settings, from its newest good snapshot; or, with"
+            " --out, RUN@NUMBER, a place of snapshots, or one of them, for a new run from there.",
             _RUN,
         ),
     ] = None,
@@ -75,6 +76,25 @@ def train(
     weights: Annotated[
         Path | None,
         _told("Weights to start from, found by layer name: .caffemodel or .safetensors.", _RUN),
+    ] = None,
+    snapshots: Annotated[
+        str | None,
+        _told(
+            "Where snapshots go: a folder, or a URI, as s3://bucket/run.", _RUN, "the run folder"
+        ),
+    ] = None,
+    snapshot_every: Annotated[
+        str | None,
+        _told(
+            "How often: iterations, as 500, or a time, as 30s or 5m.", _RUN, "the solver's snapshot"
+        ),
+    ] = None,
+    snapshot_keep: Annotated[
+        int | None, _told("How many snapshots stay, the newest ones.", _RUN, "all")
+    ] = None,
+    snapshot_keep_for: Annotated[
+        str | None,
+        _told("How long they stay, as 12h or 7d; the newest for ever.", _RUN, "for ever"),
     ] = None,
     workers: Annotated[
         int | None,
@@ -235,12 +255,14 @@ def train(
     """
     given = {name: value for name, value in locals().items() if value is not None}
     given.pop("resume", None)
+    from deploy.origin import origin_of
     from deploy.train import run
 
-    settings = _settings(given, resume)
+    origin = origin_of(resume) if resume is not None else None
+    settings = _settings(given, origin)
     try:
         with sigterm_too():
-            summary = run(settings, resuming=resume is not None)
+            summary = run(settings, origin=origin)
     except KeyboardInterrupt:
         typer.echo("stopped", err=True)
         raise typer.Exit(130) from None
@@ -344,25 +366,45 @@ def _result(summary: "Summary", out: Path) -> str:
     return f"{accuracy}{summary.updates} updates in {summary.seconds:.0f} s; see {out}"
 
 
-def _settings(given: dict[str, object], resume: Path | None) -> TrainSettings:
+def _settings(given: dict[str, object], origin: "Origin | None") -> TrainSettings:
     """What the options say, over what the run to resume was told, over the defaults."""
     if "staleness" in given:
         given["staleness"] = parse_staleness(str(given["staleness"]))
     elif given.get("strategy") == "bsp":
         given["staleness"] = 0
     given |= {name: value.absolute() for name, value in given.items() if isinstance(value, Path)}
-    if resume is not None:
-        from deploy.run_folder import SETTINGS
+    where = given.get("snapshots")
+    if isinstance(where, str) and "://" not in where:
+        given["snapshots"] = str(Path(where).absolute())
+    if origin is None:
+        return _fresh(given, "or --resume with an earlier run; got neither")
+    if "weights" in given:
+        raise BadInput("train: expected --weights or --resume, got both")
+    if origin.run is None:
+        return _fresh(given, "beside a --resume that is no run folder's; got none")
+    from deploy.run_folder import SETTINGS
 
-        for name in {"out", "weights"} & given.keys():
-            raise BadInput(f"train: expected --{name} or --resume, got both")
-        earlier = TrainSettings.load(resume / SETTINGS)
-        return replace(earlier, **(given | {"out": resume.absolute()}))
+    earlier = TrainSettings.load(origin.run / SETTINGS)
+    if origin.name is not None:
+        if "out" not in given:
+            raise BadInput(
+                f"train: expected --out for the new run that goes on from {origin.shelf}"
+                f" at {origin.name}; got none"
+            )
+        return replace(earlier, **({"weights": None, "snapshots": None} | given))
+    if "out" in given:
+        raise BadInput(
+            "train: expected --out or --resume, got both; a new run: --resume RUN@NUMBER"
+        )
+    if "snapshots" in given:
+        raise BadInput("train: expected --snapshots or --resume, got both")
+    return replace(earlier, **(given | {"out": origin.run}))
+
+
+def _fresh(given: dict[str, object], otherwise: str) -> TrainSettings:
     for name in ("solver", "data", "out"):
         if name not in given:
-            raise BadInput(
-                f"train: expected --{name}, or --resume with an earlier run; got neither"
-            )
+            raise BadInput(f"train: expected --{name}, {otherwise}")
     return TrainSettings(**given)  # type: ignore[arg-type]
 
 

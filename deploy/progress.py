@@ -79,6 +79,13 @@ class Progress:
             self._say_readings()
             self._line_at = now + LINE_EVERY_S
 
+    def note(self, text: str) -> None:
+        """Say something that is to be read, whatever else is shown."""
+        if self._live is not None:
+            self._console.print(Text(text, style="yellow"))
+        else:
+            self._say(f"{clock_text(self._clock() - self._started)}  {text}")
+
     def __enter__(self) -> "Progress":
         if self._live is not None:
             self._live.start()

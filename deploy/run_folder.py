@@ -132,7 +132,22 @@ def _locked(path: Path) -> int:
         ) from None
     except OSError:
         pass  # A file system without locks: the folder is usable, its owner keeps others out.
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, str(os.getpid()).encode(), 0)
     return lock
+
+
+def writer_of(path: Path) -> int | None:
+    """The process that writes this run folder now, if one does: its number; it hears signals."""
+    try:
+        with (path / _LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        told = (path / _LOCK).read_text()
+        return int(told) if told.isdecimal() else None
+    except OSError:
+        return None
+    return None
 
 
 def _write_whole(path: Path, content: bytes) -> None:

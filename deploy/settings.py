@@ -13,6 +13,7 @@ from cupy_kernels.types import Precision
 from ps.compression import NONE, Compression
 from ps.hosting import Home, ShardDevice
 from ps.link_model import LinkModel, parse_link
+from ps.shelf import Keep
 from ps.transport import Transport
 from shards.errors import BadInput
 from worker.placement import Wanted, parse_device
@@ -20,6 +21,7 @@ from worker.strategies import Strategy, strategy_named
 
 NO_BOUND = "inf"
 _LAST_PORT = 65535
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +34,9 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     ("auto", "cpu", "gpu", "gpu:N"), a GPU with products in `precision`; shards on a
     `shard_device`. `link` describes a slow link to put
     each worker behind; `transport` carries the data on one host; `compress` and `compress_pull` say
-    how pushes and weights travel.
+    how pushes and weights travel. Snapshots go to `snapshots`, a path or URI (None: the run
+    folder), every `snapshot_every` ("500" iterations, or a time as "30s"; None: as the solver
+    says); `snapshot_keep` of them stay, and for `snapshot_keep_for`, a time, the newest for ever.
     """
 
     solver: Path
@@ -65,9 +69,13 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     transport: Transport = Transport.AUTO
     compress: str = NONE
     compress_pull: str = NONE
+    snapshots: str | None = None
+    snapshot_every: str | None = None
+    snapshot_keep: int | None = None
+    snapshot_keep_for: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("shards", "workers", "max_iter"):
+        for name in ("shards", "workers", "max_iter", "snapshot_keep"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise BadInput(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
@@ -92,6 +100,8 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
         self.build_device()
         self.build_link()
         self.build_compression()
+        self.build_interval()
+        self.build_keep()
         self.build_strategy().check(self.staleness, self.prefetch)
 
     def build_strategy(self) -> Strategy:
@@ -117,6 +127,22 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
         """How pushes and pulls travel; raises BadInput for what describes nothing."""
         return Compression.parse(self.compress, self.compress_pull)
 
+    def build_interval(self) -> tuple[int | None, float]:
+        """Iterations between snapshots (None: as the solver says), and seconds (0: not by time).
+
+        Raises BadInput for what is neither.
+        """
+        told = self.snapshot_every
+        if told is None or told.isdecimal():
+            return (int(told) if told is not None else None), 0.0
+        return 0, parse_time("--snapshot-every", told, "iterations, as 500, or ")
+
+    def build_keep(self) -> Keep:
+        """Which snapshots stay; raises BadInput for a time that is none."""
+        told = self.snapshot_keep_for
+        seconds = parse_time("--snapshot-keep-for", told) if told is not None else None
+        return Keep(self.snapshot_keep, seconds)
+
     @staticmethod
     def load(path: Path) -> "TrainSettings":
         """Read `settings.json`; raises BadInput naming it."""
@@ -140,6 +166,18 @@ def parse_staleness(text: str) -> int | None:
     if not text.isdecimal():
         raise BadInput(f"--staleness: expected a whole number of steps or {NO_BOUND}, got {text}")
     return int(text)
+
+
+def parse_time(option: str, text: str, other: str = "") -> float:
+    """Seconds as people write them, 30s, 5m, 12h or 7d; raises BadInput naming the option."""
+    number, unit = text[:-1], text[-1:]
+    try:
+        seconds = float(number) * _SECONDS[unit]
+    except (KeyError, ValueError):
+        seconds = 0.0
+    if not 0 < seconds < inf:
+        raise BadInput(f"{option}: expected {other}a time, as 30s, 5m, 12h or 7d, got {text}")
+    return seconds
 
 
 def _decode(kind: type, value: object) -> object:

@@ -7,6 +7,7 @@ Ray, and then none is loaded.
 """
 
 import os
+import signal
 from contextlib import ExitStack
 from types import TracebackType
 
@@ -15,16 +16,19 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from deploy.java import java_environment
+from deploy.origin import Origin, shelf_of
 from deploy.plots import plot_loss, plot_staleness
 from deploy.progress import Progress
-from deploy.run_folder import SNAPSHOTS, RunFolder
+from deploy.run_folder import RunFolder
 from deploy.settings import TrainSettings
 from deploy.summary import Summary, summarise
 from deploy.updates import UpdatesWriter
 from ps import Cluster
 from ps.hosting import Home, place_of
 from ps.reach import reach
-from ps.snapshots import latest_snapshot
+from ps.shelf import Found, Shelf
+from ps.snapshots import Manifest
+from shards.errors import BadInput
 from shards.messages import ShardStatus
 from worker import spark, spark_settings
 from worker.caffe.job import caffe_job
@@ -34,30 +38,39 @@ from worker.caffe.net import Network
 from worker.caffe.solver import read_solver
 from worker.caffe.weights import moved, write_caffemodel
 from worker.inference import evaluate, read_weights, write_safetensors
-from worker.interrupts import SafeExitStack, deferred
+from worker.interrupts import SafeExitStack, asked_for, deferred
 from worker.placement import check_here
 from worker.sources import Source, has_test, open_source
-from worker.training import Outcome, run_job, states_to_resume
+from worker.training import Outcome, check_fit, run_job
 
 
-def run(settings: TrainSettings, *, resuming: bool = False) -> Summary | None:
+def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | None:
     """Train as told and leave a run folder; returns its summary, or None when Ctrl-C came first.
 
-    With `resuming` the run goes on from the newest snapshot in `settings.out`. Raises a
-    DownpourError for anything that goes wrong, with what was learned until then in a snapshot.
+    With an `origin` the run goes on from that snapshot: in its own run folder if that is
+    `settings.out`, else in a new one. SIGUSR1 asks for a snapshot. Raises a DownpourError for
+    anything that goes wrong, with what was learned until then in a snapshot.
     """
     inputs = _Inputs(settings)
-    snapshot = latest_snapshot(settings.out / SNAPSHOTS) if resuming else None
-    if snapshot is not None:
-        states_to_resume(snapshot, inputs.model.table, inputs.job)
+    shelf = shelf_of(settings, settings.out)
+    in_place = origin is not None and origin.run == settings.out
+    if not in_place:
+        _check_empty(shelf)
+    found = _found(origin, inputs) if origin is not None else None
     _reach_spark(settings.spark)
-    open_folder = RunFolder.resume if resuming else RunFolder.create
-    with open_folder(settings.out, settings.plain()) as folder, SafeExitStack() as stack:
+    open_folder = RunFolder.resume if in_place else RunFolder.create
+    with (
+        asked_for(signal.SIGUSR1) as asked,
+        open_folder(settings.out, settings.plain()) as folder,
+        SafeExitStack() as stack,
+    ):
         progress = stack.enter_context(
             Progress(
                 steps=inputs.job.plan.steps, workers=settings.workers, bound=settings.staleness
             )
         )
+        for complaint in found.passed_over if found is not None else ():
+            progress.note(f"{complaint}; going on from the one before")
         observer = stack.enter_context(_Observer(folder, progress, settings.seed))
         session = _start(settings, progress, stack)
         progress.starting("the shards and workers")
@@ -67,14 +80,37 @@ def run(settings: TrainSettings, *, resuming: bool = False) -> Summary | None:
         outcome = run_job(
             df,
             inputs.job,
-            weights=None if resuming else inputs.weights,
-            resume=snapshot,
-            snapshots=folder.snapshots,
+            weights=None if found is not None else inputs.weights,
+            resume=found,
+            snapshots=shelf,
+            asked=asked,
             observer=observer,
         )
         if not outcome.interrupted:
             progress.starting("the test")
         return _finish(inputs, outcome, folder, observer)
+
+
+def _check_empty(shelf: str) -> None:
+    """Raise BadInput where another job's snapshots are."""
+    if Shelf(shelf).entries():
+        raise BadInput(
+            f"--snapshots {shelf}: expected a place of this run's own, got one with snapshots"
+        )
+
+
+def _found(origin: Origin, inputs: "_Inputs") -> Found:
+    """The snapshot to go on from, whole and of this job."""
+
+    def check(place: str, manifest: Manifest) -> None:
+        check_fit(place, manifest, inputs.model.table, inputs.job)
+
+    shelf = origin.open()
+    if origin.name is None:
+        return shelf.newest_good(check)
+    found = shelf.load(origin.name)
+    check(found.place, found.manifest)
+    return found
 
 
 class _Inputs:
@@ -84,6 +120,7 @@ class _Inputs:
         self.settings = settings
         shape = open_source(settings.data, "train").shape
         self.solver = read_solver(settings.solver, shape)
+        every, every_s = settings.build_interval()
         self.job = caffe_job(
             self.solver,
             strategy=settings.build_strategy(),
@@ -104,6 +141,9 @@ class _Inputs:
             compression=settings.build_compression(),
             device=settings.build_device(),
             precision=settings.precision,
+            snapshot_every=every,
+            snapshot_every_s=every_s,
+            keep=settings.build_keep(),
         )
         if spark_settings.embedded_master(settings.spark, 1):
             check_here(self.job.device)
@@ -167,6 +207,9 @@ class _Observer:
         # Until a worker has registered there is nothing to show but what is being started.
         if statuses[0].workers:
             self._progress.update(statuses, records)
+
+    def told(self, text: str) -> None:
+        self._progress.note(text)
 
     def close(self) -> None:
         if self.updates is not None:

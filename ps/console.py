@@ -45,6 +45,9 @@ _RETRY_S = 2.0
 _LOOK_S = 0.02
 _TELLING_S = 60.0  # for a successor's address to reach every shard
 
+Frames = tuple[NDArray[np.float32] | bytes, ...]
+Answer = tuple[Reply, Sequence[Buffer]]
+
 
 class Console:
     """Connections of an operator to every shard of a job; `patience_s` bounds every answer."""
@@ -70,8 +73,7 @@ class Console:
 
     def restore(self, shard: int, state: ShardState, *, goes_on: bool = False) -> None:
         """Give one shard a state that `export` returned; `goes_on` if its workers live on."""
-        frames: tuple[NDArray[np.float32] | bytes, ...]
-        frames = (codec.encode_state(state.saved), state.weights, *state.slots.values())
+        frames: Frames = (codec.encode_state(state.saved), state.weights, *state.slots.values())
         self._ask(
             shard,
             lambda request: Install(
@@ -81,17 +83,11 @@ class Console:
         )
 
     def export(self) -> list[ShardState]:
-        """Every shard's state; each shard's is of one version."""
-        return [self._export(shard) for shard in range(self.cluster.map.shards)]
-
-    def _export(self, shard: int) -> ShardState:
-        reply, frames = self._ask(
-            shard, lambda request: Export(request, self.cluster.job, self.cluster.table.name)
+        """Every shard's state; each shard's is of one version. All are asked at one moment."""
+        answers = self._ask_all(
+            lambda request: Export(request, self.cluster.job, self.cluster.table.name)
         )
-        assert isinstance(reply, State)
-        weights, *slots = (np.frombuffer(frame, np.float32) for frame in frames[1:])
-        saved = codec.decode_state(frames[0], Saved)
-        return ShardState(saved, weights, dict(zip(reply.slots, slots, strict=True)))
+        return [_state(*answer) for answer in answers]
 
     def stand_still(self, seconds: float) -> dict[str, int]:
         """Bring all shards to the same pushes of every worker, and keep them there.
@@ -160,13 +156,9 @@ class Console:
 
     def status(self) -> list[ShardStatus]:
         """Every shard's counters and how each worker stands with it."""
-        answers = [
-            self._ask(
-                shard,
-                lambda request: AskStatus(request, self.cluster.job, self.cluster.table.name),
-            )
-            for shard in range(self.cluster.map.shards)
-        ]
+        answers = self._ask_all(
+            lambda request: AskStatus(request, self.cluster.job, self.cluster.table.name)
+        )
         return [codec.decode_state(frames[0], ShardStatus) for _, frames in answers]
 
     def records(self) -> list[NDArray[np.void]]:
@@ -203,32 +195,52 @@ class Console:
         self,
         shard: int,
         question: Callable[[int], FromOperator],
-        frames: tuple[NDArray[np.float32] | bytes, ...] = (),
-    ) -> tuple[Reply, Sequence[Buffer]]:
+        frames: Frames = (),
+    ) -> Answer:
+        return self._ask_each((shard,), question, frames)[shard]
+
+    def _ask_all(self, question: Callable[[int], FromOperator]) -> list[Answer]:
+        shards = range(self.cluster.map.shards)
+        answers = self._ask_each(shards, question)
+        return [answers[shard] for shard in shards]
+
+    def _ask_each(
+        self, shards: Sequence[int], question: Callable[[int], FromOperator], frames: Frames = ()
+    ) -> dict[int, Answer]:
         """Repeat a question until it is answered; every question may be repeated safely."""
         self._request += 1
         message = question(self._request)
+        answers: dict[int, Answer] = {}
         give_up_at, wait_s = time.monotonic() + self._patience_s, _RETRY_S
-        while (now := time.monotonic()) < give_up_at:
-            self._links.send(shard, message, frames)
-            answer = self._await(shard, min(now + wait_s, give_up_at))
-            if answer is not None:
-                return answer
+        while missing := [shard for shard in shards if shard not in answers]:
+            now = time.monotonic()
+            if now >= give_up_at:
+                raise Unreachable(
+                    f"shard {missing[0]} at {self.cluster.endpoints[missing[0]]} has not answered"
+                    f" {type(message).__name__.lower()} for {self._patience_s:g} s",
+                    missing[0],
+                )
+            for shard in missing:
+                self._links.send(shard, message, frames)
+            self._collect(answers, shards, min(now + wait_s, give_up_at))
             wait_s *= 2  # on a slow link the first copy may still be on its way
-        raise Unreachable(
-            f"shard {shard} at {self.cluster.endpoints[shard]} has not answered"
-            f" {type(message).__name__.lower()} for {self._patience_s:g} s",
-            shard,
-        )
+        return answers
 
-    def _await(self, shard: int, until: float) -> tuple[Reply, Sequence[Buffer]] | None:
-        while (now := time.monotonic()) < until:
+    def _collect(self, answers: dict[int, Answer], shards: Sequence[int], until: float) -> None:
+        """Add the answers to the present request that come until then, or until all have."""
+        while len(answers) < len(shards) and (now := time.monotonic()) < until:
             for origin, reply, frames in self._links.receive(until - now):
                 if isinstance(reply, Refusal) and reply.request in (0, self._request):
                     raise error_of(reply)  # 0: the shard could not even read the question
-                if origin == shard and reply.request == self._request:
-                    return reply, frames
-        return None
+                if origin in shards and reply.request == self._request:
+                    answers.setdefault(origin, (reply, frames))
+
+
+def _state(reply: Reply, frames: Sequence[Buffer]) -> ShardState:
+    assert isinstance(reply, State)
+    weights, *slots = (np.frombuffer(frame, np.float32) for frame in frames[1:])
+    saved = codec.decode_state(frames[0], Saved)
+    return ShardState(saved, weights, dict(zip(reply.slots, slots, strict=True)))
 
 
 def _furthest(cuts: Sequence[Mapping[str, int]]) -> dict[str, int]:

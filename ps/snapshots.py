@@ -1,167 +1,193 @@
-"""Snapshots on disk: a folder that either holds a whole job at one moment or does not exist.
+"""Snapshots: a folder that holds a whole job at one moment, or is none.
 
-Each shard's weights and slots go into one safetensors file, its ledger into that file's metadata;
-`manifest.json` names the files, their checksums and what they belong to. Everything is written and
-flushed in a temporary folder beside the final one, whose rename is the moment the snapshot exists.
-So a crash, a full disk or a kill leaves the last good snapshot as it was. What is read back is
-checked against the manifest, and an error names the file.
+Each shard's state is one file (state_files.py); `manifest.json` names the files with their
+checksums and says what they belong to. The files come first and the manifest last: the moment it
+appears under its name is the moment the snapshot exists, on a disk as in an object store. So a
+crash, a full disk or a kill leaves the last good snapshot as it was. One that replaces another of
+its name goes beside it under other file names, and the new manifest is the moment of the exchange.
+
+What is read back is checked against the manifest, and an error names the file. The snapshots of a
+job stand on a shelf (shelf.py).
 """
 
-import os
-import shutil
-import zlib
-from collections.abc import Sequence
-from pathlib import Path
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import msgspec
-import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from ps.console import ShardState
+from ps.state_files import Part, check_state, read_state, write_state
+from ps.stores import PARTIAL, Place, Store, open_store
 from shards.errors import BadInput, GiveUp
-from shards.state import Saved
+from shards.messages import Count
 from shards.tables import DenseTable, ShardMap
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
-_WEIGHTS, _SLOT, _SAVED = "weights", "slot.", "saved"
-
-
-class Part(msgspec.Struct, frozen=True):
-    """One shard's file."""
-
-    file: str
-    bytes: int
-    crc32: int
-    version: int
+_MAX_MANIFEST_BYTES = 64 << 20
+_OURS = re.compile(rf"shard-\d+(\.\d+)?\.safetensors|{re.escape(MANIFEST)}|\..*{PARTIAL}")
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a snapshot holds. `workers` is how many the job was run with."""
+    """What a snapshot holds.
+
+    `workers` is how many the job was run with, `taken_at` a Unix time. `aligned` says whether all
+    shards had applied the very same pushes of every worker.
+    """
 
     format: int = FORMAT
     table: DenseTable
     map: ShardMap
     rule: str
     workers: int
+    steps: Count
+    taken_at: float
+    aligned: bool
     parts: tuple[Part, ...]
+
+    @property
+    def bytes(self) -> int:
+        """All of its files' but the manifest."""
+        return sum(part.bytes for part in self.parts)
 
 
 def save_snapshot(
-    folder: Path,
+    place: Place | Store,
     states: Sequence[ShardState],
     *,
     table: DenseTable,
     shard_map: ShardMap,
     rule: str,
     workers: int,
-) -> None:
-    """Write the states of all shards as `folder`; raises GiveUp naming it if the disk fails."""
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
-    former = temporary.with_name(temporary.name + ".former")
+    taken_at: float | None = None,
+) -> Manifest:
+    """Write the states of all shards as the snapshot `place`, a folder's path or URI.
+
+    `taken_at` is a Unix time (default: now). Raises GiveUp naming the place where it fails.
+    """
+    store = _store(place)
     try:
-        _put_back(former, folder)  # a process of this number may have been killed here before
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        parts = tuple(_write(temporary, shard, state) for shard, state in enumerate(states))
-        manifest = Manifest(table=table, map=shard_map, rule=rule, workers=workers, parts=parts)
-        _flushed(temporary / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
-        _flush_folder(temporary)
-        if folder.exists():  # one of the same name stays whole until it is replaced
-            folder.rename(former)
-        temporary.rename(folder)
-        _flush_folder(folder.parent)
+        taken = set()
+        with suppress(BadInput):  # a damaged manifest keeps nothing
+            taken = _named_by_manifest(store)
+        parts = tuple(
+            write_state(store, _free_name(shard, taken), state)
+            for shard, state in enumerate(states)
+        )
+        manifest = Manifest(
+            table=table,
+            map=shard_map,
+            rule=rule,
+            workers=workers,
+            steps=states[0].saved.steps,
+            taken_at=time.time() if taken_at is None else taken_at,
+            aligned=are_aligned(states),
+            parts=parts,
+        )
+        store.settle()
+        store.put(MANIFEST, [msgspec.json.format(msgspec.json.encode(manifest))])
+        store.settle()
     except OSError as error:
-        raise GiveUp(f"snapshot {folder}: {error.strerror}; earlier snapshots are intact") from None
+        raise GiveUp(
+            f"snapshot {store.place}: {error.strerror}; earlier snapshots are intact"
+        ) from None
     finally:
-        _put_back(former, folder)
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _put_back(former: Path, folder: Path) -> None:
-    """Undo a replacement that did not come to its end; tidy up after one that did."""
-    if former.exists() and not folder.exists():
-        former.rename(folder)
-    shutil.rmtree(former, ignore_errors=True)
-
-
-def load_snapshot(folder: Path) -> tuple[Manifest, list[ShardState]]:
-    """Read a snapshot back; raises BadInput naming the file that is missing or damaged."""
-    manifest = load_manifest(folder)
-    return manifest, [_read(folder, part) for part in manifest.parts]
-
-
-def load_manifest(folder: Path) -> Manifest:
-    """What the snapshot in `folder` says it is; raises BadInput."""
-    path = folder / MANIFEST
-    try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
-    except OSError as error:
-        raise BadInput(f"snapshot {path}: {error.strerror}") from None
-    except (msgspec.DecodeError, BadInput) as error:
-        raise BadInput(f"snapshot {path}: {error}") from None
-    if manifest.format != FORMAT:
-        raise BadInput(f"snapshot {path}: expected format {FORMAT}, got {manifest.format}")
+        with suppress(OSError, BadInput):
+            sweep(store)
     return manifest
 
 
-def latest_snapshot(folder: Path) -> Path:
-    """The newest snapshot below `folder`, by the number it is named by; raises BadInput."""
-    found = [path.parent for path in folder.glob(f"*/{MANIFEST}") if path.parent.name.isdigit()]
-    if not found:
-        raise BadInput(f"no snapshot in {folder}")
-    return max(found, key=lambda path: int(path.name))
+def load_snapshot(place: Place | Store) -> tuple[Manifest, list[ShardState]]:
+    """Read a snapshot back; raises BadInput naming the file that is missing or damaged."""
+    store = _store(place)
+    manifest = load_manifest(store)
+    return manifest, [read_state(store, part) for part in manifest.parts]
 
 
-def _write(folder: Path, shard: int, state: ShardState) -> Part:
-    arrays = {_WEIGHTS: state.weights} | {
-        _SLOT + name: values for name, values in state.slots.items()
-    }
-    # One metadata value: the library writes several in random order, and the file would differ.
-    metadata = {_SAVED: msgspec.json.encode(state.saved).decode()}
-    content = save({name: np.ascontiguousarray(a) for name, a in arrays.items()}, metadata)
-    name = f"shard-{shard}.safetensors"
-    _flushed(folder / name, content)
-    return Part(name, len(content), zlib.crc32(content), state.saved.version)
-
-
-def _read(folder: Path, part: Part) -> ShardState:
-    path = folder / part.file
-    if path.name != part.file:
-        raise BadInput(f"snapshot {folder}: expected a file name, got {part.file!r}")
+def load_manifest(place: Place | Store) -> Manifest:
+    """What the snapshot at `place` says it is; raises BadInput."""
+    store = _store(place)
+    path = f"snapshot {store.place}/{MANIFEST}"
     try:
-        content = path.read_bytes()
+        manifest = msgspec.json.decode(_content(store), type=Manifest)
     except OSError as error:
-        raise BadInput(f"snapshot {path}: {error.strerror}") from None
-    if (len(content), zlib.crc32(content)) != (part.bytes, part.crc32):
-        raise BadInput(
-            f"snapshot {path}: expected {part.bytes} bytes with checksum {part.crc32:08x},"
-            f" got {len(content)} with {zlib.crc32(content):08x}"
-        )
+        raise BadInput(f"{path}: {error.strerror}") from None
+    except (msgspec.DecodeError, BadInput) as error:
+        raise BadInput(f"{path}: {error}") from None
+    if manifest.format != FORMAT:
+        raise BadInput(f"{path}: expected format {FORMAT}, got {manifest.format}")
+    return manifest
+
+
+def damage(place: Place | Store) -> Iterator[str]:
+    """Read all of a snapshot, and say what is wrong with each of its files, in a line each."""
+    store = _store(place)
     try:
-        with safe_open(path, framework="numpy") as file:
-            saved = msgspec.json.decode(file.metadata()[_SAVED], type=Saved)
-            slots = {
-                key.removeprefix(_SLOT): file.get_tensor(key)
-                for key in file.keys()  # noqa: SIM118  # not a mapping
-                if key.startswith(_SLOT)
-            }
-            return ShardState(saved, file.get_tensor(_WEIGHTS), slots)
-    except (SafetensorError, KeyError, TypeError, msgspec.DecodeError) as error:
-        raise BadInput(f"snapshot {path}: {error}") from None
+        manifest = load_manifest(store)
+    except BadInput as error:
+        yield str(error)
+        return
+    for part in manifest.parts:
+        try:
+            check_state(store, part)
+        except BadInput as error:
+            yield str(error)
 
 
-def _flushed(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+def sweep(store: Store) -> None:
+    """Remove what a folder of ours holds beyond a whole snapshot: a broken one's remains.
+
+    What may not be ours stays. Raises OSError, and BadInput for a damaged manifest, beside which
+    nothing is touched.
+    """
+    kept = _named_by_manifest(store)
+    for name in store.names():
+        if _OURS.fullmatch(name) and name not in kept:
+            store.remove(name)
+    store.drop()
 
 
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def discard(store: Store) -> None:
+    """Remove a snapshot: first the manifest, so that it is never half of one. Raises OSError."""
+    store.remove(MANIFEST)
+    store.settle()
+    sweep(store)
+
+
+def are_aligned(states: Sequence[ShardState]) -> bool:
+    """Whether all of them hold the same pushes of every worker."""
+    seen = [
+        {name: (entry.incarnation, entry.seq) for name, entry in state.saved.ledger.entries.items()}
+        for state in states
+    ]
+    return all(one == seen[0] for one in seen)
+
+
+def _store(place: Place | Store) -> Store:
+    return open_store(place) if isinstance(place, Place) else place
+
+
+def _content(store: Store) -> bytes:
+    size = store.size(MANIFEST)
+    if size > _MAX_MANIFEST_BYTES:
+        raise BadInput(f"expected at most {_MAX_MANIFEST_BYTES} bytes, got {size}")
+    content = bytearray(size)
+    with store.open(MANIFEST) as file:
+        rest = memoryview(content)
+        while rest and (count := file.readinto(rest)):
+            rest = rest[count:]
+    return bytes(content)
+
+
+def _named_by_manifest(store: Store) -> set[str]:
+    """The manifest and what it names; nothing where there is none."""
+    if MANIFEST not in store.names():
+        return set()
+    return {MANIFEST} | {part.file for part in load_manifest(store).parts}
+
+
+def _free_name(shard: int, taken: set[str]) -> str:
+    first, second = f"shard-{shard}.safetensors", f"shard-{shard}.2.safetensors"
+    return second if first in taken else first

@@ -81,7 +81,8 @@ def train(
     pixels, or a list of numbers); columns channels, height, width say an image's shape where it is
     not square. Each of its partitions is one worker, unless `workers` says how many to deal it into
     (over Spark Connect it must). `staleness` is the bound in steps, None for none. `weights` starts
-    from a file (fine-tuning), `resume` goes on from a folder below an earlier run's `snapshots`.
+    from a file (fine-tuning), `resume` goes on from a folder below an earlier run's `snapshots`;
+    both are paths or URIs that pyarrow reaches, as s3://bucket/run (docs/snapshots.md).
     `shards_in` is where the shards live: "ray", in actors, or "processes" of this machine;
     `shard_device` what holds their weights, "cpu" or "gpu".
     `link`, such as "rtt=100ms,rate=100Mbit", puts each worker behind a link like that, to see how
@@ -125,8 +126,8 @@ def train(
         spark.partitions(df, count),
         job,
         weights=_start(read, weights, seed),
-        resume=Path(resume) if resume is not None else None,
-        snapshots=Path(snapshots) if snapshots is not None else None,
+        resume=resume,
+        snapshots=snapshots,
         observer=observer,
     )
     return Trained(read, outcome.weights, outcome)

@@ -54,6 +54,14 @@ def sigterm_too() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def asked_for(number: signal.Signals) -> Iterator[Event]:
+    """An event that each signal of this number sets; the caller clears it."""
+    asked = Event()
+    with _handled(lambda *_: asked.set(), number):
+        yield asked
+
+
 class SafeExitStack(ExitStack):
     """An exit stack that unwinds to its end, whatever is pressed meanwhile."""
 

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from threading import Event
 from typing import Protocol
@@ -22,7 +23,9 @@ from numpy.typing import NDArray
 from ps import Cluster, Compression, Console, ShardState, shard_specs
 from ps.hosting import Home, Hosts, ShardDevice, start_shards
 from ps.link_model import LinkModel
-from ps.snapshots import Manifest, load_snapshot, save_snapshot
+from ps.shelf import EVERYTHING, Found, Keep, Shelf
+from ps.snapshots import Manifest, load_snapshot
+from ps.snapshotter import Snapshotter
 from ps.transport import Transport
 from shards.errors import BadInput, DownpourError
 from shards.messages import ShardStatus
@@ -46,8 +49,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     `model` builds the network, in this process and in every task; `plan` is each worker's;
     `workers` is the number of partitions the data is trained in; `bound` is the staleness bound in
-    steps (None: none). A snapshot is taken every `snapshot_every` iterations (0: only at the end),
-    an iteration being one step of every worker. The shards live at `shards_in`, hold their weights
+    steps (None: none). A snapshot is taken every `snapshot_every` iterations, an iteration being
+    one step of every worker, and every `snapshot_every_s` seconds (0: not by that), and at the end;
+    `keep` says which stay. The shards live at `shards_in`, hold their weights
     on `shard_device`, and listen on `bind` and `port` (ps/hosting.py). Each worker is put behind a
     `link` of this kind, to try one out, and computes on a `device` as `worker.placement` says.
     `transport` carries the data.
@@ -65,6 +69,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     shuffle: bool = True
     lease_s: float = 10.0
     snapshot_every: int = 0
+    snapshot_every_s: float = 0.0
+    keep: Keep = EVERYTHING
     shards_in: Home = Home.RAY
     shard_device: ShardDevice = ShardDevice.CPU
     bind: str = "127.0.0.1"
@@ -86,6 +92,10 @@ class Observer(Protocol):
         """Counters as they are now, and the records since the last call, one array a shard."""
         ...
 
+    def told(self, text: str) -> None:
+        """Something that an operator should read, such as a snapshot that failed."""
+        ...
+
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a job leaves: final weights as a flat arena, and what is known of how it went."""
@@ -94,7 +104,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     weights: NDArray[np.float32]
     statuses: list[ShardStatus]
     reports: list[Report]
-    snapshot: Path | None
+    snapshot: str | None
     seconds: float
     interrupted: bool
 
@@ -104,17 +114,19 @@ def run_job(
     job: Job,
     *,
     weights: NDArray[np.float32] | None = None,
-    resume: Path | None = None,
-    snapshots: Path | None = None,
+    resume: str | Path | Found | None = None,
+    snapshots: str | Path | None = None,
+    asked: Event | None = None,
     observer: Observer | None = None,
 ) -> Outcome:
     """Train on `df` as `job` says; blocks until every worker is done.
 
     Starts from `weights` (a flat arena; default: the model's own from the seed), or goes on from
-    the snapshot folder `resume`. Snapshots go into folders below `snapshots`, named by iteration.
-    Ctrl-C ends the job early, with a snapshot and `interrupted` set. Call it from the main thread,
-    in a process connected to Ray if the shards are to live there. Raises BadInput for what the
-    caller can mend, GiveUp when a worker or a shard fails for good.
+    the snapshot `resume`, by its path or URI, or as it was read. Snapshots go into folders below
+    `snapshots`, a path or URI, named by iteration; setting `asked` asks for one now. Ctrl-C ends
+    the job early, with a snapshot and `interrupted` set. Call it from the main thread, in a process
+    connected to Ray if the shards are to live there. Raises BadInput for what the caller can mend,
+    GiveUp when a worker or a shard fails for good.
     """
     model = job.model()
     job.plan.strategy.check(job.bound, job.plan.prefetch)
@@ -122,6 +134,7 @@ def run_job(
     if spark.runs_here(df):
         check_here(job.device)
     start = _start(model, job, weights, resume)
+    shelf = Shelf(snapshots, job.keep) if snapshots is not None else None
     specs = shard_specs(
         model.table,
         shards=job.shards,
@@ -159,7 +172,8 @@ def run_job(
             compression=job.compression,
             device=job.device,
         )
-        return _Run(df, job, task, model.table, hosts, console, snapshots, observer).run()
+        with _snapshotter(job, hosts.cluster, shelf, observer) as snapshotter:
+            return _Run(df, job, task, hosts, console, snapshotter, asked, observer).run()
 
 
 class _Run:
@@ -170,34 +184,33 @@ class _Run:
         df: spark.DataFrame,
         job: Job,
         task: TaskSpec,
-        table: DenseTable,
         hosts: Hosts,
         console: Console,
-        snapshots: Path | None,
+        snapshotter: Snapshotter | None,
+        asked: Event | None,
         observer: Observer | None,
     ) -> None:
         self.df = df
         self.job = job
         self.task = task
-        self.table = table
         self.hosts = hosts
         self.console = console
-        self.snapshots = snapshots
+        self.snapshotter = snapshotter
+        self.asked = asked or Event()
         self.observer = observer
-        self.snapshot: Path | None = None
         self._tag = f"downpour-{secrets.token_hex(8)}"
 
     def run(self) -> Outcome:
         started = time.monotonic()
         reports, interrupted = self._train()
         states, statuses = self.console.export(), self._look()
-        self.snapshot = self._save(states, statuses) or self.snapshot
+        self._save(states)
         return Outcome(
             cluster=self.hosts.cluster,
             weights=_assemble(self.hosts.cluster, states),
             statuses=statuses,
             reports=reports,
-            snapshot=self.snapshot,
+            snapshot=self._snapshot,
             seconds=time.monotonic() - started,
             interrupted=interrupted,
         )
@@ -229,14 +242,13 @@ class _Run:
         return decode_reports(spark.run_tasks(self.df, host, REPORT, self._tag))
 
     def _watch(self, future: "Future[list[Report]]", pressed: Event) -> None:
-        every = self.job.snapshot_every
-        snapshot_at = every
         while not wait([future], _LOOK_S).done and not pressed.is_set():
             self.hosts.check()
             statuses = self._look()
-            if every and self._iteration(statuses) >= snapshot_at:
-                self._save(self.console.export(), statuses)
-                snapshot_at = (self._iteration(statuses) // every + 1) * every
+            if self.snapshotter is not None:
+                asked = self.asked.is_set()
+                self.asked.clear()
+                self.snapshotter.look(statuses[0].steps // self.job.workers, asked=asked)
 
     def _look(self) -> list[ShardStatus]:
         statuses, records = self.console.status(), self.console.records()
@@ -248,50 +260,55 @@ class _Run:
         spark.interrupt(self.df, self._tag)
         wait([future], _CANCEL_S)
 
-    def _iteration(self, statuses: Sequence[ShardStatus]) -> int:
-        return statuses[0].steps // self.job.workers
+    @property
+    def _snapshot(self) -> str | None:
+        return self.snapshotter.latest if self.snapshotter is not None else None
 
-    def _save(self, states: Sequence[ShardState], statuses: Sequence[ShardStatus]) -> Path | None:
-        if self.snapshots is None:
-            return None
-        self.snapshot = self.snapshots / str(self._iteration(statuses))
-        save_snapshot(
-            self.snapshot,
-            states,
-            table=self.table,
-            shard_map=self.hosts.cluster.map,
-            rule=_rule_name(self.job.rule),
-            workers=self.job.workers,
-        )
-        return self.snapshot
+    def _save(self, states: Sequence[ShardState]) -> None:
+        if self.snapshotter is not None:
+            self.snapshotter.save(states)
 
     def _with_snapshot(self, error: DownpourError) -> DownpourError:
         """The same error, saying which snapshot to go on from; a new one if the shards live."""
         try:
             self.hosts.check()
-            self._save(self.console.export(), self.console.status())
+            self._save(self.console.export())
         except DownpourError:
             pass  # The shards are what failed: the last snapshot is the one to name.
-        if self.snapshot is None:
+        if self._snapshot is None:
             return error
-        return type(error)(f"{error}; resume from {self.snapshot}")
+        return type(error)(f"{error}; resume from {self._snapshot}")
+
+
+def _snapshotter(
+    job: Job, cluster: Cluster, shelf: Shelf | None, observer: Observer | None
+) -> AbstractContextManager[Snapshotter | None]:
+    if shelf is None:
+        return nullcontext()
+    return Snapshotter(
+        cluster,
+        shelf,
+        rule=_rule_name(job.rule),
+        workers=job.workers,
+        every=job.snapshot_every,
+        every_s=job.snapshot_every_s,
+        told=observer.told if observer is not None else lambda _: None,
+    )
 
 
 def _start(
-    model: Model, job: Job, weights: NDArray[np.float32] | None, resume: Path | None
+    model: Model, job: Job, weights: NDArray[np.float32] | None, resume: str | Path | Found | None
 ) -> NDArray[np.float32] | list[ShardState]:
     """What to install: an arena, or the states of a snapshot that fits the job."""
     if resume is None:
         return model.initial(job.plan.seed) if weights is None else weights
     if weights is not None:
         raise BadInput("start: expected weights or a snapshot to resume, got both")
-    return states_to_resume(resume, model.table, job)
-
-
-def states_to_resume(folder: Path, table: DenseTable, job: Job) -> list[ShardState]:
-    """The states in a snapshot folder; raises BadInput when it is damaged or of another job."""
-    manifest, states = load_snapshot(folder)
-    _check_fit(folder, manifest, table, job)
+    if isinstance(resume, Found):
+        place, manifest, states = resume.place, resume.manifest, resume.states
+    else:
+        place, (manifest, states) = str(resume), load_snapshot(resume)
+    check_fit(place, manifest, model.table, job)
     return states
 
 
@@ -305,7 +322,8 @@ def _install(console: Console, start: NDArray[np.float32] | list[ShardState]) ->
     return [state.saved.version for state in start]
 
 
-def _check_fit(folder: Path, manifest: Manifest, table: DenseTable, job: Job) -> None:
+def check_fit(place: str, manifest: Manifest, table: DenseTable, job: Job) -> None:
+    """Raise BadInput when the snapshot at `place` is another job's."""
     for what, expected, got in (
         ("shards", manifest.map.shards, job.shards),
         ("workers", manifest.workers, job.workers),
@@ -313,7 +331,7 @@ def _check_fit(folder: Path, manifest: Manifest, table: DenseTable, job: Job) ->
         ("tensors", _shapes(manifest.table), _shapes(table)),
     ):
         if expected != got:
-            raise BadInput(f"resume {folder}: it was made with {what} {expected}, got {got}")
+            raise BadInput(f"resume {place}: it was made with {what} {expected}, got {got}")
 
 
 def _shapes(table: DenseTable) -> str:

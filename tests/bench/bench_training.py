@@ -46,6 +46,9 @@ class _Times:
     def progressed(self, statuses: list[ShardStatus], records: list[NDArray[np.void]]) -> None:
         self._rows.append(records[0])
 
+    def told(self, text: str) -> None:
+        print(text)
+
     def rate(self) -> float:
         """Samples a second between the first updates and the last."""
         rows = np.concatenate(self._rows)[_WARM_UPDATES:]

@@ -82,7 +82,7 @@ def test_resume_goes_on_where_it_stopped(spark: Any, tmp_path: Path) -> None:
     """A job resumed from a snapshot takes only the steps that remained."""
     df = spark.createDataFrame(rows(40)).repartition(2)
     first = run_job(df, ones_job(steps=10, workers=2), snapshots=tmp_path)
-    assert first.snapshot == tmp_path / "10"
+    assert first.snapshot == str(tmp_path / "10")
     second = run_job(df, ones_job(steps=25, workers=2), resume=first.snapshot)
     assert counted(second.weights) == {-50.0}
     assert sorted(report.steps for report in second.reports) == [15, 15]

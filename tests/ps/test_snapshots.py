@@ -3,9 +3,7 @@
 import errno
 import json
 import os
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,49 +13,25 @@ import pytest
 from safetensors.numpy import load_file
 
 import ps
-from ps import Client, Console, ShardState, snapshots
-from ps.snapshots import latest_snapshot, load_manifest, load_snapshot, save_snapshot
+from ps import Client, Console, ShardState, stores
+from ps.snapshots import (
+    are_aligned,
+    damage,
+    discard,
+    load_manifest,
+    load_snapshot,
+    save_snapshot,
+    sweep,
+)
+from ps.stores import LocalStore, Store
 from shards.errors import BadInput, GiveUp
-from shards.ledger import Entry, Ledger
-from shards.messages import Standing
 from shards.rules import Momentum
 from shards.schedules import Fixed
-from shards.state import Saved
-from shards.tables import cut_evenly
-
-TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (700,)),))
-MAP = cut_evenly(TABLE, 2)
-JOB: dict[str, Any] = {"table": TABLE, "shard_map": MAP, "rule": "momentum", "workers": 3}
+from tests.ps.saved import JOB, MAP, TABLE, full_disk, mocked, same, states_of
 
 
-def states_of(version: int = 5) -> list[ShardState]:
-    """Two shards' states, all numbers different, with a ledger that no header could hold."""
-    entries = {
-        f"w{n}": Entry(n, seq=n + 1, clock=n, step=n, standing=Standing.ACTIVE, loss=0.1 * n)
-        for n in range(200)
-    }
-    return [
-        ShardState(
-            Saved(version + shard, 7, 9, Ledger(dict(entries), floor=3)),
-            np.arange(len(keys), dtype=np.float32) + 1000 * shard,
-            {"history": -np.arange(len(keys), dtype=np.float32)},
-        )
-        for shard, (keys,) in enumerate(MAP.ranges)
-    ]
-
-
-def same(states: list[ShardState], others: list[ShardState]) -> bool:
-    return all(
-        one.saved == other.saved
-        and one.weights.tobytes() == other.weights.tobytes()
-        and {name: a.tobytes() for name, a in one.slots.items()}
-        == {name: a.tobytes() for name, a in other.slots.items()}
-        for one, other in zip(states, others, strict=True)
-    )
-
-
-def save(folder: Path, version: int = 5) -> None:
-    save_snapshot(folder, states_of(version), **JOB)
+def save(place: Path | Store, version: int = 5) -> None:
+    save_snapshot(place, states_of(version), **JOB, taken_at=1e9)
 
 
 def test_a_snapshot_comes_back(tmp_path: Path) -> None:
@@ -117,16 +91,28 @@ def test_training_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
         assert one.saved.ledger.entries["w"].seq == 10
 
 
-def test_the_latest_is_found_by_its_number(tmp_path: Path) -> None:
-    """Not by name, nor by date; what is no whole snapshot is passed over."""
-    with pytest.raises(BadInput, match="no snapshot in"):
-        latest_snapshot(tmp_path)
-    for name in ("100", "9", "best"):
-        save(tmp_path / name)
-    (tmp_path / "200").mkdir()
-    (tmp_path / ".300.17").mkdir()
-    (tmp_path / ".300.17" / "manifest.json").write_text("{}")
-    assert latest_snapshot(tmp_path) == tmp_path / "100"
+def test_any_place_holds_one() -> None:
+    """Written through pyarrow, replaced and discarded there, a snapshot is what it is on disk."""
+    store = mocked()
+    for version in (5, 6):
+        save(store, version)
+        assert same(load_snapshot(store)[1], states_of(version))
+        assert list(damage(store)) == []
+        assert len(store.names()) == 3
+    discard(store)
+    assert store.names() == []
+    with pytest.raises(BadInput, match=r"mock://bucket/run/manifest.json: No such file"):
+        load_manifest(store)
+
+
+def test_states_are_aligned_when_they_hold_the_same_pushes(tmp_path: Path) -> None:
+    """One push more on one shard, or one life more, and they are not."""
+    states = states_of()
+    assert are_aligned(states)
+    assert save_snapshot(tmp_path / "1", states, **JOB).aligned
+    states[1].saved.ledger.entries["w7"].seq += 1
+    assert not are_aligned(states)
+    assert not save_snapshot(tmp_path / "2", states, **JOB).aligned
 
 
 # --- damage ---------------------------------------------------------------------------------------
@@ -171,9 +157,9 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, damage: Callable[[Path], No
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"format": 2}, "expected format 1, got 2"),
+        ({"format": 3}, "expected format 2, got 3"),
         ({"workers": "many"}, "Expected `int`, got `str`"),
-        ({"parts": [{"file": "x", "bytes": 1}]}, "missing required field `crc32`"),
+        ({"parts": [{"file": "x", "bytes": 1}]}, "missing required field `version`"),
         (
             {"table": {"name": "t", "tensors": [{"name": "a", "shape": [-1]}]}},
             "sizes of at least 1",
@@ -203,18 +189,26 @@ def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path) -> None:
             load_snapshot(tmp_path / "1")
 
 
+def test_a_flipped_bit_is_told_with_its_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error says which chunk of which file, and where it lies; `damage` tells of each file."""
+    monkeypatch.setattr("ps.state_files.CHUNK_BYTES", 1000)
+    save(tmp_path / "1")
+    monkeypatch.undo()  # how large a chunk was is in the manifest
+    for shard in (0, 1):
+        path = tmp_path / "1" / f"shard-{shard}.safetensors"
+        content = bytearray(path.read_bytes())
+        content[2345] ^= 1
+        path.write_bytes(content)
+    complaints = list(damage(tmp_path / "1"))
+    assert len(complaints) == 2
+    for shard, line in enumerate(complaints):
+        assert f"1/shard-{shard}.safetensors: chunk 2 of " in line
+        assert "bytes [2000, 3000): expected checksum" in line
+
+
 # --- failures while writing -----------------------------------------------------------------------
-
-
-@contextmanager
-def full_disk() -> Iterator[None]:
-    """No file of this process may grow beyond 2000 bytes."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_full_disk_leaves_what_there_was(tmp_path: Path) -> None:
@@ -226,10 +220,11 @@ def test_a_full_disk_leaves_what_there_was(tmp_path: Path) -> None:
         expected = f"snapshot {tmp_path / name}: File too large; earlier snapshots are intact"
         assert str(caught.value) == expected
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
-    assert same(load_snapshot(latest_snapshot(tmp_path))[1], states_of(5))
+    assert len(list((tmp_path / "1").iterdir())) == 3
+    assert same(load_snapshot(tmp_path / "1")[1], states_of(5))
 
 
-@pytest.mark.parametrize("at", range(8))
+@pytest.mark.parametrize("at", range(12))
 def test_a_failure_at_any_point_leaves_what_there_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
@@ -248,23 +243,33 @@ def test_a_failure_at_any_point_leaves_what_there_was(
         return call
 
     with monkeypatch.context() as patch:
-        patch.setattr(snapshots, "_flushed", failing(snapshots._flushed))
-        patch.setattr(snapshots, "_flush_folder", failing(snapshots._flush_folder))
-        patch.setattr(Path, "rename", failing(Path.rename))
+        patch.setattr(LocalStore, "put", failing(LocalStore.put))
+        patch.setattr(stores, "_flush", failing(stores._flush))
+        patch.setattr(os, "fsync", failing(os.fsync))
+        patch.setattr(Path, "replace", failing(Path.replace))
         try:
             save(tmp_path / "1", version=50)
         except GiveUp as error:
             assert "No space left on device" in str(error)  # noqa: PT017  # it may also succeed
     _, states = load_snapshot(tmp_path / "1")
     assert same(states, states_of(5)) or same(states, states_of(50))
-    assert same(states, states_of(5)) == (at < 6)
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
+    assert len(list((tmp_path / "1").iterdir())) == 3
 
 
-def test_a_kill_between_two_renames_is_undone(tmp_path: Path) -> None:
-    """A process of the same number finds the former snapshot, and puts it back."""
-    save(tmp_path / "1", version=5)
-    (tmp_path / "1").rename(tmp_path / f".1.{os.getpid()}.former")
-    with full_disk(), pytest.raises(GiveUp):
-        save(tmp_path / "1", version=50)
-    assert same(load_snapshot(tmp_path / "1")[1], states_of(5))
+def test_what_is_not_ours_is_never_removed(tmp_path: Path) -> None:
+    """Remains of ours go; other files stay, and so does the folder with them."""
+    for name in ("shard-0.safetensors", ".shard-1.safetensors.77.partial", "notes.txt"):
+        (tmp_path / name).touch()
+    sweep(LocalStore(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_damaged_one_is_replaced(tmp_path: Path) -> None:
+    """A manifest that nobody can read keeps no new snapshot from being written over it."""
+    save(tmp_path / "1")
+    (tmp_path / "1" / "manifest.json").write_text("{")
+    with pytest.raises(BadInput, match=r"manifest\.json"):
+        sweep(LocalStore(tmp_path / "1"))
+    save(tmp_path / "1", version=50)
+    assert same(load_snapshot(tmp_path / "1")[1], states_of(50))

@@ -28,7 +28,7 @@ def test_a_data_frame_is_trained_on(spark: Any, solver: Path, tmp_path: Path) ->
     df = spark.createDataFrame(tiny.image_table(120)).repartition(2)
     trained = worker.train(df, solver=solver, shards=2, staleness=2, snapshots=tmp_path / "s")
     assert sorted(report.steps for report in trained.outcome.reports) == [60, 60]
-    assert trained.outcome.snapshot == tmp_path / "s" / "60"
+    assert trained.outcome.snapshot == str(tmp_path / "s" / "60")
     model = CaffeModel(trained.solver.tests[0].net)
     rows = open_source(tmp_path / "data", "test").batches()
     assert evaluate(model, trained.weights, rows, tiny.BATCH)["accuracy"] > 0.9

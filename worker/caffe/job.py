@@ -8,6 +8,7 @@ from cupy_kernels.types import Precision
 from ps.compression import Compression
 from ps.hosting import Home, ShardDevice
 from ps.link_model import LinkModel
+from ps.shelf import EVERYTHING, Keep
 from ps.transport import Transport
 from shards.errors import BadInput
 from shards.tables import cut_evenly
@@ -40,11 +41,15 @@ def caffe_job(
     compression: Compression | None = None,
     device: Wanted = ANY,
     precision: Precision = Precision.FP32,
+    snapshot_every: int | None = None,
+    snapshot_every_s: float = 0.0,
+    keep: Keep = EVERYTHING,
 ) -> Job:
     """The job that `solver` describes, run by `workers` on `shards`.
 
     As in CaffeOnSpark, `max_iter` and the batch size are each worker's own: more workers see more
-    data in as many iterations. `precision` is what a GPU takes products in.
+    data in as many iterations. `precision` is what a GPU takes products in. Snapshots are taken
+    every `snapshot_every` iterations (None: as the solver says) and `snapshot_every_s` seconds.
     """
     model = partial(CaffeModel, msgspec.structs.replace(solver.train, precision=precision))
     built = model()
@@ -71,7 +76,9 @@ def caffe_job(
         bound=bound,
         shuffle=shuffle,
         lease_s=lease_s,
-        snapshot_every=solver.snapshot,
+        snapshot_every=solver.snapshot if snapshot_every is None else snapshot_every,
+        snapshot_every_s=snapshot_every_s,
+        keep=keep,
         shards_in=shards_in,
         shard_device=shard_device,
         bind=bind,

@@ -1,0 +1,64 @@
+"""Which snapshot a person means: a run, a place or one snapshot there, written in one word.
+
+runs/demo                  a run folder: its snapshots, wherever they are
+runs/demo@400              the one of iteration 400
+runs/demo/snapshots/400    the same, by its own folder
+s3://bucket/demo@400       a place that pyarrow reaches, and one snapshot there
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from deploy.run_folder import SETTINGS, SNAPSHOTS
+from deploy.settings import TrainSettings
+from ps.shelf import Found, Shelf
+from ps.snapshots import MANIFEST
+from shards.errors import BadInput
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """A shelf of snapshots, one of them (None: the newest), and the run folder they belong to."""
+
+    shelf: str
+    name: str | None = None
+    run: Path | None = None
+
+    def open(self) -> Shelf:
+        """The shelf."""
+        return Shelf(self.shelf)
+
+    def pick(self) -> str:
+        """The name meant: the one given, else the newest's; raises BadInput if there is none."""
+        return self.name if self.name is not None else self.open().newest().name
+
+
+def origin_of(text: str) -> Origin:
+    """What `text` means; raises BadInput for a folder that holds neither run nor snapshots."""
+    base, separator, name = text.rpartition("@")
+    if not separator or not name.isdecimal():
+        base, name = text, ""
+    if "://" in base:
+        return Origin(base.rstrip("/"), name or None)
+    path = Path(base).absolute()
+    if (path / SETTINGS).is_file():
+        settings = TrainSettings.load(path / SETTINGS)
+        return Origin(shelf_of(settings, path), name or None, path)
+    if (path / MANIFEST).is_file() and not name:
+        run = path.parent.parent if path.parent.name == SNAPSHOTS else None
+        known = run is not None and (run / SETTINGS).is_file()
+        return Origin(str(path.parent), path.name, run if known else None)
+    if not path.is_dir() or not any(entry.name.isdecimal() for entry in path.iterdir()):
+        raise BadInput(f"{text}: expected a run folder or a place with snapshots, got none there")
+    return Origin(str(path), name or None)
+
+
+def shelf_of(settings: TrainSettings, run: Path) -> str:
+    """Where a run's snapshots are."""
+    return settings.snapshots if settings.snapshots is not None else str(run / SNAPSHOTS)
+
+
+def read(origin: Origin) -> Found:
+    """The snapshot that is meant, read whole; of the newest ones, the first that is good."""
+    shelf = origin.open()
+    return shelf.newest_good() if origin.name is None else shelf.load(origin.name)

@@ -1,0 +1,119 @@
+"""Who takes a job's snapshots while it runs: beside the training, and never in its way.
+
+A thread with a console of its own asks all shards for their states and writes them. A shard only
+lends what it has (shards/state.py), so pushes go on meanwhile. One snapshot is taken at a time; one
+that falls due meanwhile is taken next. A snapshot that fails, on a full disk or because a store
+cannot be reached, changes nothing: the last good one stays, whoever looks on is told, and the
+training goes on.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from ps.cluster import Cluster
+from ps.console import Console, ShardState
+from ps.shelf import Shelf
+from shards.errors import DownpourError
+
+_PATIENCE_S = 60.0  # for a large state over a slow link
+
+
+class Snapshotter:
+    """Takes snapshots of one job onto a shelf; a context manager.
+
+    One is due every `every` iterations and every `every_s` seconds (0: not by that), and whenever
+    somebody asks. `told` is given what an operator should read, in the thread that calls.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        shelf: Shelf,
+        *,
+        rule: str,
+        workers: int,
+        every: int = 0,
+        every_s: float = 0.0,
+        told: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.latest: str | None = None
+        self._cluster = cluster
+        self._shelf = shelf
+        self._rule = rule
+        self._workers = workers
+        self._every = every
+        self._every_s = every_s
+        self._told = told
+        self._next = every
+        self._next_at = time.monotonic() + every_s
+        self._asked = self._answering = False
+        self._under_way: Future[str] | None = None
+        self._pool = ThreadPoolExecutor(1, "snapshots")
+
+    def look(self, iteration: int, *, asked: bool = False) -> None:
+        """Begin a snapshot if one is due or `asked` for, and tell how the one before went.
+
+        Call it now and then; it does not wait.
+        """
+        self._asked |= asked
+        if self._under_way is not None:
+            if not self._under_way.done():
+                return
+            self._finish()
+        now = time.monotonic()
+        by_iteration = self._every > 0 and iteration >= self._next
+        by_time = self._every_s > 0 and now >= self._next_at
+        if not (self._asked or by_iteration or by_time):
+            return
+        if self._every:
+            self._next = (iteration // self._every + 1) * self._every
+        self._next_at = now + self._every_s
+        self._answering, self._asked = self._asked, False
+        self._under_way = self._pool.submit(self._take)
+
+    def save(self, states: Sequence[ShardState]) -> None:
+        """Write these states now, behind a snapshot under way; a failure is told."""
+        self._finish()
+        self._under_way = self._pool.submit(self._write, states)
+        self._finish()
+
+    def close(self) -> None:
+        """Wait for the snapshot under way, and take no more."""
+        self._finish()
+        self._pool.shutdown()
+
+    def __enter__(self) -> "Snapshotter":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _take(self) -> str:
+        with Console(self._cluster, patience_s=_PATIENCE_S) as console:
+            return self._write(console.export())
+
+    def _write(self, states: Sequence[ShardState]) -> str:
+        return self._shelf.save(
+            states[0].saved.steps // self._workers,
+            states,
+            table=self._cluster.table,
+            shard_map=self._cluster.map,
+            rule=self._rule,
+            workers=self._workers,
+        )
+
+    def _finish(self) -> None:
+        """Wait for the one under way, if there is one, and tell how it went."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is None:
+            return
+        try:
+            self.latest = under_way.result()
+        except DownpourError as error:
+            kept = f"the last good one is {self.latest}" if self.latest else "there is none yet"
+            self._told(f"{error}; {kept}, and training goes on")
+            return
+        if self._answering:
+            self._told(f"snapshot {self.latest}")
+        self._answering = False

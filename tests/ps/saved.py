@@ -1,0 +1,67 @@
+"""States to save that no two of are alike, and places to save them at."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from pyarrow import fs
+
+import ps
+from ps import ShardState
+from ps.stores import ArrowStore
+from shards.ledger import Entry, Ledger
+from shards.messages import Standing
+from shards.state import Saved
+from shards.tables import cut_evenly
+
+TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (700,)),))
+MAP = cut_evenly(TABLE, 2)
+JOB: dict[str, Any] = {"table": TABLE, "shard_map": MAP, "rule": "momentum", "workers": 3}
+
+
+def states_of(version: int = 5) -> list[ShardState]:
+    """Two shards' states, all numbers different, with a ledger that no header could hold."""
+    return [
+        ShardState(
+            Saved(version + shard, 7, 9, Ledger(_entries(), floor=3)),
+            np.arange(len(keys), dtype=np.float32) + 1000 * shard,
+            {"history": -np.arange(len(keys), dtype=np.float32)},
+        )
+        for shard, (keys,) in enumerate(MAP.ranges)
+    ]
+
+
+def _entries() -> dict[str, Entry]:
+    return {
+        f"w{n}": Entry(n, seq=n + 1, clock=n, step=n, standing=Standing.ACTIVE, loss=0.1 * n)
+        for n in range(200)
+    }
+
+
+def same(states: list[ShardState], others: list[ShardState]) -> bool:
+    return all(
+        one.saved == other.saved
+        and one.weights.tobytes() == other.weights.tobytes()
+        and {name: a.tobytes() for name, a in one.slots.items()}
+        == {name: a.tobytes() for name, a in other.slots.items()}
+        for one, other in zip(states, others, strict=True)
+    )
+
+
+def mocked() -> ArrowStore:
+    """A folder of a file system of pyarrow's that lives in memory."""
+    return ArrowStore(fs._MockFileSystem(datetime.now(UTC)), "bucket/run", "mock://bucket/run")
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file of this process may grow beyond 2000 bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
