@@ -7,6 +7,7 @@ s3://bucket/demo@400       a place that pyarrow reaches, and one snapshot there
 """
 
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -38,9 +39,9 @@ def origin_of(text: str) -> Origin:
     base, separator, name = text.rpartition("@")
     if not separator or not name.isdecimal():
         base, name = text, ""
-    if "://" in base:
+    if "://" in base and not base.startswith("file://"):
         return Origin(base.rstrip("/"), name or None)
-    path = Path(base).absolute()
+    path = Path(unquote(urlsplit(base).path) if base.startswith("file:") else base).absolute()
     if (path / SETTINGS).is_file():
         settings = TrainSettings.load(path / SETTINGS)
         return Origin(shelf_of(settings, path), name or None, path)

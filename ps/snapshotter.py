@@ -16,7 +16,7 @@ from ps.console import Console, ShardState
 from ps.shelf import Shelf
 from shards.errors import DownpourError
 
-_PATIENCE_S = 60.0  # for a large state over a slow link
+_PATIENCE_S = 30.0  # for a large state over a slow link
 
 
 class Snapshotter:
@@ -48,7 +48,7 @@ class Snapshotter:
         self._next = every
         self._next_at = time.monotonic() + every_s
         self._asked = self._answering = False
-        self._under_way: Future[str] | None = None
+        self._under_way: Future[None] | None = None
         self._pool = ThreadPoolExecutor(1, "snapshots")
 
     def look(self, iteration: int, *, asked: bool = False) -> None:
@@ -89,12 +89,12 @@ class Snapshotter:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _take(self) -> str:
+    def _take(self) -> None:
         with Console(self._cluster, patience_s=_PATIENCE_S) as console:
-            return self._write(console.export())
+            self._write(console.export())
 
-    def _write(self, states: Sequence[ShardState]) -> str:
-        return self._shelf.save(
+    def _write(self, states: Sequence[ShardState]) -> None:
+        self.latest = self._shelf.save(
             states[0].saved.steps // self._workers,
             states,
             table=self._cluster.table,
@@ -109,7 +109,7 @@ class Snapshotter:
         if under_way is None:
             return
         try:
-            self.latest = under_way.result()
+            under_way.result()
         except DownpourError as error:
             kept = f"the last good one is {self.latest}" if self.latest else "there is none yet"
             self._told(f"{error}; {kept}, and training goes on")

@@ -19,6 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 from deploy import cli
 from deploy import train as training
+from deploy.origin import Origin
 from deploy.run_folder import RunFolder
 from deploy.settings import TrainSettings
 from ps import Console, hosting, local_shards, shard_specs
@@ -349,24 +350,37 @@ def earlier(job: Path) -> Path:
 def test_resume_goes_on_with_the_settings_of_then(
     downpour: Run, earlier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is given now replaces what was told then, and only that; a new bound is no misfit."""
-    told: list[TrainSettings] = []
+    """What is given now replaces what was told then, and only that; a new bound is no misfit. With
+    a number it is a new run, in a folder of its own, with snapshots of its own."""
+    told: list[tuple[TrainSettings, Origin | None]] = []
 
-    def run(settings: TrainSettings, *, resuming: bool) -> None:
-        assert resuming
-        told.append(settings)
+    def run(settings: TrainSettings, *, origin: Origin | None) -> None:
+        told.append((settings, origin))
 
     monkeypatch.setattr(training, "run", run)
     status, out, _ = downpour("train", "--resume", "run", "--max-iter", 9, "--staleness", "inf")
     then = TrainSettings.load(earlier / "settings.json")
-    assert told == [replace(then, max_iter=9, staleness=None)]
+    shelf = str(earlier / "snapshots")
+    assert told.pop() == (
+        replace(then, max_iter=9, staleness=None),
+        Origin(shelf, None, earlier),
+    )
     assert (status, out) == (130, f"stopped; go on with: downpour train --resume {earlier}\n")
+    for origin in ("run@7", "run/snapshots/7", f"file://{earlier}@7"):
+        downpour("train", "--resume", origin, "--out", "new")
+        new = replace(then, out=earlier.parent / "new")
+        assert told.pop() == (new, Origin(shelf, "7", earlier))
+    options = ("--solver", then.solver, "--data", then.data, "--out", "new", "--shards", 2)
+    downpour("train", "--resume", "s3://bucket/run@40", *options)
+    new = replace(then, out=earlier.parent / "new")
+    assert told.pop() == (new, Origin("s3://bucket/run", "40"))
 
 
 MISFITS = [
     ("--workers 3", r"resume \S*run/snapshots/7: it was made with workers 2, got 3"),
     ("--shards 1", r"resume \S*run/snapshots/7: it was made with shards 2, got 1"),
-    ("--out other", r"train: expected --out or --resume, got both"),
+    ("--out other", r"train: expected --out or --resume, got both; a new run: --resume RUN@NUMBER"),
+    ("--snapshots s", r"train: expected --snapshots or --resume, got both"),
     ("--weights w", r"train: expected --weights or --resume, got both"),
     ("--seed 1 --lease-s 0", r"--lease-s: expected more than 0 s"),
 ]
@@ -391,13 +405,17 @@ def test_resume_of_a_damaged_snapshot(downpour: Run, job: Path, earlier: Path) -
     """A file that lost its end is named."""
     path = earlier / "snapshots/7/shard-1.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    line = r"snapshot \S*run/snapshots/7/shard-1\.safetensors: expected \d+ bytes with checksum"
+    line = (
+        r"snapshot \S*run/snapshots/7/shard-1\.safetensors: expected \d+ bytes, got \d+;"
+        r" no other snapshot in \S*run/snapshots is whole"
+    )
     refuses(downpour, job, "train --resume run", line)
 
 
 def test_resume_of_nothing(downpour: Run, job: Path) -> None:
     """A folder that holds no run, and a run that has no snapshot yet."""
-    refuses(downpour, job, "train --resume data", r"settings \S*data/settings\.json: No such file")
+    line = r"data: expected a run folder or a place with snapshots, got none there"
+    refuses(downpour, job, "train --resume data", line)
     settings = TrainSettings(solver=job / "solver.prototxt", data=job / "data", out=job / "run")
     RunFolder.create(settings.out, settings.plain()).close()
     refuses(downpour, job, "train --resume run", r"no snapshot in \S*run/snapshots")

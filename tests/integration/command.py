@@ -104,7 +104,10 @@ def downpour(folder: Path, *arguments: object, **environ: str) -> Iterator[Child
 
 
 def snapshots(run: Path) -> list[int]:
-    return sorted(int(path.name) for path in (run / "snapshots").glob("[0-9]*"))
+    """The numbers of those that are whole."""
+    return sorted(
+        int(path.parent.name) for path in (run / "snapshots").glob("[0-9]*/manifest.json")
+    )
 
 
 def await_snapshots(run: Path, count: int, child: Child) -> None:
