@@ -54,8 +54,8 @@ def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | N
     inputs = _Inputs(settings)
     shelf = shelf_of(settings, settings.out)
     in_place = origin is not None and origin.run == settings.out
-    if not in_place:
-        _check_empty(shelf)
+    if not in_place and settings.snapshots is not None:
+        _check_empty(settings.snapshots)
     found = _found(origin, inputs) if origin is not None else None
     _reach_spark(settings.spark)
     open_folder = RunFolder.resume if in_place else RunFolder.create
