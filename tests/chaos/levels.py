@@ -29,7 +29,8 @@ def _always(_: Any) -> bool:
 class Level(NamedTuple):
     """A level's name, its promise in a sentence, and how to hold it to that.
 
-    `start` starts the shards with a folder for what they keep. `serving` names their processes as
+    `start` starts the shards at an address, with a folder for what they keep. `serving` names their
+    processes as
     they are at this moment: `shard 0`, `backup 0`, `coordinator`. `survives` are the kinds of kill
     that the promise covers, and `together` is how many shards may die in one round. `whole` says
     whether the level stands as it must for the next to die.
@@ -37,7 +38,7 @@ class Level(NamedTuple):
 
     name: str
     promise: str
-    start: Callable[[Sequence[ShardSpec], Path], AbstractContextManager[Any]]
+    start: Callable[[Sequence[ShardSpec], str, Path], AbstractContextManager[Any]]
     serving: Callable[[Any], Mapping[str, int]]
     survives: tuple[Kind, ...] = (Kind.KILL_WORKER,)
     together: int = 0
@@ -48,8 +49,8 @@ def _serving(hosts: ProcessShards) -> Mapping[str, int]:
     return {f"shard {number}": pid for number, pid in enumerate(hosts.pids)}
 
 
-def _memory(specs: Sequence[ShardSpec], _: Path) -> AbstractContextManager[ProcessShards]:
-    return process_shards(specs, host="0.0.0.0")
+def _memory(specs: Sequence[ShardSpec], host: str, _: Path) -> AbstractContextManager[Any]:
+    return process_shards(specs, host=host)
 
 
 MEMORY = Level(

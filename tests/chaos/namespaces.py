@@ -24,6 +24,8 @@ from typing import NoReturn
 from tests.chaos.schedule import Kind
 
 _NEWNS, _NEWNET = 0x00020000, 0x40000000
+HERE = "10.77.255.1"
+"""The harness's address in its own namespace, which all links lead to."""
 _NOWHERE = "02:00:00:00:00:99"
 _MOVED_S = 10.0
 
@@ -42,10 +44,11 @@ def missing() -> str | None:
 
 
 def move_into_own() -> None:
-    """Leave this machine's network for an empty one, and keep what is mounted from now on here."""
+    """Leave this machine's network for one with HERE alone, and keep here what is mounted now."""
     _check(ctypes.CDLL(None, use_errno=True).unshare(_NEWNET | _NEWNS), "unshare")
     run("mount", "--make-rprivate", "/")
     run("ip", "link", "set", "lo", "up")
+    run("ip", "addr", "add", f"{HERE}/32", "dev", "lo")
 
 
 def keep_space() -> NoReturn:
@@ -69,7 +72,7 @@ def small_disk(folder: Path, size: str) -> None:
 
 
 class Link:
-    """A pair of devices from this namespace to a holder's; `near` is the address at this end."""
+    """A pair of devices from this namespace to a holder's, by which HERE is reached from there."""
 
     def __init__(self, number: int, holder: int) -> None:
         until = time.monotonic() + _MOVED_S
@@ -86,6 +89,7 @@ class Link:
         self._far("link", "set", "lo", "up")
         self._far("addr", "add", f"{self.far}/24", "dev", self._far_device)
         self._far("link", "set", self._far_device, "up")
+        self._far("route", "add", f"{HERE}/32", "via", self.near, "src", self.far, "metric", "9")
 
     @contextmanager
     def cut(self, kind: Kind) -> Iterator[None]:
@@ -96,7 +100,7 @@ class Link:
                     self._near("link", "set", self._near_device, "down")
                     healing.callback(self._near, "link", "set", self._near_device, "up")
                 case Kind.BLACKHOLE:
-                    route = ("blackhole", f"{self.near}/32")
+                    route = ("blackhole", f"{HERE}/32", "metric", "1")
                     self._far("route", "add", *route)
                     healing.callback(self._far, "route", "del", *route)
                 case Kind.LOSS_ONE_WAY:

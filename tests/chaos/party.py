@@ -44,6 +44,7 @@ class Plan(NamedTuple):
     floats: int
     bound: int | None
     rest_s: float
+    host: str
 
 
 class Party:
@@ -77,15 +78,14 @@ class Party:
         here = self.folder / "cluster.json"
         self.hosts.cluster.save(here)
         for number, name in enumerate(self.names):
-            space, path = None, here
-            if number >= self.plan.workers - self.plan.linked:
-                space, path = self._link(number)
+            linked = number >= self.plan.workers - self.plan.linked
+            space = self._link(number) if linked else None
             self.lives[name] = Life(
                 number=number,
                 workers=self.plan.workers,
                 incarnation=0,
                 folder=str(self.folder),
-                cluster=str(path),
+                cluster=str(here),
                 transport=_TRANSPORTS[number % len(_TRANSPORTS)] if space is None else "tcp",
                 burst=1 + number % 3,
                 rest_s=self.plan.rest_s,
@@ -94,15 +94,11 @@ class Party:
             self.begin(name)
         self.await_acknowledged(dict.fromkeys(self.names, 0.0))
 
-    def _link(self, number: int) -> tuple[int, Path]:
-        """Lay a link to worker `number`: who holds its end, and the shards as seen from there."""
+    def _link(self, number: int) -> int:
+        """Lay a link for worker `number`; returns the process that holds its end."""
         space = self.zygote.space()
-        link = self.links[f"w{number}"] = Link(number, space)
-        cluster = self.hosts.cluster
-        seen = tuple(f"tcp://{link.near}:{at.rsplit(':', 1)[1]}" for at in cluster.endpoints)
-        path = self.folder / f"cluster-w{number}.json"
-        msgspec.structs.replace(cluster, endpoints=seen).save(path)
-        return space, path
+        self.links[f"w{number}"] = Link(number, space)
+        return space
 
     def begin(self, name: str) -> None:
         """Begin the next life of a worker."""
@@ -224,7 +220,7 @@ def party(plan: Plan, folder: Path, *, disk: bool) -> Iterator[Party]:
     )
     with ExitStack() as stack:
         zygote = stack.enter_context(Zygote())
-        hosts = stack.enter_context(plan.level.start(specs, folder))
+        hosts = stack.enter_context(plan.level.start(specs, plan.host, folder))
         with Console(hosts.cluster) as console:
             console.install(np.zeros(table.size, np.float32))
         running = Party(plan, folder, hosts, zygote)

@@ -148,6 +148,7 @@ def main() -> int:
         floats=given.floats,
         bound=given.bound,
         rest_s=given.rest_ms / 1e3,
+        host=namespaces.HERE if given.spaces else "127.0.0.1",
     )
     print(f"level {plan.level.name}: {plan.level.promise}", flush=True)
     folder = FOLDER.absolute() / f"{given.level}-{given.seed}"

@@ -93,7 +93,7 @@ def _faults(dice: random.Random, kind: Kind, mix: Mix) -> Iterator[Fault]:
         case Kind.KILL_WORKER:
             most = len(mix.targets[kind])
         case Kind.KILL_SHARD:
-            most = mix.together
+            most = min(mix.together, len(mix.targets[kind]))
         case _:
             most = 1
     for target in dice.sample(list(mix.targets[kind]), dice.randint(1, most)):
