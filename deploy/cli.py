@@ -186,7 +186,7 @@ def train(
         bool | None,
         typer.Option(
             "--plaintext",
-            help="Allow --bind beyond loopback without encryption.",
+            help="Leave out encryption and keys where --bind is beyond loopback.",
             rich_help_panel=_PLACE,
         ),
     ] = None,

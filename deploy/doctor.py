@@ -68,7 +68,7 @@ def diagnose(
             except Unreachable as error:
                 failed.append(str(error))
             except DownpourError as error:
-                failed.append(f"shard {shard} at {cluster.endpoints[shard]}: {error}")
+                failed.append(f"shard {shard} at {cluster.where(shard)}: {error}")
     shard_bytes = [
         _FLOAT_BYTES * sum(len(keys) for keys in ranges) for ranges in cluster.map.ranges
     ]
@@ -76,7 +76,7 @@ def diagnose(
     return Diagnosis(
         job=cluster.job,
         bound=cluster.bound,
-        endpoints=cluster.endpoints,
+        endpoints=tuple(map(cluster.where, range(cluster.map.shards))),
         step_bytes=sum(shard_bytes),
         links=tuple(links),
         failed=tuple(failed),

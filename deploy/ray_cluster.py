@@ -16,15 +16,17 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.resources import files
+from pathlib import Path
 from platform import python_version
 from typing import Any
 from urllib.parse import urlsplit
 
 import ray
 
+from ps.private import check_private
 from ps.reach import reach
 from shards.errors import BadInput, GiveUp, WrongBuild
 from worker.shipping import PACKAGES
@@ -133,6 +135,23 @@ def _try(address: str) -> None:
         ) from None
     if done.returncode:
         raise refusal(address, done.stderr)
+
+
+def check_token(environ: Mapping[str, str]) -> None:
+    """Raise BadInput unless Ray asks for a token here, and the file that holds it is this user's.
+
+    Whoever can speak to Ray can run code where the shards are, and none of their keys would matter.
+    """
+    if environ.get("RAY_AUTH_MODE", "").lower() != "token":
+        raise BadInput(
+            "Ray: expected RAY_AUTH_MODE=token where shards are open to other hosts, got"
+            f" {environ.get('RAY_AUTH_MODE') or 'none'}: start the cluster with it, and set it here"
+            " (docs/security.md), or say --plaintext"
+        )
+    if environ.get("RAY_AUTH_TOKEN"):  # from whoever started this process, as Kubernetes does
+        return
+    path = Path(environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
+    check_private(path, "Ray's token")
 
 
 def refusal(address: str, printed: str) -> GiveUp:

@@ -13,6 +13,7 @@ from cupy_kernels.types import Precision
 from ps.compression import NONE, Compression
 from ps.hosting import Home, ShardDevice
 from ps.link_model import LinkModel, parse_link
+from ps.reach import on_this_host
 from ps.shelf import Keep
 from ps.transport import Transport
 from shards.errors import BadInput
@@ -30,7 +31,8 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     The options of a strategy are None where its own default holds. `ray` and `spark` are addresses
     of running clusters (None: embedded ones); `workers` is the number of partitions the data is
     trained in. Shards live in Ray or in processes of this machine, as `shards_in` says, and listen
-    on the host `bind`, from `port` upwards (0: wherever is free). Workers compute on a `device`
+    on the host `bind`, from `port` upwards (0: wherever is free), encrypted and closed to strangers
+    where other hosts can reach them, unless `plaintext`. Workers compute on a `device`
     ("auto", "cpu", "gpu", "gpu:N"), a GPU with products in `precision`; shards on a
     `shard_device`. `link` describes a slow link to put
     each worker behind; `transport` carries the data on one host; `compress` and `compress_pull` say
@@ -86,11 +88,6 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise BadInput(f"--port: expected 0 to {last}, got {self.port}")
         if ":" in self.bind:
             raise BadInput(f"--bind: expected an IPv4 address, got {self.bind}")
-        if self.bind != "localhost" and not self.bind.startswith("127.") and not self.plaintext:
-            raise BadInput(
-                f"--bind {self.bind}: weights and gradients would cross the network unencrypted and"
-                " unauthenticated; on a network you trust, say so with --plaintext"
-            )
         if self.ray is not None and self.shards_in is not Home.RAY:
             raise BadInput(
                 f"--ray {self.ray}: expected shards in Ray, got --shards-in {self.shards_in}"
@@ -103,6 +100,11 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
         self.build_interval()
         self.build_keep()
         self.build_strategy().check(self.staleness, self.prefetch)
+
+    @property
+    def guarded(self) -> bool:
+        """Whether shards speak CURVE: others than this host can reach them, and nobody said not."""
+        return not on_this_host(self.bind) and not self.plaintext
 
     def build_strategy(self) -> Strategy:
         """The strategy these settings name; raises BadInput for one that does not exist."""

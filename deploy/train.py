@@ -57,6 +57,7 @@ def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | N
     if not in_place and settings.snapshots is not None:
         _check_empty(settings.snapshots)
     found = _found(origin, inputs) if origin is not None else None
+    _check_guarded(settings)
     _reach_spark(settings.spark)
     open_folder = RunFolder.resume if in_place else RunFolder.create
     with (
@@ -136,6 +137,7 @@ class _Inputs:
             shard_device=settings.shard_device,
             bind=settings.bind,
             port=settings.port,
+            plaintext=settings.plaintext,
             link=settings.build_link(),
             transport=settings.transport,
             compression=settings.build_compression(),
@@ -225,6 +227,18 @@ class _Observer:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _check_guarded(settings: TrainSettings) -> None:
+    """Raise BadInput where Ray or Spark would let in whom the shards keep out."""
+    if not settings.guarded:
+        return
+    if settings.ray is not None:
+        from deploy.ray_cluster import check_token
+
+        check_token(os.environ)
+    if settings.spark is not None:
+        spark_settings.check_connect(settings.spark)
 
 
 def _reach_spark(url: str | None) -> None:

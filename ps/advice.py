@@ -22,12 +22,13 @@ Done one after another a step takes C + R + U + D. What can be hidden, and by wh
 
 import math
 from collections.abc import Sequence
-from ipaddress import ip_address
 
 import msgspec
 
 from ps.compression import NONE
+from ps.keys import address_of
 from ps.probing import LinkFigures
+from ps.reach import on_this_host
 from ps.stripes import stripes_for
 
 PIECE_BYTES = 1 << 20
@@ -165,10 +166,6 @@ def _window(link: LinkFigures, stripes: int) -> int:
 
 
 def _on_this_host(endpoint: str) -> bool:
-    if endpoint.startswith("ipc://"):
-        return True
-    host = endpoint.removeprefix("tcp://").rpartition(":")[0]
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
+    plain = address_of(endpoint).plain
+    host = plain.removeprefix("tcp://").rpartition(":")[0]
+    return plain.startswith("ipc://") or on_this_host(host)

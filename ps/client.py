@@ -134,6 +134,7 @@ class Client:
             transport=wanted,
             link=link,
             gradients=(in_flight or _LEAST) + _SPARE,
+            patience_s=patience_s,
         )
         self._arenas = Buffers(cluster.table.size, allocate)
         self._pinned = allocate is not on_the_heap
@@ -382,7 +383,7 @@ class Client:
                 self._greet()
         ready = self._session.ready
         self._renewal = _Renewal(
-            self._connection.endpoints, self._session, ready.lease_s / _RENEWALS_A_LEASE
+            self._connection.more_links, self._session, ready.lease_s / _RENEWALS_A_LEASE
         )
         # Or a client that was dropped without a word would hold back the others for ever.
         weakref.finalize(self, self._renewal.end)
@@ -576,9 +577,9 @@ def _read_only(arena: NDArray[np.float32]) -> NDArray[np.float32]:
 class _Renewal:
     """A thread with links of its own that keeps the lease while its owner computes."""
 
-    def __init__(self, endpoints: Sequence[str], session: Session, period_s: float) -> None:
+    def __init__(self, open_links: Callable[[], Links], session: Session, period_s: float) -> None:
         self._session = session
-        self._endpoints = endpoints
+        self._open_links = open_links
         self._period_s = period_s
         self._ended = threading.Event()
         self._failure: DownpourError | None = None
@@ -604,7 +605,7 @@ class _Renewal:
             self._failure = error
 
     def _renew_until_ended(self) -> None:
-        links = Links(self._endpoints)
+        links = self._open_links()
         try:
             while not self._ended.wait(self._period_s):
                 for shard, boot in enumerate(self._session.boots):

@@ -1,6 +1,8 @@
 """A cluster, described: everything that a worker or an SDK user needs to find a job's shards.
 
 It is a plain value that travels inside Spark's closures and in the run folder's `cluster.json`.
+Where shards speak CURVE it holds what lets its owner in (admission.py), so it is shown without its
+secrets, and workers are given one without the operator's key.
 """
 
 from pathlib import Path
@@ -8,14 +10,27 @@ from pathlib import Path
 import msgspec
 
 from ps.build import build_id
+from ps.keys import address_of
+from ps.private import check_private, write_private
 from shards.errors import BadInput
 from shards.tables import DenseTable, ShardMap
+
+
+class Access(msgspec.Struct, frozen=True):
+    """What lets in: `token` workers, `operator` whoever started the job; secret halves of keys."""
+
+    token: str
+    operator: str = ""
+
+    def __repr__(self) -> str:
+        return "Access(...)"
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """One job: its table, who owns which keys, and where each shard listens.
 
-    `bound` is the staleness bound in steps, None for none; `endpoints[shard]` is a ZeroMQ address.
+    `bound` is the staleness bound in steps, None for none; `endpoints[shard]` is a ZeroMQ address,
+    or one that pins a key (keys.py); `access` is for those.
     """
 
     job: str
@@ -24,6 +39,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: tuple[str, ...]
     bound: int | None
     build: str = msgspec.field(default_factory=build_id)
+    access: Access | None = None
 
     def __post_init__(self) -> None:
         if len(self.endpoints) != self.map.shards:
@@ -44,18 +60,34 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         except msgspec.DecodeError as error:
             raise BadInput(f"cluster: {error}") from None
 
+    @property
+    def name(self) -> str:
+        """The job's name, without the part that is secret."""
+        return self.job.rpartition("-")[0] or self.job[:4]
+
+    def where(self, shard: int) -> str:
+        """The address of a shard, for people."""
+        return address_of(self.endpoints[shard]).plain
+
+    def for_workers(self) -> "Cluster":
+        """The same without the operator's key."""
+        if self.access is None:
+            return self
+        return msgspec.structs.replace(self, access=Access(self.access.token))
+
     def save(self, path: Path) -> None:
         """Write it as JSON that only this user can read."""
-        path.touch(mode=0o600)
-        path.chmod(0o600)  # it may have been there
-        path.write_bytes(msgspec.json.format(self.encode()))
+        write_private(path, msgspec.json.format(self.encode()))
 
     @staticmethod
     def load(path: Path) -> "Cluster":
-        """Read such a file; raises BadInput naming it."""
+        """Read such a file; raises BadInput naming it, also where others may read its secrets."""
         try:
-            return Cluster.decode(path.read_bytes())
+            cluster = Cluster.decode(path.read_bytes())
         except OSError as error:
             raise BadInput(f"cluster file {path}: {error.strerror}") from None
         except BadInput as error:
             raise BadInput(f"cluster file {path}: {error}") from None
+        if cluster.access is not None:
+            check_private(path, "cluster file")
+        return cluster

@@ -9,6 +9,8 @@ round trip is long (stripes.py).
 import math
 
 from ps.cluster import Cluster
+from ps.joining import join
+from ps.keys import address_of
 from ps.link_model import LinkModel
 from ps.links import Links
 from ps.slow_links import SlowLinks
@@ -32,10 +34,13 @@ class Connection:
         transport: Transport,
         link: LinkModel | None,
         gradients: int,
+        patience_s: float,
     ) -> None:
         """`gradients` are as many as may be in use at once, where memory is shared.
 
-        Raises BadInput when shared memory is asked for by name and there is no room.
+        Where shards speak CURVE, each is asked to let `worker` in, and waited for `patience_s`.
+        Raises what `join` does, and BadInput when shared memory is asked for by name and there is
+        no room.
         """
         if link is not None and transport is Transport.AUTO:
             transport = Transport.TCP  # or the link would be passed by
@@ -47,8 +52,17 @@ class Connection:
             nearest(cluster.job, shard, endpoint, transport)
             for shard, endpoint in enumerate(reached_at)
         ]
-        self.sharing = self._share(gradients)
-        self.links = Links(self.endpoints, self.sharing)
+        try:
+            self._own = join(cluster, worker, self.endpoints, patience_s)
+            self.sharing = self._share(gradients)
+        except BaseException:
+            self.close_slow()
+            raise
+        self.links = Links(self.endpoints, self.sharing, self._own)
+
+    def more_links(self) -> Links:
+        """Further links to the same shards, of the same worker; whoever asks closes them."""
+        return Links(self.endpoints, own=self._own)
 
     def close(self) -> None:
         """Drop everything, without a word."""
@@ -68,7 +82,7 @@ class Connection:
         return tuple(
             "shm"
             if self.sharing is not None and self.sharing.shares_with(shard)
-            else address.partition(":")[0]
+            else address_of(address).plain.partition(":")[0]
             for shard, address in enumerate(self.endpoints)
         )
 
@@ -85,7 +99,7 @@ class Connection:
         For when nothing else is asked; waits up to `patience_s` for each.
         """
         for shard, endpoint in enumerate(self.endpoints):
-            if endpoint.startswith("tcp:"):
+            if endpoint.startswith(("tcp:", "curve:")):
                 size = 4 * sum(map(len, self._cluster.map.ranges[shard]))
                 self.links.stripe(shard, wanted or self._stripes_for(shard, size, patience_s))
         self.links.await_connections(patience_s)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ps.cluster import Cluster
 from ps.events import Unreachable
+from ps.joining import operator_key
 from ps.links import Links
 from shards import codec
 from shards.codec import Buffer
@@ -54,7 +55,7 @@ class Console:
 
     def __init__(self, cluster: Cluster, *, patience_s: float = 30.0) -> None:
         self.cluster = cluster
-        self._links = Links(cluster.endpoints)
+        self._links = Links(cluster.endpoints, own=operator_key(cluster))
         self._links.await_connections(min(_RETRY_S, patience_s))
         self._patience_s = patience_s
         self._request = 0
@@ -140,7 +141,7 @@ class Console:
             self._ask(
                 shard,
                 lambda request: Retire(request, self.cluster.job, self.cluster.table.name),
-                (successors.encode(),),
+                (successors.for_workers().encode(),),
             )
 
     def read(self) -> NDArray[np.float32]:
@@ -216,7 +217,7 @@ class Console:
             now = time.monotonic()
             if now >= give_up_at:
                 raise Unreachable(
-                    f"shard {missing[0]} at {self.cluster.endpoints[missing[0]]} has not answered"
+                    f"shard {missing[0]} at {self.cluster.where(missing[0])} has not answered"
                     f" {type(message).__name__.lower()} for {self._patience_s:g} s",
                     missing[0],
                 )

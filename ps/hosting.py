@@ -14,8 +14,10 @@ from typing import Protocol
 
 from cupy_kernels.device import gpu
 from cupy_kernels.places import GPU, HOST, Place
+from ps.admission import Admission, issue
 from ps.build import build_id
-from ps.cluster import Cluster
+from ps.cluster import Access, Cluster
+from ps.reach import on_this_host
 from ps.server import Server
 from ps.transport import Transport
 from shards.errors import BadInput, WrongBuild
@@ -60,17 +62,33 @@ def start_shards(
     port: int = 0,
     transport: Transport = Transport.AUTO,
     device: ShardDevice = ShardDevice.CPU,
+    secure: bool | None = None,
 ) -> AbstractContextManager[Hosts]:
     """Start one shard a spec at `home`; see `ray_shards` and `process_shards`."""
     match home:
         case Home.RAY:
             from ps.ray_host import ray_shards
 
-            return ray_shards(specs, host=host, port=port, transport=transport, device=device)
+            return ray_shards(
+                specs, host=host, port=port, transport=transport, device=device, secure=secure
+            )
         case Home.PROCESSES:
             from ps.process_host import process_shards
 
-            return process_shards(specs, host=host, port=port, transport=transport, device=device)
+            return process_shards(
+                specs, host=host, port=port, transport=transport, device=device, secure=secure
+            )
+
+
+def keys_for(
+    specs: Sequence[ShardSpec], host: str, secure: bool | None
+) -> tuple[Access | None, Admission | None]:
+    """What lets into a job on `host`, and what its shards are told of it; nothing if anybody may.
+
+    `secure` None is what everybody should have: keys wherever others than this host reach it.
+    """
+    wanted = not on_this_host(host) if secure is None else secure
+    return issue(specs[0].workers) if wanted else (None, None)
 
 
 def bind_address(host: str, port: int, shard: int) -> str:
@@ -88,10 +106,16 @@ def place_of(device: ShardDevice) -> Place:
     return GPU if device is ShardDevice.GPU else HOST
 
 
-def serve(spec: ShardSpec, bind: str, transport: Transport, device: ShardDevice) -> Server:
+def serve(
+    spec: ShardSpec,
+    bind: str,
+    transport: Transport,
+    device: ShardDevice,
+    admission: Admission | None,
+) -> Server:
     """A server for `spec`, not started yet; its life is numbered by the time of its birth."""
     boot, place = time.time_ns() // 1000, place_of(device)
-    return Server(spec, boot=boot, bind=bind, transport=transport, place=place)
+    return Server(spec, boot, bind, transport, place, admission, plaintext=admission is None)
 
 
 def told_as(endpoint: str, own_address: str) -> str:

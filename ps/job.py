@@ -7,7 +7,7 @@ from math import inf
 import msgspec
 
 from ps.build import build_id
-from ps.cluster import Cluster
+from ps.cluster import Access, Cluster
 from shards.errors import BadInput
 from shards.rules import SGD, Decay, Rule
 from shards.schedules import Fixed, Schedule
@@ -73,8 +73,13 @@ def successors(specs: Sequence[ShardSpec], shards: int) -> list[ShardSpec]:
     return [msgspec.structs.replace(first, shard=shard, map=shard_map) for shard in range(shards)]
 
 
-def describe(specs: Sequence[ShardSpec], endpoints: Sequence[str]) -> Cluster:
-    """The cluster that these shards form once they listen at `endpoints`."""
+def describe(
+    specs: Sequence[ShardSpec], endpoints: Sequence[str], access: Access | None = None
+) -> Cluster:
+    """The cluster that these shards form once they listen at `endpoints`.
+
+    `access` lets in, where they speak CURVE.
+    """
     first = specs[0]
     return Cluster(
         job=first.job,
@@ -83,4 +88,5 @@ def describe(specs: Sequence[ShardSpec], endpoints: Sequence[str]) -> Cluster:
         endpoints=tuple(endpoints),
         bound=first.bound,
         build=first.build,
+        access=access,
     )

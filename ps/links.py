@@ -9,20 +9,23 @@ import contextlib
 import math
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from secrets import token_bytes
 
 import zmq
 
+from ps.handshake import fault_at
+from ps.keys import KeyPair, address_of, expect
 from ps.leaving import Leaving
 from ps.memory import Surplus, keep_large_blocks
 from ps.stripes import TOKEN_BYTES, Cutter, Gatherer
 from ps.worker_side import WorkerSide
 from shards import codec
 from shards.codec import Buffer, Frames
-from shards.errors import BadInput, BadMessage
+from shards.errors import BadInput, BadMessage, GiveUp
 from shards.messages import Message, Reply
 
+_LOOK_AFTER_S = 1.0
 _UNFINISHED_BYTES = 1 << 30  # of answers that have come in part, at most
 
 # How a dead link is noticed: by TCP's own means. ZeroMQ's heartbeats wait behind the message that
@@ -54,12 +57,21 @@ def _drop(context: "zmq.Context[zmq.Socket[bytes]]", _: Sequence[zmq.Socket[byte
 class Links:
     """Connections to `endpoints`; shard numbers are positions in it. Not for use by two threads."""
 
-    def __init__(self, endpoints: Sequence[str], sharing: WorkerSide | None = None) -> None:
-        """`sharing` lets arrays in shared memory go as references; its owner closes it."""
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        sharing: WorkerSide | None = None,
+        own: KeyPair | None = None,
+    ) -> None:
+        """`sharing` lets arrays in shared memory go as references; its owner closes it.
+
+        `own` is shown to shards whose endpoints pin a key.
+        """
         keep_large_blocks()
         self._sharing = sharing
         self._surplus = Surplus()
         self._leaving = Leaving()
+        self._own = own
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         self._sockets: list[zmq.Socket[bytes]] = []
@@ -80,12 +92,17 @@ class Links:
             *NOTICE_THE_DEAD,
         ):
             socket.setsockopt(option, value)
+        plain, key = address_of(endpoint)
+        if key:
+            assert self._own is not None, "whoever opens links has a key where one is wanted"
+            expect(socket, key, self._own)
         try:
-            socket.connect(endpoint)
+            socket.connect(plain)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise BadInput(
-                f"shard endpoint: expected tcp://HOST:PORT or ipc://PATH, got {endpoint!r}"
+                f"shard endpoint: expected tcp://HOST:PORT, curve://KEY@HOST:PORT or"
+                f" ipc://PATH, got {endpoint!r}"
                 f" ({zmq.strerror(error.errno or 0)})"
             ) from None
         self._poller.register(socket, zmq.POLLIN)
@@ -101,14 +118,35 @@ class Links:
         own += [self._connect(self.endpoints[shard]) for _ in range(stripes - len(own))]
 
     def await_connections(self, timeout_s: float) -> None:
-        """Wait until every shard has been reached, or `timeout_s`: what is sent before is lost."""
+        """Wait until every shard has been reached, or `timeout_s`: what is sent before is lost.
+
+        Raises GiveUp when one that was not has turned us away, or is not who it should be.
+        """
+        unreached = self._unreached(self._sockets, min(timeout_s, _LOOK_AFTER_S))
+        if unreached:
+            self._look_into(unreached)
+        self._unreached(unreached, timeout_s - _LOOK_AFTER_S)
+
+    def _unreached(
+        self, sockets: Collection[zmq.Socket[bytes]], timeout_s: float
+    ) -> set[zmq.Socket[bytes]]:
+        """Which have no connection by then."""
         waiting = zmq.Poller()
-        for socket in self._sockets:
+        for socket in sockets:
             waiting.register(socket, zmq.POLLOUT)
         until = time.monotonic() + timeout_s
         while waiting.sockets and (left_s := until - time.monotonic()) > 0:
             for socket, _ in waiting.poll(math.ceil(left_s * 1000)):
                 waiting.unregister(socket)
+        return {socket for socket, _ in waiting.sockets}
+
+    def _look_into(self, unreached: set[zmq.Socket[bytes]]) -> None:
+        """Raise GiveUp where waiting is of no use."""
+        for shard, stripes in enumerate(self._stripes):
+            missing = unreached.intersection(stripes)
+            if missing and (fault := fault_at(self.endpoints[shard], self._own)):
+                where = address_of(self.endpoints[shard]).plain
+                raise GiveUp(f"shard {shard} at {where}: {fault}")
 
     def round_trip_s(self, shard: int, message: Message, timeout_s: float) -> float:
         """How long `message` takes to be answered, `timeout_s` at most; other answers are dropped.
@@ -164,7 +202,7 @@ class Links:
             told = codec.disclose(parts[0], parts[1:]) if parts else []
             return [(codec.decode_reply(header), own) for header, own in told]
         except BadMessage as error:
-            raise BadMessage(f"{self.endpoints[shard]}: {error}") from None
+            raise BadMessage(f"{address_of(self.endpoints[shard]).plain}: {error}") from None
 
     def _opened(self, shard: int, came: list[Buffer]) -> list[Buffer] | None:
         """The envelope that has come, or is whole with this part of it."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ps.cluster import Cluster
 from ps.console import Console
-from ps.hosting import ShardDevice, place_of
+from ps.hosting import ShardDevice, keys_for, place_of
 from ps.job import describe
 from ps.server import Server
 from ps.transport import Transport
@@ -25,19 +25,24 @@ def local_shards(
     *,
     transport: Transport = Transport.AUTO,
     device: ShardDevice = ShardDevice.CPU,
+    secure: bool = False,
 ) -> Iterator[Cluster]:
     """Serve `specs` on loopback while the context lasts.
 
     `weights`, float32 of shape (table.size,), is installed first (default: zeros). `transport` is
-    what workers are offered beside TCP (transport.py); `device` what holds the weights.
+    what workers are offered beside TCP (transport.py); `device` what holds the weights;
+    `secure` has TCP speak CURVE, as it does beyond loopback.
     """
     place = place_of(device)
+    access, admission = keys_for(specs, "127.0.0.1", secure)
     with ExitStack() as stack:
         servers = [
-            stack.enter_context(Server(spec, boot=1, transport=transport, place=place))
+            stack.enter_context(
+                Server(spec, boot=1, transport=transport, place=place, admission=admission)
+            )
             for spec in specs
         ]
-        cluster = describe(specs, [server.endpoint for server in servers])
+        cluster = describe(specs, [server.endpoint for server in servers], access)
         with Console(cluster) as console:
             console.install(cluster.table.empty() if weights is None else weights)
         yield cluster

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
+from ps.admission import Admission
 from ps.hosting import ShardDevice
 from ps.transport import Transport
 from shards.spec import ShardSpec
@@ -21,13 +22,14 @@ _LENGTH_BYTES = 8
 class Order(msgspec.Struct, frozen=True):
     """What the parent wants: a shard on a device, listening on the ZeroMQ address `bind`.
 
-    `transport` is what it offers beside.
+    `transport` is what it offers beside; `admission` who is let in, None for anybody.
     """
 
     spec: ShardSpec
     bind: str
     transport: Transport
     device: ShardDevice
+    admission: Admission | None = None
 
 
 class Listening(msgspec.Struct, frozen=True, tag=True):

@@ -16,6 +16,8 @@ import msgspec
 
 from ps.cluster import Cluster
 from ps.events import Unreachable
+from ps.joining import operator_key
+from ps.keys import KeyPair
 from ps.links import Links
 from shards.messages import Probe, Probed, Refusal
 from shards.refusals import error_of
@@ -72,8 +74,10 @@ def measure_link(
     shard when it stays silent for `patience_s`, or what it refuses with.
     """
 
+    own = operator_key(cluster)
+
     def connected(connections: int) -> "closing[_Prober]":
-        return closing(_Prober(cluster, shard, endpoints[shard], connections, patience_s))
+        return closing(_Prober(cluster, shard, endpoints[shard], connections, patience_s, own))
 
     with connected(1) as one:
         trips = one.round_trips()
@@ -123,12 +127,18 @@ class _Prober:
     """Connections to one shard, and the probes in flight on them."""
 
     def __init__(
-        self, cluster: Cluster, shard: int, endpoint: str, connections: int, patience_s: float
+        self,
+        cluster: Cluster,
+        shard: int,
+        endpoint: str,
+        connections: int,
+        patience_s: float,
+        own: KeyPair | None,
     ) -> None:
         self._cluster = cluster
         self._shard = shard
         self._patience_s = patience_s
-        self._links = Links([endpoint] * connections)
+        self._links = Links([endpoint] * connections, own=own)
         self._links.await_connections(patience_s)
         self._connections = connections
         self._request = 0
@@ -210,7 +220,7 @@ class _Prober:
             left_s = until - time.monotonic()
             if left_s <= 0:
                 raise Unreachable(
-                    f"shard {self._shard} at {self._cluster.endpoints[self._shard]} has not"
+                    f"shard {self._shard} at {self._cluster.where(self._shard)} has not"
                     f" answered a probe for {self._patience_s:g} s",
                     self._shard,
                 )

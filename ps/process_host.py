@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ps.cluster import Cluster
-from ps.hosting import START_S, ShardDevice, bind_address, check_build
+from ps.hosting import START_S, ShardDevice, bind_address, check_build, keys_for
 from ps.job import describe
 from ps.pipe import Failed, Listening, Order, hear, tell
 from ps.transport import Transport
@@ -57,24 +57,28 @@ def process_shards(
     port: int = 0,
     transport: Transport = Transport.AUTO,
     device: ShardDevice = ShardDevice.CPU,
+    secure: bool | None = None,
 ) -> Iterator[ProcessShards]:
     """Start one process a spec; end them on leaving.
 
     Each listens on `host`, which for 0.0.0.0 is every address of this machine, and is told to
     workers as its own one. Shard i's port is `port + i`; 0 picks free ones. `transport` is what
     workers on this host are offered beside TCP. `device` says what holds the weights; on a GPU, it
-    is the first that this process may see, for all of them. The children import from where this
-    process does. Raises BadInput when a port cannot be bound or no GPU answers, GiveUp with the
-    cause when a shard does not start within a minute, WrongBuild when it runs other code.
+    is the first that this process may see, for all of them. Shards that other hosts can reach speak
+    CURVE and let in only who holds `cluster.access`, unless `secure` says otherwise. The children
+    import from where this process does. Raises BadInput when a port cannot be bound or no GPU
+    answers, GiveUp with the cause when a shard does not start within a minute, WrongBuild when it
+    runs other code.
     """
     children: list[_Child] = []
+    access, admission = keys_for(specs, host, secure)
     try:
         for spec in specs:
-            order = Order(spec, bind_address(host, port, spec.shard), transport, device)
+            order = Order(spec, bind_address(host, port, spec.shard), transport, device, admission)
             children.append(_Child(order))  # one by one, so that `finally` knows of each
         until = time.monotonic() + START_S
         endpoints = [child.endpoint(until) for child in children]
-        yield ProcessShards(describe(specs, endpoints), children)
+        yield ProcessShards(describe(specs, endpoints, access), children)
     finally:
         for child in children:
             child.ask_to_end()

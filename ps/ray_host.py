@@ -13,9 +13,10 @@ import msgspec
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
+from ps.admission import Admission
 from ps.build import build_id
 from ps.cluster import Cluster
-from ps.hosting import START_S, ShardDevice, bind_address, check_build, serve, told_as
+from ps.hosting import START_S, ShardDevice, bind_address, check_build, keys_for, serve, told_as
 from ps.job import describe
 from ps.transport import Transport
 from shards.errors import BadInput, DownpourError, GiveUp
@@ -25,9 +26,14 @@ from shards.spec import ShardSpec
 class ShardActor:
     """One shard in one Ray actor. Its constructor takes values only."""
 
-    def __init__(self, spec: bytes, bind: str, transport: str, device: str) -> None:
+    def __init__(
+        self, spec: bytes, bind: str, transport: str, device: str, admission: bytes
+    ) -> None:
         told = msgspec.msgpack.decode(spec, type=ShardSpec)
-        self._server = serve(told, bind, Transport(transport), ShardDevice(device)).start()
+        # Public keys alone: its own secret one is made here and never leaves.
+        admits = msgspec.msgpack.decode(admission, type=Admission | None)
+        server = serve(told, bind, Transport(transport), ShardDevice(device), admits)
+        self._server = server.start()
 
     def endpoint(self) -> tuple[str, str]:
         """Where it listens, and the build it runs."""
@@ -69,14 +75,16 @@ def ray_shards(
     port: int = 0,
     transport: Transport = Transport.AUTO,
     device: ShardDevice = ShardDevice.CPU,
+    secure: bool | None = None,
 ) -> Iterator[RayShards]:
     """Start one actor a spec in the Ray that this process is connected to; end them on leaving.
 
     Each listens on `host`, which for 0.0.0.0 is every address of its node, and is told to workers
     as that node's own. Shard i's port is `port + i`; 0 picks free ones. With `device` gpu each asks
-    Ray for a GPU of its own. Raises BadInput when a port cannot be bound, or Ray has too few GPUs,
-    GiveUp when Ray has no room for the actors within a minute, WrongBuild when a
-    node runs other code.
+    Ray for a GPU of its own. Shards that other hosts can reach speak CURVE and let in only who
+    holds `cluster.access`, unless `secure` says otherwise. Raises BadInput when a port cannot be
+    bound, or Ray has too few GPUs, GiveUp when Ray has no room for the actors within a minute,
+    WrongBuild when a node runs other code.
     """
     if device is ShardDevice.GPU and (has := ray.cluster_resources().get("GPU", 0)) < len(specs):
         raise BadInput(
@@ -90,15 +98,20 @@ def ray_shards(
         max_restarts=0,
         scheduling_strategy="SPREAD",
     )
+    access, admission = keys_for(specs, host, secure)
     actors = [
         actor_class.remote(
-            msgspec.msgpack.encode(spec), bind_address(host, port, spec.shard), transport, device
+            msgspec.msgpack.encode(spec),
+            bind_address(host, port, spec.shard),
+            transport,
+            device,
+            msgspec.msgpack.encode(admission),
         )
         for spec in specs
     ]
     try:
         endpoints = [_endpoint(shard, actor) for shard, actor in enumerate(actors)]
-        yield RayShards(describe(specs, endpoints), actors)
+        yield RayShards(describe(specs, endpoints, access), actors)
     finally:
         for actor in actors:
             _end(actor)

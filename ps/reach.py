@@ -1,10 +1,11 @@
-"""Whether a server is there at all, and by which address this machine is seen.
+"""Whether a server is there at all, who could reach one, and by which address this machine is seen.
 
 Asked before a library that would wait a minute to say no.
 """
 
 import socket
 from collections.abc import Sequence
+from ipaddress import ip_address
 
 from shards.errors import BadInput
 
@@ -27,6 +28,17 @@ def reach(name: str, addresses: Sequence[tuple[str, int]], timeout_s: float = RE
         except OSError as error:
             problem = error.strerror or str(error)
     raise BadInput(f"{name}: expected a server that accepts connections, got: {problem}")
+
+
+def on_this_host(host: str) -> bool:
+    """Whether only this host's own processes reach what listens on `host`.
+
+    A name may come to mean anything, so none counts but localhost.
+    """
+    try:
+        return host == "localhost" or ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def own_address() -> str:

@@ -1,26 +1,27 @@
-"""A shard's reception: the ROUTER socket at which its clients arrive, and all that lies behind it.
+"""A shard's reception: where its clients arrive, and all that lies behind the entrance.
 
 It makes messages of bytes and bytes of answers; what is answered is the shard's affair, and whose
 shard that is, its owner's. Payloads are wrapped and sent without a copy; a peer that has gone or
 reads too slowly loses answers, which it will ask for again.
 """
 
-import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from secrets import token_bytes
 
 import zmq
 
+from ps.admission import Admission
+from ps.entrance import Entrance
 from ps.leaving import Leaving
 from ps.links import NOTICE_THE_DEAD
 from ps.memory import Surplus, keep_large_blocks
 from ps.shard_side import ShardSide
 from ps.stripes import TOKEN_BYTES, Cutter, Gatherer
-from ps.transport import Door, Transport
+from ps.transport import Transport
 from shards import codec
 from shards.codec import Buffer, Frames
-from shards.errors import BadInput, BadMessage, DownpourError
+from shards.errors import BadMessage, DownpourError
 from shards.messages import Message, Probe
 from shards.shard import Arrival, Outgoing, Shard
 from shards.spec import ShardSpec
@@ -42,8 +43,12 @@ class Reception:
         bind: str,
         transport: Transport,
         otherwise: Allocator,
+        admission: Admission | None = None,
+        *,
+        plaintext: bool = False,
     ) -> None:
-        """Bind at once, so that `endpoint` is known; raises BadInput when the address is taken.
+        """Bind at once, so that `endpoint` is known; raises BadInput as the entrance does, which
+        takes `admission` and `plaintext`.
 
         `transport` is what workers on this host are offered beside TCP (transport.py). What is sent
         of the weights is to lie in `sharing.buffers`, which `otherwise` makes where no memory is
@@ -51,24 +56,24 @@ class Reception:
         """
         keep_large_blocks()
         floats = sum(map(len, spec.map.ranges[spec.shard]))
-        self._spec = spec
         self.sharing = ShardSide(spec.job, wanted=transport.shares, otherwise=otherwise)
         self._cutter = Cutter(token_bytes(TOKEN_BYTES))
         self._gatherer = Gatherer(max(_QUEUE_BYTES, 4 * _LEAST_QUEUE * floats))
-        self.socket = context.socket(zmq.ROUTER)
-        for option, value in router_options(floats):
-            self.socket.setsockopt(option, value)
         try:
-            self.socket.bind(bind)
-        except zmq.ZMQError as error:
-            context.destroy(linger=0)
+            self._entrance = Entrance(
+                spec, context, bind, transport, router_options(floats), admission, plaintext
+            )
+        except BaseException:
             self.sharing.close()
-            reason = f"cannot listen on {bind!r}: {zmq.strerror(error.errno or 0)}"
-            raise BadInput(f"shard {spec.shard} {reason}") from None
-        self.endpoint: str = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._door = self._open_door(transport)
+            raise
+        self.endpoint = self._entrance.endpoint
         self._surplus = Surplus()
         self._leaving = Leaving()
+
+    @property
+    def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
+        """What to wait at; when one can be read, call `arrivals`."""
+        return self._entrance.sockets
 
     def arrivals(self, shard: Shard) -> list[Arrival]:
         """The messages that have come so far, but no more than a few, so that clocks are looked at.
@@ -77,10 +82,10 @@ class Reception:
         """
         arrivals: list[Arrival] = []
         seen: set[tuple[bytes, int]] = set()
-        for frames in self._arrived():
-            sender = frames[0].bytes
+        for sender, key, frames in self._entrance.received(_QUEUE):
+            self._surplus.received(sum(map(len, frames)))
             try:
-                for one in self._read(shard, sender, frames[1:]):
+                for one in self._read(shard, sender, key, frames):
                     # Copies of a request that were held up together want one answer.
                     asked = sender, one.message.request
                     if one.message.request == 0 or asked not in seen:
@@ -103,7 +108,10 @@ class Reception:
                 stripes = self._gatherer.addresses(to)
                 cut = self._cutter.cut(parts, len(stripes))
                 requests = [message.request for message, _ in together]
-                each = [(self.socket, [a, *part]) for a, part in zip(stripes, cut, strict=True)]
+                each = []
+                for address, part in zip(stripes, cut, strict=True):
+                    socket, name = self._entrance.to(address)
+                    each.append((socket, [name, *part]))
                 try:
                     self._hand_over(each, to, requests)
                 except zmq.ZMQError:
@@ -117,19 +125,7 @@ class Reception:
     def close(self) -> None:
         """Give back what the socket does not hold."""
         self.sharing.close()
-        if self._door is not None:
-            self._door.close()
-
-    def _open_door(self, transport: Transport) -> Door | None:
-        """A Unix socket beside the TCP port; None where it is not wanted or cannot be had."""
-        if transport is Transport.TCP or not self.endpoint.startswith("tcp://"):
-            return None
-        try:
-            door = Door(self._spec.job, self._spec.shard, self.endpoint)
-        except OSError:
-            return None
-        self.socket.bind(door.address)
-        return door
+        self._entrance.close()
 
     def _hand_over(
         self,
@@ -143,18 +139,17 @@ class Reception:
         except zmq.Again:
             # ZeroMQ looks only now and then whether its own thread has made room; asked for its
             # events, it looks at once.
-            self.socket.getsockopt(zmq.EVENTS)
+            for socket, _ in each:
+                socket.getsockopt(zmq.EVENTS)
             self._leaving.send(each, to, requests)
 
-    def _arrived(self) -> Iterator[list[zmq.Frame]]:
-        with contextlib.suppress(zmq.Again):
-            for _ in range(_QUEUE):
-                frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-                self._surplus.received(sum(map(len, frames)))
-                yield frames
+    def _read(
+        self, shard: Shard, sender: bytes, key: str, frames: Sequence[zmq.Frame]
+    ) -> Iterator[Arrival]:
+        """The messages in what `sender` sent; raises BadMessage at one that is none.
 
-    def _read(self, shard: Shard, sender: bytes, frames: Sequence[zmq.Frame]) -> Iterator[Arrival]:
-        """The messages in what `sender` sent; raises BadMessage at one that is none."""
+        What the holder of `key` may not say is refused.
+        """
         whole = self._gatherer.take(sender, [frame.buffer for frame in frames])
         if whole is None:
             return
@@ -165,6 +160,11 @@ class Reception:
             raise BadMessage("expected a header, got an empty message")
         for header, own in codec.disclose(parts[0], parts[1:]):
             message = codec.decode_asked(header)
+            try:
+                self._entrance.check(key, message)
+            except DownpourError as error:
+                self.send([shard.refuse(sender, message.request, error)])
+                continue
             if isinstance(message, Probe):
                 told = {"unix_s": time.time(), "cpu_s": time.process_time()}
                 self.send([shard.probed(sender, message, own, **told)])

@@ -5,6 +5,7 @@ import time
 import zmq
 
 from cupy_kernels.places import HOST, Place
+from ps.admission import Admission
 from ps.links import drop_with
 from ps.looping import Looping
 from ps.reception import Reception
@@ -24,15 +25,23 @@ class Server(Looping):
         bind: str = "tcp://127.0.0.1:*",
         transport: Transport = Transport.AUTO,
         place: Place = HOST,
+        admission: Admission | None = None,
+        *,
+        plaintext: bool = False,
     ) -> None:
         """Bind at once, so that `endpoint` is known; raises BadInput when the address is taken.
+
+        Where others than this host can reach it, `admission` says who may, or `plaintext` that
+        anybody may; with neither it raises BadInput (entrance.py).
 
         `transport` is what workers on this host are offered beside TCP (transport.py); `place` is
         where weights and slots live.
         """
         context = zmq.Context()
-        self._reception = Reception(spec, context, bind, transport, staging(place))
-        drop_with(self, context, (self._reception.socket,))
+        self._reception = Reception(
+            spec, context, bind, transport, staging(place), admission, plaintext=plaintext
+        )
+        drop_with(self, context, self._reception.sockets)
         super().__init__(f"shard-{spec.shard}", context)
         self.endpoint = self._reception.endpoint
         self.shard = Shard(spec, boot, self._reception.sharing.buffers, place)
@@ -44,8 +53,8 @@ class Server(Looping):
 
     def _loop(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._reception.socket, zmq.POLLIN)
-        poller.register(self._wake_in, zmq.POLLIN)
+        for socket in (*self._reception.sockets, self._wake_in):
+            poller.register(socket, zmq.POLLIN)
         period = self.shard.spec.lease_s / 4
         tick_at = time.monotonic() + period
         while True:
@@ -53,7 +62,7 @@ class Server(Looping):
             ready = dict(poller.poll(timeout_ms))
             if self._wake_in in ready:
                 return
-            if self._reception.socket in ready:
+            if not ready.keys().isdisjoint(self._reception.sockets):
                 self._take_turn()
             if time.monotonic() >= tick_at:
                 self._reception.send(self.shard.tick(time.monotonic()))

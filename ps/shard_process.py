@@ -26,7 +26,9 @@ def main() -> int:
     if order is None:
         return 0
     try:
-        with serve(order.spec, order.bind, order.transport, order.device) as server:
+        with serve(
+            order.spec, order.bind, order.transport, order.device, order.admission
+        ) as server:
             tell(answers, Listening(told_as(server.endpoint, own_address()), build_id()))
             threading.Thread(target=_end_with_parent, args=(server,), daemon=True).start()
             server.wait()

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from errno import EAGAIN, EINPROGRESS
 from itertools import count
 
+from ps.keys import address_of, pinned
 from ps.link_model import Lane, LinkModel, Stream
 from shards.errors import BadInput
 
@@ -24,7 +25,7 @@ _GONE = select.POLLERR | select.POLLHUP | select.POLLNVAL
 
 
 class SlowLinks:
-    """Forwards `endpoints` (tcp:// or ipc://) in a thread until `close`.
+    """Forwards `endpoints` (tcp://, curve:// or ipc://) in a thread until `close`.
 
     `name` joins the model's seed, so that each worker's link has a chance of its own.
     """
@@ -35,9 +36,15 @@ class SlowLinks:
         since = time.monotonic()
         self._lanes = Lane(model, self._seed, since), Lane(model, self._seed, since)
         self._numbers = count()
-        self._addresses = [_address(endpoint) for endpoint in endpoints]
+        whole = [address_of(endpoint) for endpoint in endpoints]
+        self._addresses = [_address(address.plain) for address in whole]
         self._doors = [socket.create_server(("127.0.0.1", 0)) for _ in endpoints]
-        self.endpoints = tuple(f"tcp://127.0.0.1:{door.getsockname()[1]}" for door in self._doors)
+        local = [f"tcp://127.0.0.1:{door.getsockname()[1]}" for door in self._doors]
+        # The line carries what it does not understand: who is expected behind it stays the same.
+        self.endpoints = tuple(
+            pinned(near, far.key) if far.key else near
+            for near, far in zip(local, whole, strict=True)
+        )
         for door in self._doors:
             door.setblocking(False)
         self._woken, self._waker = socket.socketpair()

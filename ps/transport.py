@@ -15,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from ps import claims
+from ps.keys import address_of
 from shards.errors import BadInput
 
 _SOCKET = "socket"
@@ -60,7 +61,7 @@ def nearest(job: str, shard: int, endpoint: str, transport: Transport) -> str:
 
     Raises BadInput when `transport` insists on one and there is none.
     """
-    if transport is Transport.TCP or not endpoint.startswith("tcp://"):
+    if transport is Transport.TCP or not address_of(endpoint).plain.startswith("tcp://"):
         return endpoint
     folder = _folder(job, shard, endpoint)
     if _is_ours(folder):

@@ -32,6 +32,7 @@ from worker.shipping import pack
 __all__ = [
     "DataFrame",
     "SparkSession",
+    "check_guarded",
     "interrupt",
     "partition_count",
     "partitions",
@@ -118,6 +119,22 @@ def interrupt(df: DataFrame, tag: str) -> None:
 def runs_here(df: DataFrame) -> bool:
     """Whether the tasks over `df` are known to run on this machine."""
     return hasattr(df, "_jdf") and str(df.sparkSession.sparkContext.master).startswith("local")
+
+
+def check_guarded(df: DataFrame) -> None:
+    """Raise BadInput where a secret in a closure over `df` could be overheard."""
+    session = df.sparkSession
+    if hasattr(df, "_jdf"):
+        conf = session.sparkContext.getConf()
+        settings = {name: conf.get(name) for name in spark_settings.GUARDS}
+        spark_settings.check_guarded(str(session.sparkContext.master), settings)
+        return
+    try:
+        settings = {name: session.conf.get(name, None) for name in spark_settings.GUARDS}
+        master = str(session.conf.get("spark.master", ""))
+    except _SPARK_ERRORS as error:
+        raise GiveUp(f"Spark Connect does not tell its settings: {reason(error)}") from None
+    spark_settings.check_guarded(master, settings)
 
 
 def partition_count(df: DataFrame) -> int:

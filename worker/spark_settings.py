@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ps.reach import on_this_host
 from shards.errors import BadInput
 
 # A worker is one thread of BLAS: threads of several workers on one core only get in each other's
@@ -21,6 +22,7 @@ ONE_THREAD = {
 }
 # A killed Python worker is a failed attempt of its task; local[N] would fail the whole job on it.
 _ATTEMPTS = 4
+GUARDS = ("spark.authenticate", "spark.network.crypto.enabled")
 _DEFAULT_PORTS = {"https": 443, "http": 80, "sc": 15002}
 _LOG4J = """\
 rootLogger.level = error
@@ -131,6 +133,41 @@ def addresses(url: str, environ: Mapping[str, str]) -> list[tuple[str, int]]:
         "Spark URL: expected spark://HOST:PORT, yarn, k8s://HOST:PORT, sc://HOST:PORT or local[N],"
         f" got {url}"
     )
+
+
+def stays_here(url: str) -> bool:
+    """Whether what a Spark at `url` says among its processes never leaves this host."""
+    if embedded_master(url, 1):
+        return True
+    hosts = [host for host, _ in addresses(url, {})] if url.startswith("spark://") else []
+    return bool(hosts) and all(map(on_this_host, hosts))
+
+
+def check_guarded(master: str, settings: Mapping[str, str | None]) -> None:
+    """Raise BadInput unless Spark's processes prove who they are to each other, and encrypt.
+
+    `settings` are the session's own, by the names in GUARDS. A worker's join token travels among
+    them, inside its task's closure.
+    """
+    missing = [name for name in GUARDS if str(settings.get(name)).lower() != "true"]
+    if missing and not stays_here(master):
+        raise BadInput(
+            f"Spark at {master}: expected {' and '.join(f'{name}=true' for name in missing)} where"
+            " shards are open to other hosts: set them in spark-defaults.conf, and on a standalone"
+            " cluster spark.authenticate.secret with them (docs/security.md), or say --plaintext"
+        )
+
+
+def check_connect(url: str) -> None:
+    """Raise BadInput for a Spark Connect server on another host that is not spoken to by TLS."""
+    if not url.startswith("sc://") or all(on_this_host(host) for host, _ in addresses(url, {})):
+        return
+    options = dict(part.partition("=")[::2] for part in url.split(";")[1:])
+    if options.get("use_ssl", "").lower() != "true" and not options.get("token"):
+        raise BadInput(
+            f"Spark at {url.partition(';')[0]}: expected ;use_ssl=true or ;token=... in the URL"
+            " where shards are open to other hosts, or say --plaintext"
+        )
 
 
 def _everywhere(app: str) -> dict[str, str]:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from ps import Cluster, Compression, Console, ShardState, shard_specs
 from ps.hosting import Home, Hosts, ShardDevice, start_shards
 from ps.link_model import LinkModel
+from ps.reach import on_this_host
 from ps.shelf import EVERYTHING, Found, Keep, Shelf
 from ps.snapshots import Manifest, load_snapshot
 from ps.snapshotter import Snapshotter
@@ -52,9 +53,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     steps (None: none). A snapshot is taken every `snapshot_every` iterations, an iteration being
     one step of every worker, and every `snapshot_every_s` seconds (0: not by that), and at the end;
     `keep` says which stay. The shards live at `shards_in`, hold their weights
-    on `shard_device`, and listen on `bind` and `port` (ps/hosting.py). Each worker is put behind a
-    `link` of this kind, to try one out, and computes on a `device` as `worker.placement` says.
-    `transport` carries the data.
+    on `shard_device`, and listen on `bind` and `port` (ps/hosting.py): where others than this host
+    can reach them, they speak CURVE and let in this job's workers alone, unless `plaintext`. Each
+    worker is put behind a `link` of this kind, to try one out, and computes on a `device` as
+    `worker.placement` says. `transport` carries the data.
     """
 
     model: Callable[[], Model]
@@ -75,10 +77,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     shard_device: ShardDevice = ShardDevice.CPU
     bind: str = "127.0.0.1"
     port: int = 0
+    plaintext: bool = False
     link: LinkModel | None = None
     transport: Transport = Transport.AUTO
     compression: Compression = Compression()
     device: Wanted = ANY
+
+    @property
+    def guarded(self) -> bool:
+        """Whether the shards let in this job's workers alone."""
+        return not self.plaintext and not on_this_host(self.bind)
 
 
 class Observer(Protocol):
@@ -133,6 +141,8 @@ def run_job(
     check(model, job.device)
     if spark.runs_here(df):
         check_here(job.device)
+    if job.guarded:
+        spark.check_guarded(df)
     start = _start(model, job, weights, resume)
     shelf = Shelf(snapshots, job.keep) if snapshots is not None else None
     specs = shard_specs(
@@ -155,6 +165,7 @@ def run_job(
             port=job.port,
             transport=job.transport,
             device=job.shard_device,
+            secure=False if job.plaintext else None,
         ) as hosts,
         Console(hosts.cluster, patience_s=_ANSWER_S) as console,
     ):
@@ -162,7 +173,7 @@ def run_job(
         if observer is not None:
             observer.started(hosts.cluster, restored)
         task = TaskSpec(
-            cluster=hosts.cluster,
+            cluster=hosts.cluster.for_workers(),
             plan=job.plan,
             batch_size=job.batch_size,
             shuffle=job.shuffle,

@@ -101,7 +101,9 @@ def serve(path: Path) -> None:
     """The shard, until its standard input ends."""
     table = DenseTable("far", (TensorSpec("w", (_FLOATS,)),))
     specs = shard_specs(table)
-    with Server(specs[0], boot=1, bind=f"tcp://{_FAR}:*", transport=Transport.TCP) as server:
+    with Server(
+        specs[0], boot=1, bind=f"tcp://{_FAR}:*", transport=Transport.TCP, plaintext=True
+    ) as server:
         cluster = describe(specs, [server.endpoint])
         with Console(cluster) as console:
             console.install(table.empty())

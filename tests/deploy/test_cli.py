@@ -273,7 +273,14 @@ OPTIONS = [
     ("--device cuda", r"device: expected auto, cpu, gpu or gpu:N, got 'cuda'"),
     ("--device gpu:1", r"device gpu:1: expected a GPU that answers, and CuPy .*; got none"),
     ("--lease-s nan", r"--lease-s: expected more than 0 s, and finite, got nan"),
-    ("--bind 0.0.0.0", r"--bind 0\.0\.0\.0: weights and gradients would .*; .* --plaintext"),
+    (
+        "--bind 0.0.0.0 --spark sc://192.0.2.1:1",
+        r"Spark at sc://192\.0\.2\.1:1: expected ;use_ssl=true .* in the URL .* --plaintext",
+    ),
+    (
+        "--bind 0.0.0.0 --ray 192.0.2.1:1",
+        r"Ray: expected RAY_AUTH_MODE=token where shards are open to .*, got none: .* --plaintext",
+    ),
     ("--port 70000", r"--port: expected 0 to 65535, got 70000"),
     ("--spark 127.0.0.1:7077", r"Spark URL: expected spark://HOST:PORT, .* got 127\.0\.0\.1:7077"),
     (

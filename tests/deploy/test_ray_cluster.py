@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from deploy import ray_cluster
-from deploy.ray_cluster import connect, refusal
+from deploy.ray_cluster import check_token, connect, refusal
 from shards.errors import BadInput, WrongBuild
 from tests.clusters import ray_head
 
@@ -156,3 +156,21 @@ def test_second_connection(ray_local: str) -> None:
         pass
     assert ray.is_initialized()
     assert ray.get_runtime_context().gcs_address == ray_local
+
+
+def test_a_token_is_wanted_where_shards_are_open(tmp_path: Path) -> None:
+    """In a file that is its owner's alone, or as whoever started the process gave it."""
+    file = tmp_path / "token"
+    file.write_text("0" * 64)
+    file.chmod(0o600)
+    environ = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file)}
+    check_token(environ)
+    check_token({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64})
+    with pytest.raises(BadInput, match=r"expected RAY_AUTH_MODE=token .*, got disabled"):
+        check_token(environ | {"RAY_AUTH_MODE": "disabled"})
+    file.chmod(0o644)
+    with pytest.raises(BadInput, match=f"Ray's token: {file}: expected .* mode 600, got .* 644"):
+        check_token(environ)
+    file.unlink()
+    with pytest.raises(BadInput, match=f"Ray's token: {file}: No such file"):
+        check_token(environ)

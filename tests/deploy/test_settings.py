@@ -100,7 +100,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"ray": "h:1", "shards_in": Home.PROCESSES},
         "--ray h:1: expected shards in Ray, got --shards-in processes",
     ),
-    ({"bind": "0.0.0.0"}, "--bind 0.0.0.0: weights and gradients would cross the network"),
     ({"bind": "::1", "plaintext": True}, "--bind: expected an IPv4 address, got ::1"),
 ]
 
@@ -164,3 +163,14 @@ def test_staleness_that_is_none(text: str) -> None:
     """Anything else is refused."""
     with pytest.raises(BadInput, match=f"expected a whole number of steps or inf, got {text}$"):
         parse_staleness(text)
+
+
+@pytest.mark.parametrize(
+    ("bind", "guarded"),
+    [("127.0.0.1", False), ("127.8.0.9", False), ("localhost", False)]
+    + [(bind, True) for bind in ("0.0.0.0", "10.0.0.1", "this-host", "localhost.evil.org")],
+)
+def test_keys_wherever_others_can_reach(bind: str, guarded: bool) -> None:
+    """Off by default on this host, on by default elsewhere, and off there only when it is said."""
+    assert told(bind=bind).guarded is guarded
+    assert told(bind=bind, plaintext=True).guarded is False

@@ -70,6 +70,7 @@ def test_two_processes_serve_a_job_until_one_is_killed() -> None:
         cluster = hosts.cluster
         assert not {os.getpgid(pid) for pid in hosts.pids} & {os.getpgrp()}
         assert not any("0.0.0.0" in endpoint for endpoint in cluster.endpoints)
+        assert all(endpoint.startswith("curve://") for endpoint in cluster.endpoints)
         with Console(cluster, patience_s=2) as console:
             console.install(TABLE.empty())
             with Client(cluster, worker="w") as client:

@@ -49,6 +49,7 @@ def test_two_actors_serve_a_job_until_one_dies(ray_local: str) -> None:
     with ray_shards(specs_of(), host="0.0.0.0") as hosts:
         cluster = hosts.cluster
         assert not any("0.0.0.0" in endpoint for endpoint in cluster.endpoints)
+        assert all(endpoint.startswith("curve://") for endpoint in cluster.endpoints)
         with Console(cluster, patience_s=2) as console:
             console.install(TABLE.empty())
             with Client(cluster, worker="w") as client:

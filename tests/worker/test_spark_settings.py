@@ -100,3 +100,48 @@ def test_cluster_driver_keeps_its_files_together(tmp_path: Path) -> None:
     own = spark_settings.cluster_environment(tmp_path, {})
     assert own["JAVA_TOOL_OPTIONS"] == f"-Djava.io.tmpdir={tmp_path}"
     assert own["PYSPARK_PYTHON"] == sys.executable
+
+
+ON = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
+
+
+@pytest.mark.parametrize(
+    ("master", "settings", "missing"),
+    [
+        ("spark://10.0.0.1:7077", ON, ""),
+        ("yarn", ON, ""),
+        ("spark://127.0.0.1:7077", {}, ""),
+        ("local[2,4]", {}, ""),
+        ("spark://10.0.0.1:7077", {}, "spark.authenticate=true and spark.network.crypto.enabled"),
+        ("spark://127.0.0.1:1,10.0.0.1:2", {}, "spark.authenticate=true and spark.network.crypto"),
+        ("yarn", ON | {"spark.authenticate": "false"}, "spark.authenticate=true where"),
+        ("k8s://h:1", ON | {"spark.network.crypto.enabled": None}, "spark.network.crypto.enabled="),
+    ],
+)
+def test_spark_must_be_guarded(master: str, settings: dict[str, str | None], missing: str) -> None:
+    """A join token crosses the network among Spark's processes: encrypted, or not at all."""
+    if not missing:
+        spark_settings.check_guarded(master, settings)
+        return
+    with pytest.raises(BadInput, match=rf"Spark at {re.escape(master)}: expected {missing}"):
+        spark_settings.check_guarded(master, settings)
+
+
+@pytest.mark.parametrize(
+    ("url", "fits"),
+    [
+        ("sc://127.0.0.1:15002", True),
+        ("sc://h:1/;use_ssl=true", True),
+        ("sc://h:1/;user_id=a;token=b", True),
+        ("sc://h:1", False),
+        ("sc://h:1/;use_ssl=false", False),
+        ("spark://h:1", True),
+    ],
+)
+def test_connect_must_be_encrypted(url: str, fits: bool) -> None:
+    """The way to a Connect server on another host is TLS, which a token in its URL implies."""
+    if fits:
+        spark_settings.check_connect(url)
+        return
+    with pytest.raises(BadInput, match=r"Spark at sc://h:1/?: expected ;use_ssl=true or ;token="):
+        spark_settings.check_connect(url)

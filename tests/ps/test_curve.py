@@ -1,0 +1,255 @@
+"""Shards that other hosts can reach: who is let in, who is not, and what they are told."""
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+
+import ps
+from ps.admission import Admission, Invitation
+from ps.cluster import Access, Cluster
+from ps.handshake import fault_at
+from ps.job import successors
+from ps.joining import Enrol, join
+from ps.keys import KeyPair, address_of, expect, pinned
+from ps.links import Links
+from ps.probing import measure_link
+from ps.resharding import move
+from ps.server import Server
+from ps.transport import Transport
+from shards import codec
+from shards.errors import BadInput, Fenced, GiveUp
+from shards.messages import PROTOCOL, AskStatus, Hello, Message, Reply
+
+TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
+ONES = np.ones(512, np.float32)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """Two shards whose TCP speaks CURVE, of a job with an operator's and a worker's way in."""
+    specs = ps.shard_specs(TABLE, shards=2)
+    with ps.local_shards(specs, transport=Transport.TCP, secure=True) as running:
+        yield running
+
+
+def as_worker(cluster: Cluster) -> None:
+    with ps.Client(cluster, worker="w0", patience_s=10):
+        pass
+
+
+def as_operator(cluster: Cluster) -> None:
+    with ps.Console(cluster, patience_s=10) as console:
+        console.status()
+
+
+def as_doctor(cluster: Cluster) -> None:
+    measure_link(cluster, 0, cluster.endpoints, patience_s=10)
+
+
+COMERS = pytest.mark.parametrize("come", [as_worker, as_operator, as_doctor])
+AWAY = r"shard [01] at tcp://127\.0\.0\.1:\d+: turned away: it does not know our key"
+
+
+def test_training_over_curve(cluster: Cluster) -> None:
+    """Workers that hold the token alone push and pull; the operator, who holds more, looks on."""
+    with ps.Client(cluster.for_workers(), worker="w0") as client:
+        client.pull()
+        client.push(ONES)
+        assert client.pull().versions == (1, 1)
+        assert client.transports == ("tcp", "tcp")
+    with ps.Console(cluster) as console:
+        np.testing.assert_allclose(console.read(), -0.01)
+
+
+def test_large_messages_over_several_connections() -> None:
+    """Each connection shows the same key, and a message that is cut is one message."""
+    table = ps.DenseTable("large", (ps.TensorSpec("w", (300_000,)),))
+    specs = ps.shard_specs(table)
+    with (
+        ps.local_shards(specs, transport=Transport.TCP, secure=True) as cluster,
+        ps.Client(cluster, worker="w0", stripes=3) as client,
+    ):
+        client.pull()
+        client.push(np.ones(table.size, np.float32))
+        np.testing.assert_allclose(client.pull().weights[:300_000], -0.01)
+
+
+def test_behind_a_slow_link(cluster: Cluster) -> None:
+    """The line between is no party: the far end's key is the one that is expected."""
+    with ps.Client(cluster, worker="w0", link=ps.link_model.parse_link("rtt=10ms")) as client:
+        assert client.pull().versions == (0, 0)
+
+
+def test_a_worker_on_the_shards_own_host_needs_no_key() -> None:
+    """The Unix socket in a folder of its user's stays plain, and memory is shared."""
+    with ps.local_shards(ps.shard_specs(TABLE), secure=True) as cluster:
+        anybody = msgspec.structs.replace(cluster, access=None)
+        with ps.Client(anybody, worker="w0") as client:
+            client.pull()
+            client.push(ONES)
+            assert client.pull().versions == (1,)
+            assert client.transports in {("shm",), ("ipc",)}  # by how much /dev/shm there is
+
+
+# --- the four bad credentials, and what is told ---------------------------------------------------
+
+
+@COMERS
+def test_no_curve(cluster: Cluster, come: Callable[[Cluster], None]) -> None:
+    """Who speaks plain text gets no answer, and is told at its own end."""
+    plain = tuple(address_of(endpoint).plain for endpoint in cluster.endpoints)
+    reason = "shard [01] at tcp.*: expected plain text, as the endpoint says, .* that speaks CURVE"
+    with pytest.raises(GiveUp, match=reason):
+        come(msgspec.structs.replace(cluster, endpoints=plain))
+    as_worker(cluster)
+
+
+@COMERS
+def test_wrong_server_key(cluster: Cluster, come: Callable[[Cluster], None]) -> None:
+    """A server that cannot prove the pinned key is not spoken to."""
+    others = KeyPair.new().public
+    moved = tuple(pinned(address_of(at).plain, others) for at in cluster.endpoints)
+    with pytest.raises(GiveUp, match=r"shard [01] at .* broke off the handshake: its key is not"):
+        come(msgspec.structs.replace(cluster, endpoints=moved))
+    as_worker(cluster)
+
+
+@COMERS
+def test_unknown_client_key(cluster: Cluster, come: Callable[[Cluster], None]) -> None:
+    """A key that nobody has enrolled, or that is another job's token, does not come in."""
+    other = Access(KeyPair.new().secret, KeyPair.new().secret)
+    with pytest.raises(GiveUp, match=AWAY):
+        come(msgspec.structs.replace(cluster, access=other))
+    as_worker(cluster)
+
+
+def say(endpoint: str, own: KeyPair, message: Message) -> Reply:
+    """The answer to one message from the holder of a key."""
+    links = Links([endpoint], own=own)
+    try:
+        links.await_connections(10)
+        links.send(0, message)
+        for _, reply, _ in links.receive(10):
+            return reply
+    finally:
+        links.close()
+    raise AssertionError("no answer")
+
+
+def text(reply: Reply) -> str:
+    return str(getattr(reply, "text", reply))
+
+
+def test_admitted_key_but_another_name(cluster: Cluster) -> None:
+    """A worker speaks for itself alone, and asks nothing that is the operator's to ask."""
+    own = join(cluster, "w0", cluster.endpoints, 10)
+    assert own is not None
+    (endpoint, _) = cluster.endpoints
+    as_another = Hello(1, cluster.job, "w1", 0, PROTOCOL, cluster.build)
+    assert text(say(endpoint, own, as_another)) == (
+        "hello: expected worker w0, whose key this is, got worker w1"
+    )
+    assert text(say(endpoint, own, AskStatus(1, cluster.job, "net"))) == (
+        "askstatus: expected the operator's key, got that of worker w0"
+    )
+    as_itself = Hello(1, cluster.job, "w0", 0, PROTOCOL, cluster.build)
+    assert "welcome" in str(say(endpoint, own, as_itself)).lower()
+
+
+def test_expired_and_used_up_tokens() -> None:
+    """Both are said in words, because whoever has held the token may know why."""
+    (spec,) = ps.shard_specs(TABLE)
+    token, operator = KeyPair.new(), KeyPair.new()
+    for invitation, reason in (
+        (Invitation(token.public, 5, lasts_s=0.0), "shard 0: worker w1: .* token has expired"),
+        (Invitation(token.public, 1), "shard 0: worker w1: .* token is used up: .* for 1 joins"),
+    ):
+        admission = Admission(operator.public, invitation)
+        with Server(spec, 1, transport=Transport.TCP, admission=admission) as server:
+            access = Access(token.secret, operator.secret)
+            told = ps.describe([spec], [server.endpoint], access)
+            if invitation.lasts_s:
+                join(told, "w0", told.endpoints, 10)
+            with pytest.raises(GiveUp, match=reason):
+                ps.Client(told, worker="w1", patience_s=10)
+
+
+def test_an_invitation_lets_nobody_do_anything_else(cluster: Cluster) -> None:
+    """The holder of the token who says anything but who it is, is told no, and stays outside."""
+    assert cluster.access is not None
+    own = KeyPair.of(cluster.access.token)
+    context = zmq.Context()
+    socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+    try:
+        plain, key = address_of(cluster.endpoints[0])
+        expect(socket, key, own)
+        socket.setsockopt(zmq.RCVTIMEO, 10_000)
+        socket.connect(plain)
+        status = AskStatus(1, cluster.job, "net")
+        odd = Enrol("w0", "no key")
+        for said in (codec.enclose([(status, ())]), [codec.encode_state(odd)], [b""], [b"x"] * 5):
+            socket.send_multipart(said)
+            assert b"denied" in socket.recv()
+    finally:
+        context.destroy(linger=0)
+
+
+def test_a_later_life_takes_over_and_the_earlier_one_is_told(cluster: Cluster) -> None:
+    """A retried task joins with a key of its own; what its zombie still says is refused."""
+    zombie = ps.Client(cluster, worker="w0")
+    try:
+        with ps.Client(cluster, worker="w0", incarnation=1) as client:
+            client.pull()
+            with pytest.raises(Fenced, match="a later life of this worker has joined"):
+                zombie.pull()
+    finally:
+        zombie.abandon()
+
+
+def test_a_description_without_secrets(cluster: Cluster) -> None:
+    """It is said what is missing, and where it is; workers are given no operator's key."""
+    without = msgspec.structs.replace(cluster, access=None)
+    with pytest.raises(BadInput, match="cluster job: expected a join token in it, got none"):
+        as_worker(without)
+    for lacking in (without, cluster.for_workers()):
+        with pytest.raises(BadInput, match="cluster job: expected the operator's key"):
+            as_operator(lacking)
+
+
+def test_a_server_is_never_open_by_oversight() -> None:
+    """Beyond loopback it wants keys, or the word that there are none."""
+    (spec,) = ps.shard_specs(TABLE)
+    with pytest.raises(BadInput, match=r"shard 0 on tcp://0.0.0.0.*: expected keys to admit there"):
+        Server(spec, 1, bind="tcp://0.0.0.0:*")
+    with Server(spec, 1, bind="tcp://0.0.0.0:*", plaintext=True) as server:
+        assert server.endpoint.startswith("tcp://0.0.0.0:")
+
+
+def test_nobody_there() -> None:
+    """A port that answers nothing is no fault of any key."""
+    assert fault_at("tcp://127.0.0.1:1", None) == ""
+
+
+def test_a_job_moves_with_its_workers() -> None:
+    """They join the new shards by the token that the old ones hand on, and learn nothing more."""
+    specs = ps.shard_specs(TABLE, shards=2)
+    over_curve = {"transport": Transport.TCP, "secure": True}
+    with (
+        ps.local_shards(specs, **over_curve) as old,  # type: ignore[arg-type]
+        ps.process_shards(successors(specs, 1), secure=True) as new,
+        ps.Client(old.for_workers(), worker="w0", transport="tcp") as client,
+    ):
+        client.pull()
+        client.push(ONES)
+        client.flush()
+        with ps.Console(old) as before, ps.Console(new.cluster) as after:
+            move(before, after)
+            client.push(ONES)
+            client.flush()
+            np.testing.assert_allclose(after.read(), -0.02)
+        assert client.cluster.endpoints == new.cluster.endpoints
+        assert client.cluster.access is not None
+        assert client.cluster.access.operator == ""
