@@ -236,20 +236,19 @@ def test_nobody_there() -> None:
 def test_a_job_moves_with_its_workers() -> None:
     """They join the new shards by the token that the old ones hand on, and learn nothing more."""
     specs = ps.shard_specs(TABLE, shards=2)
-    over_curve = {"transport": Transport.TCP, "secure": True}
     with (
-        ps.local_shards(specs, **over_curve) as old,  # type: ignore[arg-type]
-        ps.process_shards(successors(specs, 1), secure=True) as new,
+        ps.local_shards(specs, transport=Transport.TCP, secure=True) as old,
+        ps.local_shards(successors(specs, 1), transport=Transport.TCP, secure=True) as new,
         ps.Client(old.for_workers(), worker="w0", transport="tcp") as client,
     ):
         client.pull()
         client.push(ONES)
         client.flush()
-        with ps.Console(old) as before, ps.Console(new.cluster) as after:
+        with ps.Console(old) as before, ps.Console(new) as after:
             move(before, after)
             client.push(ONES)
             client.flush()
             np.testing.assert_allclose(after.read(), -0.02)
-        assert client.cluster.endpoints == new.cluster.endpoints
+        assert client.cluster.endpoints == new.endpoints
         assert client.cluster.access is not None
         assert client.cluster.access.operator == ""
