@@ -50,7 +50,7 @@ def _serving(hosts: ProcessShards) -> Mapping[str, int]:
 
 
 def _memory(specs: Sequence[ShardSpec], host: str, _: Path) -> AbstractContextManager[Any]:
-    return process_shards(specs, host=host)
+    return process_shards(specs, host=host, secure=False)
 
 
 MEMORY = Level(
