@@ -30,9 +30,10 @@ from ps.snapshotter import Snapshotter
 from ps.transport import Transport
 from shards.errors import BadInput, DownpourError
 from shards.messages import ShardStatus
+from shards.recut import recut
 from shards.rules import Decay, Rule
 from shards.schedules import Schedule
-from shards.tables import DenseTable
+from shards.tables import DenseTable, cut_evenly
 from worker import spark
 from worker.interrupts import noted
 from worker.model import Model
@@ -169,9 +170,9 @@ def run_job(
         ) as hosts,
         Console(hosts.cluster, patience_s=_ANSWER_S) as console,
     ):
-        restored = _install(console, start)
+        _install(console, start)
         if observer is not None:
-            observer.started(hosts.cluster, restored)
+            observer.started(hosts.cluster, start.versions if isinstance(start, _Saved) else None)
         task = TaskSpec(
             cluster=hosts.cluster.for_workers(),
             plan=job.plan,
@@ -307,10 +308,18 @@ def _snapshotter(
     )
 
 
+class _Saved(msgspec.Struct, frozen=True):
+    """What a job goes on from: a state for each of its shards, and the versions of those that it
+    was saved from, which may have been more or fewer."""
+
+    states: list[ShardState]
+    versions: list[int]
+
+
 def _start(
     model: Model, job: Job, weights: NDArray[np.float32] | None, resume: str | Path | Found | None
-) -> NDArray[np.float32] | list[ShardState]:
-    """What to install: an arena, or the states of a snapshot that fits the job."""
+) -> NDArray[np.float32] | _Saved:
+    """What to install: an arena, or a snapshot that fits the job, cut for as many shards."""
     if resume is None:
         return model.initial(job.plan.seed) if weights is None else weights
     if weights is not None:
@@ -320,23 +329,23 @@ def _start(
     else:
         place, (manifest, states) = str(resume), load_snapshot(resume)
     check_fit(place, manifest, model.table, job)
-    return states
+    versions = [state.saved.version for state in states]
+    if manifest.map.shards != job.shards:
+        states = recut(states, manifest.map, cut_evenly(model.table, job.shards))
+    return _Saved(states, versions)
 
 
-def _install(console: Console, start: NDArray[np.float32] | list[ShardState]) -> list[int] | None:
-    """Give the shards what they start from; returns the versions of restored states."""
+def _install(console: Console, start: NDArray[np.float32] | _Saved) -> None:
     if isinstance(start, np.ndarray):
         console.install(start)
-        return None
-    for shard, state in enumerate(start):
+        return
+    for shard, state in enumerate(start.states):
         console.restore(shard, state)
-    return [state.saved.version for state in start]
 
 
 def check_fit(place: str, manifest: Manifest, table: DenseTable, job: Job) -> None:
     """Raise BadInput when the snapshot at `place` is another job's."""
     for what, expected, got in (
-        ("shards", manifest.map.shards, job.shards),
         ("workers", manifest.workers, job.workers),
         ("rule", manifest.rule, _rule_name(job.rule)),
         ("tensors", _shapes(manifest.table), _shapes(table)),
@@ -353,11 +362,12 @@ def _rule_name(rule: Rule) -> str:
     return str(rule.__struct_config__.tag)
 
 
-def _first_incarnation(start: NDArray[np.float32] | list[ShardState]) -> int:
+def _first_incarnation(start: NDArray[np.float32] | _Saved) -> int:
     """Above every life that a snapshot's ledgers know, so that none of them can come back."""
     if isinstance(start, np.ndarray):
         return 0
-    lives = [entry.incarnation for state in start for entry in state.saved.ledger.entries.values()]
+    ledgers = [state.saved.ledger for state in start.states]
+    lives = [entry.incarnation for ledger in ledgers for entry in ledger.entries.values()]
     return max(lives, default=-1) + 1
 
 

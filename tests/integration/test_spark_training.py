@@ -78,13 +78,15 @@ def test_worker_that_fails_for_good(spark: Any, tmp_path: Path) -> None:
         run_job(df, job, snapshots=tmp_path / "snapshots")
 
 
-def test_resume_goes_on_where_it_stopped(spark: Any, tmp_path: Path) -> None:
-    """A job resumed from a snapshot takes only the steps that remained."""
+@pytest.mark.parametrize("shards", [2, 1])
+def test_resume_goes_on_where_it_stopped(spark: Any, tmp_path: Path, shards: int) -> None:
+    """A job resumed from a snapshot takes only the steps that remained, whatever its shards."""
     df = spark.createDataFrame(rows(40)).repartition(2)
     first = run_job(df, ones_job(steps=10, workers=2), snapshots=tmp_path)
     assert first.snapshot == str(tmp_path / "10")
-    second = run_job(df, ones_job(steps=25, workers=2), resume=first.snapshot)
+    second = run_job(df, ones_job(steps=25, workers=2, shards=shards), resume=first.snapshot)
     assert counted(second.weights) == {-50.0}
+    assert len(second.statuses) == shards
     assert sorted(report.steps for report in second.reports) == [15, 15]
     assert sum(worker.takeovers for worker in second.statuses[0].workers) == 0
 
