@@ -3,6 +3,10 @@
 A start costs some ten seconds of a core, a warm job a tenth of one; so both start once, when the
 first test asks, one after the other from the main thread, as Ray wants it. A test that starts,
 kills or reconnects either does so in a process of its own.
+
+`make test` runs two processes of tests (pytest-xdist), for most tests wait. A file's tests stay
+together and in order, so that what a module shares is made once; all tests on the shared clusters
+go to one process, so that these start once too, and go first, being the longest row of all.
 """
 
 import os
@@ -21,6 +25,35 @@ if TYPE_CHECKING:
 
 _MARK = "DOWNPOUR_TEST_RUN"
 _GONE_S = 15.0
+_SHARED = "clusters"
+
+
+@pytest.hookimpl(tryfirst=True)  # before the groups are read
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The long rows first, so that no process is left alone with one at the end."""
+    slow_files = {item.path for item in items if item.get_closest_marker("slow")}
+    shared = {item for item in items if _on_shared_clusters(item)}
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in shared:
+            item.add_marker(pytest.mark.xdist_group(_SHARED))
+    items.sort(key=lambda item: (item not in shared, item.path not in slow_files))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A process is given a group at a time, or a file."""
+    from xdist.scheduler import LoadGroupScheduling
+
+    class ByFile(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            group = super()._split_scope(nodeid)
+            return nodeid.partition("::")[0] if group == nodeid else group
+
+    return ByFile(config, log)
+
+
+def _on_shared_clusters(item: pytest.Item) -> bool:
+    return bool({"spark", "ray_local"} & set(getattr(item, "fixturenames", ())))
 
 
 @pytest.fixture(scope="session")

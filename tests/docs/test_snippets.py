@@ -41,13 +41,25 @@ def run_commands(example: Example) -> None:
         assert result.exit_code == 0, f"{' '.join(words)}\n{result.output}"
 
 
-@pytest.mark.timeout(300)  # the first page on the clusters starts them
+PAGES_WITH_PYTHON = [page for page in PAGES if "```python" in read(page)]
+
+
 @pytest.mark.usefixtures("demo", "registries")
-@pytest.mark.parametrize("page", [page for page in PAGES if "```python" in read(page)])
-def test_snippets(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("page", [page for page in PAGES_WITH_PYTHON if page not in ON_CLUSTERS])
+def test_snippets(page: str, tmp_path: Path) -> None:
     """The blocks of a page run one after another, as a reader would enter them."""
-    if page in ON_CLUSTERS:
-        request.getfixturevalue("clusters")
+    run_page(page, tmp_path)
+
+
+@pytest.mark.timeout(300)  # the first page on the clusters starts them
+@pytest.mark.usefixtures("demo", "registries", "clusters")
+@pytest.mark.parametrize("page", sorted(ON_CLUSTERS))
+def test_snippets_on_clusters(page: str, tmp_path: Path) -> None:
+    """So do those of a page that starts Ray or Spark."""
+    run_page(page, tmp_path)
+
+
+def run_page(page: str, tmp_path: Path) -> None:
     # A copy, for numba writes what it compiles beside the file where the code stands.
     copy = tmp_path / "page" / Path(page).name
     copy.parent.mkdir()
