@@ -22,8 +22,9 @@ demo: install ## train LeNet on MNIST: 4 Spark workers, 2 Ray shards, staleness 
 	$(BIN)/downpour train --solver deploy/demo/lenet_solver.prototxt --data deploy/demo/mnist \
 		--shards 2 --workers 4 --staleness 4 --out runs/demo
 
+# Two processes of tests: most of what a test does is to wait. See tests/conftest.py.
 test: lint ## lint, then all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: install ## ruff, mypy --strict, the import rules
 	$(BIN)/ruff check .

@@ -27,17 +27,27 @@ appender.out.name = out
 appender.out.layout.type = PatternLayout
 """
 _QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+QUICK_JAVA = {"JAVA_TOOL_OPTIONS": _QUICK}
+"""For the environment of a driver: C1 alone and the serial collector halve what a start costs."""
 
-
-_PORTS = iter(range(7300 + os.getpid() % 500, 9900))
+# The ports that were given out, each held by a name in Linux's abstract space of Unix sockets, so
+# that another process of tests is given others, and no port stays taken when this one ends.
+_GIVEN: list[socket.socket] = []
 
 
 def free_port() -> int:
     """A TCP port that nobody listened on a moment ago, below the ones that Ray gives out.
 
-    None is given twice: whoever was given one may not listen on it yet.
+    None is given twice while we live: whoever was given one may not listen on it yet.
     """
-    for port in _PORTS:
+    for port in range(7300, 9900):
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0downpour-test-port-{port}")
+        except OSError:
+            claim.close()
+            continue
+        _GIVEN.append(claim)
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)):
                 return port
@@ -83,7 +93,6 @@ def connect_server(folder: Path) -> Iterator[str]:
         "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.local.dir": str(folder),
-        "spark.driver.extraJavaOptions": _QUICK,
     }
     with ExitStack() as stack:
         process = _spark_class(
@@ -99,17 +108,20 @@ def connect_server(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def ray_head(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
+def ray_head(
+    folder: Path, environ: Mapping[str, str], client_port: int | None = None
+) -> Iterator[str]:
     """A Ray head with two CPUs, under `environ`; gives HOST:PORT.
 
-    `folder` holds Ray's sockets, so its path must be short.
+    `folder` holds Ray's sockets, so its path must be short. At `client_port`, if any, it speaks
+    ray://.
     """
     port = free_port()
     command = [
         *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
         *("--node-ip-address", "127.0.0.3", "--port", str(port), "--num-cpus", "2"),
-        *("--include-dashboard", "false", "--ray-client-server-port", str(free_port())),
-        *("--temp-dir", str(folder), "--disable-usage-stats"),
+        *("--include-dashboard", "false", "--disable-usage-stats", "--temp-dir", str(folder)),
+        *("--ray-client-server-port", str(client_port or free_port())),
     ]
     with ExitStack() as stack:
         log = folder.with_suffix(".log")
@@ -140,13 +152,13 @@ def _spark_class(
     environ = (
         os.environ
         | java_environment()
+        | QUICK_JAVA  # the executors have it from their worker
         | {
             "SPARK_HOME": str(_SPARK_HOME),
             "SPARK_CONF_DIR": str(conf),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(folder),
             "SPARK_DAEMON_MEMORY": "512m",
-            "SPARK_DAEMON_JAVA_OPTS": _QUICK,
             "SPARK_NO_DAEMONIZE": "1",
             "PYSPARK_PYTHON": sys.executable,
         }

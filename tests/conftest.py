@@ -25,35 +25,40 @@ if TYPE_CHECKING:
 
 _MARK = "DOWNPOUR_TEST_RUN"
 _GONE_S = 15.0
-_SHARED = "clusters"
+_SHARED_FIXTURES = {"spark", "ray_local"}
+# Whose tests use them. The process that deals out the tests knows no more of them than their names.
+_ON_SHARED = (
+    "tests/deploy/test_ray_cluster.py::test_second_connection",
+    "tests/docs/test_snippets.py::test_snippets_on_clusters",
+    "tests/integration/test_serial.py::test_one_worker_over_spark_and_ray",
+    "tests/integration/test_spark_training.py",
+    "tests/ps/test_ray_host.py",
+    "tests/worker/test_api.py",
+    "tests/worker/test_spark_session.py::test_mnist_fits",
+    "tests/worker/test_spark_session.py::test_second_session",
+)
 
 
-@pytest.hookimpl(tryfirst=True)  # before the groups are read
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long rows first, so that no process is left alone with one at the end."""
-    slow_files = {item.path for item in items if item.get_closest_marker("slow")}
-    shared = {item for item in items if _on_shared_clusters(item)}
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in shared:
-            item.add_marker(pytest.mark.xdist_group(_SHARED))
-    items.sort(key=lambda item: (item not in shared, item.path not in slow_files))
+    for item in items:
+        uses = not _SHARED_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+        assert uses <= item.nodeid.startswith(_ON_SHARED), f"{item.nodeid}: not in _ON_SHARED"
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (not item.nodeid.startswith(_ON_SHARED), item.path not in slow))
 
 
-@pytest.hookimpl(optionalhook=True)
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist's
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A process is given a group at a time, or a file."""
-    from xdist.scheduler import LoadGroupScheduling
+    """Give a process one file at a time; and all that is on the shared clusters to one process."""
+    from xdist.scheduler import LoadFileScheduling
 
-    class ByFile(LoadGroupScheduling):
+    class Rows(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            group = super()._split_scope(nodeid)
-            return nodeid.partition("::")[0] if group == nodeid else group
+            shared = nodeid.startswith(_ON_SHARED)
+            return "shared clusters" if shared else super()._split_scope(nodeid)
 
-    return ByFile(config, log)
-
-
-def _on_shared_clusters(item: pytest.Item) -> bool:
-    return bool({"spark", "ray_local"} & set(getattr(item, "fixturenames", ())))
+    return Rows(config, log)
 
 
 @pytest.fixture(scope="session")

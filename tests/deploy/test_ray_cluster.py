@@ -15,7 +15,7 @@ import pytest
 from deploy import ray_cluster
 from deploy.ray_cluster import check_token, connect, refusal
 from shards.errors import BadInput, WrongBuild
-from tests.clusters import ray_head
+from tests.clusters import free_port, ray_head
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,13 +73,14 @@ def test_running_cluster(short_folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "sitecustomize.py").write_text("import ray; ray.__version__ = '2.1.0'")
-    with ray_head(short_folder / "r", auth) as address:
+    client_port = free_port()
+    with ray_head(short_folder / "r", auth, client_port) as address:
         for session in run(address, "2", **auth):
             assert session["head"] == address
             assert "/py_modules_files/" in session["actor"]["ps"]
             assert session["cpus"] == 2.0
             assert session["left"] == []
-        (client,) = run(f"ray://127.0.0.3:{int(address.split(':')[1]) + 1}", **auth)
+        (client,) = run(f"ray://127.0.0.3:{client_port}", **auth)
         assert "/py_modules_files/" in client["actor"]["ps"]
         (stranger,) = run(address, RAY_AUTH_MODE="disabled")
         assert stranger["error"].startswith(
