@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.resources import files
@@ -106,11 +107,27 @@ def _init(address: str, **options: Any) -> str:
         context = ray.init(
             address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", **options
         )
-    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+    except Exception as error:
+        # That its start took too long, Ray says by an error of no kind of its own.
+        if not isinstance(error, ConnectionError | OSError | RuntimeError | ValueError):
+            if type(error) is not Exception:
+                raise
+            _end_node(error)
         raise GiveUp(f"Ray at {address} did not start: {_first_line(str(error))}") from None
     finally:
         signal.signal(signal.SIGTERM, on_sigterm)
     return str(getattr(context, "address_info", {}).get("gcs_address", address))
+
+
+def _end_node(error: BaseException) -> None:
+    """End the processes of the node whose start raised `error`: Ray itself keeps no hold of it.
+
+    They would write into a folder that is about to be removed, until this process ends.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        node = frame.f_locals.get("self")
+        if hasattr(node, "kill_all_processes"):
+            node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
 
 
 def _try(address: str) -> None:

@@ -64,6 +64,19 @@ def test_embedded(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_an_embedded_ray_that_is_late(short_folder: Path) -> None:
+    """Where the machine is too busy for Ray's patience: one line, and what had begun is gone."""
+    (late,) = run("late", TMPDIR=str(short_folder))
+    assert late == {
+        "error": "GiveUp: Ray at local did not start: The current node timed out during startup."
+        " This could",
+        "left": [],
+    }
+    assert list(short_folder.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_running_cluster(short_folder: Path, tmp_path: Path) -> None:
     """A running Ray is used with this project's code, and goes on when we leave; without its token,
     or with another version, the error is one line that says so."""
@@ -75,11 +88,11 @@ def test_running_cluster(short_folder: Path, tmp_path: Path) -> None:
     (other / "sitecustomize.py").write_text("import ray; ray.__version__ = '2.1.0'")
     client_port = free_port()
     with ray_head(short_folder / "r", auth, client_port) as address:
-        for session in run(address, "2", **auth):
-            assert session["head"] == address
-            assert "/py_modules_files/" in session["actor"]["ps"]
-            assert session["cpus"] == 2.0
-            assert session["left"] == []
+        (session,) = run(address, **auth)
+        assert session["head"] == address
+        assert "/py_modules_files/" in session["actor"]["ps"]
+        assert session["cpus"] == 2.0
+        assert session["left"] == []
         (client,) = run(f"ray://127.0.0.3:{client_port}", **auth)
         assert "/py_modules_files/" in client["actor"]["ps"]
         (stranger,) = run(address, RAY_AUTH_MODE="disabled")

@@ -88,7 +88,7 @@ def test_standalone_master(tmp_path: Path) -> None:
 def test_connect_server(tmp_path: Path) -> None:
     """Over Spark Connect the workers run the shipped code too; the server outlives the session."""
     with connect_server(tmp_path) as url:
-        for session in (run("once", url), run("once", url)):
+        for session in run("twice", url):
             assert [row["id"] for row in session["rows"]] == [0, 1, 2, 3]
             for row in session["rows"]:
                 assert f"/downpour-{session['build']}.zip/ps/" in row["ps"]
