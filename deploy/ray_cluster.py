@@ -126,7 +126,7 @@ def _end_node(error: BaseException) -> None:
     """
     for frame, _ in traceback.walk_tb(error.__traceback__):
         node = frame.f_locals.get("self")
-        if hasattr(node, "kill_all_processes"):
+        if node is not None and hasattr(node, "kill_all_processes"):
             node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
 
 
