@@ -11,6 +11,7 @@ import typer
 from msgspec.structs import fields, replace
 
 from cupy_kernels.types import Precision
+from deploy.cli_checkpoints import app as checkpoints
 from deploy.settings import NO_BOUND, TrainSettings, parse_staleness
 from ps.build import build_id
 from ps.compression import PULLS, PUSHES
@@ -87,6 +88,15 @@ def train(
         str | None,
         _told(
             "How often: iterations, as 500, or a time, as 30s or 5m.", _RUN, "the solver's snapshot"
+        ),
+    ] = None,
+    snapshot_aligned: Annotated[
+        bool | None,
+        typer.Option(
+            "--snapshot-aligned/--no-snapshot-aligned",
+            help=r"Have the shards stand still for one, at the same pushes. \[default: no]",
+            rich_help_panel=_RUN,
+            show_default=False,
         ),
     ] = None,
     snapshot_keep: Annotated[
@@ -357,6 +367,9 @@ def version() -> None:
     from importlib.metadata import version as installed
 
     typer.echo(f"downpour {installed('downpour-sgd')} build {build_id()}")
+
+
+app.add_typer(checkpoints, name="checkpoints")
 
 
 def _result(summary: "Summary", out: Path) -> str:

@@ -138,16 +138,15 @@ def _locked(path: Path) -> int:
 
 
 def writer_of(path: Path) -> int | None:
-    """The process that writes this run folder now, if one does: its number; it hears signals."""
+    """The process of this machine that writes a run folder now, if one does."""
+    lock = path / _LOCK
     try:
-        with (path / _LOCK).open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        told = (path / _LOCK).read_text()
-        return int(told) if told.isdecimal() else None
+        told = lock.read_text()
+        files = list(Path("/proc", told, "fd").iterdir()) if told.isdecimal() else []
+        # The number may be another machine's, or an earlier life's: only who has the file open is.
+        return int(told) if any(file.resolve() == lock.resolve() for file in files) else None
     except OSError:
         return None
-    return None
 
 
 def _write_whole(path: Path, content: bytes) -> None:

@@ -38,7 +38,8 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     each worker behind; `transport` carries the data on one host; `compress` and `compress_pull` say
     how pushes and weights travel. Snapshots go to `snapshots`, a path or URI (None: the run
     folder), every `snapshot_every` ("500" iterations, or a time as "30s"; None: as the solver
-    says); `snapshot_keep` of them stay, and for `snapshot_keep_for`, a time, the newest for ever.
+    says), `snapshot_aligned` or not; `snapshot_keep` of them stay, and for `snapshot_keep_for`, a
+    time; the newest stays in any case.
     """
 
     solver: Path
@@ -73,6 +74,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     compress_pull: str = NONE
     snapshots: str | None = None
     snapshot_every: str | None = None
+    snapshot_aligned: bool = False
     snapshot_keep: int | None = None
     snapshot_keep_for: str | None = None
 

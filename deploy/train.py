@@ -145,6 +145,7 @@ class _Inputs:
             precision=settings.precision,
             snapshot_every=every,
             snapshot_every_s=every_s,
+            snapshot_aligned=settings.snapshot_aligned,
             keep=settings.build_keep(),
         )
         if spark_settings.embedded_master(settings.spark, 1):

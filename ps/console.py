@@ -48,6 +48,7 @@ _TELLING_S = 60.0  # for a successor's address to reach every shard
 
 Frames = tuple[NDArray[np.float32] | bytes, ...]
 Answer = tuple[Reply, Sequence[Buffer]]
+Question = Callable[[int], FromOperator]
 
 
 class Console:
@@ -83,10 +84,15 @@ class Console:
             frames,
         )
 
-    def export(self) -> list[ShardState]:
-        """Every shard's state; each shard's is of one version. All are asked at one moment."""
+    def export(self, *, going_on: bool = False) -> list[ShardState]:
+        """Every shard's state; each shard's is of one version. All are asked at one moment.
+
+        Where they stand still, `going_on` lets each go on as soon as it has been asked.
+        """
+        job, table = self.cluster.job, self.cluster.table.name
         answers = self._ask_all(
-            lambda request: Export(request, self.cluster.job, self.cluster.table.name)
+            lambda request: Export(request, job, table),
+            (lambda request: Hold(request, job, table, 0.0)) if going_on else None,
         )
         return [_state(*answer) for answer in answers]
 
@@ -195,22 +201,32 @@ class Console:
     def _ask(
         self,
         shard: int,
-        question: Callable[[int], FromOperator],
+        question: Question,
         frames: Frames = (),
     ) -> Answer:
         return self._ask_each((shard,), question, frames)[shard]
 
-    def _ask_all(self, question: Callable[[int], FromOperator]) -> list[Answer]:
+    def _ask_all(self, question: Question, behind: Question | None = None) -> list[Answer]:
         shards = range(self.cluster.map.shards)
-        answers = self._ask_each(shards, question)
+        answers = self._ask_each(shards, question, behind=behind)
         return [answers[shard] for shard in shards]
 
     def _ask_each(
-        self, shards: Sequence[int], question: Callable[[int], FromOperator], frames: Frames = ()
+        self,
+        shards: Sequence[int],
+        question: Question,
+        frames: Frames = (),
+        behind: Question | None = None,
     ) -> dict[int, Answer]:
-        """Repeat a question until it is answered; every question may be repeated safely."""
-        self._request += 1
+        """Repeat a question until it is answered; every question may be repeated safely.
+
+        What is said `behind` it reaches a shard next, and its answer is not waited for.
+        """
+        self._request += 2
         message = question(self._request)
+        together: list[tuple[FromOperator, Frames]] = [(message, frames)]
+        if behind is not None:
+            together.append((behind(self._request - 1), ()))
         answers: dict[int, Answer] = {}
         give_up_at, wait_s = time.monotonic() + self._patience_s, _RETRY_S
         while missing := [shard for shard in shards if shard not in answers]:
@@ -222,7 +238,7 @@ class Console:
                     missing[0],
                 )
             for shard in missing:
-                self._links.send(shard, message, frames)
+                self._links.send_together(shard, together)
             self._collect(answers, shards, min(now + wait_s, give_up_at))
             wait_s *= 2  # on a slow link the first copy may still be on its way
         return answers

@@ -10,20 +10,25 @@ training goes on.
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 from ps.cluster import Cluster
 from ps.console import Console, ShardState
+from ps.events import Unreachable
 from ps.shelf import Shelf
 from shards.errors import DownpourError
 
 _PATIENCE_S = 30.0  # for a large state over a slow link
+_STANDSTILL_S = 5.0  # after which shards go on by themselves
 
 
 class Snapshotter:
     """Takes snapshots of one job onto a shelf; a context manager.
 
     One is due every `every` iterations and every `every_s` seconds (0: not by that), and whenever
-    somebody asks. `told` is given what an operator should read, in the thread that calls.
+    somebody asks. With `aligned` the shards stand still at the same pushes of every worker while
+    they are asked (shards/standstill.py); one that they do not come together for is taken without,
+    and its manifest says so. `told` is given what an operator should read, in the calling thread.
     """
 
     def __init__(
@@ -35,6 +40,7 @@ class Snapshotter:
         workers: int,
         every: int = 0,
         every_s: float = 0.0,
+        aligned: bool = False,
         told: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.latest: str | None = None
@@ -44,6 +50,7 @@ class Snapshotter:
         self._workers = workers
         self._every = every
         self._every_s = every_s
+        self._aligned = aligned
         self._told = told
         self._next = every
         self._next_at = time.monotonic() + every_s
@@ -91,7 +98,10 @@ class Snapshotter:
 
     def _take(self) -> None:
         with Console(self._cluster, patience_s=_PATIENCE_S) as console:
-            self._write(console.export())
+            if self._aligned:
+                with suppress(Unreachable):
+                    console.stand_still(_STANDSTILL_S)
+            self._write(console.export(going_on=self._aligned))
 
     def _write(self, states: Sequence[ShardState]) -> None:
         self.latest = self._shelf.save(

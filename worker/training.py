@@ -53,11 +53,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     `workers` is the number of partitions the data is trained in; `bound` is the staleness bound in
     steps (None: none). A snapshot is taken every `snapshot_every` iterations, an iteration being
     one step of every worker, and every `snapshot_every_s` seconds (0: not by that), and at the end;
-    `keep` says which stay. The shards live at `shards_in`, hold their weights
-    on `shard_device`, and listen on `bind` and `port` (ps/hosting.py): where others than this host
-    can reach them, they speak CURVE and let in this job's workers alone, unless `plaintext`. Each
-    worker is put behind a `link` of this kind, to try one out, and computes on a `device` as
-    `worker.placement` says. `transport` carries the data.
+    `keep` says which stay, `snapshot_aligned` that the shards stand still for one. The shards live
+    at `shards_in`, hold their weights on `shard_device`, and listen on `bind` and `port`
+    (ps/hosting.py): where others than this host can reach them, they speak CURVE and let in this
+    job's workers alone, unless `plaintext`. Each worker is put behind a `link` of this kind, to try
+    one out, and computes on a `device` as `worker.placement` says. `transport` carries the data.
     """
 
     model: Callable[[], Model]
@@ -73,6 +73,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float = 10.0
     snapshot_every: int = 0
     snapshot_every_s: float = 0.0
+    snapshot_aligned: bool = False
     keep: Keep = EVERYTHING
     shards_in: Home = Home.RAY
     shard_device: ShardDevice = ShardDevice.CPU
@@ -304,6 +305,7 @@ def _snapshotter(
         workers=job.workers,
         every=job.snapshot_every,
         every_s=job.snapshot_every_s,
+        aligned=job.snapshot_aligned,
         told=observer.told if observer is not None else lambda _: None,
     )
 

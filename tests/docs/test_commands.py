@@ -1,6 +1,7 @@
 """The commands that the pages show exist: each parses against the command line or the Makefile."""
 
 import re
+from typing import Any
 
 import pytest
 import typer
@@ -24,8 +25,15 @@ def parse(words: list[str]) -> None:
     assert isinstance(group, TyperGroup)
     words = [word for word in words if word not in {"-h", "--help"}]
     with group.make_context("downpour", words[1:]) as context:
-        name, command, rest = group.resolve_command(context, words[1:])
-        assert command is not None
+        _parse(group, context, words[1:])
+
+
+def _parse(group: TyperGroup, context: Any, words: list[str]) -> None:
+    name, command, rest = group.resolve_command(context, words)
+    assert command is not None
+    if isinstance(command, TyperGroup):
+        _parse(command, command.make_context(name, rest, parent=context), rest)
+    else:
         command.make_context(name, rest, parent=context)
 
 

@@ -44,6 +44,7 @@ def caffe_job(
     precision: Precision = Precision.FP32,
     snapshot_every: int | None = None,
     snapshot_every_s: float = 0.0,
+    snapshot_aligned: bool = False,
     keep: Keep = EVERYTHING,
 ) -> Job:
     """The job that `solver` describes, run by `workers` on `shards`.
@@ -79,6 +80,7 @@ def caffe_job(
         lease_s=lease_s,
         snapshot_every=solver.snapshot if snapshot_every is None else snapshot_every,
         snapshot_every_s=snapshot_every_s,
+        snapshot_aligned=snapshot_aligned,
         keep=keep,
         shards_in=shards_in,
         shard_device=shard_device,
