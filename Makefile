@@ -11,7 +11,7 @@ LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench bench-datapath chaos gpu lock
+.PHONY: help install demo test lint format bench bench-datapath chaos gpu fuzz lock
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -54,6 +54,9 @@ SEED := 1
 LEVEL := memory
 chaos: install ## break real processes and links for SECONDS=600, by SEED=1, at LEVEL=memory
 	$(BIN)/python -m tests.chaos.run --tour --seconds $(SECONDS) --seed $(SEED) --level $(LEVEL)
+
+fuzz: install ## hostile bytes: a million messages, a hundred thousand connections; minutes
+	$(BIN)/python -m tests.fuzz.run
 
 # With the interpreter's own packages: a GPU machine has CuPy and PyTorch, and no need of the rest.
 gpu: ## on a machine with a GPU: every kernel checked, networks trained, the goals measured

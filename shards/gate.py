@@ -18,7 +18,10 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from shards.errors import BadMessage
 from shards.messages import Join, Pull
+
+MOST_PARKED = 256  # of one worker's; a client on the longest link asks for 64 weights ahead
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -41,9 +44,19 @@ class Gate:
         return self.bound is None or min_clock is None or clock - self.bound <= min_clock
 
     def park(self, sender: bytes, message: Pull | Join, now: float) -> bool:
-        """Make a request wait; False if it already does (its answer then goes to `sender`)."""
+        """Make a request wait; False if it already does (its answer then goes to `sender`).
+
+        Raises BadMessage for more of one worker's than any has a use for.
+        """
         key = (message.worker, message.request)
         known = self._parked.get(key)
+        if known is None and len(self._parked) >= MOST_PARKED:
+            own = sum(worker == message.worker for worker, _ in self._parked)
+            if own >= MOST_PARKED:
+                raise BadMessage(
+                    f"worker {message.worker}: expected at most {MOST_PARKED} requests that wait,"
+                    " got one more"
+                )
         self._parked[key] = Waiting(sender, message, known.since if known else now)
         return known is None
 

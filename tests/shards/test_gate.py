@@ -2,7 +2,8 @@
 
 import pytest
 
-from shards.gate import Gate
+from shards.errors import BadMessage
+from shards.gate import MOST_PARKED, Gate
 from shards.messages import Join, Pull
 
 INF = None
@@ -75,3 +76,15 @@ def test_a_worker_that_is_gone_waits_no_more() -> None:
     gate.forget("gone")
     gate.forget("nobody")
     assert [w.sender for w in gate.release(lambda _: True)] == [b"here", b"here"]
+
+
+def test_a_worker_waits_a_bounded_number_of_times() -> None:
+    """One that asks for ever is refused, and changes nothing for the others."""
+    gate = Gate(0)
+    for request in range(MOST_PARKED):
+        assert gate.park(b"a", pull("greedy", 3, request), 1.0)
+    with pytest.raises(BadMessage, match="greedy: expected at most 256 requests that wait"):
+        gate.park(b"a", pull("greedy", 3, MOST_PARKED), 1.0)
+    assert not gate.park(b"a", pull("greedy", 3, 0), 1.0)
+    assert gate.park(b"b", pull("modest", 3), 1.0)
+    assert len(gate.waiting) == MOST_PARKED + 1

@@ -1,0 +1,182 @@
+"""Messages that are almost valid: each valid one of the protocol, and seeded ways to spoil it.
+
+A message is a list of frames. Half of them are spoiled in bytes, blindly or by what MessagePack's
+own length fields could claim; of the others the header's map is taken apart and written again with
+something extreme in place of a value, so that they get past the decoder's first look.
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ps import notes
+from ps.joining import Enrol
+from ps.stripes import Cutter
+from shards import codec
+from shards.messages import (
+    PROTOCOL,
+    AskRecords,
+    AskStatus,
+    Cut,
+    Export,
+    Hello,
+    Hold,
+    Install,
+    Join,
+    Kind,
+    Leave,
+    Message,
+    Probe,
+    Pull,
+    Push,
+    Read,
+    Renew,
+    Retire,
+)
+from shards.shard import Shard
+
+Frames = list[bytes]
+
+# What a MessagePack field may claim: the largest strings, binaries, extensions, arrays and maps,
+# numbers beyond every bound, NaN and infinities.
+CLAIMS = (
+    *(b"\xdb\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xc9\xff\xff\xff\xff\x01"),
+    *(b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xdc\xff\xff", b"\xde\xff\xff"),
+    *(b"\xcf" + b"\xff" * 8, b"\xd3\x80" + b"\x00" * 7, b"\xcb\x7f\xf8" + b"\x00" * 6),
+    *(b"\xcb\x7f\xf0" + b"\x00" * 6, b"\xc1", b"\xc0", b"\xc3", b"\x91" * 200, b"\x81\xa1a" * 200),
+)
+EXTREMES: tuple[Any, ...] = (
+    *(0, 1, -1, 2**31, 2**32, 2**62, 2**62 + 1, 2**63 - 1, 2**63, 2**64 - 1),
+    *(0.0, -0.0, math.nan, math.inf, -math.inf, 1e308, 5e-324, 0.5),
+    *("", "w", "x" * 128, "x" * 129, "\x00", "\udcff", "é" * 64, "../../etc/passwd"),
+    *(None, True, b"", b"\xff" * 16, [], {}, [[]], [0] * 65, {"t": "push"}),
+    *([0, 2**62], [0, 256], [256, 0], *(kind.value for kind in Kind)),
+)
+
+
+def valid(shard: Shard) -> list[Frames]:
+    """One of each message that `shard` would answer from a joined worker "w", and an operator."""
+    job, table, boot = shard.spec.job, shard.spec.table.name, shard.boot
+    floats = shard.size
+    who = (job, "w", 0)
+    keys = codec.flatten(shard.spec.map.ranges[shard.spec.shard])
+    push = Push(
+        *(7, *who, boot, shard.spec.map.epoch, table, 1, 1, 1, 1, 8, 0, Kind.F4, keys),
+        *(0.5, 0.01, 0.0),
+    )
+    pull = Pull(8, *who, boot, shard.spec.map.epoch, table, 0)
+    half = msgspec.structs.replace(push, kind=Kind.FP16)
+    few = msgspec.structs.replace(push, kind=Kind.SPARSE)
+    pairs = np.arange(4, dtype=np.uint32).tobytes() + np.ones(4, np.float32).tobytes()
+    gradient = np.ones(floats, np.float32).tobytes()
+    said: list[tuple[Message, list[bytes]]] = [
+        (Hello(1, *who, PROTOCOL, shard.spec.build), []),
+        (Join(2, *who, boot, 0), []),
+        (push, [gradient]),
+        (half, [np.ones(floats, np.float16).tobytes()]),
+        (few, [pairs]),
+        (pull, []),
+        (msgspec.structs.replace(pull, kind=Kind.SPARSE, share=0.1), []),
+        (msgspec.structs.replace(pull, kind=Kind.INT8, base=3), []),
+        (Renew(9, *who, boot), []),
+        (Leave(10, *who, boot), []),
+        (Install(11, job, table, []), [codec.encode_state(shard.copy()[0]), gradient]),
+        (Export(12, job, table), []),
+        (Read(13, job, table), []),
+        (AskStatus(14, job, table), []),
+        (AskRecords(15, job, table, 0), []),
+        (Hold(16, job, table, 0.0), [codec.encode_state(Cut({"w": 1}))]),
+        (Retire(17, job, table), [b"{}"]),
+        (Probe(18, job, table, 100), [b"x" * 100]),
+    ]
+    alone = [list(map(bytes, codec.enclose([one]))) for one in said]
+    together = list(map(bytes, codec.enclose([(push, [gradient]), (pull, [])])))
+    noted = [notes.encode(notes.Carried("m" * 16, "y" * 16, True, 3, [1, 2])), *together]
+    parts = Cutter(b"t" * 16).cut(list(together), 3)
+    striped = [[bytes(piece) for piece in part] for part in parts]
+    return [*alone, together, noted, *striped, [codec.encode_state(Enrol("w", "0" * 64))]]
+
+
+def spoiled(messages: list[Frames], seed: int) -> Iterator[Frames]:
+    """Endlessly many that are spoiled in one to three ways; the seed alone decides which."""
+    dice = random.Random(seed)
+    while True:
+        frames = list(dice.choice(messages))
+        if dice.random() < 0.5:
+            _extreme(frames, dice)
+        else:
+            for _ in range(dice.randint(1, 3)):
+                dice.choice(_WAYS)(frames, dice)
+        yield frames
+
+
+def _flip(frames: Frames, dice: random.Random) -> None:
+    _bytes(
+        frames, dice, lambda b, at: b[:at] + bytes([b[at] ^ 1 << dice.randrange(8)]) + b[at + 1 :]
+    )
+
+
+def _claim(frames: Frames, dice: random.Random) -> None:
+    claim = dice.choice(CLAIMS)
+    skip = dice.choice((0, 1, len(claim)))
+    _bytes(frames, dice, lambda b, at: b[:at] + claim + b[at + skip :])
+
+
+def _cut(frames: Frames, dice: random.Random) -> None:
+    _bytes(frames, dice, lambda b, at: b[:at] + b[at + dice.randrange(9) :])
+
+
+def _grow(frames: Frames, dice: random.Random) -> None:
+    _bytes(frames, dice, lambda b, at: b[:at] + dice.randbytes(dice.randrange(9)) + b[at:])
+
+
+def _bytes(frames: Frames, dice: random.Random, change: Callable[[bytes, int], bytes]) -> None:
+    """Change one frame, most often the first, at some place, most often near the front."""
+    if not frames:
+        return
+    which = 0 if dice.random() < 0.7 else dice.randrange(len(frames))
+    if frames[which]:
+        near = min(len(frames[which]), 300)
+        frames[which] = change(frames[which], dice.randrange(near))
+
+
+def _shuffle(frames: Frames, dice: random.Random) -> None:
+    dice.shuffle(frames)
+
+
+def _drop(frames: Frames, dice: random.Random) -> None:
+    if len(frames) > 1:
+        del frames[dice.randrange(len(frames))]
+
+
+def _double(frames: Frames, dice: random.Random) -> None:
+    if frames:
+        frames.insert(dice.randrange(len(frames) + 1), dice.choice(frames))
+
+
+def _add(frames: Frames, dice: random.Random) -> None:
+    frames.append(dice.choice((b"", b"\x00" * 1024, dice.randbytes(40))))
+
+
+def _extreme(frames: Frames, dice: random.Random) -> None:
+    """Another value in the map of the first header, and its places made right again."""
+    try:
+        (header, own), *others = codec.disclose(frames[0], frames[1:])
+        fields = msgspec.msgpack.decode(header)
+        name = dice.choice([*fields, "more"])
+        fields[name] = dice.choice(EXTREMES)
+        packed = msgspec.msgpack.encode(fields)
+    except Exception:  # noqa: BLE001  # spoiled already, beyond being a message
+        return
+    place = codec._PLACE
+    first = place.pack(len(packed) & 0xFFFF, len(own)) + packed
+    for other, its in others:
+        first += place.pack(len(other), len(its)) + bytes(other)
+    frames[0] = first
+
+
+_WAYS = (_flip, _claim, _cut, _grow, _shuffle, _drop, _double, _add, _extreme)
