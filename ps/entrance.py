@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import zmq
 
-from ps import joining
+from ps import frames, joining
 from ps.admission import Admission, Register
 from ps.keys import KeyPair, pinned, serve_with
 from ps.reach import on_this_host
@@ -75,7 +75,7 @@ class Entrance:
         porters = (self._porter.socket,) if self._porter is not None else ()
         return (*self._routers, *porters)
 
-    def received(self, most: int) -> Iterator[tuple[bytes, str, list[zmq.Frame]]]:
+    def received(self, most: int) -> Iterator[tuple[bytes, str, list[Buffer]]]:
         """What has come so far, up to `most` a socket: address, key, frames.
 
         The key is empty for who needs none. Who is at the door only to join is answered here.
@@ -84,14 +84,13 @@ class Entrance:
             self._porter.answer()
         for number, socket in enumerate(self._routers):
             guarded = self._register is not None and number == 0
-            with contextlib.suppress(zmq.Again):
-                for _ in range(most):
-                    sender, *frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
-                    address = bytes([number]) + sender.bytes
-                    # libzmq writes it beside every frame, once it has asked the porter.
-                    key = str(frames[0].get("User-Id")) if guarded else ""
-                    if not self._joins(address, key, [frame.buffer for frame in frames]):
-                        yield address, key, frames
+            for sender, *came in frames.arrived(socket, most):
+                address = bytes([number]) + sender.bytes
+                # libzmq writes it beside every frame, once it has asked the porter.
+                key = str(came[0].get("User-Id")) if guarded else ""
+                parts = frames.views(came)
+                if not self._joins(address, key, parts):
+                    yield address, key, parts
 
     def check(self, key: str, message: Request | Probe) -> None:
         """Raise the error that whoever came with `key` is to be told for saying this, if any."""

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 import zmq
 
+from ps import frames
 from shards.codec import Buffer
 
 LARGE_BYTES = 1 << 20
@@ -59,10 +60,7 @@ class Leaving:
         """
         given = list(parts)
         large = sum(memoryview(one).nbytes for _, part in given for one in part) >= LARGE_BYTES
-        trackers = [
-            socket.send_multipart(part, zmq.NOBLOCK, copy=False, track=large)
-            for socket, part in given
-        ]
+        trackers = [frames.send(socket, part, track=large) for socket, part in given]
         if large:
             self._sent = {key: sent for key, sent in self._sent.items() if sent.leaving}
             sent = _Sent([tracker for tracker in trackers if tracker is not None])

@@ -14,6 +14,7 @@ from secrets import token_bytes
 
 import zmq
 
+from ps import frames
 from ps.handshake import fault_at
 from ps.keys import KeyPair, address_of, expect
 from ps.leaving import Leaving
@@ -26,6 +27,7 @@ from shards.errors import BadInput, BadMessage, GiveUp
 from shards.messages import Message, Reply
 
 _LOOK_AFTER_S = 1.0
+_AT_ONCE = 256  # messages of one connection that are taken in a turn, at most
 _UNFINISHED_BYTES = 1 << 30  # of answers that have come in part, at most
 
 # How a dead link is noticed: by TCP's own means. ZeroMQ's heartbeats wait behind the message that
@@ -75,14 +77,15 @@ class Links:
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         self._sockets: list[zmq.Socket[bytes]] = []
-        self._stripes = [[self._connect(endpoint)] for endpoint in endpoints]
+        self._shard_of: dict[zmq.Socket[bytes], int] = {}
+        self._stripes = [[self._connect(*one)] for one in enumerate(endpoints)]
         self._cutter = Cutter(token_bytes(TOKEN_BYTES))
         # A shard that comes back is a new sender, which puts an old one out.
         self._gatherer = Gatherer(_UNFINISHED_BYTES, max(1, len(endpoints)))
         self.endpoints = tuple(endpoints)
         drop_with(self, self._context, self._sockets)
 
-    def _connect(self, endpoint: str) -> zmq.Socket[bytes]:
+    def _connect(self, shard: int, endpoint: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.DEALER)
         for option, value in (
             (zmq.IMMEDIATE, 1),
@@ -107,6 +110,7 @@ class Links:
             ) from None
         self._poller.register(socket, zmq.POLLIN)
         self._sockets.append(socket)
+        self._shard_of[socket] = shard
         return socket
 
     def stripe(self, shard: int, stripes: int) -> None:
@@ -115,7 +119,7 @@ class Links:
         Call `await_connections` then: a message needs them all.
         """
         own = self._stripes[shard]
-        own += [self._connect(self.endpoints[shard]) for _ in range(stripes - len(own))]
+        own += [self._connect(shard, self.endpoints[shard]) for _ in range(stripes - len(own))]
 
     def await_connections(self, timeout_s: float) -> None:
         """Wait until every shard has been reached, or `timeout_s`: what is sent before is lost.
@@ -184,16 +188,13 @@ class Links:
                 self._leaving.send(zip(stripes, cut, strict=True), shard, requests)
 
     def receive(self, timeout_s: float) -> Iterator[tuple[int, Reply, Sequence[Buffer]]]:
-        """What has arrived within `timeout_s`, at least one message if any came: all that waits."""
-        ready = {socket for socket, _ in self._poller.poll(math.ceil(max(0.0, timeout_s) * 1000))}
-        for shard, stripes in enumerate(self._stripes):
-            for socket in ready.intersection(stripes):
-                with contextlib.suppress(zmq.Again):
-                    while True:
-                        frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
-                        self._surplus.received(sum(map(len, frames)))
-                        for reply, own in self._read(shard, [frame.buffer for frame in frames]):
-                            yield shard, reply, own
+        """What has arrived within `timeout_s`, at least one message if any came: what waits."""
+        for socket, _ in self._poller.poll(math.ceil(max(0.0, timeout_s) * 1000)):
+            shard = self._shard_of[socket]
+            for came in frames.arrived(socket, _AT_ONCE):
+                self._surplus.received(sum(map(len, came)))
+                for reply, own in self._read(shard, frames.views(came)):
+                    yield shard, reply, own
 
     def _read(self, shard: int, came: list[Buffer]) -> list[tuple[Reply, Sequence[Buffer]]]:
         """The messages that are whole with what came; raises BadMessage naming who sent it."""

@@ -82,10 +82,10 @@ class Reception:
         """
         arrivals: list[Arrival] = []
         seen: set[tuple[bytes, int]] = set()
-        for sender, key, frames in self._entrance.received(_QUEUE):
-            self._surplus.received(sum(map(len, frames)))
+        for sender, key, came in self._entrance.received(_QUEUE):
+            self._surplus.received(sum(map(len, came)))
             try:
-                for one in self._read(shard, sender, key, frames):
+                for one in self._read(shard, sender, key, came):
                     # Copies of a request that were held up together want one answer.
                     asked = sender, one.message.request
                     if one.message.request == 0 or asked not in seen:
@@ -143,14 +143,12 @@ class Reception:
                 socket.getsockopt(zmq.EVENTS)
             self._leaving.send(each, to, requests)
 
-    def _read(
-        self, shard: Shard, sender: bytes, key: str, frames: Sequence[zmq.Frame]
-    ) -> Iterator[Arrival]:
+    def _read(self, shard: Shard, sender: bytes, key: str, came: list[Buffer]) -> Iterator[Arrival]:
         """The messages in what `sender` sent; raises BadMessage at one that is none.
 
         What the holder of `key` may not say is refused.
         """
-        whole = self._gatherer.take(sender, [frame.buffer for frame in frames])
+        whole = self._gatherer.take(sender, came)
         if whole is None:
             return
         sender, parts = whole[0], self.sharing.open(*whole)

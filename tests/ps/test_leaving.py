@@ -1,6 +1,5 @@
 """A large message on a slow link is sent once, however impatient whoever waits for its answer."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,7 @@ class Socket:
         self.sent: list[bool] = []
         self.tracker = Tracker()
 
-    def send_multipart(
-        self, parts: Sequence[bytes], flags: int, *, copy: bool, track: bool = False
-    ) -> Tracker | None:
+    def send(self, frame: bytes, flags: int, *, copy: bool, track: bool) -> Tracker | None:
         self.sent.append(track)
         return self.tracker if track else None
 
