@@ -478,7 +478,7 @@ class Client:
             self._own_s[other] += own_s
         self._paces[kind].computed(self._own_s[kind])
         self._own_s[kind] = 0.0
-        if self._in_flight is None:
+        if self._in_flight is None and self._session.next_deadline is not None:
             self._turn(0.0)
         self._listens = True
 
@@ -494,10 +494,11 @@ class Client:
             deadline = self._session.next_deadline
             timeout = 1.0 if deadline is None else deadline - time.monotonic()
         for shard, reply, frames in self._links.receive(timeout):
-            sends, events = self._session.receive(shard, reply, frames, time.monotonic())
+            now = time.monotonic()
+            sends, events = self._session.receive(shard, reply, frames, now)
             self._send(sends)
             for event in events:
-                self._note(event)
+                self._note(event, now)
         if self._successors is not None and self._session.ready is not None:
             self._move(self._successors)
         try:
@@ -506,8 +507,7 @@ class Client:
             text = f"{error} at {self.cluster.endpoints[error.shard]}"
             raise Unreachable(text, error.shard) from None
 
-    def _note(self, event: Event) -> None:
-        now = time.monotonic()
+    def _note(self, event: Event, now: float) -> None:
         match event:
             case Pulled() if event.request in self._unwanted:
                 self._unwanted.remove(event.request)
@@ -529,6 +529,8 @@ class Client:
                 pass
 
     def _send(self, sends: Sequence[Send]) -> None:
+        if not sends:
+            return
         started = time.monotonic()
         to_each: dict[int, list[tuple[Message, Frames]]] = {}
         for send in sends:

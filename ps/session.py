@@ -282,7 +282,9 @@ class Session:
     def tick(self, now: float) -> list[Send]:
         """Repeat what has been silent too long; raises Unreachable when a shard stays silent."""
         deadline = self.next_deadline
-        if deadline is not None and now - deadline > self.retry_s:
+        if deadline is None or deadline > now:
+            return []
+        if now - deadline > self.retry_s:
             # The driver was away, computing or stopped: what it did not hear then is no silence.
             away_s = now - deadline
             self._heard = {shard: min(now, at + away_s) for shard, at in self._heard.items()}

@@ -195,13 +195,18 @@ class Ledger(msgspec.Struct):
     @property
     def min_clock(self) -> int | None:
         """The slowest registered worker's clock; None when nobody is registered."""
-        return min((self.entries[worker].clock for worker in self.active), default=None)
+        return min(self._clocks, default=None)
 
     @property
     def clock_gap(self) -> int:
         """Fastest minus slowest registered clock."""
-        clocks = [self.entries[worker].clock for worker in self.active]
+        clocks = self._clocks
         return max(clocks, default=0) - min(clocks, default=0)
+
+    @property
+    def _clocks(self) -> list[int]:
+        """Those that count."""
+        return [e.clock for e in self.entries.values() if e.standing is Standing.ACTIVE]
 
     def standings(self, waits: Callable[[str], bool]) -> tuple[WorkerStatus, ...]:
         """How each worker stands, as an operator is told; `waits` says whether one is parked."""

@@ -150,7 +150,8 @@ def checked(
 
 
 def _checked(what: str, kind: Kind, zstd: bool, keys: KeyRange, frame: memoryview) -> Bytes:
-    row, most = PAYLOADS[kind], PAYLOADS[kind].most_bytes(len(keys))
+    row = PAYLOADS[kind]
+    most = row.most_bytes(len(keys))
     if zstd:
         frame = packing.unpack(f"{what}: keys {keys}", frame, most)
     if frame.nbytes > most or (frame.nbytes < most and not row.sparse):
@@ -180,8 +181,9 @@ def values(
     Unless that is one payload of plain floats already, it is decoded into an array from `take`.
     """
     if kind is Kind.F4 and len(payloads) == 1:
+        floats = payloads[0].view(np.float32)
         # ZeroMQ hands out short frames at odd addresses; each loop would be compiled anew for them.
-        return np.require(payloads[0].view(np.float32), requirements="A")
+        return floats if floats.flags.aligned else floats.copy()
     whole, base = take(), 0
     for payload, keys in zip(payloads, ranges, strict=True):
         decode(kind, payload, whole[base : base + len(keys)])

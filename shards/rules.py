@@ -78,12 +78,9 @@ class _Rule(msgspec.Struct, frozen=True, tag_field="rule"):
             assert array.dtype == out.dtype == np.float32
             assert array.shape == out.shape == (out.size,)
             assert not np.may_share_memory(array, out), "a version must not be overwritten"
-        plan = _plan(tuple(segments), out.size)
-        rates = np.float32(self._scale(rate, count)) * plan.lr_mults
-        decays = np.float32(decay.weight) * plan.decay_mults
-        runs = updates.Runs(plan.bounds, rates, decays, decay.kind is DecayKind.L1)
+        plan = _plan(tuple(segments), out.size, self._scale(rate, count), decay)
         name = str(self.__struct_config__.tag)
-        updates.apply(name, weights, gradient, slots, out, runs, self._constants())
+        updates.apply(name, weights, gradient, slots, out, plan.runs, self._constants())
         for gap in plan.gaps:
             out[gap] = weights[gap]
 
@@ -221,7 +218,7 @@ Rule = SGD | Momentum | Nesterov | Adagrad | RMSProp | AdaDelta | Adam
 RULES: dict[str, type[Rule]] = {str(rule.__struct_config__.tag): rule for rule in get_args(Rule)}
 
 
-class _Plan(NamedTuple):
+class _Layout(NamedTuple):
     bounds: NDArray[np.int64]
     lr_mults: Floats
     decay_mults: Floats
@@ -229,16 +226,34 @@ class _Plan(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _plan(segments: tuple[Segment, ...], size: int) -> _Plan:
-    """The segments as the loops want them; a shard asks for the same plan at every push."""
+def _layout(segments: tuple[Segment, ...], size: int) -> _Layout:
+    """The segments as arrays; a shard asks for the same at every push."""
     edges = [0, *(edge for segment in segments for edge in (segment.start, segment.stop)), size]
     assert edges == sorted(edges), f"segments must ascend within [0, {size})"
-    return _Plan(
+    return _Layout(
         np.array([(s.start, s.stop) for s in segments], np.int64).reshape(-1, 2),
         np.array([s.lr_mult for s in segments], np.float32),
         np.array([s.decay_mult for s in segments], np.float32),
         tuple(slice(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b),
     )
+
+
+class _Plan(NamedTuple):
+    runs: updates.Runs
+    gaps: tuple[slice, ...]
+
+
+@lru_cache(maxsize=256)
+def _plan(segments: tuple[Segment, ...], size: int, rate: float, decay: Decay) -> _Plan:
+    """The segments as the loops want them, at one rate, which few schedules change each time."""
+    layout = _layout(segments, size)
+    runs = updates.Runs(
+        layout.bounds,
+        np.float32(rate) * layout.lr_mults,
+        np.float32(decay.weight) * layout.decay_mults,
+        decay.kind is DecayKind.L1,
+    )
+    return _Plan(runs, layout.gaps)
 
 
 def _keep_and_take(share: float) -> tuple[np.float32, np.float32]:

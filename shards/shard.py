@@ -126,6 +126,7 @@ class Shard:
         self._greeted = False
         self._standstill = Standstill()
         self._moved_to: bytes | None = None
+        self._table = spec.table.name
         self._pushes = Pushes(spec, self.held)
         self._serving = Serving(spec, boot, self.held, self.journal)
 
@@ -508,7 +509,6 @@ class Shard:
 
     def _check_address(self, message: Request | Probe) -> None:
         """The message is for this job, this life of this shard, and this table."""
-        assert isinstance(message, FromWorker | FromOperator)
         if message.job != self.spec.job:
             # Its own job's id is a secret, which a stranger must not be told.
             raise BadMessage(f"shard {self.spec.shard} serves another job than {message.job}")
@@ -518,9 +518,9 @@ class Shard:
             raise Resynchronise(
                 f"shard {self.spec.shard} is in life {self.boot}, the message is for {message.boot}"
             )
-        table = getattr(message, "table", self.spec.table.name)
-        if table != self.spec.table.name:
-            raise BadMessage(f"shard {self.spec.shard} holds {self.spec.table.name}, not {table}")
+        table = getattr(message, "table", self._table)
+        if table != self._table:
+            raise BadMessage(f"shard {self.spec.shard} holds {self._table}, not {table}")
 
     def _check_epoch(self, epoch: int) -> None:
         if epoch != self.spec.map.epoch:

@@ -64,8 +64,10 @@ class Updates:
         entry = ledger.entries.get(message.worker)
         if not self._sums or entry is None or message.seq != entry.seq + 1:
             return False
+        if not run:
+            return True
         steps = self.steps + sum(one.message.steps for one in run)
-        same_rate = not run or self._rate_at(steps) == self.rate
+        same_rate = self._rate_at(steps) == self.rate
         return same_rate and all(one.message.worker != message.worker for one in run)
 
     def bring(self, arrived: Arrived, ledger: Ledger, now: float) -> list[Applied]:
