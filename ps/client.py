@@ -478,7 +478,7 @@ class Client:
             self._own_s[other] += own_s
         self._paces[kind].computed(self._own_s[kind])
         self._own_s[kind] = 0.0
-        if self._in_flight is None and self._session.next_deadline is not None:
+        if self._in_flight is None and self._links.waiting:
             self._turn(0.0)
         self._listens = True
 
@@ -490,8 +490,8 @@ class Client:
         """Wait for the next thing to happen, up to `timeout`, and deal with it."""
         if self._renewal is not None:
             self._renewal.check()
+        deadline = self._session.next_deadline
         if timeout is None:
-            deadline = self._session.next_deadline
             timeout = 1.0 if deadline is None else deadline - time.monotonic()
         for shard, reply, frames in self._links.receive(timeout):
             now = time.monotonic()
@@ -501,6 +501,10 @@ class Client:
                 self._note(event, now)
         if self._successors is not None and self._session.ready is not None:
             self._move(self._successors)
+        if deadline is not None and deadline <= time.monotonic():
+            self._tick()
+
+    def _tick(self) -> None:
         try:
             self._send(self._session.tick(time.monotonic()))
         except Unreachable as error:

@@ -59,7 +59,7 @@ class Leaving:
         Raises what a socket raises.
         """
         given = list(parts)
-        large = sum(memoryview(one).nbytes for _, part in given for one in part) >= LARGE_BYTES
+        large = sum([memoryview(one).nbytes for _, part in given for one in part]) >= LARGE_BYTES
         trackers = [frames.send(socket, part, track=large) for socket, part in given]
         if large:
             self._sent = {key: sent for key, sent in self._sent.items() if sent.leaving}

@@ -196,6 +196,11 @@ class Links:
                 for reply, own in self._read(shard, frames.views(came)):
                     yield shard, reply, own
 
+    @property
+    def waiting(self) -> bool:
+        """Whether `receive` would have something at once."""
+        return bool(self._poller.poll(0))
+
     def _read(self, shard: int, came: list[Buffer]) -> list[tuple[Reply, Sequence[Buffer]]]:
         """The messages that are whole with what came; raises BadMessage naming who sent it."""
         try:

@@ -75,6 +75,6 @@ class Pace:
 
         Never while one in flight is enough: then there is nothing to find out.
         """
-        if self.early == 1 or not self._answered_at:
+        if not self._taken or not self._answered_at:
             return False
-        return self._taken[-1][0] < self._answered_at[-1] - _WINDOW_S
+        return self._taken[-1][0] < self._answered_at[-1] - _WINDOW_S and self.early > 1

@@ -30,6 +30,7 @@ repeated as it was: written again it would take the residual a second time (feed
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -80,6 +81,8 @@ from shards.tables import DenseTable, ShardMap
 
 _TRIES = 3  # at least, before patience ends
 _LONGEST = 8  # times the first wait: no later is a message repeated
+
+Answer = TypeVar("Answer", bound=Reply)
 
 
 class Session:
@@ -249,19 +252,21 @@ class Session:
         self._heard[shard] = now
         key = (shard, reply.request)
         pending = self._pending.get(key)
-        if isinstance(reply, Refusal) and reply.request == 0:
-            # A renewal's; or the shard could not even read which request it refuses.
-            if reply.remedy is Remedy.BAD_MESSAGE:
+        if pending is None:
+            # To a renewal; or the shard could not even read which request it refuses.
+            if (
+                reply.request == 0
+                and isinstance(reply, Refusal)
+                and reply.remedy is Remedy.BAD_MESSAGE
+            ):
                 raise error_of(reply)
-            return [], []
-        if pending is None or isinstance(reply, Renewed):
             return [], []
         match reply:
             case Refusal(remedy=Remedy.MOVED):
                 return [], [self._relocated(frames)]
             case Refusal():
                 return self._refused(shard, reply, pending, now), []
-            case Parked():
+            case Parked() | Renewed():
                 return [], []
             case Welcome():
                 del self._pending[key]
@@ -548,11 +553,12 @@ class Session:
         now: float,
         frames: Callable[[int], Frames] = lambda _: (),
     ) -> list[Send]:
-        sends = [
-            self._keep(shard, asked, message(shard), frames(shard), now)
-            for shard in range(self.map.shards)
-        ]
-        return [send for send in sends if send.shard in self._joined]
+        sends = []
+        for shard in range(self.map.shards):
+            send = self._keep(shard, asked, message(shard), frames(shard), now)
+            if shard in self._joined:
+                sends.append(send)
+        return sends
 
     def _keep(
         self, shard: int, asked: int, message: FromWorker, frames: Frames, now: float
@@ -581,36 +587,35 @@ class Session:
         if asked.kind is Pull:
             self._reached = max(self._reached, asked.clock + self._ahead + 1)
         answers = [asked.answers[s] for s in range(self.map.shards)]
-        return [self._event(request, answers, now - asked.since)]
-
-    def _event(
-        self, request: int, answers: list[tuple[Reply, Sequence[Buffer]]], took_s: float
-    ) -> Event:
         replies = [reply for reply, _ in answers]
-        weights = [reply for reply in replies if isinstance(reply, Weights)]
-        acks = [reply for reply in replies if isinstance(reply, Ack)]
-        if len(weights) == len(answers):
-            return Pulled(
-                request,
-                tuple(reply.version for reply in weights),
-                tuple(tuple(frames) for _, frames in answers),
-                max(reply.waited_s for reply in weights),
-                Kind.F4 if self.compression.pulls_changes else self.compression.pull,
-            )
-        if len(acks) == len(answers):
-            # Doubled at most, or one outage would have every later message waited for as long.
-            self._rtt_s = min(took_s, max(self.retry_s, 2 * self._rtt_s))
-            return Pushed(
-                request,
-                acks[0].seq,
-                max(ack.staleness for ack in acks),
-                sum(ack.duplicate for ack in acks),
-                took_s,
-            )
-        if all(isinstance(reply, Left) for reply in replies):
-            return Departed()
-        names = sorted({type(reply).__name__ for reply in replies})
-        raise BadMessage(f"request {request} was answered by {', '.join(names)}")
+        if asked.kind is Pull:
+            return [self._pulled(request, _all(Weights, replies), [own for _, own in answers])]
+        if asked.kind is Push:
+            return [self._pushed(request, _all(Ack, replies), now - asked.since)]
+        _all(Left, replies)
+        return [Departed()]
+
+    def _pulled(
+        self, request: int, weights: Sequence[Weights], frames: Sequence[Sequence[Buffer]]
+    ) -> Pulled:
+        return Pulled(
+            request,
+            tuple([reply.version for reply in weights]),
+            tuple([tuple(of_shard) for of_shard in frames]),
+            max([reply.waited_s for reply in weights]),
+            Kind.F4 if self.compression.pulls_changes else self.compression.pull,
+        )
+
+    def _pushed(self, request: int, acks: Sequence[Ack], took_s: float) -> Pushed:
+        # Doubled at most, or one outage would have every later message waited for as long.
+        self._rtt_s = min(took_s, max(self.retry_s, 2 * self._rtt_s))
+        return Pushed(
+            request,
+            acks[0].seq,
+            max([ack.staleness for ack in acks]),
+            sum([ack.duplicate for ack in acks]),
+            took_s,
+        )
 
     def _read(
         self, reply: Weights, frames: Sequence[Buffer]
@@ -638,3 +643,12 @@ class Session:
         pull = msgspec.structs.replace(pending.message, request=self._count(), base=0)
         send = self._keep(shard, pending.asked, pull, (), now)
         return [send] if shard in self._joined else []
+
+
+def _all(kind: type[Answer], replies: Sequence[Reply]) -> Sequence[Answer]:
+    """The replies, each of which is of this kind; raises BadMessage."""
+    found = [reply for reply in replies if isinstance(reply, kind)]
+    if len(found) < len(replies):
+        names = sorted({type(reply).__name__ for reply in replies})
+        raise BadMessage(f"expected {kind.__name__} of each shard, got {', '.join(names)}")
+    return found

@@ -97,8 +97,10 @@ def enclose(messages: Sequence[tuple[Message, Frames]]) -> list[Buffer]:
     payload: list[Buffer] = []
     for message, frames in messages:
         header = encode(message)
-        headers += (_PLACE.pack(len(header), len(frames)), header)
-        payload += wrap(frames)
+        headers.append(_PLACE.pack(len(header), len(frames)))
+        headers.append(header)
+        if frames:
+            payload += wrap(frames)
     return [b"".join(headers), *payload]
 
 
@@ -108,18 +110,20 @@ def disclose(first: Buffer, frames: Sequence[T]) -> Iterator[tuple[memoryview, S
     Nothing is handed out before the whole adds up.
     """
     found: list[tuple[memoryview, Sequence[T]]] = []
-    headers, position, base = memoryview(first), 0, 0
-    while position < len(headers):
-        if len(headers) - position < _PLACE.size or len(found) == MAX_TOGETHER:
+    headers, end, base = memoryview(first), 0, 0
+    came = len(headers)
+    while end < came:
+        start = end + _PLACE.size
+        if start > came or len(found) == MAX_TOGETHER:
             raise BadMessage(f"envelope: expected at most {MAX_TOGETHER} headers with their places")
-        size, count = _PLACE.unpack_from(headers, position)
-        position += _PLACE.size
-        found.append((headers[position : position + size], frames[base : base + count]))
-        position, base = position + size, base + count
-    if not found or (position, base) != (len(headers), len(frames)):
+        size, count = _PLACE.unpack_from(headers, end)
+        end, own = start + size, base
+        base += count
+        found.append((headers[start:end], frames[own:base]))
+    if not found or end != came or base != len(frames):
         raise BadMessage(
-            f"envelope: its headers take {position} bytes and {base} frames,"
-            f" got {len(headers)} and {len(frames)}"
+            f"envelope: its headers take {end} bytes and {base} frames,"
+            f" got {came} and {len(frames)}"
         )
     return iter(found)
 

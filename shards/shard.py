@@ -44,7 +44,6 @@ from shards.messages import (
     AskStatus,
     Cut,
     Export,
-    FromOperator,
     FromShard,
     FromWorker,
     Hello,
