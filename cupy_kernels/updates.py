@@ -10,6 +10,8 @@ result bit for bit.
 """
 
 from collections.abc import Sequence
+from functools import cache
+from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -21,6 +23,7 @@ Floats = NDArray[np.float32]
 
 # Blocks this short keep a formula's temporaries in the first-level caches.
 BLOCK = 8192
+_FEW = 8
 
 
 class Runs(NamedTuple):
@@ -57,16 +60,23 @@ def apply(
 
         update_kernels.apply(rule, weights, gradient, slots, out, runs, constants)
         return
-    from cupy_kernels import update_loops
-
-    update = update_loops.UPDATES[rule]
-    if update_loops.COMPILED:
+    loops = _loops()
+    update = loops.UPDATES[rule]
+    if loops.COMPILED:
         # One compilation serves both: frames off the wire are read-only, arenas are not.
         w, g = _frozen(weights), _frozen(gradient)
         update.loop(w, g, slots, out, runs, constants)
     else:
         with np.errstate(all="ignore"):
             _apply_blocks(update.formula, weights, gradient, slots, out, runs, constants)
+
+
+@cache
+def _loops() -> ModuleType:
+    """The compiled loops; found once, for an import inside a function costs as much as a loop."""
+    from cupy_kernels import update_loops
+
+    return update_loops
 
 
 def runs_on(place: Place, rule: str) -> bool:
@@ -94,6 +104,9 @@ def squared_norm(values: Floats) -> float:
         from cupy_kernels import update_kernels
 
         return update_kernels.squared_norm(values)
+    if values.size <= _FEW * BLOCK:  # where calls cost more than sums
+        parts = [values[low : low + BLOCK] for low in range(0, values.size, BLOCK)]
+        return sum([float(np.dot(part, part)) for part in parts])
     whole = values.size - values.size % BLOCK
     blocks, rest = values[:whole].reshape(-1, BLOCK), values[whole:]
     with np.errstate(all="ignore"):

@@ -183,8 +183,9 @@ class Ledger(msgspec.Struct):
     def advance(self, worker: str, clock: int) -> None:
         """Clocks only rise: a shard may have put a worker's clock ahead of what it says."""
         entry = self.entries[worker]
-        entry.clock = max(entry.clock, clock)
-        self._raise_floor()
+        if clock > entry.clock:
+            entry.clock = clock
+            self._raise_floor()
 
     # --- clocks ---------------------------------------------------------------------------------
 
