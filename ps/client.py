@@ -473,12 +473,14 @@ class Client:
 
     def _enter(self, kind: type[Pull | Push]) -> None:
         """The caller is back: note how long it was busy, and take in what came meanwhile."""
-        own_s = time.monotonic() - self._left_at
+        now = time.monotonic()
+        own_s = now - self._left_at
         for other in self._own_s:
             self._own_s[other] += own_s
         self._paces[kind].computed(self._own_s[kind])
         self._own_s[kind] = 0.0
-        if self._in_flight is None and self._links.waiting:
+        deadline = self._session.next_deadline if self._in_flight is None else None
+        if deadline is not None and (deadline <= now or self._links.waiting):
             self._turn(0.0)
         self._listens = True
 

@@ -62,9 +62,7 @@ class Remedy(StrEnum):
     WRONG_BUILD = "wrong_build"
 
 
-class Message(
-    msgspec.Struct, frozen=True, tag_field="t", forbid_unknown_fields=True, gc=False
-):
+class Message(msgspec.Struct, frozen=True, tag_field="t", forbid_unknown_fields=True, gc=False):
     """Anything said. `request` pairs an answer with its question; no life uses one twice."""
 
     request: Count

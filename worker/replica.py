@@ -129,7 +129,7 @@ class _Loop:
             local = self._fetch(local, step)
             self._step(local, inputs, step)
             if self.plan.strategy.pushes(step):
-                self._push(local)
+                self._push(local, self._further(local, step))
         if local is not None and local.steps:
             self._push(local)
 
@@ -145,20 +145,27 @@ class _Loop:
             out = self.client.empty()
             model.begin(replica.weights, inputs[0], out, step=step, seed=self.plan.seed)
             self.compute_s += time.monotonic() - started
+            further = self.client.clock + unpushed + 1 if step + 1 < self.plan.steps else None
             if begun is not None:
-                self._finish(model, begun)
-            if step + 1 < self.plan.steps:
-                self.client.prefetch(self.client.clock + 1)
+                self._finish(model, begun, further)
+            elif further is not None:
+                self.client.prefetch(further)
             begun = _Begun(out, replica.versions, _rows(inputs))
         if begun is not None:
             self._finish(model, begun)
 
-    def _finish(self, model: Ahead, begun: _Begun) -> None:
-        """Push the oldest step under way."""
+    def _finish(self, model: Ahead, begun: _Begun, further: int | None = None) -> None:
+        """Push the oldest step under way, and ask for the weights of clock `further` with it."""
         started = time.monotonic()
         loss = model.finish()
         self.compute_s += time.monotonic() - started
-        self.client.push(begun.out, read_versions=begun.versions, samples=begun.samples, loss=loss)
+        self.client.push(
+            begun.out,
+            read_versions=begun.versions,
+            samples=begun.samples,
+            loss=loss,
+            prefetch=further,
+        )
         self.samples += begun.samples
 
     def _next_batches(self) -> list[Batch]:
@@ -188,6 +195,15 @@ class _Loop:
         if bound is None:
             return self.client.ahead
         return min(self.client.ahead, bound - self.plan.strategy.least_bound())
+
+    def _further(self, local: Local, step: int) -> int | None:
+        """The clock whose weights to ask for in one message with the push after `step`.
+
+        It is the furthest that the next fetch would ask for, which comes at once.
+        """
+        further = min(self._ahead(), self.plan.steps - 2 - step)
+        wanted = self.plan.prefetch and further > 0
+        return self.client.clock + local.steps + further if wanted else None
 
     def _more_steps(self, step: int) -> int:
         """How many steps after `step` are taken on the weights that are fetched for it."""
@@ -224,7 +240,7 @@ class _Loop:
             total /= np.float32(len(inputs))
         return total, losses / len(inputs)
 
-    def _push(self, local: Local) -> None:
+    def _push(self, local: Local, further: int | None = None) -> None:
         assert local.owed is not None, "a push follows a step"
         self.client.push(
             local.owed,
@@ -232,6 +248,7 @@ class _Loop:
             steps=local.steps,
             samples=local.samples,
             loss=local.loss / local.steps,
+            prefetch=further,
         )
         self.samples += local.samples
         local.settle()

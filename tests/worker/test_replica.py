@@ -13,7 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 from ps import Client, Cluster, Console, DenseTable, TensorSpec, local_shards, shard_specs
+from ps.links import Links
 from shards.errors import BadInput
+from shards.messages import Message, Renew
 from shards.schedules import Fixed, Schedule, Step
 from worker.model import Batch
 from worker.replica import Plan, Report, rate_multipliers, train_replica
@@ -223,6 +225,27 @@ class Beside(Scripted):
     ) -> float:
         self.begin(weights, batch, out, step=step, seed=seed)
         return self.finish()
+
+
+@pytest.mark.parametrize("model", [Scripted, Beside])
+def test_a_prefetching_step_is_one_message(
+    model: type[Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A push and the request for weights that follows it go to each shard together."""
+    said: list[str] = []
+    send = Links.send_together
+
+    def told(links: Links, shard: int, messages: Sequence[tuple[Message, Any]]) -> None:
+        if shard == 1 and not any(isinstance(message, Renew) for message, _ in messages):
+            said.append(" ".join(type(message).__name__ for message, _ in messages))
+        send(links, shard, messages)
+
+    monkeypatch.setattr(Links, "send_together", told)
+    with shards(bound=1) as (cluster, _):
+        with Client(cluster, worker="w0", retry_s=60.0, patience_s=600.0) as client:
+            said.clear()
+            train_replica(client, model(), batches(1, 2, 4, 8), plan(4, prefetch=True))
+        assert said == ["Pull", "Pull", "Push Pull", "Push Pull", "Push", "Push", "Leave"]
 
 
 @pytest.mark.parametrize("steps", [1, 4, 9])
