@@ -115,7 +115,8 @@ class Client:
         self._first_epoch = cluster.map.epoch
         self._listens = self._leaving = self._departed = False
         self._left_at = time.monotonic()
-        self._own_s = {Pull: 0.0, Push: 0.0}
+        self._own_s = 0.0  # the caller's; and how much of it the paces have been told
+        self._told_s = {Pull: 0.0, Push: 0.0}
         self._new_session: Callable[[Cluster], Session] = lambda of: Session(
             job=of.job,
             worker=worker,
@@ -474,11 +475,9 @@ class Client:
     def _enter(self, kind: type[Pull | Push]) -> None:
         """The caller is back: note how long it was busy, and take in what came meanwhile."""
         now = time.monotonic()
-        own_s = now - self._left_at
-        for other in self._own_s:
-            self._own_s[other] += own_s
-        self._paces[kind].computed(self._own_s[kind])
-        self._own_s[kind] = 0.0
+        self._own_s += now - self._left_at
+        self._paces[kind].computed(self._own_s - self._told_s[kind])
+        self._told_s[kind] = self._own_s
         deadline = self._session.next_deadline if self._in_flight is None else None
         if deadline is not None and (deadline <= now or self._links.waiting):
             self._turn(0.0)

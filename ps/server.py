@@ -53,7 +53,8 @@ class Server(Looping):
 
     def _loop(self) -> None:
         poller = zmq.Poller()
-        for socket in (*self._reception.sockets, self._wake_in):
+        sockets = self._reception.sockets
+        for socket in (*sockets, self._wake_in):
             poller.register(socket, zmq.POLLIN)
         period = self.shard.spec.lease_s / 4
         tick_at = time.monotonic() + period
@@ -62,7 +63,7 @@ class Server(Looping):
             ready = dict(poller.poll(timeout_ms))
             if self._wake_in in ready:
                 return
-            if not ready.keys().isdisjoint(self._reception.sockets):
+            if not ready.keys().isdisjoint(sockets):
                 self._take_turn()
             if time.monotonic() >= tick_at:
                 self._reception.send(self.shard.tick(time.monotonic()))
