@@ -33,7 +33,7 @@ from shards.errors import BadInput, GiveUp, WrongBuild
 from worker.shipping import PACKAGES
 
 NAMESPACE = "downpour"
-_TRIAL_S = 30.0
+_TRIAL_S = 60.0
 _TRIAL = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level='ERROR')"
 # Ray rewrites 127.0.0.1 to an address of the network; the rest of 127/8 it leaves alone.
 _LOOPBACK = "127.0.0.2" if sys.platform == "linux" else None
@@ -52,7 +52,7 @@ def connect(address: str | None, cpus: int) -> Iterator[str]:
     machine. Call it from the main thread: a Ray started by a thread dies with that thread. SIGTERM
     keeps the handler it has.
 
-    Raises BadInput when no Ray answers there within half a minute, WrongBuild when it is of another
+    Raises BadInput when no Ray answers there within a minute, WrongBuild when it is of another
     version, GiveUp when an embedded one does not start.
     """
     assert threading.current_thread() is threading.main_thread(), "start Ray from the main thread"

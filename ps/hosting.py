@@ -23,7 +23,7 @@ from ps.transport import Transport
 from shards.errors import BadInput, WrongBuild
 from shards.spec import ShardSpec
 
-START_S = 60.0
+START_S = 120.0  # On a busy machine importing Ray alone may take a minute.
 _EVERY_ADDRESS = "0.0.0.0"
 
 

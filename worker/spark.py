@@ -41,7 +41,7 @@ __all__ = [
     "start_session",
 ]
 
-_START_S = 30.0
+_START_S = 60.0
 _EXIT_S = 15.0
 _SPARK_ERRORS = (PySparkException, Py4JError, OSError)
 

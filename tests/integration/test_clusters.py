@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests import tiny
-from tests.clusters import connect_server, ray_head, standalone_spark
+from tests.clusters import QUICK_JAVA, connect_server, ray_head, standalone_spark
 from tests.integration.command import check_folder, downpour
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
@@ -48,7 +48,7 @@ def test_by_url(ray: str, token: dict[str, str], tmp_path: Path) -> None:
     tiny.write_job(tmp_path)
     with (
         standalone_spark(tmp_path / "spark") as spark,
-        downpour(tmp_path, *TRAIN, "--spark", spark, "--ray", ray, **token) as child,
+        downpour(tmp_path, *TRAIN, "--spark", spark, "--ray", ray, **token, **QUICK_JAVA) as child,
     ):
         most = 0
         while child.process.poll() is None:

@@ -5,15 +5,17 @@ Each runs in a process of its own, for a process has one session at a time and t
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shards.errors import BadInput
-from tests.clusters import connect_server, standalone_spark
+from tests.clusters import QUICK_JAVA, connect_server, standalone_spark
 from worker.spark import start_session
 
 ROOT = Path(__file__).parents[2]
@@ -64,23 +66,44 @@ def test_embedded(no_java: dict[str, str], tmp_path: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A standalone master's URL; its worker has two cores, and believes in two GPUs."""
+    with standalone_spark(tmp_path_factory.mktemp("spark"), gpus=2) as url:
+        yield url
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_standalone_master(tmp_path: Path) -> None:
+def test_standalone_master(master: str, tmp_path: Path) -> None:
     """Executors of a master run this project's code out of the shipped zip, one thread each; the
     master outlives the session."""
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    with standalone_spark(tmp_path) as url:
-        session = run("once", url, TMPDIR=str(temporary))
-        assert [row["id"] for row in session["rows"]] == [0, 1, 2, 3]
-        assert {row["threads"] for row in session["rows"]} == {"1"}
-        for row in session["rows"]:
-            assert f"/downpour-{session['build']}.zip/ps/" in row["ps"]
-        assert session["left"] == []
-        assert session["kept"]
-        assert Path(session["java_files"]).parent == temporary
-        assert list(temporary.iterdir()) == []
+    session = run("once", master, TMPDIR=str(tmp_path), **QUICK_JAVA)
+    assert [row["id"] for row in session["rows"]] == [0, 1, 2, 3]
+    assert {row["threads"] for row in session["rows"]} == {"1"}
+    for row in session["rows"]:
+        assert f"/downpour-{session['build']}.zip/ps/" in row["ps"]
+    assert session["left"] == []
+    assert session["kept"]
+    assert Path(session["java_files"]).parent == tmp_path
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_every_task_gets_a_gpu_of_its_own(master: str, tmp_path: Path) -> None:
+    """By the settings of docs/clusters.md, where a worker has two, and after another session: of
+    two tasks at a time each has another one."""
+    (tmp_path / "spark-defaults.conf").write_text(documented("spark-defaults.conf"))
+    seen = run("gpus", master, SPARK_CONF_DIR=str(tmp_path), **QUICK_JAVA)
+    assert sorted(seen) == [["0"], ["1"]]
+
+
+def documented(file: str) -> str:
+    """The block of the page that begins with the file's name in a comment."""
+    page = (ROOT / "docs" / "clusters.md").read_text()
+    (block,) = re.findall(rf"```\n# {re.escape(file)}\n(.*?)```", page, re.DOTALL)
+    return str(block)
 
 
 @pytest.mark.slow
