@@ -20,6 +20,7 @@ from ps.hosting import ShardDevice
 from ps.job import describe, shard_specs, successors
 from ps.local import local_shards
 from ps.process_host import process_shards
+from ps.replicated_host import replicated_shards
 from ps.resharding import move
 from shards.tables import DenseTable, TensorSpec
 
@@ -39,6 +40,7 @@ __all__ = [
     "local_shards",
     "move",
     "process_shards",
+    "replicated_shards",
     "shard_specs",
     "successors",
 ]

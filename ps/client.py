@@ -27,7 +27,6 @@ from ps.connection import Connection
 from ps.events import Departed, Event, Pulled, Pushed, Ready, Relocated, Send, Unreachable
 from ps.feedback import Feedback
 from ps.link_model import LinkModel
-from ps.links import Links
 from ps.moving import Carried, carried
 from ps.pace import Pace
 from ps.session import Session
@@ -383,9 +382,7 @@ class Client:
                 self._reopen(self._successors)
                 self._greet()
         ready = self._session.ready
-        self._renewal = _Renewal(
-            self._connection.more_links, self._session, ready.lease_s / _RENEWALS_A_LEASE
-        )
+        self._renewal = _Renewal(self._connection, self._session, ready.lease_s / _RENEWALS_A_LEASE)
         # Or a client that was dropped without a word would hold back the others for ever.
         weakref.finalize(self, self._renewal.end)
         self._connection.check_transport()
@@ -502,6 +499,8 @@ class Client:
                 self._note(event, now)
         if self._successors is not None and self._session.ready is not None:
             self._move(self._successors)
+        for shard in self._links.moved():
+            self._send(self._session.moved(shard, time.monotonic()))
         if deadline is not None and deadline <= time.monotonic():
             self._tick()
 
@@ -509,7 +508,7 @@ class Client:
         try:
             self._send(self._session.tick(time.monotonic()))
         except Unreachable as error:
-            text = f"{error} at {self.cluster.endpoints[error.shard]}"
+            text = f"{error} at {self._links.where(error.shard)}"
             raise Unreachable(text, error.shard) from None
 
     def _note(self, event: Event, now: float) -> None:
@@ -584,9 +583,9 @@ def _read_only(arena: NDArray[np.float32]) -> NDArray[np.float32]:
 class _Renewal:
     """A thread with links of its own that keeps the lease while its owner computes."""
 
-    def __init__(self, open_links: Callable[[], Links], session: Session, period_s: float) -> None:
+    def __init__(self, connection: Connection, session: Session, period_s: float) -> None:
         self._session = session
-        self._open_links = open_links
+        self._connection = connection
         self._period_s = period_s
         self._ended = threading.Event()
         self._failure: DownpourError | None = None
@@ -612,9 +611,10 @@ class _Renewal:
             self._failure = error
 
     def _renew_until_ended(self) -> None:
-        links = self._open_links()
+        links = self._connection.more_links()
         try:
             while not self._ended.wait(self._period_s):
+                links.follow(self._connection.links.endpoints)
                 for shard, boot in enumerate(self._session.boots):
                     links.send(shard, self._renew(boot))
                 # The answers say nothing that the owner's own messages will not hear too.

@@ -30,7 +30,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """One job: its table, who owns which keys, and where each shard listens.
 
     `bound` is the staleness bound in steps, None for none; `endpoints[shard]` is a ZeroMQ address,
-    or one that pins a key (keys.py); `access` is for those.
+    or one that pins a key (keys.py); `access` is for those. Of replicated shards these are the
+    first primaries'; the `coordinator` tells who serves now.
     """
 
     job: str
@@ -38,6 +39,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     map: ShardMap
     endpoints: tuple[str, ...]
     bound: int | None
+    coordinator: str | None = None
     build: str = msgspec.field(default_factory=build_id)
     access: Access | None = None
 

@@ -40,8 +40,10 @@ class Connection:
 
         Where shards speak CURVE, each is asked to let `worker` in, and waited for `patience_s`.
         Raises what `join` does, and BadInput when shared memory is asked for by name and there is
-        no room.
+        no room, or when shards that move are to be put behind a modelled link.
         """
+        if link is not None and cluster.coordinator is not None:
+            raise BadInput("link: expected shards with one copy each, got replicated ones")
         if link is not None and transport is Transport.AUTO:
             transport = Transport.TCP  # or the link would be passed by
         self._cluster = cluster
@@ -58,11 +60,11 @@ class Connection:
         except BaseException:
             self.close_slow()
             raise
-        self.links = Links(self.endpoints, self.sharing, self._own)
+        self.links = Links(self.endpoints, self.sharing, self._own, cluster)
 
     def more_links(self) -> Links:
-        """Further links to the same shards, of the same worker; whoever asks closes them."""
-        return Links(self.endpoints, own=self._own)
+        """Further links to where those lead now, of the same worker; whoever asks closes them."""
+        return Links(self.links.endpoints, own=self._own)
 
     def close(self) -> None:
         """Drop everything, without a word."""

@@ -31,6 +31,7 @@ from shards.messages import (
     Read,
     Records,
     Refusal,
+    Remedy,
     Reply,
     Retire,
     ShardStatus,
@@ -56,11 +57,12 @@ class Console:
 
     def __init__(self, cluster: Cluster, *, patience_s: float = 30.0) -> None:
         self.cluster = cluster
-        self._links = Links(cluster.endpoints, own=operator_key(cluster))
+        self._links = Links(cluster.endpoints, own=operator_key(cluster), guided=cluster)
         self._links.await_connections(min(_RETRY_S, patience_s))
         self._patience_s = patience_s
         self._request = 0
         self._collected = [0] * len(cluster.endpoints)
+        self._newest = [0] * len(cluster.endpoints)  # versions that records were collected of
 
     def install(self, arena: NDArray[np.float32]) -> None:
         """Give every shard its part of fresh weights, float32 of shape (table.size,)."""
@@ -171,18 +173,27 @@ class Console:
     def records(self) -> list[NDArray[np.void]]:
         """For each shard the records (dtype RECORD) of updates applied since the last call."""
         fresh = []
-        for shard, after in enumerate(self._collected):
+        for shard in range(self.cluster.map.shards):
             reply, frames = self._ask(
                 shard,
-                lambda request, after=after: AskRecords(  # type: ignore[misc]
-                    request, self.cluster.job, self.cluster.table.name, after
+                lambda request, shard=shard: AskRecords(  # type: ignore[misc]
+                    request,
+                    self.cluster.job,
+                    self.cluster.table.name,
+                    self._collected[shard],
                 ),
             )
             assert isinstance(reply, Records)
             rows = np.frombuffer(frames[0], RECORD)
             self._collected[shard] = reply.first + len(rows)
-            fresh.append(rows)
+            fresh.append(rows if self.cluster.coordinator is None else self._unseen(shard, rows))
         return fresh
+
+    def _unseen(self, shard: int, rows: NDArray[np.void]) -> NDArray[np.void]:
+        """A copy that took over numbers its records anew, and has some that were collected."""
+        unseen = rows[rows["apply_version"] > self._newest[shard]]
+        self._newest[shard] = int(unseen["apply_version"].max(initial=self._newest[shard]))
+        return unseen
 
     def close(self) -> None:
         self._links.close()
@@ -233,7 +244,7 @@ class Console:
             now = time.monotonic()
             if now >= give_up_at:
                 raise Unreachable(
-                    f"shard {missing[0]} at {self.cluster.where(missing[0])} has not answered"
+                    f"shard {missing[0]} at {self._links.where(missing[0])} has not answered"
                     f" {type(message).__name__.lower()} for {self._patience_s:g} s",
                     missing[0],
                 )
@@ -241,16 +252,32 @@ class Console:
                 self._links.send_together(shard, together)
             self._collect(answers, shards, min(now + wait_s, give_up_at))
             wait_s *= 2  # on a slow link the first copy may still be on its way
+            message = question(self._request)  # what is asked may depend on who is asked
         return answers
 
     def _collect(self, answers: dict[int, Answer], shards: Sequence[int], until: float) -> None:
-        """Add the answers to the present request that come until then, or until all have."""
+        """Add the answers to the present request that come until then, or until all have.
+
+        Or until a shard is served by another copy, which has not been asked.
+        """
         while len(answers) < len(shards) and (now := time.monotonic()) < until:
             for origin, reply, frames in self._links.receive(until - now):
+                if self._elsewhere(reply):
+                    continue
                 if isinstance(reply, Refusal) and reply.request in (0, self._request):
                     raise error_of(reply)  # 0: the shard could not even read the question
                 if origin in shards and reply.request == self._request:
                     answers.setdefault(origin, (reply, frames))
+            moved = self._links.moved()
+            for shard in moved:
+                self._collected[shard] = 0
+            if moved:
+                return
+
+    def _elsewhere(self, reply: Reply) -> bool:
+        """Whether a copy that does not serve says so: the links are about to follow another."""
+        refused = isinstance(reply, Refusal) and reply.remedy is Remedy.RETRY
+        return refused and self.cluster.coordinator is not None
 
 
 def _state(reply: Reply, frames: Sequence[Buffer]) -> ShardState:

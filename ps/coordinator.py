@@ -12,10 +12,12 @@ on and only failover waits. Its rules:
   number, so a restart is a death even when nobody missed it.
 - A false suspicion costs a copy, never an acknowledged push: the suspect can commit nothing once
   its successor has accepted, and retires when it hears of it.
+- A connection that broke is a reason for suspicion as good as silence, and comes sooner: `bury`.
 - "In sync" is kept for the epoch in which it was said: a beat that comes late cannot undo it.
 
-A driver hands it beats, calls `tick` at least every `silence_s / 3`, and does what a `Decision`
-says in this order: write the record where it survives, then send the assignments.
+A driver hands it beats, tells whose connection broke, calls `tick` at least every `silence_s / 3`,
+and does what a `Decision` says in this order: write the record where it survives, then send the
+assignments.
 """
 
 from collections.abc import Iterable
@@ -60,7 +62,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Coordinator:
-    """The state, and its transitions `hear` and `tick`. Times are monotonic seconds."""
+    """The state, and its transitions `hear`, `bury`, `tick`. Times are monotonic seconds."""
 
     def __init__(
         self, shards: int, *, silence_s: float = 0.3, record: dict[int, Group] | None = None
@@ -85,6 +87,17 @@ class Coordinator:
         if self.groups[beat.shard] != before:
             told.update(self._members(beat.shard))
         return self._decision(beat.shard, told)
+
+    def bury(self, boot: int, now: float) -> Decision:
+        """Take a process for dead at once, as after a long silence, until it is heard again."""
+        shard = self._shard_of.get(boot)
+        if shard is None:
+            return Decision(None, [], [])
+        self._seen[boot] = now - self.silence_s
+        before = self.groups[shard]
+        self._mend(shard, now)
+        told = self._members(shard) if self.groups[shard] != before else set()
+        return self._decision(shard, told)
 
     def tick(self, now: float) -> Decision:
         """Look who has been silent for too long."""

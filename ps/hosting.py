@@ -123,7 +123,7 @@ def told_as(endpoint: str, own_address: str) -> str:
     return endpoint.replace(_EVERY_ADDRESS, own_address)
 
 
-def check_build(shard: int, build: str) -> None:
-    """Raise WrongBuild when a shard runs other code than this process."""
+def check_build(name: str, build: str) -> None:
+    """Raise WrongBuild when what has that name runs other code than this process."""
     if build != build_id():
-        raise WrongBuild(f"shard {shard}: expected build {build_id()} where it runs, got {build}")
+        raise WrongBuild(f"{name}: expected build {build_id()} where it runs, got {build}")

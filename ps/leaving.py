@@ -65,3 +65,7 @@ class Leaving:
             self._sent = {key: sent for key, sent in self._sent.items() if sent.leaving}
             sent = _Sent([tracker for tracker in trackers if tracker is not None])
             self._sent.update(((peer, request), sent) for request in requests)
+
+    def forget(self, peer: Hashable) -> None:
+        """Whatever was on its way to this peer will not arrive: its sockets were closed."""
+        self._sent = {key: sent for key, sent in self._sent.items() if key[0] != peer}

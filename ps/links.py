@@ -2,23 +2,26 @@
 
 The workers' client and the operator's console stand on this. `ZMQ_IMMEDIATE` keeps a message from
 being queued for a shard that is down and then delivered to its next life. Where several sockets
-lead to a shard, each message travels in parts (stripes.py).
+lead to a shard, each message travels in parts (stripes.py). Links to replicated shards follow the
+primary (guide.py); whoever holds them asks which have `moved`.
 """
 
 import contextlib
 import math
 import time
-import weakref
 from collections.abc import Collection, Iterator, Sequence
 from secrets import token_bytes
 
 import zmq
 
 from ps import frames
+from ps.cluster import Cluster
+from ps.guide import ASK_S, Guide
 from ps.handshake import fault_at
 from ps.keys import KeyPair, address_of, expect
 from ps.leaving import Leaving
 from ps.memory import Surplus, keep_large_blocks
+from ps.sockets import NOTICE_THE_DEAD, drop_with
 from ps.stripes import TOKEN_BYTES, Cutter, Gatherer
 from ps.worker_side import WorkerSide
 from shards import codec
@@ -28,32 +31,9 @@ from shards.messages import Message, Reply
 
 _LOOK_AFTER_S = 1.0
 _AT_ONCE = 256  # messages of one connection that are taken in a turn, at most
+_FIRST_WORD_S = 0.5  # that a coordinator is waited for; without it, the cluster's word must do
+_NEW_LINK_S = 0.5
 _UNFINISHED_BYTES = 1 << 30  # of answers that have come in part, at most
-
-# How a dead link is noticed: by TCP's own means. ZeroMQ's heartbeats wait behind the message that
-# is on its way, and would cut every link on which one takes longer than they are patient.
-NOTICE_THE_DEAD = (
-    (zmq.TCP_KEEPALIVE, 1),
-    (zmq.TCP_KEEPALIVE_IDLE, 5),
-    (zmq.TCP_KEEPALIVE_INTVL, 2),
-    (zmq.TCP_KEEPALIVE_CNT, 3),
-    (zmq.TCP_MAXRT, 15_000),
-)
-
-
-def drop_with(
-    owner: object, context: "zmq.Context[zmq.Socket[bytes]]", sockets: Sequence[zmq.Socket[bytes]]
-) -> None:
-    """Close a context when its owner is collected without having been closed.
-
-    ZeroMQ would wait for ever for sockets that were collected together with it, as they are when an
-    error's traceback held them all. Those of a thread that still runs at exit are left to the exit.
-    """
-    weakref.finalize(owner, _drop, context, sockets).atexit = False
-
-
-def _drop(context: "zmq.Context[zmq.Socket[bytes]]", _: Sequence[zmq.Socket[bytes]]) -> None:
-    context.destroy(linger=0)
 
 
 class Links:
@@ -64,10 +44,12 @@ class Links:
         endpoints: Sequence[str],
         sharing: WorkerSide | None = None,
         own: KeyPair | None = None,
+        guided: Cluster | None = None,
     ) -> None:
         """`sharing` lets arrays in shared memory go as references; its owner closes it.
 
-        `own` is shown to shards whose endpoints pin a key.
+        `own` is shown to shards whose endpoints pin a key. `guided` is a cluster whose coordinator,
+        if it has one, says where its shards are by now.
         """
         keep_large_blocks()
         self._sharing = sharing
@@ -78,6 +60,10 @@ class Links:
         self._poller = zmq.Poller()
         self._sockets: list[zmq.Socket[bytes]] = []
         self._shard_of: dict[zmq.Socket[bytes], int] = {}
+        self._moved: set[int] = set()
+        self._guide = self._guide_to(guided)
+        if self._guide is not None and self._guide.consult(_FIRST_WORD_S):
+            endpoints = self._led(endpoints)
         self._stripes = [[self._connect(*one)] for one in enumerate(endpoints)]
         self._cutter = Cutter(token_bytes(TOKEN_BYTES))
         # A shard that comes back is a new sender, which puts an old one out.
@@ -112,6 +98,49 @@ class Links:
         self._sockets.append(socket)
         self._shard_of[socket] = shard
         return socket
+
+    def where(self, shard: int) -> str:
+        """The address that its links lead to, for people."""
+        return address_of(self.endpoints[shard]).plain
+
+    def _guide_to(self, cluster: Cluster | None) -> Guide | None:
+        if cluster is None or cluster.coordinator is None:
+            return None
+        guide = Guide(cluster, self._context)
+        self._poller.register(guide.socket, zmq.POLLIN)
+        return guide
+
+    def _led(self, endpoints: Sequence[str]) -> list[str]:
+        """Where the shards are, as far as the guide knows better."""
+        assert self._guide is not None
+        led = list(endpoints)
+        for shard, seat in self._guide.seats.items():
+            led[shard] = seat.endpoint
+        return led
+
+    def follow(self, endpoints: Sequence[str]) -> None:
+        """Lead the links of shards that are elsewhere by now there; see `moved`."""
+        fresh: list[zmq.Socket[bytes]] = []
+        for shard, endpoint in enumerate(endpoints):
+            if endpoint == self.endpoints[shard]:
+                continue
+            old = self._stripes[shard]
+            for socket in old:
+                self._poller.unregister(socket)
+                self._sockets.remove(socket)
+                del self._shard_of[socket]
+                socket.close(linger=0)
+            self._leaving.forget(shard)
+            self._stripes[shard] = [self._connect(shard, endpoint) for _ in old]
+            fresh += self._stripes[shard]
+            self._moved.add(shard)
+        self.endpoints = tuple(endpoints)
+        self._unreached(fresh, _NEW_LINK_S)
+
+    def moved(self) -> set[int]:
+        """The shards whose links were led elsewhere since this was asked last."""
+        moved, self._moved = self._moved, set()
+        return moved
 
     def stripe(self, shard: int, stripes: int) -> None:
         """Spread over so many connections, at least as many as there are, what is said to `shard`.
@@ -188,9 +217,20 @@ class Links:
                 self._leaving.send(zip(stripes, cut, strict=True), shard, requests)
 
     def receive(self, timeout_s: float) -> Iterator[tuple[int, Reply, Sequence[Buffer]]]:
-        """What has arrived within `timeout_s`, at least one message if any came: what waits."""
-        for socket, _ in self._poller.poll(math.ceil(max(0.0, timeout_s) * 1000)):
-            shard = self._shard_of[socket]
+        """What has arrived within `timeout_s`, at least one message if any came: what waits.
+
+        Nothing may come, and soon, because a link has moved.
+        """
+        if self._guide is not None:
+            self._guide.ask()
+            timeout_s = min(timeout_s, ASK_S)
+        ready = self._poller.poll(math.ceil(max(0.0, timeout_s) * 1000))
+        if self._guide is not None and self._guide.listen():
+            self.follow(self._led(self.endpoints))
+        for socket, _ in ready:
+            shard = self._shard_of.get(socket)
+            if shard is None:  # the guide's, or of a link that led elsewhere
+                continue
             for came in frames.arrived(socket, _AT_ONCE):
                 self._surplus.received(sum(map(len, came)))
                 for reply, own in self._read(shard, frames.views(came)):

@@ -9,7 +9,7 @@ from typing import Self
 
 import zmq
 
-from ps.links import drop_with
+from ps.sockets import drop_with
 
 
 class Looping(ABC):

@@ -1,6 +1,6 @@
-"""What a shard's process and its parent say to each other, over the child's standard pipes.
+"""What a child process and its parent say to each other, over the child's standard pipes.
 
-One order goes down, one answer comes up, and a second answer if the shard fails later. Each is
+One order goes down, one answer comes up, and a second answer if the child fails later. Each is
 MessagePack, its length first.
 """
 
@@ -32,8 +32,27 @@ class Order(msgspec.Struct, frozen=True):
     admission: Admission | None = None
 
 
+class CopyOrder(msgspec.Struct, frozen=True):
+    """What the parent wants: the copy with this boot number of a replicated shard."""
+
+    spec: ShardSpec
+    boot: int
+    coordinator: str
+    bind: str
+
+
+class CoordinatorOrder(msgspec.Struct, frozen=True):
+    """What the parent wants: the coordinator of a job, whose record is the file at that path."""
+
+    job: str
+    shards: int
+    record: str
+    bind: str
+    silence_s: float
+
+
 class Listening(msgspec.Struct, frozen=True, tag=True):
-    """The shard serves; others reach it at `endpoint`."""
+    """It serves; others reach it at `endpoint`."""
 
     endpoint: str
     build: str

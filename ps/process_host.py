@@ -20,6 +20,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import msgspec
+
 from ps.cluster import Cluster
 from ps.hosting import START_S, ShardDevice, bind_address, check_build, keys_for
 from ps.job import describe
@@ -34,7 +36,7 @@ _END_S = 10.0
 class ProcessShards:
     """The processes of one job, and the cluster they form."""
 
-    def __init__(self, cluster: Cluster, children: Sequence["_Child"]) -> None:
+    def __init__(self, cluster: Cluster, children: Sequence["Child"]) -> None:
         self.cluster = cluster
         self._children = children
 
@@ -70,12 +72,13 @@ def process_shards(
     answers, GiveUp with the cause when a shard does not start within a minute, WrongBuild when it
     runs other code.
     """
-    children: list[_Child] = []
+    children: list[Child] = []
     access, admission = keys_for(specs, host, secure)
     try:
         for spec in specs:
             order = Order(spec, bind_address(host, port, spec.shard), transport, device, admission)
-            children.append(_Child(order))  # one by one, so that `finally` knows of each
+            # One by one, so that `finally` knows of each.
+            children.append(Child(f"shard {spec.shard}", "ps.shard_process", order))
         until = time.monotonic() + START_S
         endpoints = [child.endpoint(until) for child in children]
         yield ProcessShards(describe(specs, endpoints, access), children)
@@ -86,16 +89,17 @@ def process_shards(
             child.end()
 
 
-class _Child:
-    """One shard's process, from its parent's side."""
+class Child:
+    """One process, from its parent's side; `name` is what it is called in errors."""
 
-    def __init__(self, order: Order) -> None:
-        self.shard = order.spec.shard
+    def __init__(self, name: str, module: str, order: msgspec.Struct) -> None:
+        """Start `module` (child_process.py) and give it its order. Raises GiveUp."""
+        self.name = name
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  # `end` closes it
         self._how: str | None = None
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "ps.shard_process"],
+                [sys.executable, "-P", "-m", module],
                 env=os.environ | {"PYTHONPATH": _import_path()},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -103,7 +107,7 @@ class _Child:
                 process_group=0,
             )
         except OSError as error:
-            raise GiveUp(f"shard {self.shard} did not start: {error.strerror}") from None
+            raise GiveUp(f"{self.name} did not start: {error.strerror}") from None
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._orders, self._answers = self.process.stdin, self.process.stdout
@@ -115,18 +119,18 @@ class _Child:
         with selectors.DefaultSelector() as selector:
             selector.register(self._answers, selectors.EVENT_READ)
             if not selector.select(max(0.0, until - time.monotonic())):
-                raise GiveUp(f"shard {self.shard} did not start within {START_S:g} s")
+                raise GiveUp(f"{self.name} did not start within {START_S:g} s")
         answer = self._hear()
         match answer:
             case Listening(endpoint, build):
-                check_build(self.shard, build)
+                check_build(self.name, build)
                 return endpoint
             case Failed(text, mendable=True):
                 raise BadInput(text)
             case Failed(text):
-                raise GiveUp(f"shard {self.shard} did not start: {text}")
+                raise GiveUp(f"{self.name} did not start: {text}")
         self.process.wait()
-        raise GiveUp(f"shard {self.shard} did not start: {self._ending()}")
+        raise GiveUp(f"{self.name} did not start: {self._ending()}")
 
     def check(self) -> None:
         if self.process.poll() is None:
@@ -137,7 +141,7 @@ class _Child:
                     self._how = f"failed: {text}"
                 case _:
                     self._how = f"died: {self._ending()}"
-        raise GiveUp(f"shard {self.shard} has {self._how}")
+        raise GiveUp(f"{self.name} has {self._how}")
 
     def ask_to_end(self) -> None:
         # A byte, and not the closing alone: a process forked off this one may hold the pipe, too.

@@ -126,7 +126,7 @@ def _endpoint(shard: int, actor: Any) -> str:
         if BadInput.__name__ in str(error):
             raise BadInput(_cause(error)) from None
         raise GiveUp(f"shard {shard} did not start: {_cause(error)}") from None
-    check_build(shard, build)
+    check_build(f"shard {shard}", build)
     return str(endpoint)
 
 

@@ -14,9 +14,9 @@ import zmq
 from ps.admission import Admission
 from ps.entrance import Entrance
 from ps.leaving import Leaving
-from ps.links import NOTICE_THE_DEAD
 from ps.memory import Surplus, keep_large_blocks
 from ps.shard_side import ShardSide
+from ps.sockets import NOTICE_THE_DEAD
 from ps.stripes import TOKEN_BYTES, Cutter, Gatherer
 from ps.transport import Transport
 from shards import codec

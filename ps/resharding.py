@@ -7,6 +7,7 @@ applied twice. Until the old ones have been told, whatever goes wrong leaves the
 """
 
 from ps.console import Console
+from shards.errors import BadInput
 from shards.recut import recut
 
 _STANDSTILL_S = 60.0
@@ -18,8 +19,10 @@ def move(old: Console, new: Console) -> None:
     Both are of one job and table; the new map's epoch is higher. Workers wait meanwhile: for as
     long as the state takes to travel twice. Keep the old shards until the job ends: a worker that
     starts late may ask there. Raises what either console raises; then the job goes on where it was,
-    unless the error came while workers were being told.
+    unless the error came while workers were being told, and BadInput for replicated shards.
     """
+    if old.cluster.coordinator is not None or new.cluster.coordinator is not None:
+        raise BadInput("move: expected shards with one copy each, got replicated ones")
     cut = old.stand_still(_STANDSTILL_S)
     try:
         states = recut(old.export(), old.cluster.map, new.cluster.map)

@@ -6,9 +6,9 @@ import zmq
 
 from cupy_kernels.places import HOST, Place
 from ps.admission import Admission
-from ps.links import drop_with
 from ps.looping import Looping
 from ps.reception import Reception
+from ps.sockets import drop_with
 from ps.transport import Transport
 from shards.shard import Shard
 from shards.spec import ShardSpec

@@ -80,6 +80,7 @@ from shards.refusals import error_of
 from shards.tables import DenseTable, ShardMap
 
 _TRIES = 3  # at least, before patience ends
+_NEWCOMER_S = 0.1  # that the first answer of a copy that has just taken over is waited for
 _LONGEST = 8  # times the first wait: no later is a message repeated
 
 Answer = TypeVar("Answer", bound=Reply)
@@ -283,6 +284,16 @@ class Session:
             case _:
                 del self._pending[key]
                 return [], self._answered(shard, pending.asked, reply, frames, now)
+
+    def moved(self, shard: int, now: float) -> list[Send]:
+        """Another copy of `shard` serves from now on, and the driver's link leads there."""
+        self._heard[shard] = now  # the silence until now was another's
+        hello = self._greet(shard, now)
+        # It may not be ready to serve yet, or the link to it not open.
+        pending = self._pending[shard, hello.message.request]
+        pending.wait_s = min(_NEWCOMER_S, pending.wait_s)
+        pending.resend_at = now + pending.wait_s
+        return [hello]
 
     def tick(self, now: float) -> list[Send]:
         """Repeat what has been silent too long; raises Unreachable when a shard stays silent."""

@@ -128,7 +128,7 @@ def disclose(first: Buffer, frames: Sequence[T]) -> Iterator[tuple[memoryview, S
     return iter(found)
 
 
-def wrap(frames: Frames) -> list[Buffer]:
+def wrap(frames: Sequence[NDArray[Any] | Buffer]) -> list[Buffer]:
     """Frames as a socket sends them, without a copy."""
     return [frame.data if isinstance(frame, np.ndarray) else frame for frame in frames]
 

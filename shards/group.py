@@ -27,9 +27,14 @@ class Configuration(msgspec.Struct, frozen=True):
     primary: Count
     backup: Count | None = None
 
+    @property
+    def members(self) -> set[int]:
+        """Who has a part in it."""
+        return {self.primary} if self.backup is None else {self.primary, self.backup}
+
     def holds(self, boot: int) -> bool:
         """Whether a process has a part in it."""
-        return boot in {self.primary, self.backup}
+        return boot in self.members
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat", forbid_unknown_fields=True):
@@ -68,7 +73,7 @@ class Replicate(msgspec.Struct, frozen=True, tag="replicate", forbid_unknown_fie
 class Sync(msgspec.Struct, frozen=True, tag="sync", forbid_unknown_fields=True):
     """The primary's whole state after entry `position`.
 
-    Frames: the saved ledger and counters, the weights, each slot.
+    Frames: the saved ledger and counters, the weights, each slot; none before any are installed.
     """
 
     epoch: Epoch

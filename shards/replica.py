@@ -114,6 +114,13 @@ class Replica:
         return not self.retired and self._active is not None and self._active.primary == self.boot
 
     @property
+    def called(self) -> bool:
+        """Whether it is to be the primary, and waits for the word that it is."""
+        accepted = self._accepted
+        called = accepted is not None and accepted.primary == self.boot
+        return called and not self.serving and not self.retired
+
+    @property
     def committed(self) -> int:
         """The last entry that every copy which counts holds."""
         if self._reported is None or self._alone_until is None:
@@ -251,6 +258,8 @@ class Replica:
         assert self._active.backup is not None
         self._sync_at, self._quiet_since = self.position, now
         self._unreported.clear()
+        if self.shard.held.empty:
+            return [Post(self._active.backup, Sync(self._active.epoch, self.position, []))]
         saved, weights, slots = self.shard.copy()
         message = Sync(self._active.epoch, self.position, list(slots))
         frames: Frames = (codec.encode_state(saved), weights, *slots.values())
@@ -315,10 +324,11 @@ class Replica:
     def _take_state(self, message: Sync, frames: Sequence[Buffer]) -> None:
         if self._holds is not None and message.position <= self._holds:
             return  # a repetition that comes late
-        saved = codec.decode_state(frames[0], Saved)
-        arrays = [np.frombuffer(frame, np.float32) for frame in frames[1:]]
         self.shard = self._make_shard()
-        self.shard.restore(saved, arrays[0], dict(zip(message.slots, arrays[1:], strict=True)))
+        if frames:
+            saved = codec.decode_state(frames[0], Saved)
+            weights, *slots = [np.frombuffer(frame, np.float32) for frame in frames[1:]]
+            self.shard.restore(saved, weights, dict(zip(message.slots, slots, strict=True)))
         self._holds = self.position = message.position
 
     def _apply(self, message: Replicate, frames: Sequence[Buffer]) -> None:

@@ -80,6 +80,11 @@ class Held:
         self._segments = segments(spec.table, ranges)
         self._one_pass = OnePass(self._segments, self.size)
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has been installed yet."""
+        return self._weights is None
+
     def weights(self) -> Floats:
         """The present version, which is not written while referred to; raises Retry if none."""
         if self._weights is None:

@@ -2,8 +2,8 @@
 
 Each shard is a group of processes under one coordinator, whose record survives it. Processes are
 killed only while their group is in sync and whole, which is what `replicated` promises to survive;
-stops, cuts and the coordinator's own deaths come at any time. A process that dies or retires is
-followed by an empty one. Everything is checked as it happens:
+stops, cuts, broken connections and the coordinator's own deaths come at any time. A process that
+dies or retires is followed by an empty one. Everything is checked as it happens:
 
 - what a worker is told is applied is held by every copy that the coordinator's record may promote;
 - a backup's state after an entry is the primary's after that entry, bit for bit;
@@ -13,6 +13,7 @@ followed by an empty one. Everything is checked as it happens:
 """
 
 import hashlib
+import random
 from collections.abc import Sequence
 from functools import partial
 from itertools import count
@@ -207,6 +208,7 @@ class GroupNetwork(Network):
         self.record: dict[int, Group] = {shard: Group() for shard in range(setting.shards)}
         self.coordinator: Coordinator | None = Coordinator(setting.shards, silence_s=SILENCE_S)
         self.deaths = 0
+        self._breaks = random.Random(seed)
         self._routes: dict[tuple[int, int], int] = {}
         self._splits: dict[frozenset[int], float] = {}
         super().__init__(setting, seed)
@@ -340,6 +342,16 @@ class GroupNetwork(Network):
         for boot, word in decision.assignments:
             self._tell(boot, word)
 
+    def _break(self, boot: int) -> None:
+        """The coordinator notices that its connection to a process broke; not always."""
+
+        def notice() -> None:
+            if self.coordinator is not None:
+                self._decide(self.coordinator.bury(boot, self.now))
+
+        if self._breaks.random() < 0.3:
+            self.after(self._breaks.uniform(0.001, 0.05), None, notice)
+
     def _tell(self, boot: int, word: Assignment) -> None:
         copies = self.hosts[word.configuration.shard]
         process = copies.processes[boot]
@@ -388,6 +400,7 @@ class GroupNetwork(Network):
             return
         boot = self.random.choice(self.record[copies.number].promotable)
         copies.processes[boot].alive = False
+        self._break(boot)
         self.calm = False
         self.deaths += 1
         self.after(self.random.uniform(0, 2 * REBIRTH_S), None, copies.begin)
@@ -400,6 +413,8 @@ class GroupNetwork(Network):
         process = self.random.choice(self._members())
         other = self.random.choice([0, *[p.boot for p in process.group.processes.values()]])
         ends = frozenset({process.boot, other})
+        if other == 0:
+            self._break(process.boot)
         self._splits[ends] = self.now + self.random.uniform(0.1, 5.0)
 
     def _coordinator_death(self) -> None:

@@ -51,6 +51,29 @@ def test_a_silent_primary_is_followed_by_its_backup() -> None:
     assert told(coordinator.hear(Beat(0, B, 3), 1.2)) == {B: (heir, True)}
 
 
+def test_a_broken_connection_is_as_good_as_silence() -> None:
+    """The backup is proposed at once; and it is not undone by a beat that was on its way."""
+    coordinator = whole()
+    heir = Configuration(0, 3, B)
+    assert told(coordinator.bury(P, 0.01)) == {
+        P: (Configuration(0, 2, P, B), True),
+        B: (heir, False),
+    }
+    coordinator.hear(Beat(0, P, 2, in_sync=True), 0.02)
+    assert coordinator.groups[0].pending == heir
+
+
+def test_who_lives_although_its_connection_broke_is_heard_again() -> None:
+    """With nobody to follow it nothing changes; one that is unknown is nobody's loss."""
+    coordinator = Coordinator(1, silence_s=1.0)
+    coordinator.hear(Beat(0, P, 0), 0.0)
+    coordinator.hear(Beat(0, P, 1), 0.0)
+    assert coordinator.bury(P, 0.1) == Decision(None, [], [])
+    assert coordinator.bury(99, 0.1) == Decision(None, [], [])
+    coordinator.hear(Beat(0, P, 1), 0.2)
+    assert told(coordinator.hear(Beat(0, B, 0), 0.3))[B] == (Configuration(0, 2, P, B), False)
+
+
 def test_a_backup_that_is_not_in_sync_is_never_promoted() -> None:
     """The group waits for its primary, however long."""
     coordinator = Coordinator(1, silence_s=1.0)

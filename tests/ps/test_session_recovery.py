@@ -236,3 +236,22 @@ def test_frames_are_sent_again_as_they_are() -> None:
     first = send_push(session)[0].frames[0]
     (again,) = session.tick(1.0)
     assert np.shares_memory(first, again.frames[0])
+
+
+# --- another copy serves --------------------------------------------------------------------------
+
+
+def test_another_copy_is_greeted_and_sent_what_was_not_acknowledged() -> None:
+    """And soon again if it says nothing: it may not have been ready. Silence until then was not its
+    own."""
+    session = ready_session(1, patience_s=30.0)
+    send_push(session, now=100.0)
+    ((shard, hello),) = brief(session.moved(0, now=200.0))
+    assert (shard, type(hello)) == (0, Hello)
+    assert brief(session.tick(200.05)) == []
+    assert brief(session.tick(200.1)) == [(0, hello)]
+    (((_, join),), _) = tell(session, welcome(0, hello.request, boot=8), now=200.2)
+    assert isinstance(join, Join)
+    (((_, push),), _) = tell(session, joined(0, join.request, boot=8), now=200.3)
+    assert isinstance(push, Push)
+    assert (push.seq, push.boot) == (1, 8)

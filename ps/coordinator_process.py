@@ -1,0 +1,24 @@
+"""The coordinator: `python -m ps.coordinator_process`, which replicated_host.py starts."""
+
+import sys
+from pathlib import Path
+
+from ps.child_process import live
+from ps.coordinator_server import CoordinatorServer
+from ps.pipe import CoordinatorOrder
+
+
+def make(order: CoordinatorOrder) -> tuple[CoordinatorServer, str]:
+    """The coordinator's server, and where it is bound."""
+    server = CoordinatorServer(
+        order.job,
+        order.shards,
+        Path(order.record),
+        bind=order.bind,
+        silence_s=order.silence_s,
+    )
+    return server, server.endpoint
+
+
+if __name__ == "__main__":
+    sys.exit(live(CoordinatorOrder, make))

@@ -1,0 +1,75 @@
+"""A client's guide to replicated shards: who is the primary of each, as the coordinator tells.
+
+It asks now and then, which also keeps the coordinator telling it of changes as they happen. While
+nobody answers, what it heard last is what it goes by.
+"""
+
+import contextlib
+import time
+
+import msgspec
+import zmq
+
+from ps import group_wire
+from ps.cluster import Cluster
+from ps.group_wire import Seat, Where
+from ps.sockets import NOTICE_THE_DEAD
+from shards.errors import BadInput, BadMessage
+
+ASK_S = 0.5
+
+
+class Guide:
+    """One line to the coordinator of a cluster. Not for use by two threads."""
+
+    def __init__(self, cluster: Cluster, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+        """Raises BadInput for an address that is none."""
+        assert cluster.coordinator is not None, "shards that are not replicated stay where they are"
+        self._question = msgspec.msgpack.encode(Where(cluster.job))
+        self._asked_at = -ASK_S
+        self.seats: dict[int, Seat] = {}
+        self.socket = context.socket(zmq.DEALER)
+        for option, value in (
+            (zmq.IMMEDIATE, 1),
+            (zmq.LINGER, 0),
+            (zmq.RECONNECT_IVL, 50),
+            (zmq.RECONNECT_IVL_MAX, 500),
+            *NOTICE_THE_DEAD,
+        ):
+            self.socket.setsockopt(option, value)
+        try:
+            self.socket.connect(cluster.coordinator)
+        except zmq.ZMQError as error:
+            text = zmq.strerror(error.errno or 0)
+            raise BadInput(
+                f"coordinator: expected tcp://HOST:PORT, got {cluster.coordinator!r} ({text})"
+            ) from None
+
+    def ask(self, *, again: bool = False) -> None:
+        """Ask where the primaries are, unless that was asked a moment ago."""
+        now = time.monotonic()
+        if again or now - self._asked_at >= ASK_S:
+            self._asked_at = now
+            with contextlib.suppress(zmq.Again):
+                self.socket.send(self._question, zmq.NOBLOCK)
+
+    def listen(self, timeout_s: float = 0.0) -> bool:
+        """Take in what the coordinator has said within `timeout_s`; whether it said anything.
+
+        No seat is replaced by one of an older epoch.
+        """
+        heard = False
+        while self.socket.poll(0 if heard else int(timeout_s * 1000)):
+            with contextlib.suppress(BadMessage):
+                for seat in group_wire.decode_seats(self.socket.recv()).seats:
+                    known = self.seats.get(seat.shard)
+                    if known is None or seat.epoch >= known.epoch:
+                        self.seats[seat.shard] = seat
+                heard = True
+        return heard
+
+    def consult(self, timeout_s: float) -> bool:
+        """Ask, and wait for the answer up to `timeout_s`; whether one came."""
+        self.socket.poll(int(timeout_s * 1000), zmq.POLLOUT)
+        self.ask(again=True)
+        return self.listen(timeout_s)

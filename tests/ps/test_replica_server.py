@@ -1,0 +1,199 @@
+"""Copies, their coordinator and clients over real sockets, all in this process.
+
+The rules are simulated in test_groups.py; here is what the drivers add: who is told what by whom,
+and that a client follows. A copy that is stopped drops its connections, as a killed one does.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+
+import ps
+from ps.coordinator_server import CoordinatorServer
+from ps.group_wire import Report, Seats, Where, decode_seats
+from ps.job import describe
+from ps.link_model import parse_link
+from ps.replica_server import ReplicaServer
+from shards.errors import BadInput, BadMessage
+from shards.group import Beat
+from shards.schedules import Fixed
+
+TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
+ANYWHERE = "tcp://127.0.0.1:*"
+ONE = np.ones(512, np.float32)
+
+
+class Group:
+    """One shard's coordinator and copies."""
+
+    def __init__(self, folder: Path) -> None:
+        self.specs = ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0), lease_s=60.0)
+        self._record = folder / "record"
+        self.coordinator = self.coordinate(ANYWHERE)
+        self.copies: list[ReplicaServer] = []
+
+    def coordinate(self, bind: str) -> CoordinatorServer:
+        job = self.specs[0].job
+        # Nobody is to be suspected for the machine's sake: connections alone tell of deaths.
+        return CoordinatorServer(job, 1, self._record, bind=bind, silence_s=30.0).start()
+
+    def join(self) -> ReplicaServer:
+        boot = len(self.copies) + 1
+        at = self.coordinator.endpoint
+        copy = ReplicaServer(self.specs[0], boot, at, ANYWHERE).start()
+        self.copies.append(copy)
+        return copy
+
+    @property
+    def cluster(self) -> ps.Cluster:
+        cluster = describe(self.specs, ["tcp://127.0.0.1:1"])  # where nobody is
+        return msgspec.structs.replace(cluster, coordinator=self.coordinator.endpoint)
+
+    def holders(self) -> tuple[int, ...]:
+        return self.coordinator._coordinator.groups[0].promotable
+
+    def stop(self) -> None:
+        for copy in self.copies:
+            copy.stop()
+        self.coordinator.stop()
+
+
+def await_that(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < until, "it has not come to hold"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Group]:
+    """A primary, boot 1, and its backup, boot 2, in sync, before any weights."""
+    group = Group(tmp_path)
+    group.join()
+    await_that(lambda: group.holders() == (1,))
+    group.join()
+    await_that(lambda: group.holders() == (1, 2))
+    yield group
+    group.stop()
+
+
+def push(client: ps.Client, times: int) -> None:
+    for _ in range(times):
+        client.push(ONE)
+    client.flush()
+
+
+def test_a_client_follows_the_primary_through_two_deaths(group: Group) -> None:
+    """Weights that came after the backup, pushes and who pushed them: the successor has all.
+
+    The next process is brought up to date, and succeeds in its turn. The console follows, too, and
+    collects the record of each update once.
+    """
+    with ps.Console(group.cluster) as console:
+        console.install(TABLE.empty())
+        client = ps.Client(group.cluster, worker="w")
+        client.pull()
+        push(client, 10)
+        assert len(console.records()[0]) == 10
+        group.copies[0].stop()
+        push(client, 10)
+        group.join()
+        await_that(lambda: group.holders() == (2, 3))
+        push(client, 10)
+        assert len(console.records()[0]) == 20
+        group.copies[1].stop()
+        push(client, 10)
+        assert client.pull().versions == (40,)
+        assert len(console.records()[0]) == 10
+        assert set(console.read()) == {-40.0}
+        client.close()
+    assert group.holders() == (3,)
+
+
+def test_a_coordinator_that_comes_back_goes_on(group: Group) -> None:
+    """While it is away training goes on; then it knows whom to promote, and its clients find it."""
+    with ps.Console(group.cluster) as console:
+        console.install(TABLE.empty())
+    with ps.Client(group.cluster, worker="w") as client:
+        client.pull()
+        group.coordinator.stop()
+        push(client, 10)
+        group.coordinator = group.coordinate(group.coordinator.endpoint)
+        await_that(lambda: set(group.coordinator._reports) == {1, 2})
+        group.copies[0].stop()
+        push(client, 10)
+        assert client.pull().versions == (20,)
+
+
+def test_a_client_that_is_told_an_old_address(group: Group) -> None:
+    """It asks first; and where nobody answers it goes by what the cluster says."""
+    with ps.Console(group.cluster) as console:
+        console.install(TABLE.empty())
+        cluster = group.cluster
+        group.coordinator.stop()
+        known = msgspec.structs.replace(cluster, endpoints=(group.copies[0].endpoint,))
+        with ps.Client(known, worker="w") as client:
+            assert client.pull().versions == (0,)
+
+
+def test_a_copy_without_a_part_ends_by_itself(group: Group) -> None:
+    """Told by its coordinator that others hold the shard, its loop ends and nothing has failed."""
+    boot, now = group.copies[1].replica.boot, time.monotonic()
+    carry_out, bury = group.coordinator._carry_out, group.coordinator._coordinator.bury
+    group.coordinator.end()
+    group.coordinator.wait()
+    carry_out(bury(boot, now))  # a false suspicion
+    group.coordinator._socket.close()
+    group.coordinator._record.close()
+    group.coordinator = group.coordinate(group.coordinator.endpoint)
+    group.copies[1].wait()
+    assert group.copies[1].replica.retired
+    group.copies[1].check()
+    assert group.holders() == (1,)
+
+
+def test_strangers_at_the_coordinator(group: Group) -> None:
+    """What is no message, of another job, or about a shard that there is not, changes nothing."""
+    job = group.specs[0].job
+    stranger = Report("another", Beat(0, 99, 0), "tcp://127.0.0.1:1", "tcp://127.0.0.1:1")
+    beyond = Report(job, Beat(7, 99, 0), "tcp://127.0.0.1:1", "tcp://127.0.0.1:1")
+    context = zmq.Context()
+    with context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVTIMEO, 30_000)
+        socket.connect(group.coordinator.endpoint)
+        for frames in ([b""], [b"\xc1"], [b"x"] * 5, [msgspec.msgpack.encode(stranger)]):
+            socket.send_multipart(frames)
+        socket.send(msgspec.msgpack.encode(Where("another")))
+        socket.send(msgspec.msgpack.encode(beyond))
+        socket.send(msgspec.msgpack.encode(Where(job)))
+        (seat,) = decode_seats(socket.recv()).seats
+        assert (seat.primary, seat.backup, seat.promotable) == (1, 2, [1, 2])
+        assert seat.endpoint == group.copies[0].endpoint
+    context.destroy(linger=0)
+    with pytest.raises(BadMessage):
+        decode_seats(msgspec.msgpack.encode(Where("no seats")))
+    assert decode_seats(msgspec.msgpack.encode(Seats([]))).seats == []
+
+
+def test_an_address_that_is_none(tmp_path: Path) -> None:
+    """It is named as it was given."""
+    with pytest.raises(BadInput, match=r"^coordinator cannot listen on 'tcp://nowhere:x'"):
+        CoordinatorServer("job", 1, tmp_path / "record", bind="tcp://nowhere:x")
+    cluster = describe(ps.shard_specs(TABLE), ["tcp://127.0.0.1:1"])
+    cluster = msgspec.structs.replace(cluster, coordinator="nonsense")
+    with pytest.raises(BadInput, match=r"^coordinator: expected tcp://HOST:PORT, got 'nonsense'"):
+        ps.Client(cluster, worker="w")
+
+
+def test_what_replicated_shards_cannot_do_yet(group: Group) -> None:
+    """A modelled link leads to one place, and these move; a move would be forgotten by a backup."""
+    with ps.Console(group.cluster) as console, pytest.raises(BadInput, match=r"^move: expected"):
+        ps.move(console, console)
+    with pytest.raises(BadInput, match="expected shards with one copy each, got replicated ones"):
+        ps.Client(group.cluster, worker="w", link=parse_link("rtt=10ms"))
