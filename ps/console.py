@@ -234,10 +234,6 @@ class Console:
         What is said `behind` it reaches a shard next, and its answer is not waited for.
         """
         self._request += 2
-        message = question(self._request)
-        together: list[tuple[FromOperator, Frames]] = [(message, frames)]
-        if behind is not None:
-            together.append((behind(self._request - 1), ()))
         answers: dict[int, Answer] = {}
         give_up_at, wait_s = time.monotonic() + self._patience_s, _RETRY_S
         while missing := [shard for shard in shards if shard not in answers]:
@@ -245,14 +241,18 @@ class Console:
             if now >= give_up_at:
                 raise Unreachable(
                     f"shard {missing[0]} at {self._links.where(missing[0])} has not answered"
-                    f" {type(message).__name__.lower()} for {self._patience_s:g} s",
+                    f" {type(question(0)).__name__.lower()} for {self._patience_s:g} s",
                     missing[0],
                 )
+            # Anew each time: what is asked may depend on which copy is asked.
+            message = question(self._request)
+            together: list[tuple[FromOperator, Frames]] = [(message, frames)]
+            if behind is not None:
+                together.append((behind(self._request - 1), ()))
             for shard in missing:
                 self._links.send_together(shard, together)
             self._collect(answers, shards, min(now + wait_s, give_up_at))
             wait_s *= 2  # on a slow link the first copy may still be on its way
-            message = question(self._request)  # what is asked may depend on who is asked
         return answers
 
     def _collect(self, answers: dict[int, Answer], shards: Sequence[int], until: float) -> None:
