@@ -14,7 +14,7 @@ from deploy.settings import NO_BOUND
 from ps.advice import Advice, advise, remarks
 from ps.build import build_id
 from ps.cluster import Cluster
-from ps.compression import NONE
+from ps.compression import NONE, Compression
 from ps.events import Unreachable
 from ps.link_model import LinkModel
 from ps.probing import LinkFigures, measure_link
@@ -140,6 +140,11 @@ def _reasons(told: Advice) -> list[str]:
         lines.append(f"compress pushes as {told.push_codec}: plain ones outlast a step")
     if told.pull_codec != NONE:
         lines.append(f"compress pulls as {told.pull_codec}: plain ones outlast a step")
+        if Compression.parse(pull=told.pull_codec).pulls_changes:
+            lines.append(
+                f"pulls as {told.pull_codec} are changes to what a worker has: each shard keeps a"
+                " copy of its weights for every worker"
+            )
     if told.n_push > 1:
         lines.append(f"n_push {told.n_push}: one push occupies the line for so many steps")
     if told.n_fetch > 1:

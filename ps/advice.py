@@ -5,8 +5,8 @@ both summed over the shards, because their parts cross the same line; R is the l
 Done one after another a step takes C + R + U + D. What can be hidden, and by what:
 
 - *Bandwidth cannot be hidden.* While max(U, D) > C the line is the slowest part. The remedy is to
-  send less: the mildest codec for which U fits into C, half-width pulls where D does not fit; what
-  is left is spread over several steps, n_push = ceil(U / C) and n_fetch = ceil(D / C).
+  send less: the mildest codec for which U fits into C, and D; beyond halves, pulls are of changes.
+  What is left is spread over several steps, n_push = ceil(U / C) and n_fetch = ceil(D / C).
 - *Latency can.* A push is not waited for. A pull that is asked for `ahead` steps early arrives in
   time when ahead * C >= R + D, hence ahead = ceil((R + D) / C).
 - *The bound must allow it.* A pull for a step that is `ahead` of the present one reaches the gate
@@ -36,9 +36,9 @@ _NEGLIGIBLE = 0.05
 _FASTER = 1.3
 _SKEW_S = 1.0
 
-# Bytes on the wire against float32, mildest first; a block of 256 values has a scale beside it.
-PUSH_CODECS = ((NONE, 1.0), ("bf16", 0.5), ("int8", 0.26), ("topk:0.01", 0.02))
-PULL_CODECS = ((NONE, 1.0), ("bf16", 0.5))
+# How pushes and pulls may travel, mildest first, and their bytes on the wire against float32; a
+# block of 256 values has a scale beside it.
+CODECS = ((NONE, 1.0), ("bf16", 0.5), ("int8", 0.26), ("4bit", 0.13), ("topk:0.01", 0.02))
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,8 +85,8 @@ def advise(
     up, down = zip(*map(_rates, links, stripes), strict=True)
     push_s = sum(size / rate for size, rate in zip(shard_bytes, up, strict=True))
     pull_s = sum(size / rate for size, rate in zip(shard_bytes, down, strict=True))
-    push_codec, push_share = _mildest(PUSH_CODECS, push_s, compute_s)
-    pull_codec, pull_share = _mildest(PULL_CODECS, pull_s, compute_s)
+    push_codec, push_share = _mildest(push_s, compute_s)
+    pull_codec, pull_share = _mildest(pull_s, compute_s)
     sent_s, fetched_s = push_s * push_share, pull_s * pull_share
     n_push, n_fetch = _steps(sent_s, compute_s), _steps(fetched_s, compute_s)
     slow = rtt_s + fetched_s > _NEGLIGIBLE * compute_s
@@ -143,12 +143,10 @@ def _steps(taken_s: float, compute_s: float) -> int:
     return max(1, math.ceil(taken_s / compute_s))
 
 
-def _mildest(
-    codecs: Sequence[tuple[str, float]], taken_s: float, compute_s: float
-) -> tuple[str, float]:
+def _mildest(taken_s: float, compute_s: float) -> tuple[str, float]:
     """The first codec with which it fits into a step; the strongest where none does."""
-    fitting = (codec for codec in codecs if taken_s * codec[1] <= compute_s)
-    return next(fitting, codecs[-1])
+    fitting = (codec for codec in CODECS if taken_s * codec[1] <= compute_s)
+    return next(fitting, CODECS[-1])
 
 
 def _rates(link: LinkFigures, stripes: int) -> tuple[float, float]:

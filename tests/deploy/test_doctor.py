@@ -48,7 +48,23 @@ def test_a_slow_link_is_told_in_words(doctor: Run, cluster: ps.Cluster, tmp_path
     assert "A step moves 0.4 MB each way" in out
     command = out.strip().splitlines()[-1]
     assert command.startswith("downpour train ... --staleness ")
-    assert command.endswith("--prefetch")
+    assert " --prefetch" in command
+
+
+def test_a_thin_link_is_told_how_to_send_less(
+    doctor: Run, cluster: ps.Cluster, tmp_path: Path
+) -> None:
+    """Both ways have a codec, in words and as options; what it costs the shards is said."""
+    cluster.save(tmp_path / "cluster.json")
+    status, out, _ = doctor(
+        "--cluster", tmp_path, "--link", "rtt=1ms,rate=40Mbit", "--compute-ms", 1
+    )
+    assert status == 0
+    assert "  compress pushes as topk:0.01: plain ones outlast a step\n" in out
+    assert "  compress pulls as topk:0.01: plain ones outlast a step\n" in out
+    assert "each shard keeps a copy of its weights for every worker" in out
+    command = out.strip().splitlines()[-1]
+    assert command.endswith(" --compress topk:0.01 --compress-pull topk:0.01")
 
 
 def test_json_has_it_all(doctor: Run, cluster: ps.Cluster, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ps.advice import PULL_CODECS, PUSH_CODECS, Advice, advise, remarks
+from ps.advice import CODECS, Advice, advise, remarks
 from ps.compression import Compression
 from ps.probing import LinkFigures
 
@@ -83,8 +83,8 @@ def test_a_step_takes_what_is_reckoned(
 ) -> None:
     """Where the line is not the slowest part, a step costs its computing and at most 6 % more."""
     advice = told(rtt_s, rate, compute_s, size)
-    push_s = advice.push_s * dict(PUSH_CODECS)[advice.push_codec]
-    pull_s = advice.pull_s * dict(PUSH_CODECS)[advice.pull_codec]
+    push_s = advice.push_s * dict(CODECS)[advice.push_codec]
+    pull_s = advice.pull_s * dict(CODECS)[advice.pull_codec]
     taken_s = played(advice, rtt_s, push_s, pull_s)
     assert taken_s <= 1.06 * advice.step_s
     if advice.n_fetch == 1 and push_s <= compute_s:
@@ -115,12 +115,23 @@ def test_latency_is_hidden_ahead() -> None:
 
 
 def test_the_mildest_codec_that_fits_is_told() -> None:
-    """A push that outlasts a step is compressed as little as will do, then spread over steps."""
-    codecs = [told(0.05, 1e6, compute_s).push_codec for compute_s in (1.0, 0.6, 0.3, 0.03)]
-    assert codecs == ["none", "bf16", "int8", "topk:0.01"]
+    """What outlasts a step is compressed as little as will do, then spread over steps."""
+    advices = [told(0.05, 1e6, compute_s) for compute_s in (1.0, 0.6, 0.3, 0.2, 0.03)]
+    wanted = ["none", "bf16", "int8", "4bit", "topk:0.01"]
+    assert [advice.push_codec for advice in advices] == wanted
+    assert [advice.pull_codec for advice in advices] == wanted
+    assert [(advice.n_push, advice.n_fetch) for advice in advices] == [(1, 1)] * 5
     thin = told(0.05, 1e6, 0.01)
     assert (thin.push_codec, thin.n_push) == ("topk:0.01", 2)
-    assert (thin.pull_codec, thin.n_fetch, thin.prefetch) == ("bf16", 50, False)
+    assert (thin.pull_codec, thin.n_fetch, thin.prefetch) == ("topk:0.01", 2, False)
+
+
+def test_each_way_is_compressed_by_itself() -> None:
+    """A line that is slow one way only, as lines at home are, wants a codec for that way only."""
+    home = link(0.02, 2e6, down=20e6, striped_down=20e6)
+    advice = advise([home], [_MB], ["tcp://10.0.0.1:7400"], 0.2)
+    assert (advice.push_s, advice.pull_s) == pytest.approx((0.5, 0.05))
+    assert (advice.push_codec, advice.pull_codec) == ("int8", "none")
 
 
 def test_a_short_window_is_told() -> None:
@@ -167,6 +178,6 @@ def test_what_is_amiss_is_told() -> None:
 
 def test_the_codecs_exist() -> None:
     """What is advised can be set."""
-    for push, _ in PUSH_CODECS:
-        for pull, _ in PULL_CODECS:
+    for push, _ in CODECS:
+        for pull, _ in CODECS:
             Compression.parse(push, pull)
