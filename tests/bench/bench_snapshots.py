@@ -1,0 +1,283 @@
+"""What a snapshot costs, how long one takes to write, and how long everything takes to come back.
+
+    python tests/bench/bench_snapshots.py [--floats 62914560] [--rounds 5] [--folder DIR]
+
+By default 240 MiB of weights, with plain SGD the whole state and with Adam a third of it.
+
+- *Held up in the shard*: one shard in this process, pushes one after another. What an Export takes
+  there, and what the push behind it takes beyond the median of those before, is what it costs a
+  worker in waiting, apart from the processor time that reading and writing take beside it.
+- *Lost a snapshot*: one shard in a process, one worker that does nothing but push and pull, and
+  the one who takes snapshots in a third. How much longer the pushes that fall into a snapshot took
+  than as many without; over 30 s, that is the overhead. Nobody pushes like that who computes.
+- *Written*: from arrays to the manifest, flushed, onto the disk of the folder.
+- *Serving again*: driver and shard killed by signal 9, then one command from a fresh interpreter
+  to the first pull of a worker.
+"""
+
+import argparse
+import os
+import select
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+import ps
+from ps.shelf import Keep, Shelf
+from shards.ledger import Ledger
+from shards.messages import Ack, Export
+from shards.rules import SGD, Adam, Rule
+from shards.shard import Shard
+from shards.state import Saved, ShardState
+from shards.tables import cut_evenly
+from tests.bench.report import Goal, goals, save
+from tests.shards.talk import hello, join, push
+from tests.shards.talk import spec as spec_of
+
+RULES: dict[str, Rule] = {"sgd": SGD(), "adam": Adam()}
+EVERY_S = 30.0
+Measured = dict[str, list[float] | list[dict[str, float]]]
+
+
+def table_of(floats: int) -> ps.DenseTable:
+    return ps.DenseTable("net", (ps.TensorSpec("w", (floats,)),))
+
+
+def mebibytes(floats: int, rule: Rule) -> int:
+    return round(4 * floats * (1 + len(rule.slot_names)) / 2**20)
+
+
+# --- in the shard ---------------------------------------------------------------------------------
+
+
+def held_up(floats: int, rule: Rule, rounds: int) -> list[float]:
+    """Seconds that pushes waited for a snapshot, each round, once there were buffers for one."""
+    table = table_of(floats)
+    spec = spec_of(table=table, map=cut_evenly(table, 1), rule=rule, bound=None)
+    rule.prepare()
+    shard = Shard(spec, boot=1)
+    zeros = np.zeros(floats, np.float32)
+    shard.restore(Saved(0, 0, 0, Ledger()), zeros, dict.fromkeys(rule.slot_names, zeros))
+    for message in (hello("w"), join("w")):
+        shard.handle(b"w", message, (), 0.0)
+    gradient, seq, waited = np.ones(floats, np.float32), 0, []
+
+    def one() -> float:
+        nonlocal seq
+        seq += 1
+        message = push("w", seq, keys=[0, floats])
+        started = time.perf_counter()
+        answers = shard.handle(b"w", message, (gradient.data,), 0.0)
+        took = time.perf_counter() - started
+        assert isinstance(answers[0].message, Ack), answers[0].message
+        return took
+
+    for _ in range(rounds + 1):
+        usual = statistics.median(one() for _ in range(7))
+        started = time.perf_counter()
+        held = shard.handle(b"o", Export(3, "job", "net"), (), 0.0)
+        asked = time.perf_counter() - started
+        waited.append(asked + max(0.0, one() - usual))
+        del held
+    return waited[1:]  # in the first, memory comes from the system
+
+
+# --- between processes ----------------------------------------------------------------------------
+
+
+class Other:
+    """This program in another process, which answers lines with lines."""
+
+    def __init__(self, *arguments: object) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.bench.bench_snapshots", *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._in, self._out = self.process.stdin, self.process.stdout
+
+    def say(self, line: str) -> None:
+        self._in.write(line + "\n")
+        self._in.flush()
+
+    def has_answered(self) -> bool:
+        return bool(select.select([self._out], [], [], 0)[0])
+
+    def hear(self) -> str:
+        line = self._out.readline()
+        assert line, f"the other process ended with {self.process.wait()}"
+        return line.strip()
+
+    def end(self) -> None:
+        self._in.close()
+        self.process.wait(60)
+
+
+def take(cluster_file: Path, folder: Path) -> None:
+    """In another process: for each line a snapshot; answers with its seconds."""
+    cluster = ps.Cluster.load(cluster_file)
+    shelf = Shelf(folder, Keep(count=1))
+    told = {"table": cluster.table, "shard_map": cluster.map, "rule": "any", "workers": 1}
+    with ps.Console(cluster, patience_s=60) as console:
+        for number, _ in enumerate(sys.stdin):
+            started = time.perf_counter()
+            shelf.save(number, console.export(), **told)  # type: ignore[arg-type]
+            print(time.perf_counter() - started, flush=True)
+
+
+def lost(floats: int, rule: Rule, rounds: int, folder: Path) -> list[dict[str, float]]:
+    """For each round: seconds lost to one snapshot, and the longest push with and without."""
+    table = table_of(floats)
+    found = []
+    with ps.process_shards(ps.shard_specs(table, rule=rule)) as hosts:
+        with ps.Console(hosts.cluster, patience_s=60) as console:
+            console.install(table.empty())
+        hosts.cluster.save(folder / "cluster.json")
+        taker = Other("--take", folder / "cluster.json", folder / "snapshots")
+        with ps.Client(hosts.cluster, worker="w") as client:
+
+            def one() -> float:
+                started = time.perf_counter()
+                client.pull()
+                client.push(client.empty())
+                client.flush()
+                return time.perf_counter() - started
+
+            for _ in range(rounds + 1):
+                quiet = [one() for _ in range(9)]
+                taker.say("now")
+                busy: list[float] = []
+                while not taker.has_answered():
+                    busy.append(one())
+                whole_s = float(taker.hear())
+                usual = statistics.mean(quiet)
+                found.append(
+                    {
+                        "lost_s": sum(busy) - len(busy) * usual,
+                        "push_s": usual,
+                        "longest_quiet_s": max(quiet),
+                        "longest_s": max(busy),
+                        "snapshot_s": whole_s,
+                    }
+                )
+        taker.end()
+    return found[1:]
+
+
+# --- on disk, and back ----------------------------------------------------------------------------
+
+
+def state_of(floats: int, rule: Rule) -> ShardState:
+    rng = np.random.default_rng(1)
+    arrays = [rng.standard_normal(floats, np.float32) for _ in range(1 + len(rule.slot_names))]
+    slots = dict(zip(rule.slot_names, arrays[1:], strict=True))
+    return ShardState(Saved(1, 1, 1, Ledger()), arrays[0], slots)
+
+
+def written(floats: int, rule: Rule, rounds: int, folder: Path) -> list[float]:
+    """Seconds from arrays to a whole snapshot."""
+    table, state, found = table_of(floats), state_of(floats, rule), []
+    shelf = Shelf(folder, Keep(count=1))
+    for number in range(rounds):
+        started = time.perf_counter()
+        shelf.save(
+            number, [state], table=table, shard_map=cut_evenly(table, 1), rule="any", workers=1
+        )
+        found.append(time.perf_counter() - started)
+    return found
+
+
+def serve(folder: Path) -> None:
+    """In another process: everything from the newest good snapshot, up to a worker's first pull."""
+    found = Shelf(folder).newest_good()
+    specs = ps.shard_specs(found.manifest.table, rule=Adam())
+    with ps.process_shards(specs) as hosts:
+        with ps.Console(hosts.cluster, patience_s=60) as console:
+            for shard, state in enumerate(found.states):
+                console.restore(shard, state)
+        with ps.Client(hosts.cluster, worker="w") as client:
+            client.pull()
+            print(*hosts.pids, flush=True)
+            sys.stdin.read()
+
+
+def restarts(folder: Path, rounds: int) -> list[float]:
+    """Seconds from nothing to serving, each after a kill -9 of driver and shard."""
+    found = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        other = Other("--serve", folder)
+        pids = [int(pid) for pid in other.hear().split()]
+        found.append(time.perf_counter() - started)
+        for pid in (other.process.pid, *pids):
+            os.kill(pid, signal.SIGKILL)
+        other.process.wait()
+    return found
+
+
+def measured(floats: int, rounds: int, folder: Path) -> Measured:
+    figures: Measured = {}
+    for name, rule in RULES.items():
+        size = f"{mebibytes(floats, rule)} MiB {name}"
+        figures[f"held up, {size}"] = held_up(floats, rule, rounds)
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            figures[f"lost, {size}"] = lost(floats, rule, rounds, Path(place))
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            figures[f"written, {size}"] = written(floats, rule, rounds, Path(place))
+            if rule.slot_names:
+                figures[f"serving, {size}"] = restarts(Path(place), rounds)
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--floats", type=int, default=60 << 20)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", type=Path, help="where snapshots are written (default: here)")
+    parser.add_argument("--take", nargs=2, type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.take is not None:
+        take(*given.take)
+    elif given.serve is not None:
+        serve(given.serve)
+    else:
+        floats = given.floats // 256 * 256  # as a table has them
+        bench(floats, given.rounds, given.folder or Path.cwd())
+
+
+def bench(floats: int, rounds: int, folder: Path) -> None:
+    figures = measured(floats, rounds, folder)
+    rows = []
+    for name, values in figures.items():
+        if name.startswith("lost"):
+            each = [value for value in values if isinstance(value, dict)]
+            middle = {key: statistics.median(one[key] for one in each) for key in each[0]}
+            print(name, "  ".join(f"{key} {value:.3f}" for key, value in middle.items()))
+            share = 100 * middle["lost_s"] / EVERY_S
+            rows.append(Goal(f"overhead, one in 30 s{name[4:]}", share, 2, "%"))
+            continue
+        plain = [value for value in values if isinstance(value, float)]
+        print(name, "  ".join(f"{value:.3f}" for value in plain))
+        middle_s = statistics.median(plain)
+        if name.startswith("held up"):
+            rows.append(Goal(f"pushes {name}", 1e3 * middle_s, 5, "ms"))
+        elif name.startswith("written"):
+            rows.append(Goal(name, middle_s, 1.2 if "sgd" in name else 3.0, "s"))
+        else:
+            rows.append(Goal(f"all killed, {name}", middle_s, 8, "s"))
+    print(f"\nfigures: {save('snapshots', figures)}")
+    goals(rows)
+
+
+if __name__ == "__main__":
+    main()
