@@ -134,7 +134,7 @@ def test_aligned_while_workers_push(cluster: Cluster, tmp_path: Path) -> None:
     thread.start()
     try:
         with snapshotter(cluster, tmp_path, aligned=True) as taker:
-            for _ in range(5):
+            for _ in range(20):
                 taker.look(0, asked=True)
                 taker._finish()
     finally:
