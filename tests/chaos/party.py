@@ -27,7 +27,6 @@ from tests.chaos.zygote import Zygote
 LEASE_S = 3.0
 _DISK = "4m"
 _POLL_S = 0.002
-_TRANSPORTS = ("auto", "tcp", "ipc")
 
 
 class Broken(Exception):
@@ -77,6 +76,7 @@ class Party:
         """Begin every worker's first life; the last ones live behind links."""
         here = self.folder / "cluster.json"
         self.hosts.cluster.save(here)
+        transports = self.plan.level.transports
         for number, name in enumerate(self.names):
             linked = number >= self.plan.workers - self.plan.linked
             space = self._link(number) if linked else None
@@ -86,7 +86,7 @@ class Party:
                 incarnation=0,
                 folder=str(self.folder),
                 cluster=str(here),
-                transport=_TRANSPORTS[number % len(_TRANSPORTS)] if space is None else "tcp",
+                transport=transports[number % len(transports)] if space is None else "tcp",
                 burst=1 + number % 3,
                 rest_s=self.plan.rest_s,
                 space=space,

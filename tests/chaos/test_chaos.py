@@ -16,8 +16,11 @@ import pytest
 from tests.chaos.levels import LEVELS
 
 ROOT = Path(__file__).parents[2]
-KILLS = {"memory": 200}
-OPTIONS = "--tour --kinds kills --workers 8 --longest-s 0.4 --seconds 280".split()  # noqa: SIM905
+KILLS = {"memory": 150, "replicated": 60}
+OPTIONS = [
+    *("--tour", "--kinds", "kills", "--workers", "8", "--longest-s", "0.4", "--seconds", "280"),
+    *("--light", "--floats", "1024"),
+]
 SEED = 1
 
 

@@ -240,12 +240,12 @@ def draw(calm: Course, stormy: Course, level: str, out: Path) -> None:
         right.plot([one.at_s for one in looks], updates, color=colour)
     for shape, colour, word, dead in (
         ("v", "#c2410c", "a worker", [d for d in stormy.deaths if d.who.startswith("worker")]),
-        ("X", "#7c3aed", "a shard", [d for d in stormy.deaths if not d.who.startswith("worker")]),
+        ("X", "#7c3aed", "a shard or coordinator", [d for d in stormy.deaths if not d.who.startswith("worker")]),
     ):
         if dead:
             then = [_at(stormy, one.at_s) for one in dead]
             style = {"color": colour, "s": 30, "zorder": 3, "marker": shape}
-            label = f"kill -9 of {word}: {len(dead)} times"
+            label = f"kill -9 of {word}: {len(dead)}"
             left.scatter([x.updates for x in then], [x.loss for x in then], label=label, **style)
             right.scatter([one.at_s for one in dead], [x.updates for x in then], **style)
     left.set(xlabel="updates applied", ylabel=f"loss on {_TESTED} test images")
