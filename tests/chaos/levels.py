@@ -16,7 +16,6 @@ from shards.spec import ShardSpec
 from tests.chaos.schedule import Kind
 
 
-
 class Hosts(Protocol):
     """What hosts a job's shards."""
 

@@ -238,9 +238,11 @@ def draw(calm: Course, stormy: Course, level: str, out: Path) -> None:
         updates = [one.updates for one in looks]
         left.plot(updates, [one.loss for one in looks], color=colour, label=label)
         right.plot([one.at_s for one in looks], updates, color=colour)
+    workers = [one for one in stormy.deaths if one.who.startswith("worker")]
+    others = [one for one in stormy.deaths if one not in workers]
     for shape, colour, word, dead in (
-        ("v", "#c2410c", "a worker", [d for d in stormy.deaths if d.who.startswith("worker")]),
-        ("X", "#7c3aed", "a shard or coordinator", [d for d in stormy.deaths if not d.who.startswith("worker")]),
+        ("v", "#c2410c", "a worker", workers),
+        ("X", "#7c3aed", "a shard or coordinator", others),
     ):
         if dead:
             then = [_at(stormy, one.at_s) for one in dead]
