@@ -15,6 +15,7 @@ from deploy.cli_checkpoints import app as checkpoints
 from deploy.settings import NO_BOUND, TrainSettings, parse_staleness
 from ps.build import build_id
 from ps.compression import PULLS, PUSHES
+from ps.durability import Durability
 from ps.hosting import Home, ShardDevice
 from ps.transport import Transport
 from shards.errors import BadInput, DownpourError
@@ -256,6 +257,16 @@ def train(
             f"How weights travel: {PULLS}.",
             _PLACE,
             _DEFAULTS["compress_pull"],
+        ),
+    ] = None,
+    durability: Annotated[
+        Durability | None,
+        _told(
+            "What survives the death of a shard: memory, the newest snapshot; process, every"
+            " acknowledged push; logged, also when the power fails. The last two write logs into"
+            " the run folder and need --shards-in processes.",
+            _PLACE,
+            _DEFAULTS["durability"],
         ),
     ] = None,
 ) -> None:

@@ -7,6 +7,8 @@
     weights.safetensors  the final weights, and weights.caffemodel the same for Caffe
     loss.png             and staleness.png: pictures of the updates (deploy/plots.py)
     snapshots/           whole states to resume from, each a folder named by its iteration
+    logs/                what shards wrote down since, while a run with --durability goes on, and
+                         after it was killed
 
 One run, one folder: a folder that holds anything but settings is never taken for a new run, and two
 processes never write into the same one. Small files appear whole or not at all.
@@ -28,6 +30,7 @@ from shards.errors import BadInput, GiveUp
 SETTINGS = "settings.json"
 CLUSTER = "cluster.json"
 SNAPSHOTS = "snapshots"
+LOGS = "logs"
 _LOCK = ".lock"
 
 
@@ -45,6 +48,7 @@ class RunFolder:
         self.loss_plot = path / "loss.png"
         self.staleness_plot = path / "staleness.png"
         self.snapshots = path / SNAPSHOTS
+        self.logs = path / LOGS
         self._lock = lock
 
     @classmethod

@@ -11,6 +11,7 @@ import msgspec
 
 from cupy_kernels.types import Precision
 from ps.compression import NONE, Compression
+from ps.durability import Durability
 from ps.hosting import Home, ShardDevice
 from ps.link_model import LinkModel, parse_link
 from ps.reach import on_this_host
@@ -36,10 +37,10 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     ("auto", "cpu", "gpu", "gpu:N"), a GPU with products in `precision`; shards on a
     `shard_device`. `link` describes a slow link to put
     each worker behind; `transport` carries the data on one host; `compress` and `compress_pull` say
-    how pushes and weights travel. Snapshots go to `snapshots`, a path or URI (None: the run
-    folder), every `snapshot_every` ("500" iterations, or a time as "30s"; None: as the solver
-    says), `snapshot_aligned` or not; `snapshot_keep` of them stay, and for `snapshot_keep_for`, a
-    time; the newest stays in any case.
+    how pushes and weights travel; `durability` is what survives the death of a shard. Snapshots go
+    to `snapshots`, a path or URI (None: the run folder), every `snapshot_every` ("500" iterations,
+    or a time as "30s"; None: as the solver says), `snapshot_aligned` or not; `snapshot_keep` of
+    them stay, and for `snapshot_keep_for`, a time; the newest stays in any case.
     """
 
     solver: Path
@@ -72,6 +73,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     transport: Transport = Transport.AUTO
     compress: str = NONE
     compress_pull: str = NONE
+    durability: Durability = Durability.MEMORY
     snapshots: str | None = None
     snapshot_every: str | None = None
     snapshot_aligned: bool = False
@@ -96,6 +98,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.link is not None and self.transport not in (Transport.AUTO, Transport.TCP):
             raise BadInput(f"--link: expected --transport tcp or auto, got {self.transport}")
+        self._check_durability()
         self.build_device()
         self.build_link()
         self.build_compression()
@@ -107,6 +110,22 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     def guarded(self) -> bool:
         """Whether shards speak CURVE: others than this host can reach them, and nobody said not."""
         return not on_this_host(self.bind) and not self.plaintext
+
+    def _check_durability(self) -> None:
+        """A log must be found again, and those who come back must be let in."""
+        if not self.durability.keeps_log:
+            return
+        what = f"--durability {self.durability}"
+        if self.shards_in is Home.RAY:
+            raise BadInput(
+                f"{what}: expected --shards-in processes, for a shard that dies must find its log"
+                " again; got shards in Ray"
+            )
+        if self.guarded:
+            raise BadInput(
+                f"{what}: expected --plaintext with --bind {self.bind}, for the keys that workers"
+                " have enrolled die with a shard's process"
+            )
 
     def build_strategy(self) -> Strategy:
         """The strategy these settings name; raises BadInput for one that does not exist."""

@@ -19,12 +19,13 @@ from deploy.java import java_environment
 from deploy.origin import Origin, shelf_of
 from deploy.plots import plot_loss, plot_staleness
 from deploy.progress import Progress
-from deploy.run_folder import RunFolder
+from deploy.run_folder import LOGS, RunFolder
 from deploy.settings import TrainSettings
 from deploy.summary import Summary, summarise
 from deploy.updates import UpdatesWriter
 from ps import Cluster
 from ps.hosting import Home, place_of
+from ps.job_logs import newest_logs
 from ps.reach import reach
 from ps.shelf import Found, Shelf
 from ps.snapshots import Manifest
@@ -48,7 +49,8 @@ def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | N
     """Train as told and leave a run folder; returns its summary, or None when Ctrl-C came first.
 
     With an `origin` the run goes on from that snapshot: in its own run folder if that is
-    `settings.out`, else in a new one. SIGUSR1 asks for a snapshot. Raises a DownpourError for
+    `settings.out`, there from the logs of shards that were killed if they tell more, else in a new
+    one. SIGUSR1 asks for a snapshot. Raises a DownpourError for
     anything that goes wrong, with what was learned until then in a snapshot.
     """
     inputs = _Inputs(settings)
@@ -85,6 +87,7 @@ def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | N
             resume=found,
             snapshots=shelf,
             asked=asked,
+            logs=folder.logs,
             observer=observer,
         )
         if not outcome.interrupted:
@@ -101,14 +104,21 @@ def _check_empty(shelf: str) -> None:
 
 
 def _found(origin: Origin, inputs: "_Inputs") -> Found:
-    """The snapshot to go on from, whole and of this job."""
+    """What to go on from, whole and of this job: a snapshot, or what its shards wrote since."""
 
     def check(place: str, manifest: Manifest) -> None:
         check_fit(place, manifest, inputs.model.table, inputs.job)
 
     shelf = origin.open()
     if origin.name is None:
-        return shelf.newest_good(check)
+        logs = newest_logs(origin.run / LOGS) if origin.run is not None else None
+        if logs is None:
+            return shelf.newest_good(check)
+        check(logs.place, logs.manifest)
+        if not shelf.entries():
+            return logs
+        found = shelf.newest_good(check)
+        return found if found.manifest.steps > logs.manifest.steps else logs
     found = shelf.load(origin.name)
     check(found.place, found.manifest)
     return found
@@ -143,6 +153,7 @@ class _Inputs:
             compression=settings.build_compression(),
             device=settings.build_device(),
             precision=settings.precision,
+            durability=settings.durability,
             snapshot_every=every,
             snapshot_every_s=every_s,
             snapshot_aligned=settings.snapshot_aligned,

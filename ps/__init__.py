@@ -15,6 +15,7 @@ from ps.client import Client, Replica
 from ps.cluster import Cluster
 from ps.compression import Compression
 from ps.console import Console, ShardState
+from ps.durability import Durability
 from ps.events import Unreachable
 from ps.hosting import ShardDevice
 from ps.job import describe, shard_specs, successors
@@ -30,6 +31,7 @@ __all__ = [
     "Compression",
     "Console",
     "DenseTable",
+    "Durability",
     "Replica",
     "ShardDevice",
     "ShardState",

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
+from pathlib import Path
 from typing import Protocol
 
 from cupy_kernels.device import gpu
@@ -17,8 +18,10 @@ from cupy_kernels.places import GPU, HOST, Place
 from ps.admission import Admission, issue
 from ps.build import build_id
 from ps.cluster import Access, Cluster
+from ps.durability import Durability
 from ps.reach import on_this_host
 from ps.server import Server
+from ps.shard_log import ShardLog
 from ps.transport import Transport
 from shards.errors import BadInput, WrongBuild
 from shards.spec import ShardSpec
@@ -63,10 +66,17 @@ def start_shards(
     transport: Transport = Transport.AUTO,
     device: ShardDevice = ShardDevice.CPU,
     secure: bool | None = None,
+    durability: Durability = Durability.MEMORY,
+    logs: Path | None = None,
 ) -> AbstractContextManager[Hosts]:
     """Start one shard a spec at `home`; see `ray_shards` and `process_shards`."""
     match home:
         case Home.RAY:
+            if durability.keeps_log:
+                raise BadInput(
+                    f"durability {durability}: expected shards in processes of this machine, where"
+                    " a shard that dies finds its log again; got shards in Ray"
+                )
             from ps.ray_host import ray_shards
 
             return ray_shards(
@@ -76,7 +86,14 @@ def start_shards(
             from ps.process_host import process_shards
 
             return process_shards(
-                specs, host=host, port=port, transport=transport, device=device, secure=secure
+                specs,
+                host=host,
+                port=port,
+                transport=transport,
+                device=device,
+                secure=secure,
+                durability=durability,
+                logs=logs,
             )
 
 
@@ -112,10 +129,17 @@ def serve(
     transport: Transport,
     device: ShardDevice,
     admission: Admission | None,
+    durability: Durability = Durability.MEMORY,
+    log_folder: Path | None = None,
 ) -> Server:
-    """A server for `spec`, not started yet; its life is numbered by the time of its birth."""
+    """A server for `spec`, not started yet; its life is numbered by the time of its birth.
+
+    With a `log_folder` it goes on from the log that lies there.
+    """
     boot, place = time.time_ns() // 1000, place_of(device)
-    return Server(spec, boot, bind, transport, place, admission, plaintext=admission is None)
+    told = bind, transport, place, admission
+    log = ShardLog(log_folder, durability) if log_folder is not None else None
+    return Server(spec, boot, *told, plaintext=admission is None, log=log)
 
 
 def told_as(endpoint: str, own_address: str) -> str:

@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from ps.admission import Admission
+from ps.durability import Durability
 from ps.hosting import ShardDevice
 from ps.transport import Transport
 from shards.spec import ShardSpec
@@ -22,7 +23,8 @@ _LENGTH_BYTES = 8
 class Order(msgspec.Struct, frozen=True):
     """What the parent wants: a shard on a device, listening on the ZeroMQ address `bind`.
 
-    `transport` is what it offers beside; `admission` who is let in, None for anybody.
+    `transport` is what it offers beside; `admission` who is let in, None for anybody. Where its
+    `durability` asks for a log, that lies in `log_folder`.
     """
 
     spec: ShardSpec
@@ -30,6 +32,8 @@ class Order(msgspec.Struct, frozen=True):
     transport: Transport
     device: ShardDevice
     admission: Admission | None = None
+    durability: Durability = Durability.MEMORY
+    log_folder: str | None = None
 
 
 class CopyOrder(msgspec.Struct, frozen=True):

@@ -23,9 +23,11 @@ from pathlib import Path
 import msgspec
 
 from ps.cluster import Cluster
+from ps.durability import Durability
 from ps.hosting import START_S, ShardDevice, bind_address, check_build, keys_for
 from ps.job import describe
 from ps.pipe import Failed, Listening, Order, hear, tell
+from ps.supervision import Fate, Kept
 from ps.transport import Transport
 from shards.errors import BadInput, GiveUp
 from shards.spec import ShardSpec
@@ -36,17 +38,22 @@ _END_S = 10.0
 class ProcessShards:
     """The processes of one job, and the cluster they form."""
 
-    def __init__(self, cluster: Cluster, children: Sequence["Child"]) -> None:
+    def __init__(self, cluster: Cluster, children: Sequence["Child | Kept"]) -> None:
         self.cluster = cluster
         self._children = children
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Each shard's process id."""
-        return tuple(child.process.pid for child in self._children)
+        """Each shard's process id; it changes when the process is started again."""
+        return tuple(child.pid for child in self._children)
+
+    @property
+    def deaths(self) -> int:
+        """How often a process has died and another one was to take its place."""
+        return sum(child.deaths for child in self._children)
 
     def check(self) -> None:
-        """Raise GiveUp naming a shard whose process or server loop has died, and how."""
+        """Raise GiveUp naming a shard whose process or server loop has died for good, and how."""
         for child in self._children:
             child.check()
 
@@ -60,6 +67,8 @@ def process_shards(
     transport: Transport = Transport.AUTO,
     device: ShardDevice = ShardDevice.CPU,
     secure: bool | None = None,
+    durability: Durability = Durability.MEMORY,
+    logs: Path | None = None,
 ) -> Iterator[ProcessShards]:
     """Start one process a spec; end them on leaving.
 
@@ -68,35 +77,64 @@ def process_shards(
     workers on this host are offered beside TCP. `device` says what holds the weights; on a GPU, it
     is the first that this process may see, for all of them. Shards that other hosts can reach speak
     CURVE and let in only who holds `cluster.access`, unless `secure` says otherwise. The children
-    import from where this process does. Raises BadInput when a port cannot be bound or no GPU
-    answers, GiveUp with the cause when a shard does not start within a minute, WrongBuild when it
+    import from where this process does.
+
+    With a `durability` that keeps a log (docs/durability.md), each shard has a folder below `logs`.
+    Where one lies there already, of a job with these very specs, the shard goes on from its end.
+    One that dies is started again on the same endpoint (supervision.py).
+
+    Raises BadInput when a port cannot be bound, no GPU answers, or a log is damaged or another
+    job's, GiveUp with the cause when a shard does not start within a minute, WrongBuild when it
     runs other code.
     """
     children: list[Child] = []
+    kept: list[Kept] = []
     access, admission = keys_for(specs, host, secure)
+    if durability.keeps_log and admission is not None:
+        raise BadInput(
+            f"durability {durability}: expected shards that only this host reaches, or plaintext;"
+            " the keys that workers have enrolled die with a shard's process"
+        )
+    orders = []
     try:
         for spec in specs:
-            order = Order(spec, bind_address(host, port, spec.shard), transport, device, admission)
+            bind, folder = (
+                bind_address(host, port, spec.shard),
+                durability.folder_for(logs, spec.shard),
+            )
+            order = Order(spec, bind, transport, device, admission, durability, folder)
+            orders.append(order)
             # One by one, so that `finally` knows of each.
             children.append(Child(f"shard {spec.shard}", "ps.shard_process", order))
         until = time.monotonic() + START_S
         endpoints = [child.endpoint(until) for child in children]
-        yield ProcessShards(describe(specs, endpoints, access), children)
+        if durability.keeps_log:
+            kept += map(_kept, children, orders, endpoints)
+        yield ProcessShards(describe(specs, endpoints, access), kept or children)
     finally:
-        for child in children:
+        for child in kept or children:
             child.ask_to_end()
-        for child in children:
+        for child in kept or children:
             child.end()
+
+
+def _kept(child: "Child", order: Order, endpoint: str) -> Kept:
+    """A child whose place another one takes when it dies, on the same endpoint."""
+    bind = f"{order.bind.rpartition(':')[0]}:{endpoint.rpartition(':')[2]}"
+    again = msgspec.structs.replace(order, bind=bind)
+    return Kept(child, lambda: Child(child.name, "ps.shard_process", again), START_S)
 
 
 class Child:
     """One process, from its parent's side; `name` is what it is called in errors."""
 
+    deaths = 0  # it has but one life
+
     def __init__(self, name: str, module: str, order: msgspec.Struct) -> None:
         """Start `module` (child_process.py) and give it its order. Raises GiveUp."""
         self.name = name
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  # `end` closes it
-        self._how: str | None = None
+        self._fate: Fate | None = None
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module],
@@ -132,16 +170,24 @@ class Child:
         self.process.wait()
         raise GiveUp(f"{self.name} did not start: {self._ending()}")
 
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
     def check(self) -> None:
-        if self.process.poll() is None:
-            return
-        if self._how is None:
+        if self.process.poll() is not None:
+            raise GiveUp(f"{self.name} has {self.wait().text}")
+
+    def wait(self) -> Fate:
+        """Return when it has ended, with how."""
+        self.process.wait()
+        if self._fate is None:
             match self._hear():
                 case Failed(text):
-                    self._how = f"failed: {text}"
+                    self._fate = Fate(f"failed: {text}", told=True)
                 case _:
-                    self._how = f"died: {self._ending()}"
-        raise GiveUp(f"{self.name} has {self._how}")
+                    self._fate = Fate(f"died: {self._ending()}", told=False)
+        return self._fate
 
     def ask_to_end(self) -> None:
         # A byte, and not the closing alone: a process forked off this one may hold the pipe, too.
@@ -150,12 +196,19 @@ class Child:
             self._orders.flush()
 
     def end(self) -> None:
+        self.stop()
+        self.close()
+
+    def stop(self) -> None:
         """Wait until it has ended; kill it when that takes long."""
         try:
             self.process.wait(_END_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+    def close(self) -> None:
+        """Let go of its pipes."""
         for pipe in (self._orders, self._answers, self._said):
             with suppress(BrokenPipeError):
                 pipe.close()

@@ -8,6 +8,7 @@ from cupy_kernels.places import HOST, Place
 from ps.admission import Admission
 from ps.looping import Looping
 from ps.reception import Reception
+from ps.shard_log import Logged, ShardLog
 from ps.sockets import drop_with
 from ps.transport import Transport
 from shards.shard import Shard
@@ -28,6 +29,7 @@ class Server(Looping):
         admission: Admission | None = None,
         *,
         plaintext: bool = False,
+        log: ShardLog | None = None,
     ) -> None:
         """Bind at once, so that `endpoint` is known; raises BadInput when the address is taken.
 
@@ -35,9 +37,11 @@ class Server(Looping):
         anybody may; with neither it raises BadInput (entrance.py).
 
         `transport` is what workers on this host are offered beside TCP (transport.py); `place` is
-        where weights and slots live.
+        where weights and slots live. A `log` is what the shard goes on from, and where its changes
+        are before anybody hears of them; it is closed with the server.
         """
         context = zmq.Context()
+        self._log = log
         self._reception = Reception(
             spec, context, bind, transport, staging(place), admission, plaintext=plaintext
         )
@@ -47,9 +51,14 @@ class Server(Looping):
         self.shard = Shard(spec, boot, self._reception.sharing.buffers, place)
         # Compiling takes seconds, in which the first push would be taken for lost.
         spec.rule.prepare(place)
+        if log is not None:
+            log.recover(self.shard, time.monotonic())
+        self._acts = self.shard if log is None else Logged(self.shard, log)
 
     def _let_go(self) -> None:
         self._reception.close()
+        if self._log is not None:
+            self._log.close()
 
     def _loop(self) -> None:
         poller = zmq.Poller()
@@ -66,11 +75,11 @@ class Server(Looping):
             if not ready.keys().isdisjoint(sockets):
                 self._take_turn()
             if time.monotonic() >= tick_at:
-                self._reception.send(self.shard.tick(time.monotonic()))
+                self._reception.send(self._acts.tick(time.monotonic()))
                 self._reception.tick()
                 tick_at = time.monotonic() + period
 
     def _take_turn(self) -> None:
         """Hand the shard what has come, and send what it answers."""
         arrivals = self._reception.arrivals(self.shard)
-        self._reception.send(self.shard.handle_together(arrivals, time.monotonic()))
+        self._reception.send(self._acts.handle_together(arrivals, time.monotonic()))

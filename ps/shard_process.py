@@ -1,6 +1,7 @@
 """One shard in a process of its own: `python -m ps.shard_process`, which process_host.py starts."""
 
 import sys
+from pathlib import Path
 
 from ps.child_process import live
 from ps.hosting import serve, told_as
@@ -11,7 +12,9 @@ from ps.server import Server
 
 def make(order: Order) -> tuple[Server, str]:
     """The shard's server, and where it is reached."""
-    server = serve(order.spec, order.bind, order.transport, order.device, order.admission)
+    folder = Path(order.log_folder) if order.log_folder is not None else None
+    told = order.bind, order.transport, order.device, order.admission
+    server = serve(order.spec, *told, order.durability, folder)
     return server, told_as(server.endpoint, own_address())
 
 

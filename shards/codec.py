@@ -87,7 +87,7 @@ def _convert(packed: Buffer, decoder: "msgspec.msgpack.Decoder[T]") -> T:
 
 # --- envelopes ------------------------------------------------------------------------------------
 
-Frames = Sequence[NDArray[Any] | bytes]
+Frames = Sequence[NDArray[Any] | Buffer]
 
 
 def enclose(messages: Sequence[tuple[Message, Frames]]) -> list[Buffer]:

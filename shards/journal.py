@@ -8,10 +8,11 @@ Python objects would take three times as much.
 import struct
 from collections import deque
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.messages import Push
+from shards.messages import Count, Push
 from shards.records import RECORD
 
 MAX_RECORDS = 1 << 17
@@ -20,6 +21,18 @@ MAX_READS = 64
 _FORMATS = {"f": "d", "i": "q", "S": "128s"}
 _ROW = struct.Struct("<" + "".join(_FORMATS[RECORD[name].kind] for name in RECORD.names or ()))
 assert _ROW.size == RECORD.itemsize, "a record has no gaps"
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """A journal's counters, which a later life of the shard goes on from."""
+
+    pushes: Count
+    pulls: Count
+    duplicates: Count
+    refused: Count
+    bytes_in: Count
+    bytes_out: Count
+    max_clock_gap: Count
 
 
 class Journal:
@@ -32,6 +45,17 @@ class Journal:
         self._records: deque[bytes] = deque(maxlen=MAX_RECORDS)
         self._first = 0
         self._reads: dict[str, dict[int, float]] = {}
+
+    def counts(self) -> Counts:
+        """The counters, as they are now."""
+        return Counts(*(getattr(self, name) for name in Counts.__struct_fields__))
+
+    def resume(self, counts: Counts) -> None:
+        """Count on from there; records are numbered by the push they tell of, in every life."""
+        for name in Counts.__struct_fields__:
+            setattr(self, name, getattr(counts, name))
+        self._records.clear()
+        self._first = counts.pushes
 
     def read(self, worker: str, version: int, now: float) -> None:
         """`worker` is given `version`; a push computed from it will be that much older."""

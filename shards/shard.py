@@ -499,10 +499,17 @@ class Shard:
         joins = [one.message for one in self.gate.waiting if isinstance(one.message, Join)]
         return [*pushes, *((join, ()) for join in joins)]
 
+    def moving(self, now: float) -> bool:
+        """Whether it stands still, or has handed over its part: neither is in a copy of it."""
+        return self._moved_to is not None or self._standstill.holds(now)
+
     def take_over(self, now: float) -> None:
         """Serve from now on, in another copy's place: its workers must say hello to this one."""
+        # A copy of the install that came before them must not undo what they brought.
+        self._greeted = any(e.standing is not Standing.LEFT for e in self.ledger.entries.values())
         self.ledger.renew(now + self.spec.lease_s)
         self.gate.clear()
+        self._standstill = Standstill()  # its end was told by another clock
 
     # --- checks ---------------------------------------------------------------------------------
 

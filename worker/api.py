@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from cupy_kernels.types import Precision
 from ps.compression import NONE, Compression
+from ps.durability import Durability
 from ps.hosting import Home, ShardDevice
 from ps.link_model import parse_link
 from ps.transport import Transport
@@ -73,6 +74,8 @@ def train(
     compress_pull: str = NONE,
     device: str = "auto",
     precision: str = Precision.FP32,
+    durability: str = Durability.MEMORY,
+    logs: str | Path | None = None,
     observer: Observer | None = None,
 ) -> Trained:
     """Train the network of a Caffe `solver` on a DataFrame of images; blocks until it is done.
@@ -94,6 +97,8 @@ def train(
     `device` is what each worker computes on: "cpu", "gpu" (one of its own), "gpu:N", or "auto", a
     GPU where one answers. `precision` is what a GPU rounds the factors of products to: "fp32" (not
     at all), "tf32" or "bf16"; sums stay in float32, and so does the CPU.
+    `durability` is what survives the death of a shard: "memory" (the newest snapshot), "process"
+    or "logged" (docs/durability.md); the last two need `shards_in="processes"` and a folder `logs`.
 
     Call it from the main thread, and after `ray.init` for shards in Ray. Raises BadInput for what
     the caller can mend, GiveUp when a worker or a shard fails for good.
@@ -121,6 +126,7 @@ def train(
         compression=Compression.parse(compress, compress_pull),
         device=parse_device(device),
         precision=_named("precision", precision, Precision),
+        durability=_named("durability", durability, Durability),
     )
     outcome = run_job(
         spark.partitions(df, count),
@@ -128,6 +134,7 @@ def train(
         weights=_start(read, weights, seed),
         resume=resume,
         snapshots=snapshots,
+        logs=Path(logs) if logs is not None else None,
         observer=observer,
     )
     return Trained(read, outcome.weights, outcome)

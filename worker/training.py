@@ -21,7 +21,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ps import Cluster, Compression, Console, ShardState, shard_specs
+from ps.durability import Durability
+from ps.events import Unreachable
 from ps.hosting import Home, Hosts, ShardDevice, start_shards
+from ps.job_logs import drop_logs
 from ps.link_model import LinkModel
 from ps.reach import on_this_host
 from ps.shelf import EVERYTHING, Found, Keep, Shelf
@@ -43,6 +46,7 @@ from worker.task import REPORT, TaskSpec, decode_reports, run_task
 
 _LOOK_S = 0.5
 _ANSWER_S = 10.0
+_RECOVERY_S = 120.0  # a shard that is started again reads its log first
 _CANCEL_S = 15.0
 
 
@@ -84,6 +88,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     transport: Transport = Transport.AUTO
     compression: Compression = Compression()
     device: Wanted = ANY
+    durability: Durability = Durability.MEMORY
 
     @property
     def guarded(self) -> bool:
@@ -127,16 +132,18 @@ def run_job(
     resume: str | Path | Found | None = None,
     snapshots: str | Path | None = None,
     asked: Event | None = None,
+    logs: Path | None = None,
     observer: Observer | None = None,
 ) -> Outcome:
     """Train on `df` as `job` says; blocks until every worker is done.
 
     Starts from `weights` (a flat arena; default: the model's own from the seed), or goes on from
     the snapshot `resume`, by its path or URI, or as it was read. Snapshots go into folders below
-    `snapshots`, a path or URI, named by iteration; setting `asked` asks for one now. Ctrl-C ends
-    the job early, with a snapshot and `interrupted` set. Call it from the main thread, in a process
-    connected to Ray if the shards are to live there. Raises BadInput for what the caller can mend,
-    GiveUp when a worker or a shard fails for good.
+    `snapshots`, a path or URI, named by iteration; setting `asked` asks for one now. Where the
+    job's durability asks for logs, they lie below `logs`, in a folder named after the job, until it
+    has ended with a snapshot. Ctrl-C ends the job early, with a snapshot and `interrupted` set.
+    Call it from the main thread, in a process connected to Ray if the shards are to live there.
+    Raises BadInput for what the caller can mend, GiveUp when a worker or a shard fails for good.
     """
     model = job.model()
     job.plan.strategy.check(job.bound, job.plan.prefetch)
@@ -168,10 +175,14 @@ def run_job(
             transport=job.transport,
             device=job.shard_device,
             secure=False if job.plaintext else None,
+            durability=job.durability,
+            logs=logs / specs[0].job if logs is not None else None,
         ) as hosts,
-        Console(hosts.cluster, patience_s=_ANSWER_S) as console,
+        Console(hosts.cluster, patience_s=_patience_s(job)) as console,
     ):
         _install(console, start)
+        if logs is not None and job.durability.keeps_log:
+            drop_logs(logs, but=specs[0].job)  # what was resumed is in this job's logs now
         if observer is not None:
             observer.started(hosts.cluster, start.versions if isinstance(start, _Saved) else None)
         task = TaskSpec(
@@ -186,7 +197,11 @@ def run_job(
             device=job.device,
         )
         with _snapshotter(job, hosts.cluster, shelf, observer) as snapshotter:
-            return _Run(df, job, task, hosts, console, snapshotter, asked, observer).run()
+            run = _Run(df, job, task, hosts, console, snapshotter, asked, observer)
+            outcome = run.run()
+    if logs is not None and outcome.snapshot is not None:
+        drop_logs(logs)
+    return outcome
 
 
 class _Run:
@@ -256,12 +271,20 @@ class _Run:
 
     def _watch(self, future: "Future[list[Report]]", pressed: Event) -> None:
         while not wait([future], _LOOK_S).done and not pressed.is_set():
-            self.hosts.check()
-            statuses = self._look()
+            statuses = self._checked()
             if self.snapshotter is not None:
                 asked = self.asked.is_set()
                 self.asked.clear()
                 self.snapshotter.look(statuses[0].steps // self.job.workers, asked=asked)
+
+    def _checked(self) -> list[ShardStatus]:
+        """How the shards stand; raises what one has died of rather than that it is silent."""
+        self.hosts.check()
+        try:
+            return self._look()
+        except Unreachable:
+            self.hosts.check()
+            raise
 
     def _look(self) -> list[ShardStatus]:
         statuses, records = self.console.status(), self.console.records()
@@ -316,6 +339,11 @@ class _Saved(msgspec.Struct, frozen=True):
 
     states: list[ShardState]
     versions: list[int]
+
+
+def _patience_s(job: Job) -> float:
+    """How long a silent shard is waited for: one that keeps a log comes back."""
+    return _RECOVERY_S if job.durability.keeps_log else _ANSWER_S
 
 
 def _start(

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from cupy_kernels.types import Precision
 from deploy.run_folder import RunFolder
 from deploy.settings import TrainSettings, parse_staleness
+from ps.durability import Durability
 from ps.hosting import Home
 from ps.transport import Transport
 from shards.errors import BadInput
@@ -52,7 +53,12 @@ def told(**more: Any) -> TrainSettings:
 
 @pytest.mark.parametrize(
     "settings",
-    [told(), told(strategy="bsp", staleness=0), told(shards_in=Home.PROCESSES), EVERY],
+    [
+        told(),
+        told(strategy="bsp", staleness=0),
+        told(shards_in=Home.PROCESSES, durability=Durability.LOGGED),
+        EVERY,
+    ],
 )
 def test_settings_survive_the_run_folder(settings: TrainSettings, tmp_path: Path) -> None:
     """What a run folder's settings.json holds reads back as the same settings."""
@@ -68,6 +74,14 @@ def test_the_strategy_has_its_own_defaults() -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
+    (
+        {"durability": Durability.PROCESS},
+        "--durability process: expected --shards-in processes, for a shard that dies must find",
+    ),
+    (
+        {"durability": Durability.LOGGED, "shards_in": Home.PROCESSES, "bind": "0.0.0.0"},
+        "--durability logged: expected --plaintext with --bind 0.0.0.0",
+    ),
     ({"link": "rtt=1ms", "transport": "shm"}, "--link: expected --transport tcp or auto, got shm"),
     ({"link": "rtt=100"}, "link: expected a number with one of us, ms, s, got 'rtt=100'"),
     ({"compress": "int9"}, "and perhaps ,zstd; got 'int9'"),

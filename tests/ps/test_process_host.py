@@ -106,6 +106,7 @@ def test_children_are_told_to_end() -> None:
     block = process_shards(specs_of(1))
     hosts = block.__enter__()
     (child,) = hosts._children
+    assert isinstance(child, process_host.Child)
     with subprocess.Popen(["sleep", "60"], pass_fds=[child._orders.fileno()]) as holder:
         assert not block.__exit__(ZeroDivisionError, ZeroDivisionError(), None), "it goes on"
         holder.kill()

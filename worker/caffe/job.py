@@ -6,6 +6,7 @@ import msgspec
 
 from cupy_kernels.types import Precision
 from ps.compression import Compression
+from ps.durability import Durability
 from ps.hosting import Home, ShardDevice
 from ps.link_model import LinkModel
 from ps.shelf import EVERYTHING, Keep
@@ -42,6 +43,7 @@ def caffe_job(
     compression: Compression | None = None,
     device: Wanted = ANY,
     precision: Precision = Precision.FP32,
+    durability: Durability = Durability.MEMORY,
     snapshot_every: int | None = None,
     snapshot_every_s: float = 0.0,
     snapshot_aligned: bool = False,
@@ -91,4 +93,5 @@ def caffe_job(
         transport=transport,
         compression=compression or Compression(),
         device=device,
+        durability=durability,
     )

@@ -1,0 +1,59 @@
+"""The logs of a whole job, a folder a shard, as something to resume from.
+
+    logs/JOB/shard-0, shard-1, ...
+
+A job that ended cleanly has a snapshot and needs its logs no more. One that was killed, with all of
+its shards, left in them every push that it had acknowledged.
+"""
+
+import shutil
+from pathlib import Path
+
+from ps.log_files import recovered
+from ps.shelf import Found
+from ps.snapshots import Manifest
+from shards.errors import BadInput, Retry
+
+
+def load_logs(folder: Path) -> Found:
+    """What a job's shards held, in the form of a snapshot.
+
+    Raises BadInput naming what is missing or damaged, Retry where a shard had no weights yet.
+    """
+    spec, state = recovered(folder / "shard-0")
+    states = [state]
+    for shard in range(1, spec.map.shards):
+        if not (folder / f"shard-{shard}").is_dir():
+            raise BadInput(f"logs {folder}: expected {spec.map.shards} shards, got {shard}")
+        states.append(recovered(folder / f"shard-{shard}")[1])
+    manifest = Manifest(
+        table=spec.table,
+        map=spec.map,
+        rule=str(spec.rule.__struct_config__.tag),
+        workers=spec.workers,
+        steps=state.saved.steps,
+        taken_at=max(path.stat().st_mtime for path in folder.glob("*/*")),
+        aligned=False,
+        parts=(),
+    )
+    return Found(str(folder), folder.name, manifest, states)
+
+
+def newest_logs(folder: Path) -> Found | None:
+    """Of the jobs whose logs lie in `folder`, the one that came farthest; None if none began."""
+    found = []
+    for job in (path for path in folder.glob("*") if (path / "shard-0").is_dir()):
+        try:
+            found.append(load_logs(job))
+        except Retry:
+            continue  # killed before it had weights
+    return max(found, key=lambda logs: logs.manifest.steps, default=None)
+
+
+def drop_logs(folder: Path, *, but: str | None = None) -> None:
+    """Remove the logs of every job in `folder`, but this one's: what they held is elsewhere now."""
+    for job in folder.glob("*"):
+        if job.name != but:
+            shutil.rmtree(job, ignore_errors=True)
+    if but is None:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,140 @@
+"""Starting a shard's process again when it has died, for shards that go on from a log.
+
+A process that is killed, or that the kernel ends for want of memory, is started again at once, on
+the same endpoint; its workers find it there, learn from its boot number that it is another life,
+and send what it did not acknowledge. A process that says what failed, such as a full disk, is not:
+that would fail again.
+
+A process that dies soon after each start is given up after a few times, each after a longer pause,
+with what it died of.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from shards.errors import DownpourError, GiveUp
+
+QUICK_S = 5.0
+"""Who dies within this of its start died quickly;"""
+MOST_QUICK = 5
+"""so many quick deaths in a row are enough;"""
+PAUSE_S = 0.1
+"""and this, doubled each time, is the pause between them."""
+
+
+class Fate(NamedTuple):
+    """How a process ended; `told` if it said itself why."""
+
+    text: str
+    told: bool
+
+
+class Child(Protocol):
+    """One process of a shard."""
+
+    name: str
+
+    @property
+    def pid(self) -> int: ...
+
+    def wait(self) -> Fate:
+        """Return when it has ended, with how."""
+        ...
+
+    def endpoint(self, until: float) -> str:
+        """Where it listens; raises a DownpourError when it does not."""
+        ...
+
+    def ask_to_end(self) -> None: ...
+
+    def stop(self) -> None:
+        """Wait until it has ended; kill it when that takes long."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what leads to one that has ended."""
+        ...
+
+
+class Kept:
+    """One shard, in one process after another; `restart` makes the next, without waiting for it."""
+
+    def __init__(self, child: Child, restart: Callable[[], Child], start_s: float) -> None:
+        """`child` serves by now; a later one is waited for `start_s`."""
+        self.deaths = 0
+        self._child = child
+        self._restart = restart
+        self._start_s = start_s
+        self._since = time.monotonic()
+        self._quick = 0
+        self._lock = threading.Lock()  # between starting a process and ending the last one
+        self._ending = threading.Event()
+        self._failure: str | None = None
+        name = f"keeps-{child.name}"
+        self._thread = threading.Thread(target=self._keep, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        """Its present process; one that has just died, until the next is started."""
+        return self._child.pid
+
+    def check(self) -> None:
+        """Raise GiveUp when it has been given up."""
+        if self._failure is not None:
+            raise GiveUp(self._failure)
+
+    def ask_to_end(self) -> None:
+        with self._lock:
+            self._ending.set()
+        self._child.ask_to_end()
+
+    def end(self) -> None:
+        """Wait until its process has ended; kill it when that takes long."""
+        self._child.stop()
+        self._thread.join()
+        self._child.close()
+
+    def _keep(self) -> None:
+        name = self._child.name
+        while True:
+            fate = self._child.wait()
+            if self._ending.is_set():
+                return
+            if fate.told:
+                self._failure = f"{name} has {fate.text}"
+                return
+            self.deaths += 1
+            if not self._again(fate.text):
+                return
+
+    def _again(self, how: str) -> bool:
+        """Have it serve again; False if it is to end, or is given up."""
+        quick = time.monotonic() - self._since < QUICK_S
+        self._quick = self._quick + 1 if quick else 0
+        while self._quick < MOST_QUICK:
+            if self._ending.wait(PAUSE_S * 2 ** (self._quick - 1) if self._quick else 0):
+                return False
+            try:
+                return self._started()
+            except DownpourError as error:
+                how = str(error)
+                self._quick += 1
+        self._failure = (
+            f"{self._child.name} has died {self._quick} times in a row, each within"
+            f" {QUICK_S:g} s of its start; the last time: {how}"
+        )
+        return False
+
+    def _started(self) -> bool:
+        """Start the next process and wait until it serves; False if none is wanted any more."""
+        with self._lock:
+            if self._ending.is_set():
+                return False
+            former, self._child = self._child, self._restart()
+        former.close()
+        self._child.endpoint(time.monotonic() + self._start_s)
+        self._since = time.monotonic()
+        return True

@@ -1,0 +1,377 @@
+"""A shard's log: what is written down before answers leave, and how a shard is made from it again.
+
+Theory. A shard is a deterministic state machine (shards/replica.py): who has its requests, in their
+order and with their times, has its state, bit for bit. So a shard survives the death of its process
+by one rule about answers: what changed the state is in the log before any answer that shows the
+change leaves. What a crash takes with it was never acknowledged; its senders repeat it.
+
+What is written:
+
+- A *turn*: the requests that a server took up at one moment, with that moment. Only kinds that can
+  change something are kept, and a turn in which each of them was refused is not. Within a turn
+  pushes may be applied in one pass (one_pass.py), whose sum is rounded otherwise than one after
+  another, so a turn is replayed whole. A request that is not kept may have ended such a pass: the
+  one behind it is marked `apart`. Pulls end none.
+- *Leases that ran out*, by name: the clock that decided it is not the log's.
+- The *opening* of each file: its number, the shard's spec, and which life writes it. With a new
+  life parked requests are forgotten, as they were when it began; its workers ask again.
+- The *state* at an opening, in a file beside it: the base from which later files are replayed.
+
+A push that was repeated or refused is kept without its frames: nobody looked at them. One whose
+gradient was not finite keeps them, for in one pass it makes the others go one by one.
+
+A record is a head, its contents' description, and frames:
+
+    magic 8 | description bytes 4 | frame bytes 8 | frames' check 4 | head's check 4 | padding
+    description, MessagePack | padding to 64 | frames, one behind another | padding to 64
+
+The head's check covers the description, so that a length is believed only once it is proved. The
+frames' check is crc32 over a summary: a block of 1 MiB is taken as a table of 64-bit words, and
+stands for itself by the sums of its columns and of its rows. Whatever is wrong in one word, one row
+or one column of a block shows, and it is twice as fast as the crc32 of every byte.
+
+It leaves to others (ps/shard_log.py): files, and when what is written is safe.
+"""
+
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from shards import codec
+from shards.codec import Buffer
+from shards.errors import BadInput
+from shards.journal import Counts
+from shards.messages import (
+    Ack,
+    Count,
+    Hello,
+    Hold,
+    Install,
+    Join,
+    Leave,
+    Message,
+    Name,
+    Parked,
+    Pull,
+    Push,
+    Refusal,
+    Registered,
+    Remedy,
+    Retire,
+)
+from shards.shard import Arrival, Outgoing, Shard
+from shards.spec import ShardSpec
+from shards.state import Saved
+
+FORMAT = 1
+MAGIC = b"\x93DPSLOG\n"
+LOGGED = (Hello, Join, Push, Leave, Install, Hold, Retire)
+"""The kinds of requests that can change a shard's state."""
+
+_HEAD = struct.Struct("<8sIQII")
+_ALIGNED = 64  # a record, and the frames in it, begin at multiples of this
+_ROWS, _WORDS = 128, 1024
+_BLOCK = _ROWS * _WORDS * 8
+
+Frames = Sequence[NDArray[Any] | Buffer]
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A request as it came: its header, and how many frames of the record are its own."""
+
+    header: bytes
+    frames: int
+    apart: bool = False
+
+
+class Turn(msgspec.Struct, frozen=True, tag="turn"):
+    """Requests that were taken up together, `at` the shard's clock."""
+
+    at: float
+    calls: list[Call]
+
+
+class Expired(msgspec.Struct, frozen=True, tag="expired"):
+    """The leases of `workers` ran out."""
+
+    at: float
+    workers: list[Name]
+
+
+class Opening(msgspec.Struct, frozen=True, tag="opening"):
+    """File `number` of the log, written by life `boot`, which begins with it if `begins`.
+
+    `spec` is the MessagePack of the shard's spec.
+    """
+
+    format: int
+    number: Count
+    spec: bytes
+    boot: Count
+    begins: bool
+    at: float
+
+
+class Carried(msgspec.Struct, frozen=True, tag="carried"):
+    """A request that waited while the file was opened: the state before it does not hold it.
+
+    Who replays the file before this one as well has it already.
+    """
+
+    at: float
+    header: bytes
+
+
+class State(msgspec.Struct, frozen=True, tag="state"):
+    """All that a shard held when file `number` was opened. Frames: a Saved, weights, each slot."""
+
+    number: Count
+    slots: list[Name]
+    counts: Counts
+
+
+Entry = Turn | Expired | Opening | Carried | State
+
+
+class _Description(msgspec.Struct, frozen=True):
+    entry: Entry
+    sizes: list[Count]
+
+
+_DESCRIPTIONS = msgspec.msgpack.Decoder(_Description)
+
+
+class Damage(BadInput):
+    """Bytes of a log that are no record, from `offset` on."""
+
+    def __init__(self, text: str, offset: int) -> None:
+        super().__init__(text)
+        self.offset = offset
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What was read: an entry, its frames (views of what it was read from), where it ends."""
+
+    entry: Entry
+    frames: list[memoryview]
+    end: int
+
+
+# --- records as bytes -----------------------------------------------------------------------------
+
+
+def encode(entry: Entry, frames: Frames = ()) -> list[Buffer]:
+    """A record as it is written, piece behind piece; frames are not copied."""
+    plain = [memoryview(frame) for frame in codec.wrap(frames)]
+    whole = [frame.cast("B") for frame in plain if frame.nbytes]
+    sizes = [frame.nbytes for frame in plain]
+    described = msgspec.msgpack.encode(_Description(entry, sizes))
+    head = _head(described, sum(sizes), checksum(whole))
+    front = head + described
+    return [front + _padding(len(front)), *whole, _padding(sum(sizes))]
+
+
+def read(content: memoryview, offset: int, what: str) -> Record:
+    """The record at `offset`; `what` names the source. Raises Damage where there is none."""
+    found = _front(content, offset)
+    if found is None:
+        raise Damage(f"{what}: expected a record at byte {offset}, got other bytes", offset)
+    described, frame_bytes, check, start = found
+    if start + frame_bytes + len(_padding(frame_bytes)) > len(content):
+        raise Damage(f"{what}: the record at byte {offset} is cut off", offset)
+    try:
+        description = _DESCRIPTIONS.decode(described)
+    except msgspec.DecodeError as error:
+        raise Damage(f"{what}: the record at byte {offset}: {error}", offset) from None
+    frames, at = [], start
+    for size in description.sizes:
+        frames.append(content[at : at + size])
+        at += size
+    if at != start + frame_bytes or checksum(frames) != check:
+        raise Damage(f"{what}: the record at byte {offset} does not match its checksum", offset)
+    return Record(description.entry, frames, at + len(_padding(frame_bytes)))
+
+
+def next_record(content: memoryview, offset: int) -> int | None:
+    """Where, behind `offset`, a record's head stands that proves itself; None if nowhere.
+
+    It tells a damaged record from one that was being written when the writer died: behind the
+    latter there is nothing.
+    """
+    start = offset - offset % _ALIGNED + _ALIGNED
+    words = np.frombuffer(content[start : len(content) - len(content) % _ALIGNED], "<u8")
+    firsts = words[:: _ALIGNED // 8] == int.from_bytes(MAGIC, "little")
+    places = (start + _ALIGNED * int(index) for index in np.flatnonzero(firsts))
+    return next((at for at in places if _front(content, at) is not None), None)
+
+
+def checksum(frames: Sequence[memoryview]) -> int:
+    """The check of frames of bytes, one behind another."""
+    check = 0
+    for frame in frames:
+        whole = len(frame) - len(frame) % _BLOCK
+        for start in range(0, whole, _BLOCK):
+            words = np.frombuffer(frame[start : start + _BLOCK], "<u8").reshape(_ROWS, _WORDS)
+            check = zlib.crc32(np.add.reduce(words, axis=0).data, check)
+            check = zlib.crc32(np.add.reduce(words, axis=1).data, check)
+        check = zlib.crc32(frame[whole:], check)
+    return check
+
+
+def _head(described: bytes, frame_bytes: int, check: int) -> bytes:
+    bare = _HEAD.pack(MAGIC, len(described), frame_bytes, check, 0)
+    return _HEAD.pack(MAGIC, len(described), frame_bytes, check, zlib.crc32(described + bare))
+
+
+def _front(content: memoryview, offset: int) -> tuple[memoryview, int, int, int] | None:
+    """A description, its frames' bytes and check, and where they begin; None if unproved."""
+    if len(content) - offset < _HEAD.size:
+        return None
+    magic, size, frame_bytes, check, _ = _HEAD.unpack_from(content, offset)
+    start = offset + _HEAD.size
+    if magic != MAGIC or len(content) - start < size:
+        return None
+    described = content[start : start + size]
+    if _head(bytes(described), frame_bytes, check) != content[offset:start]:
+        return None
+    return described, frame_bytes, check, start + size + len(_padding(_HEAD.size + size))
+
+
+def _padding(size: int) -> bytes:
+    return bytes(-size % _ALIGNED)
+
+
+# --- what is written of a turn --------------------------------------------------------------------
+
+
+def turn_of(
+    arrivals: Sequence[Arrival], answers: Sequence[Outgoing], now: float
+) -> tuple[Turn, list[Buffer]] | None:
+    """What is to be written of a turn and its frames; None if it changed nothing."""
+    refused = {_key(a.to, a.message): a.message for a in answers if isinstance(a.message, Refusal)}
+    unread = {_key(a.to, a.message) for a in answers if _left_unread(a.message)}
+    calls: list[Call] = []
+    frames: list[Buffer] = []
+    apart = changed = False
+    for one in arrivals:
+        if not isinstance(one.message, LOGGED):
+            apart = apart or not isinstance(one.message, Pull)
+            continue
+        key = _key(one.sender, one.message)
+        own = () if key in unread else tuple(one.frames)
+        calls.append(Call(codec.encode(one.message), len(own), apart))
+        frames += own
+        changed, apart = changed or key not in refused, False
+    return (Turn(now, calls), frames) if changed else None
+
+
+def _key(sender: bytes, message: Message) -> tuple[bytes, int]:
+    return sender, message.request
+
+
+def _left_unread(answer: Message) -> bool:
+    """Whether whoever is answered like this has had the frames of its request left alone."""
+    match answer:
+        case Refusal(remedy=remedy):
+            return remedy is not Remedy.BAD_INPUT
+        case Ack(duplicate=duplicate):
+            return duplicate
+    return isinstance(answer, Parked)
+
+
+# --- replay ---------------------------------------------------------------------------------------
+
+
+class Replay:
+    """Takes a log's entries, in order, and makes of an empty shard what their writer was."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
+        self._boot = 0
+        self._from_base = False
+
+    def take(self, entry: Entry, frames: Sequence[Buffer]) -> None:
+        """Do what the entry says was done; the answers were their writer's to give."""
+        match entry:
+            case State():
+                self._restore(entry, frames)
+            case Opening():
+                self._open(entry)
+            case Carried():
+                if self._from_base:
+                    self._call([(entry.header, frames)], entry.at)
+            case Turn():
+                self._from_base = False
+                self._turn(entry, frames)
+            case Expired():
+                self._from_base = False
+                self.shard.expire(entry.workers, entry.at)
+
+    def _restore(self, entry: State, frames: Sequence[Buffer]) -> None:
+        saved = codec.decode_state(frames[0], Saved)
+        weights, *slots = (np.frombuffer(frame, np.float32) for frame in frames[1:])
+        self.shard.restore(saved, weights, dict(zip(entry.slots, slots, strict=True)))
+        self.shard.journal.resume(entry.counts)
+        self._from_base = True
+
+    def _open(self, entry: Opening) -> None:
+        self._boot = entry.boot
+        if entry.begins:
+            self.shard.take_over(entry.at)
+
+    def _turn(self, turn: Turn, frames: Sequence[Buffer]) -> None:
+        together: list[tuple[bytes, Sequence[Buffer]]] = []
+        base = 0
+        for call in turn.calls:
+            if call.apart:
+                self._call(together, turn.at)
+                together = []
+            together.append((call.header, frames[base : base + call.frames]))
+            base += call.frames
+        self._call(together, turn.at)
+
+    def _call(self, calls: Sequence[tuple[bytes, Sequence[Buffer]]], at: float) -> None:
+        arrivals = [Arrival(b"", self._request(header), own) for header, own in calls]
+        self.shard.handle_together(arrivals, at)
+
+    def _request(self, header: bytes) -> Any:
+        """What was said to the life that wrote the log is said to this one."""
+        request = codec.decode_request(header)
+        if isinstance(request, Registered) and request.boot == self._boot:
+            return msgspec.structs.replace(request, boot=self.shard.boot)
+        return request
+
+
+def opening(shard: Shard, number: int, *, begins: bool, now: float) -> Opening:
+    """What file `number` of this shard's log begins with."""
+    return Opening(FORMAT, number, encode_spec(shard.spec), shard.boot, begins, now)
+
+
+def state_of(shard: Shard, number: int) -> tuple[State, Frames]:
+    """A shard's state when file `number` is opened, to be written at any later time."""
+    saved, weights, slots = shard.copy()
+    # The ledger changes with the next request; weights and slots are this version's for good.
+    frames: Frames = (codec.encode_state(saved), weights, *slots.values())
+    return State(number, list(slots), shard.journal.counts()), frames
+
+
+def carried(shard: Shard, now: float) -> list[tuple[Carried, tuple[Buffer, ...]]]:
+    """What waits in a shard, which its state does not hold."""
+    return [(Carried(now, codec.encode(message)), own) for message, own in shard.waiting()]
+
+
+def encode_spec(spec: ShardSpec) -> bytes:
+    return msgspec.msgpack.encode(spec)
+
+
+def decode_spec(packed: bytes, what: str) -> ShardSpec:
+    """The spec in an opening; `what` names the file. Raises BadInput."""
+    try:
+        return msgspec.msgpack.decode(packed, type=ShardSpec)
+    except msgspec.DecodeError as error:
+        raise BadInput(f"{what}: {error}") from None

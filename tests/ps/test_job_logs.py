@@ -1,0 +1,51 @@
+"""A job's logs as something to resume from: the one that came farthest, whole, or an error."""
+
+from pathlib import Path
+
+import pytest
+
+from ps.durability import Durability
+from ps.job_logs import drop_logs, load_logs, newest_logs
+from ps.shard_log import Logged, ShardLog
+from shards.errors import BadInput
+from shards.messages import Install
+from shards.shard import Arrival, Shard
+from shards.tables import cut_evenly
+from tests.ps.test_shard_log import written
+from tests.shards.talk import TABLE, fresh, spec
+
+
+def test_the_one_that_came_farthest(tmp_path: Path) -> None:
+    """Of several jobs' logs, in the form of a snapshot; one that was killed before it had weights
+    is passed over, and all are gone when they are dropped but the one that goes on."""
+    assert newest_logs(tmp_path / "none") is None
+    early = ShardLog(tmp_path / "early" / "shard-0", Durability.PROCESS)
+    early.recover(Shard(spec(), boot=1), 0.0)
+    early.close()
+    assert newest_logs(tmp_path) is None
+    written(tmp_path / "short" / "shard-0", 2)
+    held = written(tmp_path / "long" / "shard-0", 5)
+    found = newest_logs(tmp_path)
+    assert found is not None
+    (state,) = found.states
+    told = found.manifest
+    assert (found.name, told.steps, told.rule, told.workers) == ("long", 5, "momentum", 2)
+    assert [state.weights.tobytes(), *(s.tobytes() for s in state.slots.values())] == held
+    drop_logs(tmp_path, but="short")
+    assert [path.name for path in tmp_path.iterdir()] == ["short"]
+    drop_logs(tmp_path)
+    assert not tmp_path.exists()
+
+
+def test_a_shard_whose_log_is_missing(tmp_path: Path) -> None:
+    """A job is resumed whole or not at all."""
+    log = ShardLog(tmp_path / "shard-0", Durability.PROCESS)
+    shard = Shard(spec(map=cut_evenly(TABLE, 2)), boot=1)
+    log.recover(shard, 0.0)
+    weights = fresh()[0], bytes(4 * shard.size)
+    install = Arrival(b"o", Install(1, "job", "net", []), weights)
+    Logged(shard, log).handle_together([install], 1.0)
+    log.close()
+    with pytest.raises(BadInput) as caught:
+        load_logs(tmp_path)
+    assert str(caught.value) == f"logs {tmp_path}: expected 2 shards, got 1"

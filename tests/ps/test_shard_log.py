@@ -1,0 +1,292 @@
+"""The files of a shard's log: what a crash left is cut, damage is named, old ones go.
+
+Shards without a network; a crash is a log that nobody closes, or bytes that a kill left behind.
+"""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from ps import log_files
+from ps.durability import Durability
+from ps.log_files import recovered, spec_in
+from ps.shard_log import Logged, ShardLog
+from shards.errors import BadInput, GiveUp
+from shards.messages import Ack, Install
+from shards.rules import Momentum
+from shards.shard import Arrival, Outgoing, Shard
+from tests.shards.talk import SIZE, fresh, hello, join, push, spec
+
+LEVELS = (Durability.PROCESS, Durability.LOGGED)
+
+
+class Life:
+    """One life of a shard with a log."""
+
+    def __init__(
+        self, folder: Path, durability: Durability = Durability.PROCESS, least_bytes: int = 1 << 20
+    ) -> None:
+        self.log = ShardLog(folder, durability, least_bytes)
+        self.shard = Shard(spec(rule=Momentum(0.5), bound=None), boot=int(os.urandom(6).hex(), 16))
+        try:
+            self.log.recover(self.shard, 1.0)
+        except BaseException:
+            self.log.close()
+            raise
+        self.acts = Logged(self.shard, self.log)
+        self.seq = 0
+
+    def say(self, message: Any, frames: Any = ()) -> list[Outgoing]:
+        return self.acts.handle_together([Arrival(b"w", message, frames)], 2.0)
+
+    def enter(self) -> None:
+        """Install zeros where there is nothing yet, and be a worker of this life."""
+        if self.shard.version == 0:
+            self.say(Install(1, "job", "net", []), fresh())
+        self.say(hello("w"))
+        self.say(msgspec.structs.replace(join("w"), boot=self.shard.boot))
+        self.seq = self.shard.ledger.entries["w"].seq
+
+    def push(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.seq += 1
+            message = msgspec.structs.replace(push("w", self.seq), boot=self.shard.boot)
+            gradient = np.random.default_rng(self.seq).standard_normal(SIZE).astype(np.float32)
+            (answer,) = self.say(message, [gradient.tobytes()])
+            assert isinstance(answer.message, Ack), answer
+
+    def held(self) -> list[bytes]:
+        _, weights, slots = self.shard.copy()
+        return [weights.tobytes(), *(slot.tobytes() for slot in slots.values())]
+
+
+@contextmanager
+def life(folder: Path, *options: Any) -> Iterator[Life]:
+    one = Life(folder, *options)
+    try:
+        yield one
+    finally:
+        one.log.close()
+
+
+def written(folder: Path, pushes: int = 5) -> list[bytes]:
+    """A log with so many pushes, and what the shard held in the end."""
+    with life(folder) as one:
+        one.enter()
+        one.push(pushes)
+        return one.held()
+
+
+def last_log(folder: Path) -> Path:
+    return max(folder.glob("log-*"))
+
+
+@pytest.mark.parametrize("durability", LEVELS)
+def test_lives_go_on_from_one_another(durability: Durability, tmp_path: Path) -> None:
+    """Each begins where the one before it ended, in files that only their owner can read; another
+    reader gets the same."""
+    folder = tmp_path / "shard-0"
+    held: list[bytes] = []
+    for lives in range(4):
+        with life(folder, durability) as one:
+            assert one.shard.version == 3 * lives
+            if lives:
+                assert one.held() == held
+            one.enter()
+            one.push(3)
+            held = one.held()
+    read, state = recovered(folder)
+    assert (read, state.saved.version) == (spec(rule=Momentum(0.5), bound=None), 12)
+    assert [state.weights.tobytes(), *(s.tobytes() for s in state.slots.values())] == held
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+
+
+def test_old_files_go(tmp_path: Path) -> None:
+    """A long log is left for a base and another one, again and again, and neither bits nor a
+    push are lost on the way."""
+    folder = tmp_path / "shard-0"
+    with life(folder, Durability.PROCESS, 1 << 14) as one:
+        one.enter()
+        for _ in range(30):
+            one.push(10)
+            if one.log._base is not None:
+                one.log._base.join()
+        held, version = one.held(), one.shard.version
+    names = sorted(path.name.partition("-")[0] for path in folder.iterdir())
+    assert names == ["base", "lock", "log"]
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 200_000
+    with life(folder) as again:
+        assert (again.held(), again.shard.version, version) == (held, 300, 300)
+        assert again.shard.journal.pushes == 300
+
+
+def test_a_base_that_was_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash while it was written leaves the logs before it, and a name that the next life
+    removes."""
+    folder = tmp_path / "shard-0"
+    with life(folder, Durability.PROCESS, 1 << 14) as one:
+        monkeypatch.setattr(one.log, "_save", lambda *_: None)
+        one.enter()
+        one.push(20)
+        held = one.held()
+    (folder / "base-00000001.partial").write_bytes(b"begun")
+    assert len(list(folder.glob("log-*"))) > 1
+    with life(folder) as again:
+        assert again.held() == held
+    assert not list(folder.glob("*.partial"))
+
+
+@pytest.mark.parametrize("left", ["half", "head", "zeros", "flipped"])
+def test_a_torn_tail_is_cut(left: str, tmp_path: Path) -> None:
+    """What was being written when the writer died was never acknowledged: the push before it is
+    the last, and the next life writes on behind it."""
+    folder = tmp_path / "shard-0"
+    held = written(folder, 4)
+    with life(folder) as one:
+        one.enter()
+        size = last_log(folder).stat().st_size
+        one.push()
+    path, content = last_log(folder), bytearray(last_log(folder).read_bytes())
+    match left:
+        case "half":
+            content = content[: size + 1000]
+        case "head":
+            content = content[: size + 20]
+        case "zeros":
+            content[size:] = bytes(len(content) - size)
+        case _:
+            content[-100] ^= 4
+    path.write_bytes(content)
+    with life(folder) as again:
+        assert again.held() == held
+        assert path.stat().st_size == size
+        again.enter()
+        again.push()
+        held = again.held()
+    with life(folder) as third:
+        assert (third.held(), third.shard.version) == (held, 5)
+
+
+def test_a_log_that_was_just_created(tmp_path: Path) -> None:
+    """A crash before its opening was written leaves a file that says nothing."""
+    folder = tmp_path / "shard-0"
+    held = written(folder)
+    for content in (b"", b"\x93DPS"):
+        (folder / "log-00000001").write_bytes(content)
+        with life(folder) as again:
+            assert again.held() == held
+        last_log(folder).unlink()
+
+
+def test_damage_in_the_middle_is_named(tmp_path: Path) -> None:
+    """A bit that flipped before the end: file and place, and nothing is served; in a base or an
+    older log, too. Nothing is changed by having looked."""
+    folder = tmp_path / "shard-0"
+    written(folder)
+    path = folder / "log-00000000"
+    content = bytearray(path.read_bytes())
+    content[2000] ^= 1
+    path.write_bytes(content)
+    line = rf"^log {path}: the record at byte \d+ does not match its checksum$"
+    for look in (lambda: Life(folder), lambda: recovered(folder)):
+        with pytest.raises(BadInput, match=line):
+            look()
+    assert path.read_bytes() == content
+    assert [one.name for one in folder.glob("log-*")] == [path.name]
+
+
+def test_a_damaged_base_is_named(tmp_path: Path) -> None:
+    """There is nothing older to go on from."""
+    folder = tmp_path / "shard-0"
+    with life(folder, Durability.PROCESS, 1 << 14) as one:
+        one.enter()
+        one.push(30)
+    (base,) = folder.glob("base-*")
+    content = bytearray(base.read_bytes())
+    content[-500] ^= 1
+    base.write_bytes(content)
+    with pytest.raises(BadInput, match=rf"^log {base}: the record at byte 0 does not match"):
+        Life(folder)
+
+
+def test_a_missing_log_is_named(tmp_path: Path) -> None:
+    """Two lives, and the first one's file is gone."""
+    folder = tmp_path / "shard-0"
+    written(folder)
+    written(folder, 0)
+    (folder / "log-00000000").unlink()
+    with pytest.raises(BadInput) as caught:
+        Life(folder)
+    gone = folder / "log-00000000"
+    assert str(caught.value) == f"log {gone}: expected it, for there are others, got none"
+
+
+def test_another_jobs_log(tmp_path: Path) -> None:
+    """A folder belongs to one job, one shard, one build, and one setting of each."""
+    folder = tmp_path / "shard-0"
+    written(folder)
+    assert spec_in(folder).job == "job"
+    path = folder / "log-00000000"
+    for changes, text in (
+        ({"job": "other"}, "expected job other, got job's"),
+        ({"build": "b2"}, "expected build b2, got build's"),
+        ({"bound": 3}, "its shard was told otherwise than this one (rule, map, ...)"),
+    ):
+        log = ShardLog(folder, Durability.PROCESS)
+        shard = Shard(spec(**{"rule": Momentum(0.5), "bound": None} | changes), boot=3)
+        with pytest.raises(BadInput) as caught:
+            log.recover(shard, 1.0)
+        log.close()
+        assert str(caught.value) == f"log {path}: {text}"
+
+
+def test_one_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one waits for the first to be gone, and not for ever."""
+    monkeypatch.setattr(log_files, "_LOCK_S", 0.1)
+    folder = tmp_path / "shard-0"
+    with life(folder), pytest.raises(GiveUp) as caught:
+        ShardLog(folder, Durability.PROCESS)
+    assert str(caught.value) == f"log {folder}: another process writes it"
+    with pytest.raises(BadInput, match=r"^log /proc/no: No such file or directory$"):
+        ShardLog(Path("/proc/no"), Durability.PROCESS)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk(small_disk: Path) -> None:
+    """The push that found no room is not answered, nor any after it; the error names the file. With
+    room again, every acknowledged push is there, and no other."""
+    folder = small_disk / "shard-0"
+    with life(folder, Durability.LOGGED) as one:
+        one.enter()
+        with pytest.raises(GiveUp) as caught:
+            one.push(1000)
+        acknowledged = one.seq - 1
+    path = folder / "log-00000000"
+    assert str(caught.value) == (
+        f"log {path}: No space left on device; what was acknowledged is in it"
+    )
+    subprocess.run(["mount", "-o", "remount,size=1m", str(small_disk)], check=True)
+    with life(folder) as again:
+        assert again.shard.version == acknowledged > 50
+        again.enter()
+        again.push()

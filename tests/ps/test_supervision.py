@@ -1,0 +1,139 @@
+"""Which deaths of a process are followed by another one, and when that ends. No real processes."""
+
+import queue
+import threading
+
+import pytest
+
+from ps import supervision
+from ps.supervision import Fate, Kept
+from shards.errors import GiveUp
+
+KILLED = Fate("died: its process was ended by signal 9 (Killed)", told=False)
+FULL = Fate("failed: log x: No space left on device", told=True)
+
+
+class Fake:
+    """A process that ends when it is told how; one that is `broken` does not come to serve."""
+
+    def __init__(self, pid: int, broken: str = "") -> None:
+        self.name = "shard 3"
+        self.pid = pid
+        self.broken = broken
+        self.fates: queue.Queue[Fate] = queue.Queue()
+        self.closed = False
+
+    def wait(self) -> Fate:
+        return self.fates.get()
+
+    def endpoint(self, until: float) -> str:
+        if self.broken:
+            raise GiveUp(self.broken)
+        return "tcp://x"
+
+    def ask_to_end(self) -> None:
+        self.fates.put(Fate("ended", told=False))
+
+    def stop(self) -> None:
+        self.fates.put(Fate("ended", told=False))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Shard:
+    """A kept shard: `made` has every process there was; `served` is told of each start."""
+
+    def __init__(self, *broken: str) -> None:
+        self.made = [Fake(0)]
+        self._broken = [*broken]
+        self.started = threading.Semaphore(0)
+        self.kept = Kept(self.made[0], self._restart, 1.0)
+
+    def _restart(self) -> Fake:
+        self.made.append(Fake(len(self.made), self._broken.pop(0) if self._broken else ""))
+        self.started.release()
+        return self.made[-1]
+
+    def dies(self, fate: Fate = KILLED) -> None:
+        """Its present process dies; returns when the next is started."""
+        self.made[-1].fates.put(fate)
+        assert self.started.acquire(timeout=30)
+
+    def ends(self) -> None:
+        self.kept.ask_to_end()
+        self.kept.end()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every life is a short one, and the pauses between them, too."""
+    monkeypatch.setattr(supervision, "QUICK_S", 1e6)
+    monkeypatch.setattr(supervision, "PAUSE_S", 0.001)
+
+
+def test_one_that_was_killed_is_started_again() -> None:
+    """And the next one; whoever leaves ends the last."""
+    shard = Shard()
+    for pid in (1, 2):
+        shard.dies()
+        assert shard.kept.pid == pid
+        shard.kept.check()
+    shard.ends()
+    assert shard.kept.deaths == 2
+    assert [one.closed for one in shard.made] == [True, True, True]
+
+
+def test_quick_deaths_in_a_row_are_bounded() -> None:
+    """Five are enough, and the last one's cause is told."""
+    shard = Shard()
+    for _ in range(4):
+        shard.dies()
+    shard.made[-1].fates.put(KILLED)
+    shard.kept._thread.join(30)
+    line = (
+        r"^shard 3 has died 5 times in a row, each within 1e\+06 s of its start; the last time:"
+        r" died: its process was ended by signal 9 \(Killed\)$"
+    )
+    with pytest.raises(GiveUp, match=line):
+        shard.kept.check()
+    shard.ends()
+    assert len(shard.made) == 5
+
+
+def test_a_long_life_forgives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deaths count only while they come quickly one after another."""
+    monkeypatch.setattr(supervision, "QUICK_S", 0.0)
+    shard = Shard()
+    for _ in range(12):
+        shard.dies()
+    shard.kept.check()
+    shard.ends()
+
+
+def test_one_that_does_not_come_to_serve() -> None:
+    """Is tried again, too: its port may have been taken for a moment."""
+    shard = Shard("shard 3 cannot listen")
+    shard.dies()
+    assert shard.started.acquire(timeout=30)
+    assert shard.kept.pid == 2
+    shard.kept.check()
+    shard.ends()
+    hopeless = Shard(*["shard 3 cannot listen"] * 9)
+    hopeless.made[0].fates.put(KILLED)
+    hopeless.kept._thread.join(30)
+    with pytest.raises(GiveUp, match=r"the last time: shard 3 cannot listen$"):
+        hopeless.kept.check()
+    hopeless.ends()
+    assert len(hopeless.made) == 5
+
+
+def test_one_that_says_what_failed_is_not() -> None:
+    """It would fail again."""
+    shard = Shard()
+    shard.made[0].fates.put(FULL)
+    shard.kept._thread.join(30)
+    with pytest.raises(GiveUp, match=r"^shard 3 has failed: log x: No space left on device$"):
+        shard.kept.check()
+    shard.ends()
+    assert len(shard.made) == 1
