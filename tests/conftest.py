@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _MARK = "DOWNPOUR_TEST_RUN"
-_GONE_S = 15.0
+_GONE_S = 60.0
 # The tests on `spark` and `ray_local`: whoever deals out the tests knows no more than their names.
 # One that is missing here runs, too, but may start the clusters once more.
 _ON_SHARED = (

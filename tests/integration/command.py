@@ -72,8 +72,8 @@ class Child:
         return self.process.returncode, out, err
 
     def left(self) -> list[str]:
-        """The command lines of what has outlived it by some seconds, wherever it has gone."""
-        end_by = time.monotonic() + 15
+        """The command lines of what has outlived it by a minute, wherever it has gone."""
+        end_by = time.monotonic() + 60
         while found := [process for process in psutil.process_iter() if self._ours(process)]:
             if time.monotonic() > end_by:
                 break
@@ -112,7 +112,7 @@ def snapshots(run: Path) -> list[int]:
 
 def await_snapshots(run: Path, count: int, child: Child) -> None:
     """Return when there are `count` snapshots or more."""
-    end_by = time.monotonic() + 120
+    end_by = time.monotonic() + 240
     while len(snapshots(run)) < count:
         if child.process.poll() is not None or time.monotonic() > end_by:
             child.kill()
