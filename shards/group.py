@@ -71,14 +71,18 @@ class Replicate(msgspec.Struct, frozen=True, tag="replicate", forbid_unknown_fie
 
 
 class Sync(msgspec.Struct, frozen=True, tag="sync", forbid_unknown_fields=True):
-    """The primary's whole state after entry `position`.
+    """The primary's whole state after entry `position`, as it was `at` its clock.
 
     Frames: the saved ledger and counters, the weights, each slot; none before any are installed.
+    Then what waits for others, each request's header and payload, together as many frames as
+    `waiting` says of it.
     """
 
     epoch: Epoch
     position: Count
     slots: list[Name]
+    at: float = 0.0
+    waiting: list[Count] = []
 
 
 class Replicated(msgspec.Struct, frozen=True, tag="replicated", forbid_unknown_fields=True):

@@ -30,6 +30,7 @@ and finding the primary. A driver calls a transition and carries out the `Effect
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -261,16 +262,11 @@ class Replica:
         if self.shard.held.empty:
             return [Post(self._active.backup, Sync(self._active.epoch, self.position, []))]
         saved, weights, slots = self.shard.copy()
-        message = Sync(self._active.epoch, self.position, list(slots))
-        frames: Frames = (codec.encode_state(saved), weights, *slots.values())
-        posts = [Post(self._active.backup, message, frames)]
-        # What waits for others is in nobody's state yet: it follows as entries of its own.
-        for waiting, payload in self.shard.waiting():
-            self.position += 1
-            entry = _Entry(self.position, now, (codec.encode(waiting), *payload), ())
-            self._unreported.append(entry)
-            posts.append(self._replicate(entry))
-        return posts
+        waiting = [(codec.encode(one), *payload) for one, payload in self.shard.waiting()]
+        counts = [len(frames) for frames in waiting]
+        message = Sync(self._active.epoch, self.position, list(slots), now, counts)
+        frames: Frames = (codec.encode_state(saved), weights, *slots.values(), *chain(*waiting))
+        return [Post(self._active.backup, message, frames)]
 
     def _replicate(self, entry: _Entry) -> Post:
         assert self._active is not None
@@ -326,9 +322,14 @@ class Replica:
             return  # a repetition that comes late
         self.shard = self._make_shard()
         if frames:
+            rest = 2 + len(message.slots)
             saved = codec.decode_state(frames[0], Saved)
-            weights, *slots = [np.frombuffer(frame, np.float32) for frame in frames[1:]]
+            weights, *slots = [np.frombuffer(frame, np.float32) for frame in frames[1:rest]]
             self.shard.restore(saved, weights, dict(zip(message.slots, slots, strict=True)))
+            for count in message.waiting:
+                request = codec.decode_request(frames[rest])
+                self.shard.let_wait(request, frames[rest + 1 : rest + count], message.at)
+                rest += count
         self._holds = self.position = message.position
 
     def _apply(self, message: Replicate, frames: Sequence[Buffer]) -> None:

@@ -503,6 +503,17 @@ class Shard:
         """Whether it stands still, or has handed over its part: neither is in a copy of it."""
         return self._moved_to is not None or self._standstill.holds(now)
 
+    def let_wait(self, message: Request, frames: Sequence[Buffer], now: float) -> None:
+        """Have a request wait here as it does at the copy whose state was restored.
+
+        It is not judged again: its worker may have fallen silent since, and its push still counts.
+        """
+        if isinstance(message, Push):
+            arrived = self._pushes.examine(b"", message, frames, now)
+            self.updates.bring(arrived, self.ledger, now)
+        elif isinstance(message, Join):
+            self.gate.park(b"", message, now)
+
     def take_over(self, now: float) -> None:
         """Serve from now on, in another copy's place: its workers must say hello to this one."""
         # A copy of the install that came before them must not undo what they brought.
