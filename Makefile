@@ -11,7 +11,7 @@ LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench bench-datapath chaos gpu fuzz lock
+.PHONY: help install demo test sim lint format bench bench-datapath chaos gpu fuzz lock
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -25,6 +25,10 @@ demo: install ## train LeNet on MNIST: 4 Spark workers, 2 Ray shards, staleness 
 # Two processes of tests: most of what a test does is to wait. See tests/conftest.py.
 test: lint ## lint, then all tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+SEEDS ?= 5000
+sim: install ## play SEEDS=n seeds of simulated clusters under faults; 5000
+	$(BIN)/downpour simulate --seeds $(SEEDS)
 
 lint: install ## ruff, mypy --strict, the import rules
 	$(BIN)/ruff check .

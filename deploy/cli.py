@@ -17,6 +17,9 @@ from ps.build import build_id
 from ps.compression import PULLS, PUSHES
 from ps.durability import Durability
 from ps.hosting import Home, ShardDevice
+from ps.simulation.planting import registry
+from ps.simulation.scenarios import Profile
+from ps.simulation.setting import Cluster
 from ps.transport import Transport
 from shards.errors import BadInput, DownpourError
 from worker.interrupts import sigterm_too
@@ -369,6 +372,48 @@ def doctor(
     )
     typer.echo(found.json() if as_json else report(found))
     if not found.healthy:
+        raise typer.Exit(1)
+
+
+@app.command()
+def simulate(
+    seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="How many.")] = 1,
+    profile: Annotated[
+        Profile | None,
+        typer.Option(
+            help="How much goes wrong: what is promised to be survived, or more.",
+            show_default="within; every fourth batch of several seeds is beyond",
+        ),
+    ] = None,
+    cluster: Annotated[
+        Cluster | None,
+        typer.Option(help="The kind of cluster.", show_default="drawn by the seed"),
+    ] = None,
+    scenario: Annotated[
+        Path | None, typer.Option(help="Play this file instead of seeds.", show_default=False)
+    ] = None,
+    bug: Annotated[
+        str,
+        typer.Option(help="Plant this bug; `list` names them.", show_default=False),
+    ] = "",
+    out: Annotated[Path, typer.Option(help="Where a failing run is written, made small.")] = Path(
+        "scenario.toml"
+    ),
+    events: Annotated[bool, typer.Option("--events", help="Tell what happened when.")] = False,
+) -> None:
+    """Play the protocol on a virtual clock, with faults drawn from a seed.
+
+    Exit status 1 when a promise is broken; the failing run is made small and written down.
+    """
+    from deploy.simulate import Asked, simulate
+
+    if bug == "list":
+        for name, planted in registry().items():
+            typer.echo(f"{planted.cluster:10}  {name}")
+        return
+    asked = Asked(seed, seeds, profile, cluster, scenario, bug, out, events)
+    if not simulate(asked, typer.echo):
         raise typer.Exit(1)
 
 

@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ps.events import Event, Ready, Send
 from ps.session import Session
 from shards.codec import Buffer
@@ -17,6 +20,8 @@ from shards.messages import (
     Welcome,
 )
 from shards.tables import DenseTable, TensorSpec, cut_evenly
+
+Array = NDArray[np.float32]
 
 TABLE = DenseTable("net", (TensorSpec("w", (512,)),))
 

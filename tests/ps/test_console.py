@@ -16,7 +16,7 @@ from shards.messages import Standing
 from shards.rules import Momentum
 from shards.schedules import Fixed
 from shards.state import Saved
-from tests.ps.parties import Array
+from tests.ps.answers import Array
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("a", (500,)), ps.TensorSpec("b", (500,))))
 

@@ -18,6 +18,7 @@ from shards.messages import (
     Remedy,
 )
 from tests.ps.answers import (
+    Array,
     a_session,
     ack,
     brief,
@@ -29,7 +30,6 @@ from tests.ps.answers import (
     weights,
     welcome,
 )
-from tests.ps.parties import Array
 
 # --- greeting -------------------------------------------------------------------------------------
 

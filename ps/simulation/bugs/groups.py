@@ -1,39 +1,28 @@
-"""The simulated groups catch the bugs that they are there to catch, planted in the real code."""
+"""Bugs of replicated shards: replicas, and the coordinator that tells them their parts."""
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import pytest
 
 from ps.coordinator import Coordinator, Group
+from ps.simulation.planting import Bugs, Patch
+from ps.simulation.setting import Cluster
 from shards import codec
 from shards.group import Assignment, Beat, Replicated
 from shards.messages import Hello, Join, Push, Refusal
 from shards.replica import Effects, Post, Replica
 from shards.shard import Outgoing, Shard
-from tests.ps.group_network import Faults, GroupNetwork
-from tests.ps.network import swarm
+from shards.state import Held
 
-RUNS = 60
-QUIET_S = 20.0
-Patch = pytest.MonkeyPatch
-Plant = Callable[[Patch], None]
-
-PLANTS: dict[str, Plant] = {}
+BUGS = Bugs(Cluster.REPLICATED)
 
 
-def planted(plant: Plant) -> Plant:
-    PLANTS[plant.__name__] = plant
-    return plant
-
-
-@planted
+@BUGS.add
 def an_answer_does_not_wait_for_the_backup(patch: Patch) -> None:
     patch.setattr(Replica, "committed", property(lambda self: self.position))
 
 
-@planted
+@BUGS.add
 def a_backup_is_promoted_before_it_is_in_sync(patch: Patch) -> None:
     def promotable(self: Group) -> tuple[int, ...]:
         if self.settled is None:
@@ -43,7 +32,7 @@ def a_backup_is_promoted_before_it_is_in_sync(patch: Patch) -> None:
     patch.setattr(Group, "promotable", property(promotable))
 
 
-@planted
+@BUGS.add
 def in_sync_is_said_at_the_first_report(patch: Patch) -> None:
     """Without what was committed alone in the meantime."""
 
@@ -53,7 +42,7 @@ def in_sync_is_said_at_the_first_report(patch: Patch) -> None:
     patch.setattr(Replica, "in_sync", property(in_sync))
 
 
-@planted
+@BUGS.add
 def a_backup_follows_a_primary_of_the_past(patch: Patch) -> None:
     def copied(self: Replica, origin: int, message: Any, frames: Any) -> Effects:
         if self._accepted is not None and message.epoch < self._accepted.epoch:
@@ -64,7 +53,7 @@ def a_backup_follows_a_primary_of_the_past(patch: Patch) -> None:
     patch.setattr(Replica, "_copied", copied)
 
 
-@planted
+@BUGS.add
 def an_entry_is_skipped(patch: Patch) -> None:
     def copied(self: Replica, origin: int, message: Any, frames: Any) -> Effects:
         position = getattr(message, "position", None)
@@ -76,7 +65,7 @@ def an_entry_is_skipped(patch: Patch) -> None:
     patch.setattr(Replica, "_copied", copied)
 
 
-@planted
+@BUGS.add
 def a_late_state_overwrites_a_newer_one(patch: Patch) -> None:
     def take(self: Replica, message: Any, frames: Any) -> None:
         self._holds = None
@@ -86,7 +75,7 @@ def a_late_state_overwrites_a_newer_one(patch: Patch) -> None:
     patch.setattr(Replica, "_take_state", take)
 
 
-@planted
+@BUGS.add
 def a_refused_request_is_replicated(patch: Patch) -> None:
     def handle(self: Replica, sender: bytes, message: Any, frames: Any, now: float) -> Effects:
         effects = real(self, sender, message, frames, now)
@@ -100,12 +89,12 @@ def a_refused_request_is_replicated(patch: Patch) -> None:
     patch.setattr(Replica, "handle", handle)
 
 
-@planted
+@BUGS.add
 def a_new_backup_lacks_the_open_rounds(patch: Patch) -> None:
     patch.setattr(Shard, "waiting", lambda _: [])
 
 
-@planted
+@BUGS.add
 def a_lease_that_ran_out_is_not_replicated(patch: Patch) -> None:
     def tick(self: Replica, now: float) -> Effects:
         if not self.serving:
@@ -116,7 +105,7 @@ def a_lease_that_ran_out_is_not_replicated(patch: Patch) -> None:
     patch.setattr(Replica, "tick", tick)
 
 
-@planted
+@BUGS.add
 def a_successor_serves_before_it_is_confirmed(patch: Patch) -> None:
     def assign(self: Replica, told: Assignment, now: float) -> Effects:
         return real(self, msgspec.structs.replace(told, confirmed=True), now)
@@ -125,7 +114,7 @@ def a_successor_serves_before_it_is_confirmed(patch: Patch) -> None:
     patch.setattr(Replica, "assign", assign)
 
 
-@planted
+@BUGS.add
 def a_coordinator_forgets_what_it_had_settled(patch: Patch) -> None:
     def unsaved(self: Coordinator) -> dict[int, Group] | None:
         found = real(self)
@@ -139,7 +128,7 @@ def a_coordinator_forgets_what_it_had_settled(patch: Patch) -> None:
     patch.setattr(Coordinator, "_unsaved", unsaved)
 
 
-@planted
+@BUGS.add
 def a_late_beat_counts_for_a_newer_epoch(patch: Patch) -> None:
     def settle(self: Coordinator, beat: Beat) -> None:
         newest = self.groups[beat.shard].newest
@@ -151,7 +140,7 @@ def a_late_beat_counts_for_a_newer_epoch(patch: Patch) -> None:
     patch.setattr(Coordinator, "_settle", settle)
 
 
-@planted
+@BUGS.add
 def a_used_copy_is_taken_for_a_spare(patch: Patch) -> None:
     def hear(self: Coordinator, beat: Beat, now: float) -> Any:
         decision = real(self, beat, now)
@@ -162,7 +151,7 @@ def a_used_copy_is_taken_for_a_spare(patch: Patch) -> None:
     patch.setattr(Coordinator, "hear", hear)
 
 
-@planted
+@BUGS.add
 def a_successor_forgets_who_has_pushed_what(patch: Patch) -> None:
     def take_over(self: Shard, now: float) -> None:
         real(self, now)
@@ -173,7 +162,7 @@ def a_successor_forgets_who_has_pushed_what(patch: Patch) -> None:
     patch.setattr(Shard, "take_over", take_over)
 
 
-@planted
+@BUGS.add
 def held_answers_are_forgotten(patch: Patch) -> None:
     def released(self: Replica) -> list[Outgoing]:
         found = real(self)
@@ -184,24 +173,35 @@ def held_answers_are_forgotten(patch: Patch) -> None:
     patch.setattr(Replica, "_released", released)
 
 
-@planted
+@BUGS.add
 def a_silent_backup_is_never_repeated_to(patch: Patch) -> None:
     patch.setattr(Replica, "_repeat", lambda _self, _now: [])
 
 
-@planted
+@BUGS.add
 def nobody_is_ever_suspected(patch: Patch) -> None:
     patch.setattr(Coordinator, "_alive", lambda _self, _boot, _now: True)
 
 
-@pytest.mark.parametrize("name", PLANTS)
-def test_a_planted_bug_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some run fails within a few seeds."""
-    PLANTS[name](monkeypatch)
-    for seed in range(RUNS):
-        setting = msgspec.structs.replace(swarm(seed), quiet_s=QUIET_S, restarts=0)
-        try:
-            GroupNetwork(setting, Faults(), seed).run()
-        except Exception:  # noqa: BLE001  # whatever a run trips over, it has tripped
-            return
-    pytest.fail(f"{name}: not caught in {RUNS} runs")
+@BUGS.add
+def an_empty_primary_sends_its_state(patch: Patch) -> None:
+    """The bug that the simulation found when groups were born at any time."""
+    patch.setattr(Held, "empty", False)
+
+
+@BUGS.add
+def a_copy_answers_before_it_is_primary(patch: Patch) -> None:
+    def serving(self: Replica) -> bool:
+        return not self.retired and self._accepted is not None and not self.shard.held.empty
+
+    patch.setattr(Replica, "serving", property(serving))
+
+
+@BUGS.add
+def a_new_backup_judges_an_open_round_again(patch: Patch) -> None:
+    """The bug that the simulation found when workers died while a new backup came in sync."""
+
+    def let_wait(self: Shard, message: Any, frames: Any, now: float) -> None:
+        self.handle(b"", msgspec.structs.replace(message, boot=self.boot), frames, now)
+
+    patch.setattr(Shard, "let_wait", let_wait)

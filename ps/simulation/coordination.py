@@ -1,0 +1,73 @@
+"""The coordinator's seat: the real coordinator, its record, and the life between two deaths."""
+
+from typing import TYPE_CHECKING
+
+from ps.coordinator import Coordinator, Decision, Group
+from ps.simulation.clock import Party
+from shards.group import Assignment, Beat
+
+if TYPE_CHECKING:
+    from ps.simulation.groups import Copies
+    from ps.simulation.world import World
+
+SILENCE_S = 1.2
+NOTICE_S = 0.02
+
+
+class Seat(Party):
+    """Whoever is coordinator. The record outlives it; nothing else does."""
+
+    def __init__(self, world: "World", groups: "list[Copies]") -> None:
+        super().__init__(world.clock, "coordinator")
+        self.record: dict[int, Group] = {shard: Group() for shard in range(len(groups))}
+        self._world, self._groups = world, groups
+        self._coordinator: Coordinator | None = self._anew()
+
+    def begin(self) -> None:
+        """Look around from now on."""
+        self.every(SILENCE_S / 3, self._look_around)
+
+    def _anew(self) -> Coordinator:
+        shards = len(self._groups)
+        return Coordinator(shards, silence_s=SILENCE_S, record=dict(self.record))
+
+    def crash(self, back_s: float) -> None:
+        """Die; a successor reads the record."""
+        self._coordinator = None
+        self._world.note("the coordinator dies")
+
+        def back() -> None:
+            self._coordinator = self._anew()
+
+        self._clock.after(back_s, back)
+
+    def hear(self, beat: Beat) -> None:
+        """A copy says how it is."""
+        if self._coordinator is not None:
+            self._decide(self._coordinator.hear(beat, self.now))
+
+    def broken(self, boot: int) -> None:
+        """The connection to a copy breaks, as when it dies; the coordinator notices."""
+
+        def notice() -> None:
+            if self._coordinator is not None:
+                self._decide(self._coordinator.bury(boot, self.now))
+
+        self.after(NOTICE_S, notice)
+
+    def _look_around(self) -> None:
+        if self._coordinator is not None:
+            self._decide(self._coordinator.tick(self.now))
+
+    def _decide(self, decision: Decision) -> None:
+        if decision.record is not None:
+            before, self.record = self.record, decision.record
+            for shard, group in self.record.items():
+                if group != before[shard]:
+                    self._groups[shard].decided(before[shard], group)
+        for boot, word in decision.assignments:
+            self._tell(boot, word)
+
+    def _tell(self, boot: int, word: Assignment) -> None:
+        copy = self._groups[word.configuration.shard].copies[boot]
+        self._world.network.post(self.name, copy.name, copy.at, copy.assign, word)

@@ -1,0 +1,331 @@
+"""A replicated shard: all processes that are or were its copies, and what they answer.
+
+Copies are killed within the budget only while their group is in sync and whole, which is what
+`replicated` promises to survive; stops, cuts and the coordinator's deaths come at any time. A copy
+that dies or retires is followed by an empty one.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ps.coordinator import Group
+from ps.simulation import invariants
+from ps.simulation.clock import Party
+from ps.simulation.hosts import Host
+from ps.simulation.invariants import Promise, Violation
+from ps.simulation.network import Deliver
+from shards import codec
+from shards.errors import DownpourError
+from shards.group import Assignment, Beat, Replicate
+from shards.messages import Ack, Refusal, Remedy
+from shards.replica import Effects, Post, Replica
+from shards.shard import Outgoing, Shard
+from shards.spec import Merge
+
+if TYPE_CHECKING:
+    from ps.simulation.workers import Life
+    from ps.simulation.world import World
+
+BEAT_S = 0.4
+TICK_S = 0.5
+RETRY_S = 0.4
+REBIRTH_S = 1.5
+KEPT = 64  # images of entries, to compare a backup with
+
+
+class Copy(Party):
+    """One life of one copy."""
+
+    def __init__(self, group: "Copies", boot: int) -> None:
+        super().__init__(group._world.clock, f"copy {boot}")
+        self.boot, self._group = boot, group
+        spec = group._world.spec(group.number)
+        self.replica = Replica(group.number, boot, lambda: Shard(spec, boot), retry_s=RETRY_S)
+
+    def __repr__(self) -> str:
+        return f"{'living' if self.alive else 'dead'} {self.replica.beat()}"
+
+    def begin(self) -> None:
+        """Say that it is there, and keep its own time."""
+        self.every(BEAT_S, lambda: self._group.report(self, self.replica.beat()))
+        self.every(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        if self.replica.serving and self.replica.shard.ledger.silent(self.now):
+            self._group._world.calm = False
+        self._group.perform(self, self.replica.tick(self.now))
+
+    def assign(self, word: Assignment) -> None:
+        """The coordinator's word has come."""
+        self._group.perform(self, self.replica.assign(word, self.now))
+        if self.replica.serving:
+            self._group.install(self)
+
+    @property
+    def epoch(self) -> int:
+        """What it acts under."""
+        active = self.replica._active
+        return active.epoch if active else 0
+
+
+class Copies(Host):
+    """All copies of one shard that ever were."""
+
+    def __init__(self, world: "World", number: int) -> None:
+        super().__init__(world, number)
+        self.copies: dict[int, Copy] = {}
+        self._images: dict[tuple[int, int], tuple[object, ...]] = {}
+        self._installed = False
+        self._acknowledged: dict[str, int] = {}
+        self._primaries: dict[int, int] = {}
+        self._routes: dict[str, Copy] = {}
+
+    def begin(self) -> None:
+        self._bear()
+        self._world.clock.after(0.3, self._bear)
+
+    def _bear(self) -> None:
+        copy = Copy(self, self._world.next_boot())
+        self.copies[copy.boot] = copy
+        copy.begin()
+
+    @property
+    def _group(self) -> Group:
+        return self._world.seat.record[self.number]
+
+    @property
+    def shard(self) -> Shard:
+        living = [self.copies[boot] for boot in self._group.promotable if self.copies[boot].alive]
+        return living[0].replica.shard
+
+    def party(self, role: str) -> Copy | None:
+        settled = self._group.settled
+        if settled is None:
+            return None
+        boot = settled.primary if role == "primary" else settled.backup
+        copy = self.copies.get(boot) if boot is not None else None
+        return copy if copy is not None and copy.alive else None
+
+    # --- requests and answers ---------------------------------------------------------------------
+
+    def route(self, life: "Life") -> tuple[str, Deliver] | None:
+        """The copy that this worker believes in; a dead one is found out and another tried."""
+        copy = self._routes.get(life.name)
+        if copy is None or not copy.alive:
+            living = [copy for copy in self.copies.values() if copy.alive]
+            if not living:
+                return None
+            copy = self._routes[life.name] = self._world.clock.random.choice(living)
+
+        def deliver(header: bytes, frames: Sequence[Any]) -> None:
+            copy.at(self._take, copy, life.address, header, frames)
+
+        return copy.name, deliver
+
+    def install(self, copy: Copy) -> None:
+        """The operator gives the first primary its weights."""
+        if not self._installed:
+            self._installed = True
+            self.perform(copy, copy.replica.handle(b"", *self.blank(), copy.now))
+
+    def _take(self, copy: Copy, sender: bytes, header: bytes, frames: Sequence[Any]) -> None:
+        try:
+            message = codec.decode_request(header)
+        except DownpourError as error:
+            self.answer(copy, [copy.replica.shard.refuse(sender, 0, error)])
+            return
+        self._pulls.asked(sender, message)
+        effects = copy.replica.handle(sender, message, codec.wrap(frames), copy.now)
+        self.perform(copy, effects)
+
+    def _receive(self, copy: Copy, origin: int, post: Post) -> None:
+        """A word of another copy has come."""
+        frames = [frame.data if isinstance(frame, np.ndarray) else frame for frame in post.frames]
+        replica, before = copy.replica, copy.replica.position
+        effects = replica.receive(origin, post.message, frames, copy.now)
+        if isinstance(post.message, Replicate) and replica.position == before + 1:
+            theirs = self._images.get((post.message.epoch, replica.position))
+            if theirs is not None and theirs != invariants.image(replica.shard):
+                raise Violation(
+                    Promise.SAME_COPY, f"backup {copy.boot} after entry {replica.position}"
+                )
+        self.perform(copy, effects)
+
+    def perform(self, copy: Copy, effects: Effects) -> None:
+        """Check what a replica wants done, and do it."""
+        replica = copy.replica
+        if replica.serving:
+            self._keep_image(copy)
+        if effects.answers:
+            self._let_go(copy, [answer for answer in effects.answers if answer.to])
+        for post in effects.posts:
+            self._post(copy, post)
+        if effects.beat is not None:
+            self.report(copy, effects.beat)
+        if replica.retired and copy.alive:
+            copy.alive = False
+            self._world.note(f"copy {copy.boot} of shard {self.number} retires")
+            self._world.clock.after(REBIRTH_S, self._bear)
+
+    def _keep_image(self, copy: Copy) -> None:
+        key = copy.epoch, copy.replica.position
+        if key not in self._images:
+            self._images[key] = invariants.image(copy.replica.shard)
+            if len(self._images) > KEPT:
+                del self._images[next(iter(self._images))]
+
+    def _let_go(self, copy: Copy, answers: Sequence[Outgoing]) -> None:
+        for answer in answers:
+            if type(answer.message) is Ack:
+                self._check_acknowledged(copy, answer.to, answer.message.seq)
+            elif type(answer.message) is Refusal and answer.message.remedy is Remedy.RETRY:
+                # Told that this copy does not serve, the worker tries another.
+                self._routes.pop(self._world.life_at(answer.to).name, None)
+        self._pulls.check(copy.replica.shard, answers, self._world.calm)
+        self.answer(copy, answers)
+
+    def _post(self, copy: Copy, post: Post) -> None:
+        other = self.copies[post.to]
+
+        def deliver() -> None:
+            # What a killed process had queued may never have left it.
+            if copy.alive or self._world.clock.random.random() < 0.5:
+                other.at(self._receive, other, copy.boot, post)
+
+        self._world.network.post(copy.name, other.name, deliver)
+
+    def report(self, copy: Copy, beat: Beat) -> None:
+        """Tell the coordinator."""
+        seat = self._world.seat
+        self._world.network.post(copy.name, seat.name, seat.at, seat.hear, beat)
+
+    # --- promises ---------------------------------------------------------------------------------
+
+    def _check_acknowledged(self, copy: Copy, to: bytes, seq: int) -> None:
+        first = self._primaries.setdefault(copy.epoch, copy.boot)
+        if first != copy.boot:
+            raise Violation(
+                Promise.ONE_PRIMARY, f"copies {first} and {copy.boot} commit in {copy.epoch}"
+            )
+        worker = self._world.life_at(to).name
+        self._acknowledged[worker] = max(seq, self._acknowledged.get(worker, 0))
+        self._check_held(f"copy {copy.boot} acknowledges push {seq} of {worker}")
+
+    def check_applied(self, worker: str, seq: int) -> None:
+        if self._acknowledged.get(worker, 0) < seq:
+            raise Violation(
+                Promise.EXACTLY_ONCE, f"{worker} was told of push {seq}, which nobody acknowledged"
+            )
+
+    def _check_held(self, when: str) -> None:
+        """Every acknowledged push is in every copy that may be promoted."""
+        for boot in self._group.promotable:
+            entries = self.copies[boot].replica.shard.ledger.entries
+            for worker, seq in self._acknowledged.items():
+                held = entries[worker].seq if worker in entries else 0
+                if held < seq:
+                    raise Violation(
+                        Promise.DURABLE,
+                        f"when {when}, copy {boot} of shard {self.number} has {held} pushes of"
+                        f" {worker}, {seq} are acknowledged; {self._group}",
+                    )
+
+    def decided(self, before: Group, group: Group) -> None:
+        """The record has changed: the moment to test what it says."""
+        self._world.note(f"shard {self.number}: {_told(group)}")
+        self._check_held("the record changes")
+        if before.settled is not None and before.settled.primary != _primary(group):
+            self._world.calm = False
+        if group.in_sync and not before.in_sync and self.ambushes:
+            ambush = self.ambushes.pop()
+
+            def strike() -> None:
+                self.crash(ambush.who, ambush.back_s, reckless=False, told=False)
+
+            self._world.clock.after(ambush.after_s, strike)
+
+    # --- dying ------------------------------------------------------------------------------------
+
+    def _whole(self) -> bool:
+        """In sync by the record, with nothing else going wrong: one death is within the promise."""
+        group = self._group
+        if group.pending is not None or not group.in_sync or not self._installed:
+            return False
+        now, touched = self._world.clock.now, self._world.network.touched
+        return all(
+            copy.alive and copy.frozen_until <= now and not touched(copy.name)
+            for copy in (self.copies[boot] for boot in group.promotable)
+        )
+
+    def crash(self, role: str, back_s: float, *, reckless: bool, told: bool) -> bool:
+        if not reckless and (
+            not self._whole() or self._world.clock.now > self._world.setting.quiet_s
+        ):
+            return False
+        copy = self.party(role.partition(" ")[0])
+        if copy is not None:
+            copy.alive = False
+            self._world.calm = False
+            self._world.counted.deaths += 1
+            self._world.note(f"{copy.name}, {role}, dies")
+            if told:
+                self._world.seat.broken(copy.boot)
+            self._world.clock.after(back_s, self._bear)
+        return True
+
+    def lose_connection(self, role: str) -> None:
+        copy = self.party(role.partition(" ")[0])
+        if copy is not None:
+            self._world.seat.broken(copy.boot)
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def drained(self) -> bool:
+        group = self._group
+        if group.settled is None or group.pending is not None:
+            return False
+        primary = self.copies[group.settled.primary].replica
+        return primary.serving and not primary._held and not primary._unreported
+
+    def finish(self) -> None:
+        """Every push of every worker is in the weights once, or a share of a round's mean is."""
+        setting = self._world.setting
+        if not self._world.durable:
+            for boot in self._group.promotable:
+                shard = self.copies[boot].replica.shard
+                if (
+                    setting.merge is Merge.EACH
+                    and self._installed
+                    and shard.held._weights is not None
+                ):
+                    invariants.check_prefix(shard.held.weights(), setting.workers, f"copy {boot}")
+            return
+        shard = self.shard
+        invariants.check_drained(shard, self.number)
+        for number, life in self._world.lives.items():
+            held = shard.ledger.entries[life.name].seq
+            if held != setting.steps:
+                raise Violation(
+                    Promise.EXACTLY_ONCE, f"{life.name} has {held} pushes in the ledger"
+                )
+            if setting.merge is Merge.EACH:
+                wanted = (setting.steps, setting.steps * (setting.steps + 1) / 2)
+                found = invariants.applied(shard.held.weights(), number)
+                if found != wanted:
+                    raise Violation(
+                        Promise.EXACTLY_ONCE, f"{life.name} has {found}, {wanted} expected"
+                    )
+
+
+def _primary(group: Group) -> int | None:
+    return group.newest.primary if group.newest is not None else None
+
+
+def _told(group: Group) -> str:
+    newest = group.newest
+    if newest is None:
+        return "nobody holds it"
+    state = "pending" if group.pending else "in sync" if group.in_sync else "settled"
+    return f"epoch {newest.epoch}, primary {newest.primary}, backup {newest.backup}, {state}"

@@ -1,0 +1,94 @@
+"""What stands behind a shard's number, whatever kind of cluster it is in."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ps.simulation.clock import Party
+from ps.simulation.invariants import PullWatch, exact
+from ps.simulation.network import Deliver
+from shards import codec
+from shards.ledger import Ledger
+from shards.messages import Install
+from shards.shard import Outgoing, Shard
+from shards.state import Saved
+
+if TYPE_CHECKING:
+    from ps.simulation.faults import Ambush
+    from ps.simulation.workers import Life
+    from ps.simulation.world import World
+
+
+class Host:
+    """One shard as the world sees it; single.py and groups.py say what it is made of."""
+
+    def __init__(self, world: "World", number: int) -> None:
+        setting = world.setting
+        self.number = number
+        self.views: dict[int, bytes] = {}
+        self.ambushes: list[Ambush] = []
+        self._world = world
+        self._pulls = PullWatch(
+            number, setting.workers, setting.bound, exact(setting.merge, setting.push, setting.pull)
+        )
+
+    def begin(self) -> None:
+        """Let its processes live."""
+        raise NotImplementedError
+
+    @property
+    def shard(self) -> Shard:
+        """The state that counts."""
+        raise NotImplementedError
+
+    def party(self, role: str) -> Party | None:
+        """The process that plays a role: shard, primary or backup."""
+        raise NotImplementedError
+
+    def route(self, life: "Life") -> tuple[str, Deliver] | None:
+        """The end that this worker now sends to, and what takes a message there."""
+        raise NotImplementedError
+
+    def check_applied(self, worker: str, seq: int) -> None:
+        """`worker` was told that push `seq` is applied."""
+        raise NotImplementedError
+
+    def restart(self, lost_s: float) -> None:
+        """Die and come back with a saved state; a copy of a group never does."""
+
+    def crash(self, role: str, back_s: float, *, reckless: bool, told: bool) -> bool:
+        """Lose a copy; False if that may not be now. A single process is not lost."""
+        return True
+
+    def lose_connection(self, role: str) -> None:
+        """Have the coordinator miss a copy that lives."""
+
+    def drained(self) -> bool:
+        """Whether everything that was asked has been dealt with."""
+        return True
+
+    def finish(self) -> None:
+        """Hold what is left against the promises."""
+        raise NotImplementedError
+
+    def blank(self) -> tuple[Install, tuple[bytes, bytes]]:
+        """What an operator installs at first: nothing pushed, zeros everywhere."""
+        saved = codec.encode_state(Saved(0, 0, 0, Ledger()))
+        return Install(1, self._world.job, self._world.table.name, []), (
+            saved,
+            bytes(4 * self._world.block),
+        )
+
+    def answer(self, party: Party, answers: Sequence[Outgoing]) -> None:
+        """Send answers on their way."""
+        for answer in answers:
+            life = self._world.life_at(answer.to)
+            self._world.network.carry(
+                party.name, life.name, codec.encode(answer.message), answer.frames, _to(life, self)
+            )
+
+
+def _to(life: "Life", host: Host) -> Deliver:
+    def deliver(header: bytes, frames: Sequence[Any]) -> None:
+        life.at(life.receive, host.number, header, frames)
+
+    return deliver

@@ -1,0 +1,237 @@
+"""What must hold, whatever goes wrong: the promises, and how a breach of each is seen.
+
+Worker i pushes, as its n-th push, SCALE at float 2i of every shard and SCALE * n beside it, at rate
+1 under plain SGD. Both sums are exact in float32, so any weights show how many pushes of which
+worker they hold, and a push that is lost, doubled or torn shows in them: this is the oracle, which
+knows nothing of the ledger that it checks.
+
+The checks look only at what has just happened, so that a run costs little: an answer before it
+leaves, a view when it arrives, an entry when a backup has applied it.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ps.feedback import ERROR
+from ps.session import Session
+from shards.messages import Joined, Pull, Standing, Weights
+from shards.replica import Replica
+from shards.shard import Outgoing, Shard
+from shards.spec import Merge
+from shards.tables import SHARD_ALIGNMENT
+
+SCALE = 12  # divisible by every size of a round up to four
+BLOCK = SHARD_ALIGNMENT  # floats a shard
+
+Array = NDArray[np.float32]
+
+
+class Promise(StrEnum):
+    """What may be broken."""
+
+    EXACTLY_ONCE = "an acknowledged push is applied, exactly once"
+    DURABLE = "whoever may be promoted holds every acknowledged push"
+    ORDER = "pushes, clocks and incarnations of a worker follow each other"
+    BOUND = "the bound holds on every served pull"
+    VERSIONS = "versions never go back"
+    UNTORN = "what is sent does not change on its way"
+    SAME_COPY = "a backup is what its primary was at the same entry"
+    ONE_PRIMARY = "at most one primary commits in an epoch"
+    PROGRESS = "when faults end, everyone comes to an end"
+    BOUNDED = "what is remembered is bounded"
+    NO_SURPRISE = "only errors that the faults explain are raised"
+
+
+class Violation(AssertionError):
+    """A promise was broken; the run ends here."""
+
+    def __init__(self, promise: Promise, text: str) -> None:
+        super().__init__(f"{promise}: {text}")
+        self.promise = promise
+
+
+def gradient(shards: int, number: int, seq: int) -> Array:
+    """Push `seq` of worker `number`."""
+    made = np.zeros(BLOCK * shards, np.float32)
+    made[2 * number :: BLOCK] = SCALE
+    made[2 * number + 1 :: BLOCK] = SCALE * seq
+    return made
+
+
+def applied(weights: Array, number: int) -> tuple[float, float]:
+    """What a shard's weights hold of a worker: how many pushes, and the sum of their numbers."""
+    count, total = weights[2 * number : 2 * number + 2].tolist()
+    return -count / SCALE, -total / SCALE
+
+
+def check_prefix(weights: Array, workers: int, where: str) -> None:
+    """The weights hold the first pushes of each worker, each of them once."""
+    told = weights[: 2 * workers].tolist()
+    for number in range(workers):
+        pushes, total = -told[2 * number] / SCALE, -told[2 * number + 1] / SCALE
+        if 2 * total != pushes * (pushes + 1):
+            raise Violation(
+                Promise.EXACTLY_ONCE,
+                f"{where} holds {pushes:g} pushes of w{number} whose numbers add up to {total:g}",
+            )
+
+
+def check_pending(session: Session, in_flight: int) -> None:
+    """A session remembers what it asked, not what it was answered."""
+    most = session.map.shards * (in_flight + 6)
+    if len(session._pending) > most:
+        raise Violation(
+            Promise.BOUNDED,
+            f"{session.worker} waits for {len(session._pending)} answers, at most {most} expected",
+        )
+
+
+def check_drained(shard: Shard, number: int) -> None:
+    """Nobody waits at a shard whose workers have all left."""
+    if shard.gate._parked or shard.updates.round:
+        raise Violation(
+            Promise.BOUNDED, f"shard {number} still holds requests of workers that left"
+        )
+
+
+def check_replica_drained(replica: Replica) -> None:
+    """Nor does a primary hold back what its backup has."""
+    if replica._held or replica._unreported:
+        raise Violation(
+            Promise.PROGRESS,
+            f"copy {replica.boot} still holds {len(replica._held)} answers"
+            f" and {len(replica._unreported)} entries back",
+        )
+
+
+class PullWatch:
+    """One shard's pulls: what was asked at which clock, and whether the answer may be given."""
+
+    def __init__(self, number: int, workers: int, bound: int | None, exact: bool) -> None:
+        """`exact`: what is served can be counted, being float32 and no mean of a round."""
+        self._number, self._workers = number, workers
+        self._bound, self._exact = bound, exact
+        self._clocks: dict[tuple[bytes, int], int] = {}
+        self._admitted: dict[bytes, int] = {}
+
+    def asked(self, sender: bytes, message: Any) -> None:
+        """A request has come."""
+        if type(message) is Pull:
+            self._clocks[sender, message.request] = message.clock
+
+    def check(self, shard: Shard, answers: Sequence[Outgoing], calm: bool) -> None:
+        """Hold the answers to pulls against the bound; in calm weather, the floats themselves."""
+        for answer in answers:
+            if type(answer.message) is Joined:
+                self._admitted.setdefault(answer.to, answer.message.clock)
+            elif type(answer.message) is Weights and answer.to:
+                self._check_weights(shard, answer, calm)
+        bound = self._bound
+        if bound is not None:
+            gap = max(shard.ledger.clock_gap, shard.journal.max_clock_gap)
+            if gap > bound + 1:
+                raise Violation(Promise.BOUND, f"a gap of {gap} under bound {bound}")
+
+    def _check_weights(self, shard: Shard, answer: Outgoing, calm: bool) -> None:
+        weights = answer.frames[0]
+        if self._exact:
+            assert isinstance(weights, np.ndarray)
+            check_prefix(weights, self._workers, f"a pull of shard {self._number}")
+        bound, slowest = self._bound, shard.ledger.min_clock
+        if bound is None or slowest is None:
+            return
+        clock = self._clocks[answer.to, answer.message.request]
+        if clock - bound > slowest:
+            raise Violation(
+                Promise.BOUND,
+                f"shard {self._number} serves a pull at clock {clock}, bound {bound},"
+                f" slowest {slowest}",
+            )
+        if calm and self._exact:
+            self._check_freshness(weights, clock - bound, shard)
+
+    def _check_freshness(self, weights: Any, least: int, shard: Shard) -> None:
+        """Who is registered has as many pushes in what is served as the bound demands."""
+        for address, admitted in self._admitted.items():
+            name = address.decode().partition("/")[0]
+            entry = shard.ledger.entries.get(name)
+            if entry is None or entry.standing is not Standing.ACTIVE:
+                continue
+            # It counts from where it was admitted, and had pushed nothing then.
+            held, _ = applied(weights, int(name[1:]))
+            if held < least - admitted:
+                raise Violation(
+                    Promise.BOUND, f"{name} has {held:g} pushes in it, {least - admitted} are due"
+                )
+
+    def check_open(self, shard: Shard) -> None:
+        """Nobody waits who may go."""
+        for waiting in shard.gate._parked.values():
+            if shard._may_go(waiting.message):
+                raise Violation(Promise.PROGRESS, f"left waiting at the gate: {waiting.message}")
+
+
+def image(shard: Shard) -> tuple[object, ...]:
+    """Weights, slots, and what the ledger says of pushes and clocks, to compare two copies by."""
+    arrays = (shard.held._weights, *shard.held._slots)
+    entries = sorted(shard.ledger.entries.items())
+    return (
+        shard.version,
+        tuple(array.tobytes() for array in arrays if array is not None),
+        tuple((n, e.incarnation, e.seq, e.clock, e.step, e.standing) for n, e in entries),
+    )
+
+
+def check_records(rows: NDArray[np.void], steps: int, names: Sequence[str]) -> None:
+    """Of every worker the updates are its pushes in order, none left out, none of a former life."""
+    for name in names:
+        mine = rows[rows["worker"] == name.encode()]
+        if mine["seq"].tolist() != list(range(1, steps + 1)):
+            raise Violation(Promise.EXACTLY_ONCE, f"{name}'s pushes were {mine['seq'].tolist()}")
+        if np.any(np.diff(mine["incarnation"]) < 0):
+            raise Violation(Promise.ORDER, f"a former life of {name} wrote after a later one")
+        if np.any(np.diff(mine["clock"]) < 1):
+            raise Violation(Promise.ORDER, f"{name}'s clocks were {mine['clock'].tolist()}")
+
+
+def check_sums(rows: NDArray[np.void], weights: Array, number: int, residual: Array) -> None:
+    """Weights and what a compressed worker kept back are its pushes; of rounds, its shares."""
+    sizes = dict(zip(*np.unique(rows["apply_version"], return_counts=True), strict=True))
+    mine = rows[rows["worker"] == f"w{number}".encode()]
+    shares = [SCALE // sizes[row["apply_version"]] for row in mine]
+    wanted = (sum(shares), sum(s * row["seq"] for s, row in zip(shares, mine, strict=True)))
+    kept, held = residual[2 * number : 2 * number + 2], weights[2 * number : 2 * number + 2]
+    found = tuple((kept - held).tolist())
+    if found != wanted:
+        raise Violation(
+            Promise.EXACTLY_ONCE, f"w{number} has {found} in the weights, {wanted} expected"
+        )
+
+
+def residual(session: Session, shard: int) -> Array:
+    """What a worker's compressed pushes to a shard have not brought yet."""
+    block = slice(BLOCK * shard, BLOCK * shard + BLOCK)
+    if session.feedback is None:
+        return np.zeros(BLOCK, np.float32)
+    return session.feedback.state()[ERROR][block]
+
+
+def exact(merge: Merge, push: str, pull: str) -> bool:
+    """Whether any weights on their way can be counted."""
+    return merge is Merge.EACH and pull == "none" and push in {"none", "fp16", "bf16"}
+
+
+class Counted(msgspec.Struct):
+    """What a run came to."""
+
+    delivered: int = 0
+    lost: int = 0
+    doubled: int = 0
+    mangled: int = 0
+    pushes: int = 0
+    deaths: int = 0

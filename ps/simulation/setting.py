@@ -1,0 +1,47 @@
+"""What a simulated cluster is made of: values that a scenario file spells out."""
+
+from enum import StrEnum
+
+import msgspec
+
+from shards.spec import Merge
+
+
+class Cluster(StrEnum):
+    """What kind of cluster is run.
+
+    single: one process a shard, which a restart brings back with its state. compressed: the same,
+    with pushes or pulls in fewer bits. replicated: a primary and a backup a shard, and a
+    coordinator.
+    """
+
+    SINGLE = "single"
+    COMPRESSED = "compressed"
+    REPLICATED = "replicated"
+
+
+class Setting(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """One cluster and what its workers do. `bound` None is no bound.
+
+    A step takes a worker `step_s` on average, a message up to `delay_s`. A shard lets messages
+    gather for `busy_s` and then takes them together. No fault begins after `quiet_s`.
+    """
+
+    cluster: Cluster = Cluster.SINGLE
+    shards: int = 1
+    workers: int = 2
+    bound: int | None = None
+    steps: int = 8
+    in_flight: int = 2
+    prefetch: bool = False
+    merge: Merge = Merge.EACH
+    warm_steps: int = 0
+    lease_s: float = 3.0
+    step_s: float = 0.4
+    delay_s: float = 0.1
+    busy_s: float = 0.0
+    quiet_s: float = 6.0
+    push: str = "none"
+    pull: str = "none"

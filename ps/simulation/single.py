@@ -1,0 +1,175 @@
+"""A shard in one process, which a restart brings back with a state that it has saved."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ps.simulation import invariants
+from ps.simulation.clock import Party
+from ps.simulation.hosts import Host
+from ps.simulation.invariants import Promise, Violation
+from ps.simulation.network import Deliver
+from shards import codec
+from shards.errors import DownpourError
+from shards.messages import AskRecords, Export, Install, Records, Standing, State
+from shards.records import RECORD
+from shards.shard import Arrival, Outgoing, Shard
+from shards.views import Change, Views
+
+if TYPE_CHECKING:
+    from ps.simulation.workers import Life
+    from ps.simulation.world import World
+
+SAVE_S = 1.0  # how often a state is kept that a lossy restart may come back with
+
+Saving = tuple[float, list[str], list[bytes]]
+"""When, the slots' names, and the frames of an Install."""
+
+
+class WatchedViews(Views):
+    """Notes each view that a shard has led a worker to, by its number."""
+
+    def __init__(self, shard: Shard, seen: dict[int, bytes]) -> None:
+        super().__init__(shard.spec.map.ranges[shard.spec.shard], shard.boot)
+        self._seen = seen
+
+    def serve(self, worker: str, *told: Any) -> Change:
+        change = super().serve(worker, *told)
+        self._seen[change.number] = self._views[worker].weights.tobytes()
+        return change
+
+
+class Single(Host):
+    """One process, its lives, and the checks on everything that it answers."""
+
+    def __init__(self, world: "World", number: int) -> None:
+        super().__init__(world, number)
+        self._process = Party(world.clock, f"shard {number}")
+        self._boot = 0
+        self._waiting: list[Arrival] = []
+        self._rows: list[NDArray[np.void]] = []
+        self._savings: list[Saving] = []
+        self._install(*self.blank())
+
+    def begin(self) -> None:
+        self._process.every(self._world.setting.lease_s / 4, self._tick)
+        if self._world.lossy:
+            self._process.every(SAVE_S, self._save)
+
+    @property
+    def shard(self) -> Shard:
+        return self._shard
+
+    def party(self, role: str) -> Party | None:
+        return self._process if role == "shard" else None
+
+    def route(self, life: "Life") -> tuple[str, Deliver]:
+        def deliver(header: bytes, frames: Sequence[Any]) -> None:
+            self._process.at(self._take, life.address, header, frames)
+
+        return self._process.name, deliver
+
+    # --- answering --------------------------------------------------------------------------------
+
+    def _take(self, sender: bytes, header: bytes, frames: Sequence[Any]) -> None:
+        try:
+            message = codec.decode_request(header)
+        except DownpourError as error:
+            self.answer(self._process, [self.shard.refuse(sender, 0, error)])
+            return
+        self._pulls.asked(sender, message)
+        if not self._waiting:
+            self._process.after(self._world.setting.busy_s, self._take_turn)
+        self._waiting.append(Arrival(sender, message, codec.wrap(frames)))
+
+    def _take_turn(self) -> None:
+        """As the server loop does: whatever came while it was busy is dealt with together."""
+        arrivals, self._waiting = self._waiting, []
+        self._look(self._shard.handle_together(arrivals, self._process.now))
+
+    def _tick(self) -> None:
+        answers = self._shard.tick(self._process.now)
+        entries = self._shard.ledger.entries.values()
+        if any(entry.standing is Standing.EXPIRED for entry in entries):
+            self._world.calm = False
+        self._look(answers)
+
+    def _look(self, answers: Sequence[Outgoing]) -> None:
+        """Hold every answer against the promises, then let it travel."""
+        self._pulls.check(self._shard, answers, self._world.calm)
+        self._pulls.check_open(self._shard)
+        self.answer(self._process, answers)
+
+    def check_applied(self, worker: str, seq: int) -> None:
+        if not self._world.durable:
+            return
+        entry = self._shard.ledger.entries.get(worker)
+        held = 0 if entry is None else entry.seq
+        if held < seq:
+            raise Violation(
+                Promise.EXACTLY_ONCE,
+                f"{worker} was told of push {seq}, shard {self.number} has applied {held}",
+            )
+
+    # --- dying ------------------------------------------------------------------------------------
+
+    def restart(self, lost_s: float) -> None:
+        """Die, and come back from what was saved `lost_s` ago, or just now."""
+        self._collect()
+        self._save()
+        wanted = self._world.clock.now - lost_s
+        self._savings = [s for s in self._savings if s[0] <= wanted] or self._savings[:1]
+        _, slots, frames = self._savings[-1]
+        self._world.calm = False
+        self._world.note(f"shard {self.number} restarts")
+        self._waiting.clear()
+        self._install(Install(3, self._world.job, self._world.table.name, slots), frames)
+        if lost_s:
+            self._rows = [rows[rows["apply_version"] <= self._shard.version] for rows in self._rows]
+
+    def _install(self, message: Install, frames: Sequence[bytes]) -> None:
+        self._boot += 1
+        self._shard = Shard(self._world.spec(self.number), self._boot)
+        self._shard._serving._views = WatchedViews(self._shard, self.views)
+        self._operate(message, frames)
+
+    def _save(self) -> None:
+        answer = self._operate(Export(2, self._world.job, self._world.table.name))
+        assert isinstance(answer.message, State)
+        frames = [bytes(frame) for frame in answer.frames]
+        self._savings.append((self._world.clock.now, answer.message.slots, frames))
+
+    def _operate(
+        self, message: Install | Export | AskRecords, frames: Sequence[bytes] = ()
+    ) -> Outgoing:
+        (answer,) = self._shard.handle(b"operator", message, frames, self._process.now)
+        return answer
+
+    def _collect(self) -> None:
+        answer = self._operate(AskRecords(4, self._world.job, self._world.table.name, 0))
+        assert isinstance(answer.message, Records)
+        assert isinstance(answer.frames[0], bytes)
+        self._rows.append(np.frombuffer(answer.frames[0], RECORD))
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def drained(self) -> bool:
+        return not self._waiting
+
+    def finish(self) -> None:
+        self._collect()
+        rows = np.concatenate(self._rows)
+        weights, setting = self._shard.held.weights(), self._world.setting
+        if not self._world.durable:
+            if invariants.exact(setting.merge, setting.push, "none"):
+                invariants.check_prefix(weights, setting.workers, f"shard {self.number}")
+            return
+        invariants.check_drained(self._shard, self.number)
+        lives = self._world.lives
+        names = [life.name for life in lives.values()]
+        invariants.check_records(rows, setting.steps, names)
+        for number, life in lives.items():
+            kept = invariants.residual(life.session, self.number)
+            invariants.check_sums(rows, weights, number, kept)

@@ -1,0 +1,164 @@
+"""A life of a worker: a real session, driven as the blocking client drives it, without blocking."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ps.events import Departed, Event, Pulled, Pushed, Ready, Send
+from ps.session import Session
+from ps.simulation import invariants
+from ps.simulation.clock import Party
+from ps.simulation.invariants import Promise, Violation
+from shards import codec
+from shards.errors import DownpourError
+from shards.messages import Renew
+
+if TYPE_CHECKING:
+    from ps.simulation.world import World
+
+PUMP_S = 0.3
+PATIENCE_S = 60.0
+
+
+class Life(Party):
+    """One incarnation: pull, compute, push, until its plan is done."""
+
+    def __init__(self, world: "World", number: int, incarnation: int) -> None:
+        super().__init__(world.clock, f"w{number}")
+        self.number, self.incarnation = number, incarnation
+        self.address = f"w{number}/{incarnation}".encode()
+        self.departed = self._computing = False
+        self._world = world
+        self._step = self._reached = 0
+        self._ready: Ready | None = None
+        self._versions = (0,) * world.setting.shards
+        self._boots: tuple[int, ...] = ()
+        self._pulled: dict[int, Pulled] = {}
+        self._asked: list[int] = []
+        self.session = Session(
+            job=world.job,
+            worker=self.name,
+            incarnation=incarnation,
+            build=world.build,
+            table=world.table,
+            shard_map=world.map,
+            retry_s=0.5,
+            patience_s=PATIENCE_S,
+            compression=world.compression,
+        )
+
+    def __repr__(self) -> str:
+        state = "done" if self.departed else f"at step {self._step}, asked for {self._asked}"
+        return f"{self.address.decode()} {state}, {self.session.unacknowledged} in flight"
+
+    def begin(self) -> None:
+        """Say hello, and keep the session's and the lease's time from here."""
+        self._send(self.session.hello(self.now))
+        self.every(PUMP_S, self._pump)
+        self.every(self._world.setting.lease_s / 3, self._renew)
+
+    def _pump(self) -> None:
+        try:
+            self._send(self.session.tick(self.now))
+        except DownpourError as error:
+            self._world.failed(self, error)
+
+    def _renew(self) -> None:
+        if self._ready is not None and not self.departed:
+            self._send(
+                Send(shard, Renew(0, self._world.job, self.name, self.incarnation, boot))
+                for shard, boot in enumerate(self.session.boots)
+            )
+
+    def _send(self, sends: Any) -> None:
+        for send in sends:
+            self._world.send(self, send)
+
+    def receive(self, shard: int, header: bytes, frames: Sequence[Any]) -> None:
+        """An answer has come."""
+        try:
+            reply = codec.decode_reply(header)
+            sends, events = self.session.receive(shard, reply, codec.wrap(frames), self.now)
+        except DownpourError as error:
+            self._world.failed(self, error)
+            return
+        self._send(sends)
+        invariants.check_pending(self.session, self._world.setting.in_flight)
+        for event in events:
+            self._note(event)
+
+    def _note(self, event: Event) -> None:
+        match event:
+            case Ready():
+                if event.seq != event.step:
+                    raise Violation(
+                        Promise.ORDER, f"{self} goes on after push {event.seq}, step {event.step}"
+                    )
+                self._ready, self._step, self._reached = event, event.step, event.clock
+            case Pulled():
+                self._check_pulled(event)
+                self._pulled[event.request] = event
+            case Pushed():
+                for host in self._world.hosts:
+                    host.check_applied(self.name, event.seq)
+            case Departed():
+                self.departed = True
+                self._world.departed(self)
+        self._go_on()
+
+    def _check_pulled(self, pulled: Pulled) -> None:
+        """No older version than was read before; and of a view, both ends hold the same floats."""
+        boots = self.session.boots
+        if self._world.ordered or boots == self._boots:
+            for version, former in zip(pulled.versions, self._versions, strict=True):
+                if version < former:
+                    raise Violation(Promise.VERSIONS, f"{self} read {version} after {former}")
+        self._boots = boots
+        for number, view in self.session._views.items():
+            kept = self._world.hosts[number].views[view.number]
+            if b"".join(map(bytes, view.frames)) != kept:
+                raise Violation(Promise.UNTORN, f"{self} has another view than was sent")
+
+    def _go_on(self) -> None:
+        """Do whatever comes next, if it can be done now."""
+        if self._computing or self.departed:
+            return
+        setting, session = self._world.setting, self.session
+        if self._step >= setting.steps:
+            if not session.unacknowledged:
+                self.departed = True
+                self._send(session.leave(self.now))
+            return
+        if not self._asked:
+            self._ask(self._reached)
+        request = self._asked[0]
+        if request in self._pulled and session.unacknowledged < setting.in_flight:
+            self._asked.pop(0)
+            self._versions = self._pulled.pop(request).versions
+            if setting.prefetch and self._step + 1 < setting.steps:
+                self._ask(self._reached + 1)
+            self._computing = True
+            takes_s = self._clock.random.expovariate(1 / setting.step_s)
+            self.after(takes_s, self._push)
+
+    def _ask(self, clock: int) -> None:
+        request, sends = self.session.pull(clock, self.now)
+        self._asked.append(request)
+        self._send(sends)
+
+    def _push(self) -> None:
+        self._computing = False
+        self._step, self._reached = self._step + 1, self._reached + 1
+        _, sends = self.session.push(
+            invariants.gradient(self._world.setting.shards, self.number, self.session.seq + 1),
+            self._versions,
+            clock=self._reached,
+            step=self._step,
+            steps=1,
+            samples=1,
+            loss=0.0,
+            rtt_s=0.0,
+            wait_s=0.0,
+            now=self.now,
+        )
+        self._send(sends)
+        self._go_on()

@@ -1,0 +1,218 @@
+"""A simulated cluster: the real sessions, shards, replicas and coordinator, and what befalls them.
+
+    outcome = play(scenario)        the same scenario always comes to the same outcome
+
+After `quiet_s` no fault begins, and everyone must come to an end.
+"""
+
+from collections import deque
+
+import msgspec
+
+from ps.compression import Compression
+from ps.events import Send
+from ps.simulation.clock import Clock, Party
+from ps.simulation.coordination import Seat
+from ps.simulation.faults import AnyFault
+from ps.simulation.groups import Copies
+from ps.simulation.hosts import Host
+from ps.simulation.invariants import BLOCK, Counted, Promise, Violation
+from ps.simulation.network import Network
+from ps.simulation.scenarios import Profile, Scenario
+from ps.simulation.setting import Cluster
+from ps.simulation.single import Single
+from ps.simulation.workers import Life
+from shards import codec
+from shards.errors import BadMessage, DownpourError, Fenced
+from shards.rules import SGD, Decay
+from shards.schedules import Fixed
+from shards.spec import ShardSpec
+from shards.tables import DenseTable, TensorSpec, cut_evenly
+
+HORIZON_S = 120.0
+BEYOND_S = 12.0  # how long a run whose budget is exceeded goes on after its faults
+NOTED = 200  # lines of what happened
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a run ended: `violation` is empty if every promise held."""
+
+    scenario: Scenario
+    violation: str
+    seconds: float
+    counted: Counted
+    noted: list[str]
+
+
+class World:
+    """One run; `play` is what to call."""
+
+    job, build, block = "sim-job", "sim-build", BLOCK
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.setting = setting = scenario.setting
+        self.clock = Clock(scenario.seed)
+        self.counted = Counted()
+        self.network = Network(self.clock, setting.delay_s, self.counted)
+        self.compression = (
+            Compression.parse(setting.push, setting.pull)
+            if setting.cluster is Cluster.COMPRESSED
+            else None
+        )
+        self.table = DenseTable("sim", (TensorSpec("w", (BLOCK * setting.shards,)),))
+        self.map = cut_evenly(self.table, setting.shards)
+        self.durable = scenario.profile is Profile.WITHIN
+        self.lossy = any(getattr(fault, "lost_s", 0.0) for fault in scenario.faults)
+        self.ordered = not self.lossy
+        # Until somebody is lost, clocks count exactly the pushes applied.
+        self.calm = True
+        self.noted: deque[str] = deque(maxlen=NOTED)
+        self.lives: dict[int, Life] = {}
+        self._lives: dict[bytes, Life] = {}
+        self._boots = 0
+        self._unfinished: set[int] = set()
+        self.hosts: list[Host] = []
+        if setting.cluster is Cluster.REPLICATED:
+            groups = [Copies(self, shard) for shard in range(setting.shards)]
+            self.hosts += groups
+            self.seat = Seat(self, groups)
+        else:
+            self.hosts += [Single(self, shard) for shard in range(setting.shards)]
+        for fault in scenario.faults:
+            self.clock.after(fault.at, self._strike, fault)
+
+    def _strike(self, fault: AnyFault) -> None:
+        self.note(f"fault: {fault}")
+        fault.strike(self)
+
+    def run(self) -> None:
+        """Play to the end; raises Violation, or whatever else the code under test raises."""
+        replicated = self.setting.cluster is Cluster.REPLICATED
+        if replicated:
+            self.seat.begin()
+        for host in self.hosts:
+            host.begin()
+        for number in range(self.setting.workers):
+            self._bear(number, 0, self.clock.random.random() * 1.5)
+        end = HORIZON_S if self.durable else self.setting.quiet_s + BEYOND_S
+        still = not self.clock.run(self._unfinished.__len__, end)
+        if self.durable:
+            still = still or not self.clock.run(self._busy, end)
+            if still:
+                self._stuck()
+        for host in self.hosts:
+            host.finish()
+
+    def _busy(self) -> bool:
+        return not all(host.drained() for host in self.hosts)
+
+    def _stuck(self) -> None:
+        lives = [life for life in self.lives.values() if life.number in self._unfinished]
+        raise Violation(Promise.PROGRESS, f"{lives or 'a shard'} at {self.clock.now:.0f} s")
+
+    def note(self, text: str) -> None:
+        """Remember what happened, for whoever reads the outcome."""
+        self.noted.append(f"{self.clock.now:8.3f}  {text}")
+
+    # --- what parties ask -------------------------------------------------------------------------
+
+    def spec(self, shard: int) -> ShardSpec:
+        """What a shard is told at its birth."""
+        setting = self.setting
+        return ShardSpec(
+            job=self.job,
+            shard=shard,
+            table=self.table,
+            map=self.map,
+            rule=SGD(),
+            schedule=Fixed(base_rate=1.0),
+            decay=Decay(),
+            bound=setting.bound,
+            workers=setting.workers,
+            build=self.build,
+            merge=setting.merge,
+            lease_s=setting.lease_s,
+            warm_steps=setting.warm_steps,
+        )
+
+    def next_boot(self) -> int:
+        """A number that no process has had."""
+        self._boots += 1
+        return self._boots
+
+    def party(self, name: str) -> Party | None:
+        """Who is meant by a name as faults use it; None if there is nobody now."""
+        if name == "coordinator":
+            return self.seat if self.setting.cluster is Cluster.REPLICATED else None
+        role, _, number = name.partition(" ")
+        if number:
+            return self.hosts[int(number)].party(role)
+        return self.lives[int(name[1:])]
+
+    def life_at(self, address: bytes) -> Life:
+        """The life that has this address."""
+        return self._lives[address]
+
+    def send(self, life: Life, send: Send) -> None:
+        """A worker's message sets out."""
+        route = self.hosts[send.shard].route(life)
+        if route is not None:
+            to, deliver = route
+            header = codec.encode(send.message)
+            self.network.carry(life.name, to, header, send.frames, deliver)
+
+    # --- lives of workers -------------------------------------------------------------------------
+
+    def _bear(self, number: int, incarnation: int, delay_s: float) -> None:
+        life = Life(self, number, incarnation)
+        self.lives[number] = self._lives[life.address] = life
+        self._unfinished.add(number)
+        life.after(delay_s, life.begin)
+
+    def kill(self, name: str, back_s: float, zombie: bool) -> None:
+        """End a life, or leave it as a zombie, and start the next one."""
+        life = self.lives[int(name[1:])]
+        life.alive = zombie
+        self.calm = False
+        self._bear(life.number, life.incarnation + 1, back_s)
+
+    def departed(self, life: Life) -> None:
+        """Every shard knows that it has left."""
+        if self.lives[life.number] is life:
+            self._unfinished.discard(life.number)
+
+    def failed(self, life: Life, error: DownpourError) -> None:
+        """A life has met an error that ends it: one that the faults explain, or a violation."""
+        life.alive = False
+        current = self.lives[life.number] is life
+        self.note(f"{life.name}/{life.incarnation} fails: {error}")
+        if isinstance(error, Fenced) and not current:
+            return
+        if isinstance(error, BadMessage) and self.counted.mangled:
+            if current:  # as Spark tries a failed task again
+                self.calm = False
+                self._bear(life.number, life.incarnation + 1, 0.5)
+            return
+        if self.durable or isinstance(error, Fenced):
+            raise Violation(
+                Promise.NO_SURPRISE, f"{life} met {type(error).__name__}: {error}"
+            ) from error
+        self._unfinished.discard(life.number)
+
+    def crash_coordinator(self, back_s: float) -> None:
+        """End the coordinator for a while, where there is one."""
+        if self.setting.cluster is Cluster.REPLICATED:
+            self.seat.crash(back_s)
+
+
+def play(scenario: Scenario) -> Outcome:
+    """Run a scenario. Whatever its code trips over, an assertion of ours or not, is a violation."""
+    violation = ""
+    world = World(scenario)
+    try:
+        world.run()
+    except Exception as error:  # noqa: BLE001  # the code under test may raise anything
+        violation = (
+            str(error) if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
+        )
+    return Outcome(scenario, violation, world.clock.now, world.counted, list(world.noted))
