@@ -4,16 +4,20 @@ How shards are started at this level, what of them has a process that may be kil
 those may die together, and when the next may.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from ps import Cluster, process_shards, replicated_shards
+from ps import Cluster, process_shards, replicated_shards, supervision
+from ps.durability import Durability
 from ps.process_host import ProcessShards
 from ps.replicated_host import ReplicatedShards
 from shards.spec import ShardSpec
 from tests.chaos.schedule import Kind
+
+_ALL = 1 << 10
 
 
 class Hosts(Protocol):
@@ -64,6 +68,23 @@ MEMORY = Level(
 )
 
 
+def _logged(durability: Durability, promise: str) -> Level:
+    """A level at which shards keep logs, and one whose process died is started again from its."""
+
+    def start(specs: Sequence[ShardSpec], host: str, folder: Path) -> AbstractContextManager[Any]:
+        # A shard that dies again and again is given up. Here its deaths are ours.
+        supervision.QUICK_S = 0.0
+        logs = folder / "logs"
+        return process_shards(specs, host=host, secure=False, durability=durability, logs=logs)
+
+    def whole(hosts: ProcessShards) -> bool:
+        hosts.check()
+        return True
+
+    survives = (Kind.KILL_WORKER, Kind.KILL_SHARD)
+    return Level(str(durability), promise, start, _serving, survives, _ALL, whole)
+
+
 def _replicated(specs: Sequence[ShardSpec], host: str, _: Path) -> AbstractContextManager[Any]:
     return replicated_shards(specs, host=host)
 
@@ -88,6 +109,14 @@ def _redundant(hosts: ReplicatedShards) -> bool:
     return hosts.redundant and len(parts) == 1 + 2 * hosts.cluster.map.shards
 
 
+PROCESS = _logged(
+    Durability.PROCESS,
+    "nothing that was acknowledged is lost or doubled by kill -9 of any process, or of all",
+)
+LOGGED = _logged(
+    Durability.LOGGED,
+    "nothing that was acknowledged is lost or doubled by kill -9 of all, nor by a power failure",
+)
 REPLICATED = Level(
     "replicated",
     "nothing that was acknowledged is lost or doubled by any one death at a time",
@@ -99,4 +128,14 @@ REPLICATED = Level(
     transports=("auto", "tcp"),
     linkable=False,
 )
-LEVELS = {level.name: level for level in (MEMORY, REPLICATED)}
+LEVELS = {level.name: level for level in (MEMORY, PROCESS, LOGGED, REPLICATED)}
+
+
+def leave_out_numba(folder: Path) -> None:
+    """Have processes that import from where this one does find no numba.
+
+    It takes four fifths of a shard's start. The plain loops in its place do for small tables.
+    """
+    folder.mkdir()
+    (folder / "numba.py").write_text('raise ImportError("left out")\n')
+    sys.path.insert(0, str(folder))

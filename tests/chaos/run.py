@@ -24,7 +24,7 @@ from shards.errors import DownpourError
 from tests.bench.report import show
 from tests.chaos import namespaces
 from tests.chaos.faults import Met, play
-from tests.chaos.levels import LEVELS
+from tests.chaos.levels import LEVELS, leave_out_numba
 from tests.chaos.memory import Memory
 from tests.chaos.party import Broken, Party, Plan, party
 from tests.chaos.record import Verdict
@@ -157,7 +157,7 @@ def main() -> int:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     if given.light:
-        _leave_out_numba(folder / "light")
+        leave_out_numba(folder / "light")
     run = Run(given, folder)
     run.go(plan)
     outcome = run.outcome()
@@ -166,16 +166,6 @@ def main() -> int:
     (folder / "report.json").write_text(json.dumps(figures(outcome), indent=2) + "\n")
     print(folder)
     return 0 if outcome.kept else 1
-
-
-def _leave_out_numba(folder: Path) -> None:
-    """Have processes that import from where this one does find no numba.
-
-    It takes four fifths of a shard's start. The plain loops in its place do for small tables.
-    """
-    folder.mkdir()
-    (folder / "numba.py").write_text('raise ImportError("left out")\n')
-    sys.path.insert(0, str(folder))
 
 
 def kinds(names: str) -> list[Kind]:

@@ -16,7 +16,7 @@ import pytest
 from tests.chaos.levels import LEVELS
 
 ROOT = Path(__file__).parents[2]
-KILLS = {"memory": 170, "replicated": 30}
+KILLS = {"memory": 150, "process": 30, "logged": 10, "replicated": 20}
 OPTIONS = [
     *("--tour", "--kinds", "kills", "--workers", "8", "--longest-s", "0.4", "--seconds", "500"),
     *("--light", "--floats", "1024", "--rest-ms", "20"),

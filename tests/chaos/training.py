@@ -28,7 +28,7 @@ from ps import Cluster, Console, shard_specs
 from shards.schedules import Fixed
 from tests.bench.report import Goal, goals, save
 from tests.chaos import softmax
-from tests.chaos.levels import LEVELS, Level
+from tests.chaos.levels import LEVELS, Level, leave_out_numba
 from tests.chaos.schedule import Kind
 from worker.idx import IdxSource
 from worker.sources import open_source
@@ -200,8 +200,11 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=400)
     options.add_argument("--every-s", type=float, default=3.0)
     options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--light", action="store_true", help="shards without numba start quickly")
     options.add_argument("--picture", type=Path)
     given = options.parse_args()
+    if given.light:
+        leave_out_numba(Path(tempfile.mkdtemp()) / "light")
     _FORK.set_forkserver_preload(["tests.chaos.softmax"])
     level = LEVELS[given.level]
     calm = train(level, given.steps, math.inf, given.seed)
