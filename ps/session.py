@@ -107,6 +107,7 @@ class Session:
         self.incarnation = incarnation
         self.build = build
         self.table = table
+        self._shape = (table.size,)  # which is summed over its tensors
         self.map = shard_map
         self.retry_s = min(retry_s, patience_s / _TRIES)
         self.patience_s = patience_s
@@ -544,9 +545,9 @@ class Session:
 
     def _check_push(self, gradient: NDArray[np.float32], read_versions: Sequence[int]) -> None:
         what = f"push to table {self.table.name}"
-        if gradient.shape != (self.table.size,) or gradient.dtype != np.float32:
+        if gradient.shape != self._shape or gradient.dtype != np.float32:
             raise BadInput(
-                f"{what}: expected float32 of shape ({self.table.size},),"
+                f"{what}: expected float32 of shape {self._shape},"
                 f" got {gradient.dtype} of shape {gradient.shape}"
             )
         if not gradient.flags.c_contiguous:
