@@ -9,6 +9,7 @@ import msgspec
 from ps.build import build_id
 from ps.cluster import Access, Cluster
 from shards.errors import BadInput
+from shards.guard import Guard
 from shards.rules import SGD, Decay, Rule
 from shards.schedules import Fixed, Schedule
 from shards.spec import Merge, ShardSpec
@@ -27,12 +28,14 @@ def shard_specs(
     merge: Merge = Merge.EACH,
     lease_s: float = 10.0,
     warm_steps: int = 0,
+    guard: Guard | None = None,
     name: str = "job",
 ) -> list[ShardSpec]:
     """The specs of a new job's shards, its table cut evenly among them.
 
-    Defaults: plain SGD at rate 0.01, no weight decay, no staleness bound. The job's id is `name`
-    and a random part that a stranger cannot guess. Raises BadInput for numbers that make no sense.
+    Defaults: plain SGD at rate 0.01, no weight decay, no staleness bound, and a guard that lets in
+    any gradient that is finite. The job's id is `name` and a random part that a stranger cannot
+    guess. Raises BadInput for numbers that make no sense.
     """
     for what, value, least in (("shards", shards, 1), ("workers", workers, 1), ("bound", bound, 0)):
         if value is not None and value < least:
@@ -42,6 +45,8 @@ def shard_specs(
     if merge is Merge.ROUND and bound != 0:
         got = "none" if bound is None else bound
         raise BadInput(f"bound: expected 0, at which pushes are merged in rounds, got {got}")
+    if guard is not None and not (guard.max_norm or inf) > 0:
+        raise BadInput(f"guard: expected a max_norm above 0, got {guard.max_norm:g}")
     job, shard_map = f"{name}-{secrets.token_hex(8)}", cut_evenly(table, shards)
     return [
         ShardSpec(
@@ -58,6 +63,7 @@ def shard_specs(
             merge=merge,
             lease_s=lease_s,
             warm_steps=warm_steps,
+            guard=guard or Guard(),
         )
         for shard in range(shards)
     ]

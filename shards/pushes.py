@@ -9,7 +9,6 @@ Whether a push is its worker's next is the ledger's to say (ledger.py), not this
 """
 
 from collections.abc import Sequence
-from math import isfinite
 
 import msgspec
 import numpy as np
@@ -19,6 +18,7 @@ from cupy_kernels.updates import squared_norm
 from shards import codec, payloads
 from shards.codec import Buffer
 from shards.errors import BadInput, BadMessage
+from shards.guard import Guard
 from shards.messages import Push
 from shards.spec import ShardSpec
 from shards.state import Held
@@ -73,13 +73,13 @@ class Pushes:
         return Arrived(sender, message, tuple(frames), placed, payload_bytes, now)
 
 
-def measured(arrived: Arrived, squares: float | None = None) -> Arrived:
-    """The push with its norm, from its squared one; raises BadInput if that is not finite."""
+def measured(arrived: Arrived, guard: Guard, squares: float | None = None) -> Arrived:
+    """The push with its norm, from its squared one; raises BadInput if `guard` refuses that."""
     message = arrived.message
     squares = squared_norm(arrived.gradient) if squares is None else squares
-    if not isfinite(squares):
+    if not squares <= guard.most_squares:
         raise BadInput(
-            f"push {message.seq} of worker {message.worker} holds NaN or infinity:"
-            f" expected finite gradients (loss {message.loss:g}); is the rate too high?"
+            f"push {message.seq} of worker {message.worker} {guard.describe(squares)}"
+            f" (loss {message.loss:g}); is the rate too high?"
         )
     return msgspec.structs.replace(arrived, norm=squares**0.5)

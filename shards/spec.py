@@ -4,6 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
+from shards.guard import Guard
 from shards.rules import Decay, Rule
 from shards.schedules import Schedule
 from shards.tables import DenseTable, ShardMap
@@ -21,7 +22,8 @@ class ShardSpec(msgspec.Struct, frozen=True):
 
     `bound` is the staleness bound (None: none), `workers` how many the learning-rate schedule
     expects: its iteration is the number of steps applied divided by it. `lease_s` is how long a
-    worker's silence is tolerated, `warm_steps` how many steps one replica takes alone at first.
+    worker's silence is tolerated, `warm_steps` how many steps one replica takes alone at first;
+    `guard` says which gradients are not applied.
     """
 
     job: str
@@ -37,3 +39,4 @@ class ShardSpec(msgspec.Struct, frozen=True):
     merge: Merge = Merge.EACH
     lease_s: float = 10.0
     warm_steps: int = 0
+    guard: Guard = Guard()

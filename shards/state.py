@@ -17,7 +17,6 @@ Left to others: who may bring a gradient, what it must look like, its rate, and 
 """
 
 from collections.abc import Callable, Sequence
-from math import isfinite
 
 import msgspec
 import numpy as np
@@ -125,12 +124,12 @@ class Held:
     def apply_together(self, gradients: Sequence[Floats], rate: float) -> list[float] | None:
         """Make as many versions as there are gradients, of which only the last is ever seen.
 
-        Only where `sums`. Returns the squared norm of each; None, and nothing has changed, if one
-        of them is not finite.
+        Only where `sums`. Returns the squared norm of each; None, and nothing has changed, if the
+        guard refuses one of them.
         """
         out = self._buffers.take()
         squares = self._one_pass.apply(self._spec.rule, self.weights(), gradients, out, rate)
-        if not all(map(isfinite, squares)):
+        if not all(square <= self._spec.guard.most_squares for square in squares):
             return None
         self._become(self.version + len(gradients), out)
         return squares

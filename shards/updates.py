@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from cupy_kernels.updates import mean
 from shards import pushes
+from shards.errors import BadInput
+from shards.guard import Quarantine
 from shards.journal import Journal
 from shards.ledger import Ledger
 from shards.messages import Push
@@ -47,6 +49,7 @@ class Updates:
         self._spec = spec
         self._held = held
         self._journal = journal
+        self._quarantine = Quarantine(spec.guard)
         self._sums = spec.merge is Merge.EACH and held.sums
 
     @property
@@ -64,6 +67,8 @@ class Updates:
         entry = ledger.entries.get(message.worker)
         if not self._sums or entry is None or message.seq != entry.seq + 1:
             return False
+        if self._quarantine.holds(message.worker):
+            return False
         if not run:
             return True
         steps = self.steps + sum(one.message.steps for one in run)
@@ -71,7 +76,8 @@ class Updates:
         return same_rate and all(one.message.worker != message.worker for one in run)
 
     def bring(self, arrived: Arrived, ledger: Ledger, now: float) -> list[Applied]:
-        """Apply it, or let it wait for its round; raises BadInput if its norm is not finite."""
+        """Apply it, or let it wait for its round; raises what the guard refuses with."""
+        self._quarantine.check(arrived.message.worker)
         measured = self._measured(arrived)
         if self._spec.merge is Merge.ROUND:
             self.round[arrived.message.worker] = measured
@@ -81,8 +87,8 @@ class Updates:
     def bring_together(
         self, run: Sequence[Arrived], ledger: Ledger, now: float
     ) -> list[Applied] | None:
-        """Apply two or more that join each other; None, and nothing has changed, if one of them
-        is not finite.
+        """Apply two or more that join each other; None, and nothing has changed, if the guard
+        refuses one of them.
         """
         rate, before = self.rate, self._held.version
         squares = self._held.apply_together([one.gradient for one in run], rate)
@@ -120,8 +126,12 @@ class Updates:
             return float("inf")
 
     def _measured(self, arrived: Arrived, squares: float | None = None) -> Arrived:
-        """The push with its norm, counted; raises BadInput if that is not finite."""
-        measured = pushes.measured(arrived, squares)
+        """The push with its norm, counted; raises BadInput if the guard refuses it."""
+        try:
+            measured = pushes.measured(arrived, self._spec.guard, squares)
+        except BadInput:
+            self._quarantine.count(arrived.message.worker)
+            raise
         self._journal.bytes_in += arrived.payload_bytes
         return measured
 

@@ -1,0 +1,58 @@
+"""The poison guard: gradients that must not be applied, and workers that keep sending them.
+
+A push whose norm is not finite is never applied: one NaN would be in every weight that anybody
+reads from then on. A job may also say how large the norm of a shard's part may be; what is larger
+is refused in the same way. A worker that has been refused so a number of times is quarantined: its
+pushes are not looked at any more, whatever they hold and whichever life sends them.
+
+This finds workers that are broken. One that means harm stays below every limit.
+"""
+
+from math import inf
+
+import msgspec
+
+from shards.errors import GiveUp
+
+
+class Guard(msgspec.Struct, frozen=True):
+    """What a job tolerates: a norm of at most `max_norm`, None for any that is finite, and fewer
+    than `quarantine_after` refusals of one worker's gradients.
+    """
+
+    max_norm: float | None = None
+    quarantine_after: int = 16
+
+    @property
+    def most_squares(self) -> float:
+        """What a squared norm must not exceed, and what infinity and NaN do exceed."""
+        return 1.7e308 if self.max_norm is None else self.max_norm**2
+
+    def describe(self, squares: float) -> str:
+        """What is wrong with a gradient of that squared norm."""
+        if not squares < inf:
+            return "holds NaN or infinity: expected finite gradients"
+        return f"has norm {squares**0.5:.4g}: expected at most {self.max_norm:g}"
+
+
+class Quarantine:
+    """Who has been refused how often, at one shard in one life."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._after = guard.quarantine_after
+        self._refused: dict[str, int] = {}
+
+    def count(self, worker: str) -> None:
+        """A gradient of this worker was refused."""
+        self._refused[worker] = self._refused.get(worker, 0) + 1
+
+    def holds(self, worker: str) -> bool:
+        return self._refused.get(worker, 0) >= self._after
+
+    def check(self, worker: str) -> None:
+        """Raise GiveUp for one in quarantine."""
+        if self.holds(worker):
+            raise GiveUp(
+                f"worker {worker} is in quarantine: {self._refused[worker]} of its gradients were"
+                " refused"
+            )
