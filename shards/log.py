@@ -304,7 +304,7 @@ class Replay:
                 self._open(entry)
             case Carried():
                 if self._from_base:
-                    self._call([(entry.header, frames)], entry.at)
+                    self.shard.let_wait(codec.decode_request(entry.header), frames, entry.at)
             case Turn():
                 self._from_base = False
                 self._turn(entry, frames)

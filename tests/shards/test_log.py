@@ -153,6 +153,22 @@ def test_a_base_stands_for_what_came_before_it(kind: str, seed: int) -> None:
     assert held(replayed(kind, written + second)) == held(shard)
 
 
+def test_what_waits_is_not_judged_again() -> None:
+    """A push in an open round still counts when its worker has fallen silent since."""
+    written = Written()
+    shard = begun("rounds", written)
+    for name in "ab":
+        take(shard, [Arrival(name.encode(), hello(name))], 1.0, written)
+        take(shard, [Arrival(name.encode(), join(name))], 1.0, written)
+    take(shard, [Arrival(b"a", push("a", 1), [bytes(4 * SIZE)])], 2.0, written)
+    shard.expire(["a"], 3.0)
+    assert list(shard.updates.round) == ["a"]
+    base = b"".join(log.encode(*log.state_of(shard, 1)))
+    second = [b"".join(log.encode(log.opening(shard, 1, begins=False, now=4.0)))]
+    second += [b"".join(log.encode(*one)) for one in log.carried(shard, 4.0)]
+    assert held(replayed("rounds", [base, *second])) == held(shard)
+
+
 def test_pushes_in_one_pass_are_replayed_in_one() -> None:
     """Their sum is rounded otherwise than one after another; a question between them parts them."""
     parts = [np.full(SIZE, value, np.float32).tobytes() for value in (1e8, -1e8, 1.0)]
