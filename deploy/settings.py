@@ -12,7 +12,7 @@ import msgspec
 from cupy_kernels.types import Precision
 from ps.compression import NONE, Compression
 from ps.durability import Durability
-from ps.hosting import Home, ShardDevice
+from ps.hosting import Home, ShardDevice, check_replicable
 from ps.link_model import LinkModel, parse_link
 from ps.reach import on_this_host
 from ps.shelf import Keep
@@ -113,6 +113,12 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_durability(self) -> None:
         """A log must be found again, and those who come back must be let in."""
+        if self.durability is Durability.REPLICATED:
+            check_replicable(
+                self.shards_in, self.bind, self.port, self.transport, self.shard_device
+            )
+            if self.link is not None:
+                raise BadInput("--link: expected shards with one copy each, got replicated ones")
         if not self.durability.keeps_log:
             return
         what = f"--durability {self.durability}"

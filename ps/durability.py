@@ -11,11 +11,13 @@ class Durability(StrEnum):
 
     `memory`: what the last snapshot holds. `process`: everything, while the host's kernel runs.
     `logged`: everything, also when the power fails, if the disk keeps what it says it has.
+    `replicated`: everything, without a pause, when any one process dies, stops or is cut off.
     """
 
     MEMORY = "memory"
     PROCESS = "process"
     LOGGED = "logged"
+    REPLICATED = "replicated"
 
     @property
     def keeps_log(self) -> bool:

@@ -69,7 +69,12 @@ def start_shards(
     durability: Durability = Durability.MEMORY,
     logs: Path | None = None,
 ) -> AbstractContextManager[Hosts]:
-    """Start one shard a spec at `home`; see `ray_shards` and `process_shards`."""
+    """Start one shard a spec at `home`; see `ray_shards`, `process_shards`, `replicated_shards`."""
+    if durability is Durability.REPLICATED:
+        check_replicable(home, host, port, transport, device)
+        from ps.replicated_host import replicated_shards
+
+        return replicated_shards(specs, host=host)
     match home:
         case Home.RAY:
             if durability.keeps_log:
@@ -95,6 +100,21 @@ def start_shards(
                 durability=durability,
                 logs=logs,
             )
+
+
+def check_replicable(
+    home: Home, host: str, port: int, transport: Transport, device: ShardDevice
+) -> None:
+    """Raise BadInput naming what replicated shards cannot have."""
+    for what, fits, expected, got in (
+        ("shards in", home is Home.PROCESSES, "processes", home),
+        ("host", on_this_host(host), "one that this machine alone reaches", host),
+        ("port", port == 0, "0, wherever is free", port),
+        ("transport", transport in (Transport.AUTO, Transport.TCP), "auto or tcp", transport),
+        ("shard device", device is ShardDevice.CPU, "cpu", device),
+    ):
+        if not fits:
+            raise BadInput(f"durability replicated: {what}: expected {expected}, got {got}")
 
 
 def keys_for(

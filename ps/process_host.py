@@ -87,6 +87,8 @@ def process_shards(
     job's, GiveUp with the cause when a shard does not start within a minute, WrongBuild when it
     runs other code.
     """
+    if durability is Durability.REPLICATED:
+        raise BadInput("durability replicated: expected `replicated_shards`, got `process_shards`")
     children: list[Child] = []
     kept: list[Kept] = []
     access, admission = keys_for(specs, host, secure)

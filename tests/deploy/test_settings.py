@@ -57,6 +57,7 @@ def told(**more: Any) -> TrainSettings:
         told(),
         told(strategy="bsp", staleness=0),
         told(shards_in=Home.PROCESSES, durability=Durability.LOGGED),
+        told(shards_in=Home.PROCESSES, durability=Durability.REPLICATED),
         EVERY,
     ],
 )
@@ -74,6 +75,26 @@ def test_the_strategy_has_its_own_defaults() -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
+    (
+        {"durability": Durability.REPLICATED},
+        "durability replicated: shards in: expected processes, got ray",
+    ),
+    (
+        {
+            "durability": Durability.REPLICATED,
+            "shards_in": Home.PROCESSES,
+            "transport": Transport.SHM,
+        },
+        "durability replicated: transport: expected auto or tcp, got shm",
+    ),
+    (
+        {
+            "durability": Durability.REPLICATED,
+            "shards_in": Home.PROCESSES,
+            "link": "rtt=10ms",
+        },
+        "--link: expected shards with one copy each, got replicated ones",
+    ),
     (
         {"durability": Durability.PROCESS},
         "--durability process: expected --shards-in processes, for a shard that dies must find",
