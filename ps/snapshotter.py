@@ -83,7 +83,7 @@ class Snapshotter:
         """Write these states now, behind a snapshot under way; a failure is told."""
         self._finish()
         self._under_way = self._pool.submit(self._write, states)
-        self._finish()
+        self._finish(goes_on=False)
 
     def close(self) -> None:
         """Wait for the snapshot under way, and take no more."""
@@ -113,17 +113,17 @@ class Snapshotter:
             workers=self._workers,
         )
 
-    def _finish(self) -> None:
+    def _finish(self, *, goes_on: bool = True) -> None:
         """Wait for the one under way, if there is one, and tell how it went."""
         under_way, self._under_way = self._under_way, None
+        answering, self._answering = self._answering, False
         if under_way is None:
             return
         try:
             under_way.result()
         except DownpourError as error:
             kept = f"the last good one is {self.latest}" if self.latest else "there is none yet"
-            self._told(f"{error}; {kept}, and training goes on")
+            self._told(f"{error}; {kept}{', and training goes on' if goes_on else ''}")
             return
-        if self._answering:
+        if answering:
             self._told(f"snapshot {self.latest}")
-        self._answering = False

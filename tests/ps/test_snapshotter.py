@@ -104,6 +104,11 @@ def test_a_failure_is_told_and_changes_nothing(cluster: Cluster, tmp_path: Path)
         assert names(tmp_path) == ["1"]
         push(cluster, 1)
         taker.look(3)
+        taker._finish()
+        with full_disk(), ps.Console(cluster) as console:
+            push(cluster, 1)
+            taker.save(console.export())
+        assert told[1].endswith(f"; the last good one is {tmp_path / '3'}")
     assert names(tmp_path) == ["1", "3"]
 
 
