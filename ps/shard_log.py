@@ -43,8 +43,9 @@ class ShardLog:
         self._synced = durability is Durability.LOGGED
         self._least_bytes = least_bytes
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.chmod(0o700)
+            # The job's id, which is a secret, is the name of the folder above.
+            for own in (*reversed(folder.parents[:2]), folder):
+                own.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise BadInput(f"log {folder}: {error.strerror}") from None
         self._lock = lock_folder(folder)
