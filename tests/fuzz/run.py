@@ -1,6 +1,6 @@
 """The fuzzers for as long as one likes: `make fuzz`, or
 
-    python -m tests.fuzz.run [--messages 1000000] [--connections 100000] [--seed N]
+    python -m tests.fuzz.run [--messages 1000000] [--connections 100000] [--files 20000] [--seed N]
 
 Each prints what it did, and the first that finds something raises with the seed that repeats it.
 A message goes through a dozen decoders, and is counted once.
@@ -10,13 +10,14 @@ import argparse
 import secrets
 import time
 
-from tests.fuzz import live, targets
+from tests.fuzz import files, live, targets
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--connections", type=int, default=100_000)
+    parser.add_argument("--files", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**32))
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
@@ -27,6 +28,8 @@ def main() -> None:
         f" {time.monotonic() - started:.0f} s",
         flush=True,
     )
+    tried, read = files.run(given.files, given.seed)
+    print(f"{tried} files, {read} of them could be read all the same, 0 crashes", flush=True)
     for secure in (False, True):
         found = live.run(given.connections // 2, given.seed, secure=secure)
         how = "over CURVE" if secure else "in plain text"

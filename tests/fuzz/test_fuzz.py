@@ -4,9 +4,10 @@ import secrets
 
 import pytest
 
-from tests.fuzz import live, targets
+from tests.fuzz import files, live, targets
 
 MESSAGES = 30_000  # each through a dozen decoders
+FILES = 100
 CONNECTIONS = 1_500
 GROWTH_BYTES = 64 << 20
 
@@ -19,6 +20,15 @@ def test_messages_that_are_almost_valid() -> None:
     tally = targets.run(MESSAGES, seed)
     assert tally.tried == MESSAGES
     assert tally.heard > MESSAGES // 20
+
+
+def test_files_that_are_almost_valid() -> None:
+    """Solvers, networks, .caffemodel and .safetensors are read, or refused by an error of ours."""
+    seed = secrets.randbelow(2**32)
+    print(f"seed {seed}")
+    tried, read = files.run(FILES, seed)
+    assert tried == FILES
+    assert 0 < read < FILES
 
 
 @pytest.mark.parametrize("secure", [False, True])
