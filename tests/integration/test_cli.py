@@ -39,7 +39,8 @@ def test_a_run_that_meets_trouble(tmp_path: Path) -> None:
     stopped_at = snapshots(run)[-1]
     told = json.loads((run / "summary.json").read_text())
     assert (told["test_accuracy"], told["worker_restarts"]) == (None, 1)
-    assert 0 <= told["updates"] - 2 * stopped_at <= 1
+    # Workers end within moments of it; what they push meanwhile is counted, but not saved.
+    assert 0 <= told["updates"] - 2 * stopped_at < 2 * 40
 
     steps = stopped_at + 60
     # Where the shards live is not the run's affair: the second half needs no start of Ray.
