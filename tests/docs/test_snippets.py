@@ -44,6 +44,7 @@ def run_commands(example: Example) -> None:
 PAGES_WITH_PYTHON = [page for page in PAGES if "```python" in read(page)]
 
 
+@pytest.mark.timeout(300)  # a page may start processes, one after another
 @pytest.mark.usefixtures("demo", "registries")
 @pytest.mark.parametrize("page", [page for page in PAGES_WITH_PYTHON if page not in ON_CLUSTERS])
 def test_snippets(page: str, tmp_path: Path) -> None:
