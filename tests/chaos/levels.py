@@ -18,6 +18,7 @@ from shards.spec import ShardSpec
 from tests.chaos.schedule import Kind
 
 _ALL = 1 << 10
+_SILENCE_S = 2.0  # a busy machine stands still for longer than the usual half a second
 
 
 class Hosts(Protocol):
@@ -86,7 +87,7 @@ def _logged(durability: Durability, promise: str) -> Level:
 
 
 def _replicated(specs: Sequence[ShardSpec], host: str, _: Path) -> AbstractContextManager[Any]:
-    return replicated_shards(specs, host=host)
+    return replicated_shards(specs, host=host, silence_s=_SILENCE_S)
 
 
 def _parts(hosts: ReplicatedShards) -> Mapping[str, int]:

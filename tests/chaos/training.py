@@ -1,6 +1,6 @@
 """A model trained with shards and workers killed every few seconds, beside the same undisturbed.
 
-    python -m tests.chaos.training [--level memory] [--steps 400] [--every-s 3]
+    python -m tests.chaos.training [--level process --light] [--steps 900] [--every-s 3]
                                    [--picture docs/images/chaos.png]
 
 Softmax regression on MNIST (softmax.py): small enough for two cores to show deaths and not
@@ -197,18 +197,19 @@ def _source(part: str) -> IdxSource:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     options.add_argument("--level", choices=LEVELS, default="memory")
-    options.add_argument("--steps", type=int, default=400)
+    options.add_argument("--steps", type=int, default=900)
     options.add_argument("--every-s", type=float, default=3.0)
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--light", action="store_true", help="shards without numba start quickly")
     options.add_argument("--picture", type=Path)
     given = options.parse_args()
-    if given.light:
-        leave_out_numba(Path(tempfile.mkdtemp()) / "light")
     _FORK.set_forkserver_preload(["tests.chaos.softmax"])
     level = LEVELS[given.level]
-    calm = train(level, given.steps, math.inf, given.seed)
-    stormy = train(level, given.steps, given.every_s, given.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        if given.light:
+            leave_out_numba(Path(folder) / "light")
+        calm = train(level, given.steps, math.inf, given.seed)
+        stormy = train(level, given.steps, given.every_s, given.seed)
     for name, course in (("undisturbed", calm), ("killed", stormy)):
         last = course.looks[-1]
         print(
