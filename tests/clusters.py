@@ -152,8 +152,9 @@ def _spark_class(
     environ = (
         os.environ
         | java_environment()
-        | QUICK_JAVA  # the executors have it from their worker
         | {
+            # The executors have it from their worker. Spark Connect keeps what it is sent there.
+            "JAVA_TOOL_OPTIONS": f"{_QUICK} -Djava.io.tmpdir={folder}",
             "SPARK_HOME": str(_SPARK_HOME),
             "SPARK_CONF_DIR": str(conf),
             "SPARK_LOCAL_IP": "127.0.0.1",
