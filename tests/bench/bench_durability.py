@@ -133,7 +133,6 @@ def recovery_s(megabytes: int, folder: Path) -> float:
                 client.pull()
                 client.push(np.ones(hosts.cluster.table.size, np.float32))
                 client.flush()
-            client.abandon()
         os.kill(hosts.pids[0], signal.SIGSTOP)  # its host is to start no successor
     started = time.monotonic()
     with process_shards(specs, durability=Durability.LOGGED, logs=folder) as hosts:
@@ -160,8 +159,6 @@ def main() -> None:
             found[level].append(update(level, given.floats, given.seconds, given.folder))
         disk["raw"].append(raw_disk(given.floats, given.seconds, given.folder))
         disk["logged"].append(pushed(given.floats, given.seconds, given.folder))
-    took_s = recovery_s(given.state_mb, given.folder)
-    shutil.rmtree(given.folder, ignore_errors=True)
 
     def median(level: Durability, figure: str) -> float:
         return float(statistics.median(getattr(one, figure) for one in found[level]))
@@ -171,6 +168,8 @@ def main() -> None:
         print(f"{level:10}{cpu:8.3f} CPU s/GB{rate:8.3f} GB/s")
     raw, logged = (statistics.median(disk[name]) for name in ("raw", "logged"))
     print(f"pushes alone, logged: {logged:.3f} GB/s; the bare disk: {raw:.3f} GB/s")
+    took_s = recovery_s(given.state_mb, given.folder)
+    shutil.rmtree(given.folder, ignore_errors=True)
     figures = {level: [one._asdict() for one in each] for level, each in found.items()}
     print(f"figures: {save('durability', figures | {'disk': disk, 'recovery_s': took_s})}")
     alone = median(Durability.MEMORY, "cpu_s_per_gb")
