@@ -3,6 +3,10 @@
 A start costs some ten seconds of a core, a warm job a tenth of one; so both start once, when the
 first test asks, one after the other from the main thread, as Ray wants it. A test that starts,
 kills or reconnects either does so in a process of its own.
+
+`make test` runs two processes of tests (pytest-xdist), for most tests wait. A file's tests stay
+together and in order, so that what a module shares is made once; all tests on the shared clusters
+go to one process, so that these start once too, and go first, being the longest row of all.
 """
 
 import os
@@ -21,6 +25,37 @@ if TYPE_CHECKING:
 
 _MARK = "DOWNPOUR_TEST_RUN"
 _GONE_S = 60.0
+# The tests on `spark` and `ray_local`: whoever deals out the tests knows no more than their names.
+# One that is missing here runs, too, but may start the clusters once more.
+_ON_SHARED = (
+    "tests/deploy/test_ray_cluster.py::test_second_connection",
+    "tests/docs/test_snippets.py::test_snippets_on_clusters",
+    "tests/integration/test_serial.py::test_one_worker_over_spark_and_ray",
+    "tests/integration/test_spark_training.py",
+    "tests/ps/test_ray_host.py",
+    "tests/worker/test_api.py",
+    "tests/worker/test_spark_session.py::test_mnist_fits",
+    "tests/worker/test_spark_session.py::test_second_session",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the long rows first, so that no process is left alone with one at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (not item.nodeid.startswith(_ON_SHARED), item.path not in slow))
+
+
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist's
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give a process one file at a time; and all that is on the shared clusters to one process."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Rows(LoadFileScheduling):  # type: ignore[misc]  # of a library that ships no types
+        def _split_scope(self, nodeid: str) -> str:
+            shared = nodeid.startswith(_ON_SHARED)
+            return "shared clusters" if shared else super()._split_scope(nodeid)
+
+    return Rows(config, log)
 
 
 @pytest.fixture(scope="session")
