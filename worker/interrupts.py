@@ -79,7 +79,7 @@ class SafeExitStack(ExitStack):
 def _handled(
     handler: Callable[..., None], number: signal.Signals = signal.SIGINT
 ) -> Iterator[None]:
-    ignored = signal.getsignal(signal.SIGINT) in {signal.SIG_IGN, None}
+    ignored = signal.getsignal(number) in {signal.SIG_IGN, None}
     if ignored or current_thread() is not main_thread():
         yield
         return

@@ -10,6 +10,7 @@ import ray
 
 import ps
 from ps import Client, Console, hosting
+from ps.keys import address_of
 from ps.ray_host import RayShards, ray_shards
 from shards.errors import BadInput, GiveUp, WrongBuild
 from shards.schedules import Fixed
@@ -34,7 +35,7 @@ def listening(cluster: ps.Cluster) -> list[bool]:
     """Whether anybody accepts connections at each shard's endpoint."""
     found = []
     for endpoint in cluster.endpoints:
-        host, port = endpoint.removeprefix("tcp://").split(":")
+        host, port = address_of(endpoint).plain.removeprefix("tcp://").split(":")
         with socket.socket() as probe:
             probe.settimeout(5)
             found.append(probe.connect_ex((host, int(port))) == 0)

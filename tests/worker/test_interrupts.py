@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from shards.errors import BadInput
-from worker.interrupts import SafeExitStack, deferred, noted, sigterm_too
+from worker.interrupts import SafeExitStack, asked_for, deferred, noted, sigterm_too
 
 
 @pytest.fixture(autouse=True)
@@ -112,5 +112,17 @@ def test_elsewhere_nothing_changes() -> None:
         assert enter() is signal.SIG_IGN
         with deferred():
             press()
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_a_request_is_heard_where_ctrl_c_is_ignored() -> None:
+    """A shell that starts a run in the background has it ignore Ctrl-C, and that alone: a signal
+    that asks for something would end the run if nobody took it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with asked_for(signal.SIGUSR1) as asked:
+            signal.raise_signal(signal.SIGUSR1)
+            assert asked.is_set()
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
