@@ -24,7 +24,7 @@ demo: install ## train LeNet on MNIST: 4 Spark workers, 2 Ray shards, staleness 
 
 # Two processes of tests: most of what a test does is to wait. See tests/conftest.py.
 test: lint ## lint, then all tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 SEEDS ?= 5000
 sim: install ## play SEEDS=n seeds of simulated clusters under faults; 5000
