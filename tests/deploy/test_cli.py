@@ -40,6 +40,8 @@ def downpour(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         raise AssertionError("something was started")
 
     monkeypatch.setattr(training, "_start", started)
+    # An embedded Ray that other tests of this process share has put its own token there.
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
 
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["downpour", *map(str, arguments)])
