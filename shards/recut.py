@@ -28,34 +28,23 @@ def recut(states: Sequence[ShardState], before: ShardMap, after: ShardMap) -> li
     held, wanted = _keys(before), _keys(after)
     if held != wanted:
         raise BadInput(f"recut of table {before.table}: expected keys {held}, got {wanted}")
+
+    def cut_anew(parts: Sequence[Floats]) -> list[Floats]:
+        arena = np.zeros(held.stop, np.float32)
+        before.join(parts, arena)
+        return [np.concatenate(after.cut(arena, shard)) for shard in range(after.shards)]
+
     saved = _merged([state.saved for state in states])
-    weights = _Whole(before, [state.weights for state in states])
-    slots = {
-        name: _Whole(before, [state.slots[name] for state in states]) for name in states[0].slots
-    }
+    weights = cut_anew([state.weights for state in states])
+    slots = {name: cut_anew([state.slots[name] for state in states]) for name in states[0].slots}
     return [
         ShardState(
             msgspec.structs.replace(saved, ledger=_copied(saved.ledger)),
-            weights.cut(ranges),
-            {name: slot.cut(ranges) for name, slot in slots.items()},
+            weights[shard],
+            {name: parts[shard] for name, parts in slots.items()},
         )
-        for ranges in after.ranges
+        for shard in range(after.shards)
     ]
-
-
-class _Whole:
-    """One array over the whole table, of which each shard has given its part."""
-
-    def __init__(self, shard_map: ShardMap, parts: Sequence[Floats]) -> None:
-        self._all = np.zeros(_keys(shard_map).stop, np.float32)
-        for shard, part in enumerate(parts):
-            base = 0
-            for own in shard_map.cut(self._all, shard):
-                own[:] = part[base : base + own.size]
-                base += own.size
-
-    def cut(self, ranges: Sequence[KeyRange]) -> Floats:
-        return np.concatenate([self._all[keys.start : keys.stop] for keys in ranges])
 
 
 def _keys(shard_map: ShardMap) -> KeyRange:

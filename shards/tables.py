@@ -125,6 +125,14 @@ class ShardMap(msgspec.Struct, frozen=True):
         """The views of `arena` that `shard` owns, one a key range; nothing is copied."""
         return tuple(arena[keys.start : keys.stop] for keys in self.ranges[shard])
 
+    def join(self, parts: Sequence[NDArray[np.float32]], arena: NDArray[np.float32]) -> None:
+        """Write each shard's own flat array, its key ranges one behind another, into `arena`."""
+        for shard, part in enumerate(parts):
+            base = 0
+            for own in self.cut(arena, shard):
+                own[:] = part[base : base + own.size]
+                base += own.size
+
 
 def cut_evenly(table: DenseTable, shards: int, epoch: int = 1) -> ShardMap:
     """Cut a table into one contiguous range a shard, as even as 256-float boundaries allow.

@@ -403,9 +403,5 @@ def _first_incarnation(start: NDArray[np.float32] | _Saved) -> int:
 
 def _assemble(cluster: Cluster, states: Sequence[ShardState]) -> NDArray[np.float32]:
     arena = cluster.table.empty()
-    for shard, state in enumerate(states):
-        base = 0
-        for part in cluster.map.cut(arena, shard):
-            part[:] = state.weights[base : base + part.size]
-            base += part.size
+    cluster.map.join([state.weights for state in states], arena)
     return arena
