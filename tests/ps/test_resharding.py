@@ -189,11 +189,12 @@ def test_a_standstill_ends_by_itself() -> None:
 
 def test_the_shards_of_a_standstill_agree() -> None:
     """What they export then is of one moment: the same pushes of every worker at each of them."""
-    ended = threading.Event()
+    ended, begun = threading.Event(), threading.Barrier(3)
 
     def work(cluster: Cluster, worker: str) -> None:
         with Client(cluster, worker=worker) as client:
             client.pull()
+            begun.wait(60)
             while not ended.is_set():
                 client.push(everywhere(1.0))
 
@@ -202,6 +203,7 @@ def test_the_shards_of_a_standstill_agree() -> None:
         for thread in threads:
             thread.start()
         try:
+            begun.wait(60)  # a shard knows of a worker before it has pushed anything
             for _ in range(5):
                 cut = home.console.stand_still(60)
                 states = home.console.export()
