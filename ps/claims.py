@@ -79,12 +79,10 @@ def door_path(job: str, shard: int, port: str) -> Path:
 
 def owner_is_gone(fd: int) -> bool:
     """Whether the owner of what `fd` is open on has ended; `fd` must not be the owner's own."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    fcntl.flock(fd, fcntl.LOCK_UN)
-    return True
+    gone = _try_lock(fd)
+    if gone:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    return gone
 
 
 def sweep(root: Path = ROOT) -> list[str]:
@@ -96,7 +94,8 @@ def sweep(root: Path = ROOT) -> list[str]:
         with contextlib.suppress(OSError):
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
-                if os.fstat(fd).st_uid == os.geteuid() and owner_is_gone(fd):
+                # Locked until it is removed: one that is being made is its owner's once it can be.
+                if os.fstat(fd).st_uid == os.geteuid() and _try_lock(fd):
                     _remove(path)
                     removed.append(path.name)
             finally:
@@ -109,8 +108,18 @@ def _create_file(path: Path) -> int:
 
 
 def _create_folder(path: Path) -> int:
-    path.mkdir(0o700)
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    while True:
+        path.mkdir(0o700)
+        with contextlib.suppress(FileNotFoundError):  # swept in between
+            return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _remove(path: Path) -> None:

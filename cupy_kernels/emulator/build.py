@@ -28,6 +28,8 @@ _KERNELS = (
     "-ffp-contract=off",
     "-fno-strict-aliasing",
     "-ftrivial-auto-var-init=pattern",
+    # A frame of many pages touches each of them, so that none leaps over a fiber's guard page.
+    "-fstack-clash-protection",
     "-fsanitize=thread",
     "-fsanitize=alignment,bounds,signed-integer-overflow,integer-divide-by-zero,shift",
     "-fno-sanitize-recover=all",

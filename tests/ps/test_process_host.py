@@ -24,6 +24,7 @@ from ps.process_host import ProcessShards
 from shards.errors import BadInput, GiveUp, WrongBuild
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
+from tests.clusters import free_port
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (600,)),))
 PARENT = """
@@ -123,10 +124,15 @@ def test_a_stuck_child_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_port_in_use() -> None:
     """The error is the shard's own line, whichever shard it is; the others end as well."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(BadInput) as caught, process_shards(specs_of(2), port=port - 1):
-            pass
+    port = free_port()
+    while (free := port) + 1 != (port := free_port()):
+        pass  # not beside the one before it
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(BadInput) as caught,
+        process_shards(specs_of(2), port=free),
+    ):
+        pass
     address = f"tcp://127.0.0.1:{port}"
     assert str(caught.value) == f"shard 1 cannot listen on {address!r}: Address already in use"
     assert not [child for child in psutil.Process().children() if "shard_process" in str(child)]

@@ -254,6 +254,22 @@ def test_what_the_killed_leave_is_swept() -> None:
     assert not view.any()
 
 
+def test_nobody_gets_what_is_being_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An owner cannot lock a name that a sweep found unlocked: it waits, and makes another."""
+    path = tmp_path / "downpour-0123456789abcdef-memory-0123456789abcdef"
+    path.touch()
+    remove, could = claims._remove, []
+
+    def trying(found: Path) -> None:
+        with found.open() as file:
+            could.append(claims._try_lock(file.fileno()))
+        remove(found)
+
+    monkeypatch.setattr(claims, "_remove", trying)
+    assert claims.sweep(tmp_path) == [path.name]
+    assert could == [False]
+
+
 def test_only_our_names_are_swept(tmp_path: Path) -> None:
     """What somebody called after the project for himself is not touched, locked or not."""
     keep = ["downpour-data", "downpour-0123456789abcdef-notes", "other"]
