@@ -14,15 +14,17 @@ from typing import TypeVar
 from ps.build import build_id
 from ps.looping import Looping
 from ps.pipe import Failed, Listening, hear, tell
+from ps.reach import own_address
 from shards.errors import BadInput, DownpourError
 
 Order = TypeVar("Order")
 
 
-def live(kind: type[Order], make: Callable[[Order], tuple[Looping, str]]) -> int:
+def live(kind: type[Order], make: Callable[[Order, str], tuple[Looping, str]]) -> int:
     """Make what an order of `kind` wants, and serve; returns the exit status.
 
-    `make` returns a server, not started yet, and where others reach it.
+    `make` is also given this machine's address; it returns a server, not started yet, and where
+    others reach it.
     """
     answers = os.dup(1)
     os.dup2(2, 1)  # What a library prints is no answer.
@@ -30,7 +32,7 @@ def live(kind: type[Order], make: Callable[[Order], tuple[Looping, str]]) -> int
     if order is None:
         return 0
     try:
-        server, endpoint = make(order)
+        server, endpoint = make(order, own_address())
         with server:
             tell(answers, Listening(endpoint, build_id()))
             threading.Thread(target=_end_with_parent, args=(server,), daemon=True).start()

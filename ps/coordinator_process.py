@@ -5,10 +5,11 @@ from pathlib import Path
 
 from ps.child_process import live
 from ps.coordinator_server import CoordinatorServer
+from ps.hosting import told_as
 from ps.pipe import CoordinatorOrder
 
 
-def make(order: CoordinatorOrder) -> tuple[CoordinatorServer, str]:
+def make(order: CoordinatorOrder, address: str) -> tuple[CoordinatorServer, str]:
     """The coordinator's server, and where it is bound."""
     server = CoordinatorServer(
         order.job,
@@ -17,7 +18,7 @@ def make(order: CoordinatorOrder) -> tuple[CoordinatorServer, str]:
         bind=order.bind,
         silence_s=order.silence_s,
     )
-    return server, server.endpoint
+    return server, told_as(server.endpoint, address)
 
 
 if __name__ == "__main__":

@@ -176,8 +176,12 @@ class Child:
     def pid(self) -> int:
         return self.process.pid
 
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
     def check(self) -> None:
-        if self.process.poll() is not None:
+        if not self.alive:
             raise GiveUp(f"{self.name} has {self.wait().text}")
 
     def wait(self) -> Fate:

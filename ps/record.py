@@ -12,6 +12,9 @@ import msgspec
 from ps.coordinator import Group
 from shards.errors import BadInput
 
+RECORD = "coordinator.sqlite"
+"""The file's name, in a folder of the job's own."""
+
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS job (id TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS groups (shard INTEGER PRIMARY KEY, decided BLOB NOT NULL);

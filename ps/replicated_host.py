@@ -4,64 +4,21 @@
         console.install(weights)
         ...
 
-All are children of this process (process_host.py) and end with it. A thread here, the keeper, sees
-to it that what died is followed: the coordinator by one with the same record and port, a copy by an
-empty process, which is brought up to date while training goes on. Who serves is the coordinator's
-decision alone; the keeper only offers processes.
+All are children of this process (process_host.py) and end with it; what died is followed as
+keeper.py has it.
 """
 
 import tempfile
-import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
-import zmq
-
-from ps.cluster import Cluster
 from ps.coordinator_server import SILENCE_S
-from ps.group_wire import Seat
-from ps.guide import Guide
-from ps.hosting import START_S, bind_address
-from ps.job import describe
+from ps.keeper import ReplicatedShards, keep
 from ps.pipe import CoordinatorOrder, CopyOrder
 from ps.process_host import Child
-from ps.reach import on_this_host
-from shards.errors import BadInput, GiveUp
+from ps.record import RECORD
 from shards.spec import ShardSpec
-
-_LOOK_S = 0.1
-_AGAIN_S = 2.0  # after one that came to nothing
-_SPARE_S = 30.0  # that a process may take to be given a part
-_START_S = 3 * START_S  # two processes a shard, and one more
-_RECORD = "coordinator.sqlite"
-
-
-class ReplicatedShards:
-    """The processes of one job, and the cluster they form."""
-
-    def __init__(self, cluster: Cluster, keeper: "_Keeper") -> None:
-        self.cluster = cluster
-        self._keeper = keeper
-
-    @property
-    def pids(self) -> dict[str, int]:
-        """Each living process by its part: `coordinator`, `shard 0 primary`, `shard 0 backup`.
-
-        One that has no part yet is a `shard 0 spare`. As of a moment ago.
-        """
-        return self._keeper.pids()
-
-    @property
-    def redundant(self) -> bool:
-        """Whether every shard could lose a copy now and no acknowledged push; as of just now."""
-        return self._keeper.redundant
-
-    def check(self) -> None:
-        """Raise GiveUp naming a shard that nobody is left of who holds its pushes."""
-        self._keeper.check()
 
 
 @contextmanager
@@ -74,193 +31,21 @@ def replicated_shards(
     """Start a coordinator and two processes a spec; end them on leaving.
 
     Returns when each shard has a backup. All listen on `host`, which no other machine can reach,
-    wherever is free. `silence_s` is how
-    long a copy may be silent before it counts as dead; one whose connection breaks does so at once.
-    Raises BadInput when an address cannot be had, GiveUp with the cause when a process does not
-    start within three minutes, WrongBuild when it runs other code.
+    wherever is free. `silence_s` is how long a copy may be silent before it counts as dead; one
+    whose connection breaks does so at once. Raises BadInput when an address cannot be had, GiveUp
+    with the cause when a process does not start within minutes, WrongBuild when it runs other code.
     """
-    if not on_this_host(host):
-        raise BadInput(
-            f"host {host}: expected one that this machine alone reaches: replicated shards and"
-            " their coordinator speak in plain text"
-        )
-    if not silence_s > 0:
-        raise BadInput(f"silence_s: expected more than 0 s, got {silence_s:g}")
     with tempfile.TemporaryDirectory(prefix="downpour-") as folder:
-        keeper = _Keeper(specs, host, silence_s, Path(folder) / _RECORD)
-        try:
-            cluster = keeper.begin()
-            keeper.start()
-            yield ReplicatedShards(cluster, keeper)
-        finally:
-            keeper.stop()
+        record = str(Path(folder) / RECORD)
+        with keep(specs, _Processes(), host=host, silence_s=silence_s, record=record) as hosts:
+            yield hosts
 
 
-class _Keeper:
-    """Starts what is missing. Its thread begins when all are there; until then it is the caller."""
+class _Processes:
+    """Children of this process; where they run there is no choice."""
 
-    def __init__(
-        self, specs: Sequence[ShardSpec], host: str, silence_s: float, record: Path
-    ) -> None:
-        self._specs = specs
-        self._host = host
-        self._order = CoordinatorOrder(
-            specs[0].job, len(specs), str(record), bind_address(host, 0, 0), silence_s
-        )
-        self._coordinator: Child | None = None
-        self._copies: dict[int, tuple[int, Child]] = {}  # shard and process, by boot number
-        self._offered: dict[int, tuple[int, float]] = {}  # the last process of each shard, and when
-        self._used: set[int] = set()
-        self._began_at = 0.0
-        self._boot = 0
-        self._seats: dict[int, Seat] = {}
-        self._lost: dict[int, str] = {}
-        self._ended = threading.Event()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
-        self._context = zmq.Context()
-        self._guide: Guide | None = None
+    def coordinator(self, order: CoordinatorOrder) -> Child:
+        return Child("coordinator", "ps.coordinator_process", order)
 
-    # --- what others ask --------------------------------------------------------------------------
-
-    def pids(self) -> dict[str, int]:
-        found = {}
-        if self._coordinator is not None:
-            found["coordinator"] = self._coordinator.process.pid
-        for boot, (shard, child) in list(self._copies.items()):
-            if child.process.poll() is None:
-                found[f"shard {shard} {self._part(boot, shard)}"] = child.process.pid
-        return found
-
-    @property
-    def redundant(self) -> bool:
-        return all(
-            shard in self._seats and len(self._living(self._seats[shard])) == 2
-            for shard in range(len(self._specs))
-        )
-
-    def check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-        for shard, seat in list(self._seats.items()):
-            if not self._living(seat):
-                how = self._lost.get(shard, "its processes have died")
-                raise GiveUp(f"shard {shard} has no copy left that holds its pushes: {how}")
-
-    # --- beginning and end ------------------------------------------------------------------------
-
-    def begin(self) -> Cluster:
-        """Start everything, and wait until each shard has a backup."""
-        until = time.monotonic() + _START_S
-        self._coordinator = Child("coordinator", "ps.coordinator_process", self._order)
-        bound = self._coordinator.endpoint(until)
-        self._order = msgspec.structs.replace(self._order, bind=bound)
-        for spec in (*self._specs, *self._specs):
-            self._offer(spec.shard)
-        for _, child in list(self._copies.values()):
-            child.endpoint(until)
-        cluster = describe(self._specs, [""] * len(self._specs))
-        cluster = msgspec.structs.replace(cluster, coordinator=self._order.bind)
-        self._guide = Guide(cluster, self._context)
-        while not self.redundant:
-            if time.monotonic() > until:
-                raise GiveUp(f"replicated shards: not all had a backup within {_START_S:g} s")
-            for _, child in self._copies.values():
-                child.check()
-            self._look()
-        endpoints = tuple(self._seats[shard].endpoint for shard in range(len(self._specs)))
-        return msgspec.structs.replace(cluster, endpoints=endpoints)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._ended.set()
-        if self._thread.is_alive():
-            self._thread.join()
-        children = [child for _, child in self._copies.values()]
-        if self._coordinator is not None:
-            children.append(self._coordinator)
-        for child in children:
-            child.ask_to_end()
-        for child in children:
-            child.end()
-        self._context.destroy(linger=0)
-
-    # --- keeping ----------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        try:
-            while not self._ended.is_set():
-                self._keep()
-        except BaseException as error:  # noqa: BLE001  # whatever it is, `check` raises it
-            self._failure = error
-
-    def _keep(self) -> None:
-        assert self._coordinator is not None
-        dead = self._coordinator.process.poll() is not None
-        if dead and time.monotonic() - self._began_at > _AGAIN_S:
-            self._began_at = time.monotonic()
-            self._coordinator.end()
-            self._coordinator = Child("coordinator", "ps.coordinator_process", self._order)
-        self._look()
-        self._bury()
-        for seat in list(self._seats.values()):
-            if seat.lonely and not self._waits(seat.shard):
-                self._offer(seat.shard)
-
-    def _look(self) -> None:
-        """Hear what the coordinator has decided; takes a moment."""
-        assert self._guide is not None
-        self._guide.ask(again=True)
-        until = time.monotonic() + _LOOK_S
-        while (left_s := until - time.monotonic()) > 0 and not self._ended.is_set():
-            if self._guide.listen(left_s):
-                self._seats = dict(self._guide.seats)
-                for seat in self._seats.values():
-                    self._used |= {
-                        seat.primary,
-                        seat.primary if seat.backup is None else seat.backup,
-                    }
-
-    def _bury(self) -> None:
-        """Forget processes that have ended."""
-        for boot, (shard, child) in list(self._copies.items()):
-            try:
-                child.check()
-            except GiveUp as error:
-                self._lost[shard] = str(error)
-                del self._copies[boot]
-                child.end()
-
-    def _waits(self, shard: int) -> bool:
-        """Whether a process is on its way already, or the last one came to nothing just now."""
-        boot, since = self._offered[shard]
-        age_s = time.monotonic() - since
-        if boot in self._used:
-            return False
-        return age_s < (_SPARE_S if boot in self._copies else _AGAIN_S)
-
-    def _offer(self, shard: int) -> None:
-        """Start an empty process."""
-        self._boot = max(self._boot + 1, time.time_ns() // 1000)
-        self._offered[shard] = self._boot, time.monotonic()
-        order = CopyOrder(
-            self._specs[shard], self._boot, self._order.bind, bind_address(self._host, 0, 0)
-        )
-        self._copies[self._boot] = shard, Child(f"shard {shard}", "ps.copy_process", order)
-
-    def _living(self, seat: Seat) -> list[int]:
-        """The processes that hold every acknowledged push."""
-        copies = dict(self._copies)
-        return [
-            boot
-            for boot in seat.promotable
-            if boot in copies and copies[boot][1].process.poll() is None
-        ]
-
-    def _part(self, boot: int, shard: int) -> str:
-        seat = self._seats.get(shard)
-        if seat is not None and boot == seat.primary:
-            return "primary"
-        return "backup" if seat is not None and boot == seat.backup else "spare"
+    def copy(self, order: CopyOrder, beside: Collection[int]) -> Child:
+        return Child(f"shard {order.spec.shard}", "ps.copy_process", order)

@@ -6,16 +6,15 @@ from pathlib import Path
 from ps.child_process import live
 from ps.hosting import serve, told_as
 from ps.pipe import Order
-from ps.reach import own_address
 from ps.server import Server
 
 
-def make(order: Order) -> tuple[Server, str]:
-    """The shard's server, and where it is reached."""
+def make(order: Order, address: str) -> tuple[Server, str]:
+    """The shard's server, and where it is reached on a host with that address."""
     folder = Path(order.log_folder) if order.log_folder is not None else None
     told = order.bind, order.transport, order.device, order.admission
     server = serve(order.spec, *told, order.durability, folder)
-    return server, told_as(server.endpoint, own_address())
+    return server, told_as(server.endpoint, address)
 
 
 if __name__ == "__main__":

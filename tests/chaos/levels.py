@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 from ps import Cluster, process_shards, replicated_shards, supervision
 from ps.durability import Durability
+from ps.keeper import ReplicatedShards
 from ps.process_host import ProcessShards
-from ps.replicated_host import ReplicatedShards
 from shards.spec import ShardSpec
 from tests.chaos.schedule import Kind
 

@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 import ps
-from ps.replicated_host import ReplicatedShards, replicated_shards
+from ps.keeper import ReplicatedShards
+from ps.replicated_host import replicated_shards
 from shards.errors import BadInput, GiveUp
 from shards.schedules import Fixed
 
