@@ -12,15 +12,15 @@ A write that fails ends the shard, for what the disk then holds is unknown: noth
 answered, and the next life begins at the last record that is whole.
 """
 
-import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from ps.durability import Durability
-from ps.log_files import base_path, find_chain, lock_folder, log_path, numbered, replay, spec_of
+from ps.log_disk import Disk, Folder, Writing
+from ps.log_files import base_name, find_chain, log_name, numbered, replay, spec_of
 from shards import log
-from shards.codec import Buffer
 from shards.errors import BadInput, GiveUp
 from shards.log import Entry, Replay, State
 from shards.shard import Arrival, Outgoing, Shard
@@ -28,32 +28,47 @@ from shards.spec import ShardSpec
 
 _TIMES = 4  # the state's size is what a log may grow to,
 _LEAST_BYTES = 64 << 20  # but this at least
-_PIECES = 512  # a call; systems take 1024
 _PARTIAL = ".partial"
 
 
+class Aside(Protocol):
+    """Something that is being done beside the serving of requests."""
+
+    def is_alive(self) -> bool: ...
+
+    def join(self) -> None: ...
+
+
+def in_a_thread(work: Callable[[], None]) -> Aside:
+    """Do it beside everything else."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
 class ShardLog:
-    """The log of one shard in `folder`, which is this process's alone until `close`."""
+    """The log of one shard in a folder, which is this process's alone until `close`."""
 
     def __init__(
-        self, folder: Path, durability: Durability, least_bytes: int = _LEAST_BYTES
+        self,
+        folder: Path | Disk,
+        durability: Durability,
+        least_bytes: int = _LEAST_BYTES,
+        aside: Callable[[Callable[[], None]], Aside] = in_a_thread,
     ) -> None:
-        """Raises BadInput where the folder cannot be had, GiveUp where another process has it."""
-        self.folder = folder
+        """`aside` writes a base while requests are served.
+
+        Raises BadInput where the folder cannot be had, GiveUp where another process has it.
+        """
+        self._disk = _owned(folder) if isinstance(folder, Path) else folder
         self._synced = durability is Durability.LOGGED
         self._least_bytes = least_bytes
-        try:
-            # The job's id, which is a secret, is the name of the folder above.
-            for own in (*reversed(folder.parents[:2]), folder):
-                own.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise BadInput(f"log {folder}: {error.strerror}") from None
-        self._lock = lock_folder(folder)
-        self._path = folder
-        self._file = -1
+        self._aside = aside
+        self._file: Writing | None = None
+        self._name = ""
         self._number = -1
         self._grown = 0
-        self._base: threading.Thread | None = None
+        self._base: Aside | None = None
         self._failure: GiveUp | None = None
 
     def recover(self, shard: Shard, now: float) -> None:
@@ -62,13 +77,13 @@ class ShardLog:
         Raises BadInput naming the file where it is damaged or another job's.
         """
         self._tidy()
-        chain = find_chain(self.folder)
+        chain = find_chain(self._disk)
         if chain.logs:
             self._check(chain.logs[-1], shard.spec)
-            size = replay(chain, Replay(shard))
+            size = replay(self._disk, chain, Replay(shard))
             if size is not None:
                 self._cut(chain.logs[-1], size)
-            self._grown = chain.log_bytes
+            self._grown = sum(map(self._disk.size, chain.logs))
         shard.take_over(now)
         self._begin(shard, chain.last + 1, begins=True, now=now)
 
@@ -76,12 +91,13 @@ class ShardLog:
         """Write a record; when this returns, it survives what the level says."""
         if self._failure is not None:
             raise self._failure
+        assert self._file is not None, "it recovers before it is written"
         try:
-            self._grown += _write(self._file, log.encode(entry, frames))
+            self._grown += self._file.write(log.encode(entry, frames))
             if self._synced:
-                os.fdatasync(self._file)
+                self._file.sync()
         except OSError as error:
-            raise _refused(self._path, error) from None
+            raise self._refused(self._name, error) from None
 
     def shorten(self, shard: Shard, now: float) -> None:
         """Begin another file and write the state beside it, if the log is long enough for that."""
@@ -97,20 +113,19 @@ class ShardLog:
             self.append(entry, frames)
         self._grown = 0
         state, held = log.state_of(shard, self._number)
-        self._base = threading.Thread(target=self._save, args=(state, held), daemon=True)
-        self._base.start()
+        self._base = self._aside(lambda: self._save(state, held))
 
     def close(self) -> None:
         """Let another have the folder."""
         if self._base is not None:
             self._base.join()
-        for descriptor in (self._file, self._lock):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._file = self._lock = -1
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+        self._disk.close()
 
-    def _check(self, path: Path, spec: ShardSpec) -> None:
-        theirs = spec_of(path)
+    def _check(self, name: str, spec: ShardSpec) -> None:
+        theirs, path = spec_of(self._disk, name), self._disk.where / name
         if log.encode_spec(theirs) == log.encode_spec(spec):
             return
         for what in ("job", "shard", "build"):
@@ -121,52 +136,53 @@ class ShardLog:
 
     def _tidy(self) -> None:
         """Remove what a former life was about to write."""
-        for path in self.folder.glob(f"*{_PARTIAL}"):
-            path.unlink()
+        for name in self._disk.names():
+            if name.endswith(_PARTIAL):
+                self._disk.remove(name)
 
-    def _cut(self, path: Path, size: int) -> None:
+    def _cut(self, name: str, size: int) -> None:
         try:
-            os.truncate(path, size)
-            if self._synced:
-                _flush(path)
+            self._disk.cut(name, size, synced=self._synced)
         except OSError as error:
-            raise _refused(path, error) from None
+            raise self._refused(name, error) from None
 
     def _begin(self, shard: Shard, number: int, *, begins: bool, now: float) -> None:
-        self._path, self._number = log_path(self.folder, number), number
+        self._name, self._number = log_name(number), number
         former = self._file
         try:
-            # One that a life created and died before it had written anything may lie there.
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-            self._file = os.open(self._path, flags, 0o600)
-            if former >= 0:
-                os.close(former)
+            self._file = self._disk.create(self._name)
+            if former is not None:
+                former.close()
             if self._synced:
-                _flush(self.folder)
+                self._disk.settle()
         except OSError as error:
-            raise _refused(self._path, error) from None
+            raise self._refused(self._name, error) from None
         self.append(log.opening(shard, number, begins=begins, now=now))
 
     def _save(self, state: State, frames: log.Frames) -> None:
-        """Write a base, and remove what it makes superfluous; in a thread of its own."""
-        final = base_path(self.folder, state.number)
-        partial = final.with_name(final.name + _PARTIAL)
+        """Write a base, and remove what it makes superfluous; beside everything else."""
+        final = base_name(state.number)
+        partial = final + _PARTIAL
         try:
-            file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            file = self._disk.create(partial)
             try:
-                _write(file, log.encode(state, frames))
+                file.write(log.encode(state, frames))
                 if self._synced:
-                    os.fsync(file)
+                    file.sync()
             finally:
-                os.close(file)
-            partial.rename(final)
+                file.close()
+            self._disk.rename(partial, final)
             if self._synced:
-                _flush(self.folder)
-            for number, path in list(numbered(self.folder)):
+                self._disk.settle()
+            for number, name in list(numbered(self._disk)):
                 if number < state.number:
-                    path.unlink()
+                    self._disk.remove(name)
         except OSError as error:
-            self._failure = _refused(final, error)
+            self._failure = self._refused(final, error)
+
+    def _refused(self, name: str, error: OSError) -> GiveUp:
+        where = self._disk.where / name
+        return GiveUp(f"log {where}: {error.strerror}; what was acknowledged is in it")
 
 
 class Logged:
@@ -200,26 +216,8 @@ def _awaited(answers: Sequence[Outgoing]) -> list[Outgoing]:
     return [answer for answer in answers if answer.to]
 
 
-def _write(file: int, pieces: Sequence[Buffer]) -> int:
-    """Write all of them; how many bytes that was."""
-    waiting = [memoryview(piece) for piece in pieces if len(piece)]
-    total = sum(map(len, waiting))
-    while waiting:
-        written = os.writev(file, waiting[:_PIECES])
-        while waiting and written >= len(waiting[0]):
-            written -= len(waiting.pop(0))
-        if written:
-            waiting[0] = waiting[0][written:]
-    return total
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _refused(path: Path, error: OSError) -> GiveUp:
-    return GiveUp(f"log {path}: {error.strerror}; what was acknowledged is in it")
+def _owned(where: Path) -> Folder:
+    folder = Folder(where)
+    folder.make()
+    folder.lock()
+    return folder

@@ -14,10 +14,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from ps import log_files
+from ps import log_disk
 from ps.durability import Durability
 from ps.log_files import recovered, spec_in
 from ps.shard_log import Logged, ShardLog
+from shards import log
 from shards.errors import BadInput, GiveUp
 from shards.messages import Ack, Install
 from shards.rules import Momentum
@@ -144,6 +145,21 @@ def test_a_base_that_was_not_finished(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not list(folder.glob("*.partial"))
 
 
+def test_a_base_that_lacks_only_its_name(tmp_path: Path) -> None:
+    """A crash between a base's last byte and its rename: whoever looks at the folder reads the logs
+    before it, and leaves the file alone."""
+    folder = tmp_path / "shard-0"
+    with life(folder) as one:
+        one.enter()
+        one.push(20)
+        held = one.held()
+        unfinished = folder / "base-00000001.partial"
+        unfinished.write_bytes(b"".join(log.encode(*log.state_of(one.shard, 1))))
+    _, state = recovered(folder)
+    assert state.weights.tobytes() == held[0]
+    assert unfinished.exists()
+
+
 @pytest.mark.parametrize("left", ["half", "head", "zeros", "flipped"])
 def test_a_torn_tail_is_cut(left: str, tmp_path: Path) -> None:
     """What was being written when the writer died was never acknowledged: the push before it is
@@ -240,17 +256,17 @@ def test_another_jobs_log(tmp_path: Path) -> None:
         ({"build": "b2"}, "expected build b2, got build's"),
         ({"bound": 3}, "its shard was told otherwise than this one (rule, map, ...)"),
     ):
-        log = ShardLog(folder, Durability.PROCESS)
+        files = ShardLog(folder, Durability.PROCESS)
         shard = Shard(spec(**{"rule": Momentum(0.5), "bound": None} | changes), boot=3)
         with pytest.raises(BadInput) as caught:
-            log.recover(shard, 1.0)
-        log.close()
+            files.recover(shard, 1.0)
+        files.close()
         assert str(caught.value) == f"log {path}: {text}"
 
 
 def test_one_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second one waits for the first to be gone, and not for ever."""
-    monkeypatch.setattr(log_files, "_LOCK_S", 0.1)
+    monkeypatch.setattr(log_disk, "_LOCK_S", 0.1)
     folder = tmp_path / "shard-0"
     with life(folder), pytest.raises(GiveUp) as caught:
         ShardLog(folder, Durability.PROCESS)

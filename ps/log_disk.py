@@ -1,0 +1,186 @@
+"""The folder that a shard's log lies in: all that the log asks of a disk, and the real one.
+
+What is written reaches the page cache, and survives the process; what is synced survives the power.
+A name is as safe as its folder: a file that was created, renamed or removed may be under its former
+name after a power failure, until `settle` has returned.
+
+Everything that fails raises OSError; whoever knows what the file is for says so.
+"""
+
+import fcntl
+import mmap
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from shards.codec import Buffer
+from shards.errors import BadInput, GiveUp
+
+_LOCK = "lock"
+_LOCK_S = 10.0
+_LOOK_S = 0.05
+_PIECES = 512  # a call; systems take 1024
+
+
+class Writing(Protocol):
+    """A file that is written from its beginning on."""
+
+    def write(self, pieces: Sequence[Buffer]) -> int:
+        """Write all of them behind what is there; how many bytes that was."""
+        ...
+
+    def sync(self) -> None:
+        """What is in it survives a power failure once this has returned."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    """One folder, which its owner has alone. Names are of files directly in it."""
+
+    @property
+    def where(self) -> Path:
+        """What a person calls it."""
+        ...
+
+    def names(self) -> list[str]:
+        """What is in it; nothing where it does not exist."""
+        ...
+
+    def size(self, name: str) -> int:
+        """The bytes of a file."""
+        ...
+
+    def content(self, name: str) -> memoryview:
+        """A file's bytes; they stay valid while referred to."""
+        ...
+
+    def create(self, name: str) -> Writing:
+        """An empty file to write, in the place of any of this name."""
+        ...
+
+    def cut(self, name: str, size: int, *, synced: bool) -> None:
+        """Leave a file's first `size` bytes; when `synced`, for good."""
+        ...
+
+    def rename(self, name: str, to: str) -> None: ...
+
+    def remove(self, name: str) -> None: ...
+
+    def settle(self) -> None:
+        """Names are what they are also after a power failure, once this has returned."""
+        ...
+
+    def close(self) -> None:
+        """Let another have the folder."""
+        ...
+
+
+class Folder:
+    """A folder of this machine."""
+
+    def __init__(self, where: Path) -> None:
+        self.where = where
+        self._lock = -1
+
+    def make(self) -> None:
+        """Make it, for its owner alone; raises BadInput where that cannot be."""
+        try:
+            # The job's id, which is a secret, is the name of the folder above.
+            for own in (*reversed(self.where.parents[:2]), self.where):
+                own.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"log {self.where}: {error.strerror}") from None
+
+    def lock(self) -> None:
+        """Have it alone; raises BadInput where it is missing, GiveUp where another has it.
+
+        One who was killed a moment ago may not have let go yet, and is waited for.
+        """
+        until = time.monotonic() + _LOCK_S
+        try:
+            descriptor = os.open(self.where / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise BadInput(f"log {self.where}: {error.strerror}") from None
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    os.close(descriptor)
+                    raise GiveUp(f"log {self.where}: another process writes it") from None
+                time.sleep(_LOOK_S)
+            else:
+                self._lock = descriptor
+                return
+
+    def names(self) -> list[str]:
+        return [path.name for path in self.where.glob("*")]
+
+    def size(self, name: str) -> int:
+        return (self.where / name).stat().st_size
+
+    def content(self, name: str) -> memoryview:
+        """They lie in the page cache."""
+        with (self.where / name).open("rb") as file:
+            if not os.fstat(file.fileno()).st_size:
+                return memoryview(b"")
+            mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        mapped.madvise(mmap.MADV_SEQUENTIAL)
+        return memoryview(mapped)
+
+    def create(self, name: str) -> Writing:
+        return _File(self.where / name)
+
+    def cut(self, name: str, size: int, *, synced: bool) -> None:
+        os.truncate(self.where / name, size)
+        if synced:
+            _flush(self.where / name)
+
+    def rename(self, name: str, to: str) -> None:
+        (self.where / name).rename(self.where / to)
+
+    def remove(self, name: str) -> None:
+        (self.where / name).unlink()
+
+    def settle(self) -> None:
+        _flush(self.where)
+
+    def close(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1
+
+
+class _File:
+    def __init__(self, path: Path) -> None:
+        # One that a life created and died before it had written anything may lie there.
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+
+    def write(self, pieces: Sequence[Buffer]) -> int:
+        waiting = [memoryview(piece) for piece in pieces if len(piece)]
+        total = sum(map(len, waiting))
+        while waiting:
+            written = os.writev(self._descriptor, waiting[:_PIECES])
+            while waiting and written >= len(waiting[0]):
+                written -= len(waiting.pop(0))
+            if written:
+                waiting[0] = waiting[0][written:]
+        return total
+
+    def sync(self) -> None:
+        os.fdatasync(self._descriptor)  # and its length with it
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
