@@ -21,13 +21,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ps import moving
 from ps.cluster import Cluster
 from ps.compression import Compression
 from ps.connection import Connection
 from ps.events import Departed, Event, Pulled, Pushed, Ready, Relocated, Send, Unreachable
 from ps.feedback import Feedback
 from ps.link_model import LinkModel
-from ps.moving import Carried, carried
 from ps.pace import Pace
 from ps.session import Session
 from ps.stripes import MOST
@@ -403,12 +403,11 @@ class Client:
         """Go on with the shards that hold the job now: repeat what the former have not applied."""
         former = self._session
         self._reopen(successors)
-        ready = self._meet()
-        pushes = carried(former, ready.seq)
-        told = self.clock + former.ahead - sum(push.message.steps for push in pushes)
-        self._session.follow(former, told)
-        for push in pushes:
-            self._repeat(push, former.ahead)
+        self._meet()
+        now = time.monotonic()
+        for request, sends in moving.go_on(former, self._session, self.clock, now):
+            self._paces[Push].sent(request, now)
+            self._send(sends)
         wanted = list(self._prefetched)
         self._pulled.clear()
         self._unwanted.clear()
@@ -418,32 +417,10 @@ class Client:
         if self._leaving:
             self._send(self._session.leave(time.monotonic()))
 
-    def _repeat(self, push: Carried, ahead: int) -> None:
-        now, message = time.monotonic(), push.message
-        request, sends = self._session.push(
-            push.gradient,
-            self._versions(push.read_versions),
-            clock=message.clock - ahead,
-            step=message.step,
-            steps=message.steps,
-            samples=message.samples,
-            loss=message.loss,
-            rtt_s=message.rtt_s,
-            wait_s=message.wait_s,
-            now=now,
-            plain=True,
-        )
-        self._paces[Push].sent(request, now)
-        self._send(sends)
-
     def _versions(self, read: Sequence[int]) -> Sequence[int]:
-        """One version a shard; of weights that were read where there were more or fewer, the least.
-
-        What moves is of one moment, so they hardly differ.
-        """
-        shards = self.cluster.map.shards
+        """What was read before a move, as the shards after it are told."""
         moved = self.cluster.map.epoch > self._first_epoch
-        return [min(read)] * shards if moved and read and len(read) != shards else read
+        return moving.versions(read, self.cluster.map.shards) if moved and read else read
 
     # --- requests and answers ---------------------------------------------------------------------
 

@@ -5,37 +5,32 @@ counters, collect the records of applied updates. Blocking, one question at a ti
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ps import operations
 from ps.cluster import Cluster
 from ps.events import Unreachable
 from ps.joining import operator_key
 from ps.links import Links
+from ps.operations import Answer, Ask, Frames, Heard, Pause, Plan, Question, Result, Side
 from shards import codec
-from shards.codec import Buffer
-from shards.errors import BadInput, GiveUp
+from shards.errors import BadInput
 from shards.ledger import Ledger
 from shards.messages import (
     AskRecords,
     AskStatus,
-    Cut,
-    Export,
     FromOperator,
     Hold,
-    Holding,
-    Install,
     Read,
     Records,
     Refusal,
     Remedy,
     Reply,
-    Retire,
     ShardStatus,
-    State,
 )
 from shards.records import RECORD
 from shards.refusals import error_of
@@ -44,12 +39,6 @@ from shards.state import Saved, ShardState
 __all__ = ["Console", "ShardState"]
 
 _RETRY_S = 2.0
-_LOOK_S = 0.02
-_TELLING_S = 60.0  # for a successor's address to reach every shard
-
-Frames = tuple[NDArray[np.float32] | bytes, ...]
-Answer = tuple[Reply, Sequence[Buffer]]
-Question = Callable[[int], FromOperator]
 
 
 class Console:
@@ -77,14 +66,7 @@ class Console:
 
     def restore(self, shard: int, state: ShardState, *, goes_on: bool = False) -> None:
         """Give one shard a state that `export` returned; `goes_on` if its workers live on."""
-        frames: Frames = (codec.encode_state(state.saved), state.weights, *state.slots.values())
-        self._ask(
-            shard,
-            lambda request: Install(
-                request, self.cluster.job, self.cluster.table.name, list(state.slots), goes_on
-            ),
-            frames,
-        )
+        carry_out(operations.restore(self.side, shard, state, goes_on=goes_on), self)
 
     def export(self, *, going_on: bool = False) -> list[ShardState]:
         """Every shard's state; each shard's is of one version. All are asked at one moment.
@@ -93,10 +75,10 @@ class Console:
         """
         job, table = self.cluster.job, self.cluster.table.name
         answers = self._ask_all(
-            lambda request: Export(request, job, table),
+            operations.export(self.side),
             (lambda request: Hold(request, job, table, 0.0)) if going_on else None,
         )
-        return [_state(*answer) for answer in answers]
+        return [operations.state_in(*answer) for answer in answers]
 
     def stand_still(self, seconds: float) -> dict[str, int]:
         """Bring all shards to the same pushes of every worker, and keep them there.
@@ -105,52 +87,24 @@ class Console:
         job. Workers' further pushes wait, and pulls are answered; after `seconds`, or `go_on`, they
         go on. Raises Unreachable when the shards have not come together within `patience_s`.
         """
-        until = time.monotonic() + self._patience_s
-        shards = range(self.cluster.map.shards)
-        cut = _furthest([self._hold(shard, seconds)[1] for shard in shards])
-        missing = list(shards)
-        while missing:
-            missing = [shard for shard in missing if self._hold(shard, seconds, cut)[0]]
-            if missing and time.monotonic() > until:
-                self.go_on()
-                raise Unreachable(
-                    f"shard {missing[0]} lacks pushes that others have, for {self._patience_s:g} s",
-                    missing[0],
-                )
-            time.sleep(_LOOK_S if missing else 0.0)
-        return cut
+        return carry_out(operations.stand_still(self.side, seconds), self)
 
     def go_on(self) -> None:
         """End a standstill."""
-        for shard in range(self.cluster.map.shards):
-            self._hold(shard, 0.0)
-
-    def _hold(
-        self, shard: int, seconds: float, cut: Mapping[str, int] | None = None
-    ) -> tuple[bool, Mapping[str, int]]:
-        reply, frames = self._ask(
-            shard,
-            lambda request: Hold(request, self.cluster.job, self.cluster.table.name, seconds),
-            () if cut is None else (codec.encode_state(Cut(dict(cut))),),
-        )
-        assert isinstance(reply, Holding)
-        return reply.missing, codec.decode_state(frames[0], Cut).pushes
+        carry_out(operations.go_on(self.side), self)
 
     def retire(self, successors: Cluster, cut: Mapping[str, int]) -> None:
         """Send the workers of shards that stand still at `cut` to their successors.
 
         Raises GiveUp when the standstill has ended before: then nothing has changed.
         """
-        shards = range(self.cluster.map.shards)
-        reached = _furthest([self._hold(shard, _TELLING_S, cut)[1] for shard in shards])
-        if any(seq > cut.get(worker, 0) for worker, seq in reached.items()):
-            raise GiveUp("the shards' standstill has ended before their successors were ready")
-        for shard in shards:
-            self._ask(
-                shard,
-                lambda request: Retire(request, self.cluster.job, self.cluster.table.name),
-                (successors.for_workers().encode(),),
-            )
+        told = successors.for_workers().encode()
+        carry_out(operations.retire(self.side, told, cut), self)
+
+    @property
+    def side(self) -> Side:
+        """Its shards, as the plans of operations.py name them."""
+        return Side(self.cluster.job, self.cluster.map, self._patience_s)
 
     def read(self) -> NDArray[np.float32]:
         """The current weights as a new arena, float32 of shape (table.size,)."""
@@ -280,14 +234,26 @@ class Console:
         return refused and self.cluster.coordinator is not None
 
 
-def _state(reply: Reply, frames: Sequence[Buffer]) -> ShardState:
-    assert isinstance(reply, State)
-    weights, *slots = (np.frombuffer(frame, np.float32) for frame in frames[1:])
-    saved = codec.decode_state(frames[0], Saved)
-    return ShardState(saved, weights, dict(zip(reply.slots, slots, strict=True)))
+def carry_out(plan: Plan[Result], *consoles: Console) -> Result:
+    """Ask what a plan wants asked, each question over the console of its side."""
+    by_side = {console.side: console for console in consoles}
+    try:
+        step = next(plan)
+        while True:
+            try:
+                heard = _done(step, by_side)
+            except BaseException as error:  # noqa: BLE001  # the plan tidies up and raises it
+                step = plan.throw(error)
+            else:
+                step = plan.send(heard)
+    except StopIteration as end:
+        result: Result = end.value
+        return result
 
 
-def _furthest(cuts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """For each worker the last push that any shard has applied."""
-    workers = {worker for cut in cuts for worker in cut}
-    return {worker: max(cut.get(worker, 0) for cut in cuts) for worker in workers}
+def _done(step: Ask | Pause, by_side: Mapping[Side, Console]) -> Heard:
+    if isinstance(step, Pause):
+        time.sleep(step.seconds)
+        return Heard(time.monotonic(), {})
+    answers = by_side[step.of]._ask_each(step.shards, step.question, step.frames)
+    return Heard(time.monotonic(), answers)

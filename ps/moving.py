@@ -1,14 +1,17 @@
-"""What a worker takes along when its job moves to other shards (resharding.py).
+"""What a worker takes along, and says first, when its job moves to other shards (resharding.py).
 
 The new shards know the last push of this worker that the old ones had applied, all of them or none.
 Whatever it pushed after that goes out again, cut by the new map. A push that was compressed travels
 as the floats that its payloads stand for: written anew it would take the residual a second time.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ps.events import Send
 from ps.session import Session
 from shards import payloads
 from shards.messages import Push
@@ -22,6 +25,47 @@ class Carried(msgspec.Struct, frozen=True):
     message: Push
     gradient: Floats
     read_versions: tuple[int, ...]
+
+
+Asked = tuple[int, list[Send]]
+"""A request's number, and what to send for it."""
+
+
+def go_on(former: Session, session: Session, clock: int, now: float) -> list[Asked]:
+    """Go on at `session`, which is ready, as `former` did: the pushes to repeat, in order.
+
+    `clock` is what the driver has counted to. Whatever else it was waiting for it asks for anew.
+    """
+    assert session.ready is not None, "the driver waits for Ready first"
+    pushes = carried(former, session.ready.seq)
+    told = clock + former.ahead - sum(push.message.steps for push in pushes)
+    session.follow(former, told)
+    return [_repeated(push, former.ahead, session, now) for push in pushes]
+
+
+def versions(read: Sequence[int], shards: int) -> Sequence[int]:
+    """One version a shard; of weights that were read where there were more or fewer, the least.
+
+    What moves is of one moment, so they hardly differ.
+    """
+    return read if len(read) == shards else [min(read)] * shards
+
+
+def _repeated(push: Carried, ahead: int, session: Session, now: float) -> Asked:
+    message = push.message
+    return session.push(
+        push.gradient,
+        versions(push.read_versions, session.map.shards),
+        clock=message.clock - ahead,
+        step=message.step,
+        steps=message.steps,
+        samples=message.samples,
+        loss=message.loss,
+        rtt_s=message.rtt_s,
+        wait_s=message.wait_s,
+        now=now,
+        plain=True,
+    )
 
 
 def carried(former: Session, after: int) -> list[Carried]:

@@ -3,14 +3,13 @@
 The shards come to a standstill at one cut (shards/standstill.py); their state is cut anew and given
 to the new ones; then the old ones send every worker on. A worker says hello to the new shards,
 which know its last applied push, and repeats what was not acknowledged: nothing is lost and nothing
-applied twice. Until the old ones have been told, whatever goes wrong leaves them to go on.
+applied twice. Until the old ones have been told, whatever goes wrong leaves them to go on. What is
+asked of whom, and when, is operations.py's.
 """
 
-from ps.console import Console
+from ps import operations
+from ps.console import Console, carry_out
 from shards.errors import BadInput
-from shards.recut import recut
-
-_STANDSTILL_S = 60.0
 
 
 def move(old: Console, new: Console) -> None:
@@ -23,12 +22,5 @@ def move(old: Console, new: Console) -> None:
     """
     if old.cluster.coordinator is not None or new.cluster.coordinator is not None:
         raise BadInput("move: expected shards with one copy each, got replicated ones")
-    cut = old.stand_still(_STANDSTILL_S)
-    try:
-        states = recut(old.export(), old.cluster.map, new.cluster.map)
-        for shard, state in enumerate(states):
-            new.restore(shard, state, goes_on=True)
-    except BaseException:
-        old.go_on()
-        raise
-    old.retire(new.cluster, cut)
+    successors = new.cluster.for_workers().encode()
+    carry_out(operations.move(old.side, new.side, successors), old, new)
