@@ -10,7 +10,6 @@ unacknowledged push cost the caller no time; a second small thread renews the le
 computation is not taken for death.
 """
 
-import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -29,14 +28,15 @@ from ps.events import Departed, Event, Pulled, Pushed, Ready, Relocated, Send, U
 from ps.feedback import Feedback
 from ps.link_model import LinkModel
 from ps.pace import Pace
+from ps.renewal import Renewal
 from ps.session import Session
 from ps.stripes import MOST
 from ps.transport import Transport, transport_named
 from ps.worker_state import Arrays, WorkerState, load_state, save_state
 from shards import payloads
 from shards.codec import Frames
-from shards.errors import BadInput, DownpourError
-from shards.messages import Kind, Message, Pull, Push, Renew
+from shards.errors import BadInput
+from shards.messages import Kind, Message, Pull, Push
 from shards.tables import DenseTable
 from shards.versions import Allocator, Buffers, on_the_heap
 
@@ -142,7 +142,7 @@ class Client:
         self._prefetched: dict[int, int] = {}
         self._unwanted: set[int] = set()
         self._replica: Replica | None = None
-        self._renewal: _Renewal | None = None
+        self._renewal: Renewal | None = None
         self._open(cluster)
         try:
             restored = self._load(restore) if restore is not None else None
@@ -316,12 +316,12 @@ class Client:
     # --- the residual -----------------------------------------------------------------------------
 
     def _feedback(self, what: str) -> Feedback:
-        if self._session.feedback is None:
+        if self._session.cargo.feedback is None:
             raise BadInput(f"{what}: expected compressed pushes, which leave a residual; got none")
-        return self._session.feedback
+        return self._session.cargo.feedback
 
     def _state(self) -> WorkerState:
-        push = self._session.compression.push
+        push = self._session.cargo.compression.push
         assert push is not None, "there is a residual"
         return WorkerState(
             worker=self.worker,
@@ -355,7 +355,7 @@ class Client:
 
     def _placed(self, gradient: NDArray[np.float32]) -> NDArray[np.float32]:
         """`gradient` where shards that share memory see it; one to be compressed stays."""
-        if self._sharing is None or self._session.feedback is not None:
+        if self._sharing is None or self._session.cargo.feedback is not None:
             return gradient
         return self._sharing.placed(gradient)
 
@@ -382,7 +382,7 @@ class Client:
                 self._reopen(self._successors)
                 self._greet()
         ready = self._session.ready
-        self._renewal = _Renewal(self._connection, self._session, ready.lease_s / _RENEWALS_A_LEASE)
+        self._renewal = Renewal(self._connection, self._session, ready.lease_s / _RENEWALS_A_LEASE)
         # Or a client that was dropped without a word would hold back the others for ever.
         weakref.finalize(self, self._renewal.end)
         self._connection.check_transport()
@@ -555,51 +555,3 @@ def _read_only(arena: NDArray[np.float32]) -> NDArray[np.float32]:
     view = arena.view()
     view.flags.writeable = False
     return view
-
-
-class _Renewal:
-    """A thread with links of its own that keeps the lease while its owner computes."""
-
-    def __init__(self, connection: Connection, session: Session, period_s: float) -> None:
-        self._session = session
-        self._connection = connection
-        self._period_s = period_s
-        self._ended = threading.Event()
-        self._failure: DownpourError | None = None
-        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
-        self._thread.start()
-
-    def check(self) -> None:
-        """Raise what ended the thread, if anything did."""
-        if self._failure is not None:
-            raise self._failure
-
-    def end(self) -> None:
-        self._ended.set()
-
-    def stop(self) -> None:
-        self.end()
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            self._renew_until_ended()
-        except DownpourError as error:
-            self._failure = error
-
-    def _renew_until_ended(self) -> None:
-        links = self._connection.more_links()
-        try:
-            while not self._ended.wait(self._period_s):
-                links.follow(self._connection.links.endpoints)
-                for shard, boot in enumerate(self._session.boots):
-                    links.send(shard, self._renew(boot))
-                # The answers say nothing that the owner's own messages will not hear too.
-                for _ in links.receive(0.0):
-                    pass
-        finally:
-            links.close()
-
-    def _renew(self, boot: int) -> Renew:
-        session = self._session
-        return Renew(0, session.job, session.worker, session.incarnation, boot)

@@ -83,16 +83,6 @@ class Unreachable(GiveUp):
         self.shard = shard
 
 
-class Pending(msgspec.Struct):
-    """One message to one shard that has not been answered."""
-
-    message: FromWorker
-    frames: Frames
-    asked: int
-    resend_at: float
-    wait_s: float
-
-
 class Asked(msgspec.Struct):
     """One logical request: what it was, when, at which clock, and the answers so far."""
 

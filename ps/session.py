@@ -4,10 +4,9 @@ Theory. One logical request (a pull, a push) is one message to each shard and is
 has answered. Nothing is lost as long as every message that has not been answered is kept and sent
 again: the shard recognises a repetition (by seq for a push, by request number for the rest), so
 repeating is always safe. Hence the whole of reliability here is a table of outstanding messages
-with a deadline each, and these reactions:
+with a deadline each (outstanding.py), and these reactions:
 
-- silence for `retry_s`, or twice what the last push took: send it again, then twice as late each
-  time up to eightfold, because on a slow link the first copy may still be on its way;
+- silence: send it again, ever later;
 - a gap: the shard lacks an earlier push; send all unacknowledged pushes again, in order;
 - a resynchronise (the shard restarted, the lease ran out, the map moved): say hello again, join,
   then send everything outstanding to that shard again;
@@ -36,23 +35,21 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ps.cargo import Cargo
 from ps.compression import Compression
 from ps.events import (
     Asked,
     Departed,
     Event,
     Frames,
-    Pending,
     Pulled,
     Pushed,
     Ready,
     Relocated,
     Send,
-    Unreachable,
 )
-from ps.feedback import Feedback
-from ps.view import View, advanced
-from shards import codec, packing, payloads
+from ps.outstanding import Outstanding, Pending
+from shards import codec
 from shards.codec import Buffer
 from shards.errors import BadInput, BadMessage, GiveUp
 from shards.messages import (
@@ -62,7 +59,6 @@ from shards.messages import (
     Hello,
     Join,
     Joined,
-    Kind,
     Leave,
     Left,
     Parked,
@@ -79,9 +75,7 @@ from shards.messages import (
 from shards.refusals import error_of
 from shards.tables import DenseTable, ShardMap
 
-_TRIES = 3  # at least, before patience ends
 _NEWCOMER_S = 0.1  # that the first answer of a copy that has just taken over is waited for
-_LONGEST = 8  # times the first wait: no later is a message repeated
 
 Answer = TypeVar("Answer", bound=Reply)
 
@@ -107,19 +101,12 @@ class Session:
         self.incarnation = incarnation
         self.build = build
         self.table = table
-        self._shape = (table.size,)  # which is summed over its tensors
         self.map = shard_map
-        self.retry_s = min(retry_s, patience_s / _TRIES)
-        self.patience_s = patience_s
-        self.compression = compression or Compression()
-        self.feedback = (
-            Feedback(self.compression, table.size) if self.compression.push is not None else None
-        )
-        self._views: dict[int, View] = {}
+        self._outstanding = Outstanding(worker, retry_s, patience_s)
+        self.cargo = Cargo(table, shard_map, compression or Compression())
         self.seq = 0
         self.ready: Ready | None = None
         self._request = 0
-        self._rtt_s = 0.0
         # On the wire: where this life was last let in, the clock that its pushes reach with the
         # weights it has been given so far, and how far that is ahead of what the driver counts.
         self._admission: int | None = None
@@ -129,9 +116,7 @@ class Session:
         self._welcomes: dict[int, Welcome] = {}
         self._acknowledged: dict[int, int] = {}
         self._mended: dict[int, tuple[int, float]] = {}
-        self._pending: dict[tuple[int, int], Pending] = {}
         self._asked: dict[int, Asked] = {}
-        self._heard: dict[int, float] = {}
 
     # --- what a driver asks for -------------------------------------------------------------------
 
@@ -169,12 +154,11 @@ class Session:
         which it is not if `plain`. Raises BadInput when it does not fit the table, or cannot be
         compressed.
         """
-        self._check_push(gradient, read_versions)
-        kind = Kind.F4 if plain or self.feedback is None else self.feedback.kind
-        zstd = self.compression.zstd and not plain
-        written = self._cut(gradient) if plain else self._write(gradient)
-        self.seq += 1
-        seq = self.seq
+        self.cargo.check(gradient)
+        self._check_versions(read_versions)
+        seq = self.seq + 1
+        kind, zstd, written = self.cargo.write(gradient, seq, plain=plain)
+        self.seq = seq
         told_clock = clock + self._ahead
         self._reached = max(self._reached, told_clock)
         request = self._next(Push, now, clock)
@@ -206,7 +190,7 @@ class Session:
 
     def outstanding(self) -> Iterator[tuple[int, FromWorker, Frames]]:
         """What has not been answered: to which shard, the message, its frames."""
-        for (shard, _), pending in self._pending.items():
+        for shard, pending in self._outstanding:
             yield shard, pending.message, pending.frames
 
     def follow(self, former: "Session", clock: int) -> None:
@@ -216,9 +200,9 @@ class Session:
         have gone on without this worker meanwhile, it counts on from beside them, as ever.
         """
         assert self.ready is not None, "the driver waits for Ready first"
-        self.feedback = former.feedback
+        self.cargo.feedback = former.cargo.feedback
         self._ahead = former.ahead + max(0, self.ready.clock - clock)
-        self._rtt_s = former.rtt_s
+        self._outstanding.rtt_s = former.rtt_s
 
     @property
     def ahead(self) -> int:
@@ -228,7 +212,12 @@ class Session:
     @property
     def rtt_s(self) -> float:
         """How long the last push took, doubled at most from one to the next."""
-        return self._rtt_s
+        return self._outstanding.rtt_s
+
+    @property
+    def retry_s(self) -> float:
+        """How long the first answer is waited for, at least."""
+        return self._outstanding.retry_s
 
     def leave(self, now: float) -> list[Send]:
         """Tell every shard not to wait for this worker any more; `Departed` follows."""
@@ -251,9 +240,7 @@ class Session:
         Raises the error that a final refusal stands for. An answer to nothing (late or repeated)
         changes nothing.
         """
-        self._heard[shard] = now
-        key = (shard, reply.request)
-        pending = self._pending.get(key)
+        pending = self._outstanding.heard(shard, reply.request, now)
         if pending is None:
             # To a renewal; or the shard could not even read which request it refuses.
             if (
@@ -270,62 +257,38 @@ class Session:
                 return self._refused(shard, reply, pending, now), []
             case Parked() | Renewed():
                 return [], []
+        self._outstanding.settle(shard, reply.request)
+        match reply:
             case Welcome():
-                del self._pending[key]
                 return self._welcomed(shard, reply, now), []
             case Joined():
-                del self._pending[key]
                 return self._admitted(shard, reply, now)
             case Weights():
-                del self._pending[key]
-                read = self._read(reply, frames)
+                read = self.cargo.read(reply, frames)
                 if read is None:
                     return self._ask_whole(shard, pending, now), []
                 return [], self._answered(shard, pending.asked, *read, now)
             case _:
-                del self._pending[key]
                 return [], self._answered(shard, pending.asked, reply, frames, now)
 
     def moved(self, shard: int, now: float) -> list[Send]:
         """Another copy of `shard` serves from now on, and the driver's link leads there."""
-        self._heard[shard] = now  # the silence until now was another's
         hello = self._greet(shard, now)
-        # It may not be ready to serve yet, or the link to it not open.
-        pending = self._pending[shard, hello.message.request]
+        # The silence until now was another's. It may not serve yet, or the link to it not be open.
+        pending = self._outstanding.heard(shard, hello.message.request, now)
+        assert pending is not None, "it has just been sent"
         pending.wait_s = min(_NEWCOMER_S, pending.wait_s)
         pending.resend_at = now + pending.wait_s
         return [hello]
 
     def tick(self, now: float) -> list[Send]:
         """Repeat what has been silent too long; raises Unreachable when a shard stays silent."""
-        deadline = self.next_deadline
-        if deadline is None or deadline > now:
-            return []
-        if now - deadline > self.retry_s:
-            # The driver was away, computing or stopped: what it did not hear then is no silence.
-            away_s = now - deadline
-            self._heard = {shard: min(now, at + away_s) for shard, at in self._heard.items()}
-        due = []
-        for (shard, _), pending in self._pending.items():
-            if pending.resend_at > now:
-                continue
-            if now - self._heard[shard] > self.patience_s:
-                what = type(pending.message).__name__.lower()
-                raise Unreachable(
-                    f"shard {shard} has not answered {self.worker}'s {what} for"
-                    f" {self.patience_s:g} s",
-                    shard,
-                )
-            pending.wait_s = min(2 * pending.wait_s, self._longest_s)
-            pending.resend_at = now + pending.wait_s
-            if self._may_send(shard, pending.message):
-                due.append(Send(shard, pending.message, pending.frames))
-        return due
+        return self._outstanding.due(now, self._may_send)
 
     @property
     def next_deadline(self) -> float | None:
         """When to call `tick` next; None while nothing is outstanding."""
-        return min((pending.resend_at for pending in self._pending.values()), default=None)
+        return self._outstanding.next_deadline
 
     @property
     def unacknowledged(self) -> int:
@@ -341,21 +304,13 @@ class Session:
 
     def _greet(self, shard: int, now: float) -> Send:
         self._joined.discard(shard)
-        pushes = [
-            pending.message.seq
-            for (to, _), pending in self._pending.items()
-            if to == shard and isinstance(pending.message, Push)
-        ]
+        self._outstanding.drop_greetings(shard)
+        owed = [pending.message for pending in self._outstanding.to(shard)]
+        pushes = [message.seq for message in owed if isinstance(message, Push)]
         self._acknowledged[shard] = min(pushes, default=self.seq + 1) - 1
-        for key in [
-            key
-            for key, pending in self._pending.items()
-            if key[0] == shard and isinstance(pending.message, Hello | Join)
-        ]:
-            del self._pending[key]
         request = self._count()
         hello = Hello(request, self.job, self.worker, self.incarnation, PROTOCOL, self.build)
-        return self._keep(shard, request, hello, (), now)
+        return self._outstanding.keep(shard, request, hello, (), now)
 
     def _welcomed(self, shard: int, reply: Welcome, now: float) -> list[Send]:
         self._boots[shard] = reply.boot
@@ -381,20 +336,17 @@ class Session:
     def _join(self, shard: int, clock: int, now: float) -> Send:
         request = self._count()
         join = Join(request, self.job, self.worker, self.incarnation, self._boots[shard], clock)
-        return self._keep(shard, request, join, (), now)
+        return self._outstanding.keep(shard, request, join, (), now)
 
     def _joining(self, shard: int) -> bool:
-        return any(
-            to == shard and isinstance(pending.message, Join)
-            for (to, _), pending in self._pending.items()
-        )
+        return any(isinstance(owed.message, Join) for owed in self._outstanding.to(shard))
 
     def _admitted(self, shard: int, reply: Joined, now: float) -> tuple[list[Send], list[Event]]:
         returning = shard not in self._joined
         self._joined.add(shard)
         if self.ready is not None:
             sends = self._catch_up(reply.clock, now) if shard == 0 else []
-            return sends + (self._resend_all(shard, now) if returning else []), []
+            return sends + (self._readdressed(shard, now) if returning else []), []
         if self._admission is None:
             assert shard == 0, "shard 0 admits first"
             self._admission = reply.clock
@@ -420,13 +372,12 @@ class Session:
             for shard in range(1, self.map.shards)
             if shard in self._joined or self._joining(shard)
         ]
-        for key, pending in list(self._pending.items()):
-            if isinstance(pending.message, Push):
-                pending.message = msgspec.structs.replace(
-                    pending.message, clock=pending.message.clock + behind
-                )
-            elif isinstance(pending.message, Pull):
-                del self._pending[key]
+        for shard, pending in self._outstanding:
+            message = pending.message
+            if isinstance(message, Push):
+                pending.message = msgspec.structs.replace(message, clock=message.clock + behind)
+            elif isinstance(message, Pull):
+                self._outstanding.settle(shard, message.request)
         for request, asked in self._asked.items():
             if asked.kind is Pull:
                 # An answer to the old clock may have passed a gate that the new one must not.
@@ -464,28 +415,12 @@ class Session:
         mended, until = self._mended.get(shard, (0, 0.0))
         if mended == expected and now < until:
             return []
-        self._mended[shard] = (expected, now + self._retry_s)
-        sends = []
-        for (to, _), pending in self._pending.items():
-            message = pending.message
-            if to == shard and isinstance(message, Push) and message.seq >= expected:
-                pending.wait_s = self._retry_s
-                pending.resend_at = now + pending.wait_s
-                sends.append(Send(shard, message, pending.frames))
-        return sends
+        self._mended[shard] = (expected, now + self._outstanding.first_s)
+        return self._outstanding.repeated(shard, expected, now)
 
-    def _resend_all(self, shard: int, now: float) -> list[Send]:
-        """Everything outstanding, addressed to the shard's present life, in the order asked."""
-        sends = []
-        for (to, _), pending in self._pending.items():
-            if to != shard:
-                continue
-            if isinstance(pending.message, Registered):
-                pending.message = msgspec.structs.replace(pending.message, boot=self._boots[shard])
-            pending.wait_s = self._retry_s
-            pending.resend_at = now + pending.wait_s
-            sends.append(Send(shard, pending.message, pending.frames))
-        return sends
+    def _readdressed(self, shard: int, now: float) -> list[Send]:
+        """Everything outstanding, to the shard's present life."""
+        return self._outstanding.readdressed(shard, self._boots[shard], now)
 
     # --- requests and answers ---------------------------------------------------------------------
 
@@ -499,19 +434,10 @@ class Session:
         self._asked[request] = Asked(kind, now, clock, {})
         return request
 
-    @property
-    def _retry_s(self) -> float:
-        """How long the first answer is waited for."""
-        return min(max(self.retry_s, 2 * self._rtt_s), self.patience_s / _TRIES)
-
-    @property
-    def _longest_s(self) -> float:
-        """How long any later answer is waited for."""
-        return min(_LONGEST * self._retry_s, self.patience_s / _TRIES)
-
     def _ask_weights(self, asked: int, clock: int, now: float) -> list[Send]:
         """Ask every shard for pull `asked`, under a number that it has not been sent with."""
         request = self._count()
+        compression = self.cargo.compression
 
         def message(shard: int) -> FromWorker:
             return Pull(
@@ -523,39 +449,19 @@ class Session:
                 self.map.epoch,
                 self.table.name,
                 clock + self._ahead,
-                self.compression.pull,
-                self.compression.zstd,
-                self._views[shard].number if shard in self._views else 0,
-                self.compression.pull_share,
+                compression.pull,
+                compression.zstd,
+                self.cargo.base(shard),
+                compression.pull_share,
             )
 
         return self._to_all(asked, message, now)
 
-    def _write(self, gradient: NDArray[np.float32]) -> list[Frames]:
-        """The frames of the next push, for each shard."""
-        if self.feedback is not None:
-            return self.feedback.encode(gradient, self.seq + 1, self.map.ranges)
-        cut = self._cut(gradient)
-        if self.compression.zstd:
-            return [tuple(packing.pack(part) for part in parts) for parts in cut]
-        return cut
-
-    def _cut(self, gradient: NDArray[np.float32]) -> list[Frames]:
-        return [self.map.cut(gradient, shard) for shard in range(self.map.shards)]
-
-    def _check_push(self, gradient: NDArray[np.float32], read_versions: Sequence[int]) -> None:
-        what = f"push to table {self.table.name}"
-        if gradient.shape != self._shape or gradient.dtype != np.float32:
+    def _check_versions(self, read: Sequence[int]) -> None:
+        if len(read) != self.map.shards:
             raise BadInput(
-                f"{what}: expected float32 of shape {self._shape},"
-                f" got {gradient.dtype} of shape {gradient.shape}"
-            )
-        if not gradient.flags.c_contiguous:
-            raise BadInput(f"{what}: expected a contiguous array, got strides {gradient.strides}")
-        if len(read_versions) != self.map.shards:
-            raise BadInput(
-                f"{what}: expected {self.map.shards} read versions, one a shard,"
-                f" got {len(read_versions)}"
+                f"push to table {self.table.name}: expected {self.map.shards} read versions,"
+                f" one a shard, got {len(read)}"
             )
 
     def _to_all(
@@ -567,20 +473,10 @@ class Session:
     ) -> list[Send]:
         sends = []
         for shard in range(self.map.shards):
-            send = self._keep(shard, asked, message(shard), frames(shard), now)
+            send = self._outstanding.keep(shard, asked, message(shard), frames(shard), now)
             if shard in self._joined:
                 sends.append(send)
         return sends
-
-    def _keep(
-        self, shard: int, asked: int, message: FromWorker, frames: Frames, now: float
-    ) -> Send:
-        if all(to != shard for to, _ in self._pending):
-            self._heard[shard] = now  # it was asked nothing, so its silence begins here
-        wait_s = self._retry_s
-        key = (shard, message.request)
-        self._pending[key] = Pending(message, frames, asked, now + wait_s, wait_s)
-        return Send(shard, message, frames)
 
     def _may_send(self, shard: int, message: FromWorker) -> bool:
         """Until a shard has registered this worker, only the greeting may go there."""
@@ -615,12 +511,11 @@ class Session:
             tuple([reply.version for reply in weights]),
             tuple([tuple(of_shard) for of_shard in frames]),
             max([reply.waited_s for reply in weights]),
-            Kind.F4 if self.compression.pulls_changes else self.compression.pull,
+            self.cargo.arrives,
         )
 
     def _pushed(self, request: int, acks: Sequence[Ack], took_s: float) -> Pushed:
-        # Doubled at most, or one outage would have every later message waited for as long.
-        self._rtt_s = min(took_s, max(self.retry_s, 2 * self._rtt_s))
+        self._outstanding.took(took_s)
         return Pushed(
             request,
             acks[0].seq,
@@ -629,31 +524,11 @@ class Session:
             took_s,
         )
 
-    def _read(
-        self, reply: Weights, frames: Sequence[Buffer]
-    ) -> tuple[Weights, Sequence[Buffer]] | None:
-        """The payloads in an answer, checked; of changes the weights that they lead to.
-
-        None if they are changes to a view that this worker has not, since its answer was lost.
-        """
-        ranges, wanted = self.map.ranges[reply.shard], self.compression.pull
-        changes = self.compression.pulls_changes
-        if reply.kind is not wanted and not (changes and reply.kind is Kind.F4):
-            raise BadMessage(f"weights: expected them as {wanted}, got {reply.kind}")
-        parts = payloads.checked("weights", reply.kind, reply.zstd, ranges, frames)
-        if not changes:
-            return reply, [part.data for part in parts]
-        view = advanced(self._views.get(reply.shard), reply, parts)
-        if view is None:
-            return None
-        self._views[reply.shard] = view
-        return msgspec.structs.replace(reply, version=view.version), view.frames
-
     def _ask_whole(self, shard: int, pending: Pending, now: float) -> list[Send]:
         """Ask for the same weights again, as changes to nothing."""
         assert isinstance(pending.message, Pull)
         pull = msgspec.structs.replace(pending.message, request=self._count(), base=0)
-        send = self._keep(shard, pending.asked, pull, (), now)
+        send = self._outstanding.keep(shard, pending.asked, pull, (), now)
         return [send] if shard in self._joined else []
 
 

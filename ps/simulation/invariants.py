@@ -84,10 +84,11 @@ def check_prefix(weights: Array, workers: int, where: str) -> None:
 def check_pending(session: Session, in_flight: int) -> None:
     """A session remembers what it asked, not what it was answered."""
     most = session.map.shards * (in_flight + 6)
-    if len(session._pending) > most:
+    waits = sum(1 for _ in session.outstanding())
+    if waits > most:
         raise Violation(
             Promise.BOUNDED,
-            f"{session.worker} waits for {len(session._pending)} answers, at most {most} expected",
+            f"{session.worker} waits for {waits} answers, at most {most} expected",
         )
 
 
@@ -216,9 +217,9 @@ def check_sums(rows: NDArray[np.void], weights: Array, number: int, residual: Ar
 def residual(session: Session, shard: int) -> Array:
     """What a worker's compressed pushes to a shard have not brought yet."""
     block = slice(BLOCK * shard, BLOCK * shard + BLOCK)
-    if session.feedback is None:
+    if session.cargo.feedback is None:
         return np.zeros(BLOCK, np.float32)
-    return session.feedback.state()[ERROR][block]
+    return session.cargo.feedback.state()[ERROR][block]
 
 
 def exact(merge: Merge, push: str, pull: str) -> bool:

@@ -113,7 +113,7 @@ class Life(Party):
                 if version < former:
                     raise Violation(Promise.VERSIONS, f"{self} read {version} after {former}")
         self._boots = boots
-        for number, view in self.session._views.items():
+        for number, view in self.session.cargo.views.items():
             kept = self._world.hosts[number].views[view.number]
             if b"".join(map(bytes, view.frames)) != kept:
                 raise Violation(Promise.UNTORN, f"{self} has another view than was sent")

@@ -13,7 +13,7 @@ import zmq
 
 import ps
 from ps import Client, Cluster, Console
-from ps.client import _Renewal
+from ps.renewal import Renewal
 from shards.errors import BadInput, BadMessage, GiveUp, WrongBuild
 from shards.messages import Standing
 from shards.schedules import Fixed
@@ -201,7 +201,7 @@ def test_a_long_computation_keeps_its_lease() -> None:
             client.pull()
             time.sleep(3.0)
             assert standing() == [Standing.ACTIVE, Standing.ACTIVE]
-            assert isinstance(client._renewal, _Renewal)
+            assert isinstance(client._renewal, Renewal)
             client._renewal.stop()
             time.sleep(3.0)
             assert standing() == [Standing.EXPIRED, Standing.EXPIRED]

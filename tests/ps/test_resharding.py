@@ -141,7 +141,7 @@ def test_a_residual_goes_along(push: str) -> None:
         for gradient in gradients[4:]:
             client.push(gradient)
         client.flush()
-        feedback = client._session.feedback
+        feedback = client._session.cargo.feedback
         assert feedback is not None
         views = TABLE.views(gradients.sum(0) - feedback.state()["error"])
         sent = np.concatenate([view.ravel() for view in views.values()])

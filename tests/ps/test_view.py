@@ -67,7 +67,7 @@ def test_changes_to_a_view_that_never_came(number: int | None) -> None:
 def test_weights_are_asked_for_again_when_changes_are_of_no_use() -> None:
     """As changes to nothing, under a new number, and the answer to that answers the pull."""
     session = ready_session(1)
-    session.compression = Compression(pull=Kind.INT8)
+    session.cargo.compression = Compression(pull=Kind.INT8)
     request, sends = session.pull(0, 0.0)
     lost = msgspec.structs.replace(
         weights(0, sends[0].message.request), kind=Kind.INT8, base=7, number=8, keys=[0, 512]

@@ -45,8 +45,8 @@ def a_push_is_written_anew_when_repeated(patch: Patch) -> None:
         again = []
         for send in original(self, now):
             frames = send.frames
-            if frames and self.feedback is not None:
-                written = self.feedback.encode(self.table.empty(), self.seq, self.map.ranges)
+            if frames and self.cargo.feedback is not None:
+                written = self.cargo.feedback.encode(self.table.empty(), self.seq, self.map.ranges)
                 frames = written[send.shard]
             again.append(Send(send.shard, send.message, frames))
         return again
@@ -69,8 +69,8 @@ def a_residual_is_forgotten(patch: Patch) -> None:
 @BUGS.add
 def a_greeting_begins_a_new_residual(patch: Patch) -> None:
     def greet(self: Session, *arguments: Any) -> Send:
-        if self.feedback is not None:
-            self.feedback = Feedback(self.compression, self.table.size)
+        if self.cargo.feedback is not None:
+            self.cargo.feedback = Feedback(self.cargo.compression, self.table.size)
         return original(self, *arguments)
 
     original = Session._greet

@@ -4,6 +4,7 @@ from typing import Any
 
 from ps import session
 from ps.events import Send
+from ps.outstanding import Outstanding
 from ps.session import Session
 from ps.simulation.planting import Bugs, Patch
 from ps.simulation.setting import Cluster
@@ -26,9 +27,9 @@ def silence_is_not_noticed(patch: Patch) -> None:
 
 @BUGS.add
 def nothing_is_sent_again_after_a_greeting(patch: Patch) -> None:
-    def resend(self: Session, shard: int, _: float) -> list[Send]:
-        for key in [key for key in self._pending if key[0] == shard]:
-            del self._pending[key]
+    def forget(self: Outstanding, shard: int, *_: float) -> list[Send]:
+        for pending in self.to(shard):
+            self.settle(shard, pending.message.request)
         return []
 
-    patch.setattr(Session, "_resend_all", resend)
+    patch.setattr(Outstanding, "readdressed", forget)
