@@ -83,6 +83,7 @@ GOAL_CASES = (
     Case(25_000_000, 1, 1),
     Case(25_000_000, 1, 2),
     Case(25_000_000, 2, 2),
+    Case(25_000_000, 8, 8),
 )
 ALL_CASES = tuple(
     Case(floats, workers, shards)
@@ -258,6 +259,11 @@ def judged(table: Table) -> list[Goal]:
         if case in table:
             share = median(table, case, "ours:shm", "rate") * apply_seconds(case.floats // shards)
             rows.append(Goal(f"{case} shared memory against the apply alone", share, 0.9, "", True))
+    eight = Case(25_000_000, 8, 8)
+    ratio = median(table, eight, "ours:tcp", "cpu_s_per_gb") / median(
+        table, large, "ours:tcp", "cpu_s_per_gb"
+    )
+    rows.append(Goal(f"{eight} sockets' CPU/GB against {large}", ratio, 1.15, "x"))
     best = max(median(table, tiny, name, "rate") for name in ("ours:tcp", "ours:ipc", "ours:shm"))
     rows.append(Goal(f"{tiny} updates/s", best, 5000, "", at_least=True))
     p50 = min(median(table, tiny, name, "p50_s") for name in ("ours:tcp", "ours:ipc", "ours:shm"))

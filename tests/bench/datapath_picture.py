@@ -10,15 +10,20 @@ mpl.use("agg")
 
 from matplotlib import pyplot as plt
 
+_ACROSS = 4
 _OURS, _PEER, _BOUND = "#2a6fbb", "#9aa5b1", "#d9e2ec"
 
 
 def draw(cases: Mapping[str, Mapping[str, float]], out: Path) -> None:
     """`cases`: CPU s/GB by contender, by case; what did not run is left out."""
+    across = min(_ACROSS, len(cases))
+    down = math.ceil(len(cases) / across)
     figure, axes = plt.subplots(
-        1, len(cases), figsize=(3.4 * len(cases) + 1, 3.6), squeeze=False, layout="constrained"
+        down, across, figsize=(3.4 * across + 1, 3.2 * down), squeeze=False, layout="constrained"
     )
-    for axis, (case, figures) in zip(axes[0], cases.items(), strict=True):
+    for axis in axes.flat[len(cases) :]:
+        axis.set_axis_off()
+    for axis, (case, figures) in zip(axes.flat, cases.items(), strict=False):
         ran = {name: value for name, value in figures.items() if not math.isnan(value)}
         names = sorted(ran, key=lambda name: -ran[name])
         bars = axis.barh(names, [ran[name] for name in names], color=[_colour(n) for n in names])

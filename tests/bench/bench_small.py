@@ -1,0 +1,131 @@
+"""Where the time of a small update goes: which thread computes for how long, and what waking costs.
+
+    python tests/bench/bench_small.py [--floats 10000] [--updates 3000] [--rounds 3]
+
+One worker and one shard, each a process, over every transport, and a ZeroMQ stream of the same
+bytes; each once as the system places it and once with both on one core. An update is one thread
+after another, so its time is their sum and that of waking each. On one core none of them sleeps
+deeply: the difference is what waking idle cores costs. Linux only: threads are read from /proc.
+"""
+
+import argparse
+import multiprocessing
+import os
+import random
+import statistics
+import time
+from collections import defaultdict
+from importlib import import_module
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.bench.peers.contract import Setting
+from tests.bench.report import save
+
+CONTENDERS = (("ours", "tcp"), ("ours", "ipc"), ("ours", "shm"), ("raw_zmq", ""))
+WARM_UP = 300
+
+
+class Spent(NamedTuple):
+    """Microseconds an update: until it is done, and of each kind of thread's CPU."""
+
+    p50: float
+    worker: float
+    worker_zmq: float
+    shard: float
+    shard_zmq: float
+
+
+def threads(pid: int) -> tuple[float, float]:
+    """CPU microseconds so far of a process's own threads, and of ZeroMQ's in it."""
+    own = theirs = 0.0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        spent = int((task / "schedstat").read_text().split()[0]) / 1e3
+        if (task / "comm").read_text().startswith("ZMQ"):
+            theirs += spent
+        else:
+            own += spent
+    return own, theirs
+
+
+def serve(module: str, wanted: Setting, door: Connection, pinned: bool) -> None:
+    if pinned:
+        os.sched_setaffinity(0, {0})
+    import_module(f"tests.bench.peers.{module}").serve(wanted, 0, door)
+
+
+def work(
+    module: str, wanted: Setting, updates: int, pinned: bool, shard: int, door: Connection
+) -> None:
+    if pinned:
+        os.sched_setaffinity(0, {0})
+    update, close = import_module(f"tests.bench.peers.{module}").connect(wanted, 0, [door.recv()])
+    for _ in range(WARM_UP):
+        update()
+    before, took = (*threads(os.getpid()), *threads(shard)), []
+    for _ in range(updates):
+        started = time.perf_counter()
+        update()
+        took.append(time.perf_counter() - started)
+    after = (*threads(os.getpid()), *threads(shard))
+    each = [(late - early) / updates for early, late in zip(before, after, strict=True)]
+    door.send(Spent(1e6 * statistics.median(took), *each))
+    close()
+
+
+def measure(module: str, wanted: Setting, updates: int, pinned: bool) -> Spent:
+    """One contender once, in processes of its own."""
+    spawn = multiprocessing.get_context("spawn")
+    (door, shards), (ours, workers) = spawn.Pipe(), spawn.Pipe()
+    shard = spawn.Process(target=serve, args=(module, wanted, shards, pinned))
+    shard.start()
+    ours.send(door.recv())
+    worker = spawn.Process(target=work, args=(module, wanted, updates, pinned, shard.pid, workers))
+    worker.start()
+    try:
+        spent: Spent = ours.recv()
+    finally:
+        door.send("stop")
+        worker.join(20)
+        shard.join(20)
+        for process in (worker, shard):
+            if process.is_alive():
+                process.kill()
+    return spent
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    options.add_argument("--floats", type=int, default=10_000)
+    options.add_argument("--updates", type=int, default=3000)
+    options.add_argument("--rounds", type=int, default=3)
+    given = options.parse_args()
+    rounds: dict[str, list[Spent]] = defaultdict(list)
+    dice = random.Random(7)
+    cases = [(*one, pinned) for one in CONTENDERS for pinned in (False, True)]
+    for _ in range(given.rounds):
+        for module, option, pinned in dice.sample(cases, len(cases)):
+            name = f"{module} {option}".strip() + (", one core" if pinned else "")
+            wanted = Setting(given.floats, 1, 1, 0.0, option)
+            rounds[name].append(measure(module, wanted, given.updates, pinned))
+    show({name: median(each) for name, each in sorted(rounds.items())})
+
+
+def median(each: list[Spent]) -> Spent:
+    return Spent(*(statistics.median(values) for values in zip(*each, strict=True)))
+
+
+def show(found: dict[str, Spent]) -> None:
+    print(f"{'us an update':20}{'p50':>7}{'CPU':>7}   of it: {'  '.join(Spent._fields[1:])}")
+    for name, spent in found.items():
+        cpu: Any = spent[1:]
+        parts = "  ".join(
+            f"{value:{len(field)}.0f}" for field, value in zip(Spent._fields[1:], cpu, strict=True)
+        )
+        print(f"{name:20}{spent.p50:7.0f}{sum(cpu):7.0f}{'':10}{parts}")
+    print(save("small", {name: spent._asdict() for name, spent in found.items()}))
+
+
+if __name__ == "__main__":
+    main()
