@@ -112,7 +112,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
         return not on_this_host(self.bind) and not self.plaintext
 
     def _check_durability(self) -> None:
-        """A log must be found again, and those who come back must be let in."""
+        """A log must be found again."""
         if self.durability is Durability.REPLICATED:
             check_replicable(
                 self.shards_in, self.bind, self.port, self.transport, self.shard_device
@@ -126,11 +126,6 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise BadInput(
                 f"{what}: expected --shards-in processes, for a shard that dies must find its log"
                 " again; got shards in Ray"
-            )
-        if self.guarded:
-            raise BadInput(
-                f"{what}: expected --plaintext with --bind {self.bind}, for the keys that workers"
-                " have enrolled die with a shard's process"
             )
 
     def build_strategy(self) -> Strategy:

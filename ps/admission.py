@@ -10,7 +10,11 @@ Theory. Three kinds of key are let in; any other is turned away before it has sa
   heard, nobody can join by it any more.
 - A *worker's*: enrolled by an invitation, and bound to one name. It may speak as that worker, and
   ask how the link is. A later life of the name enrols a key of its own, and the earlier one's is
-  shut out, even on a connection that it has already.
+  shut out, even on a connection that it has already; it cannot enrol again either, where another
+  shard process takes over and all its workers come anew.
+
+A shard that goes on from a log, or that has a copy, must let in the workers of its former life:
+what an invitation has led to is a value (`Enrolments`) that another register begins with.
 
 A key is 64 hexadecimal digits. They are public, so comparing them tells nobody anything.
 """
@@ -41,6 +45,21 @@ class Admission(msgspec.Struct, frozen=True):
     invitation: Invitation
 
 
+class Enrolment(msgspec.Struct, frozen=True):
+    """That `key` speaks for `worker`, in that life of it."""
+
+    worker: str
+    incarnation: int
+    key: str
+
+
+class Enrolments(msgspec.Struct, frozen=True):
+    """What an invitation has led to: how many joins are left, and each worker's last key."""
+
+    joins: int
+    workers: tuple[Enrolment, ...] = ()
+
+
 def issue(workers: int) -> tuple[Access, Admission]:
     """Fresh keys for a job of so many workers: who holds the first passes those told the second."""
     operator, token = KeyPair.new(), KeyPair.new()
@@ -51,13 +70,21 @@ def issue(workers: int) -> tuple[Access, Admission]:
 class Register:
     """The keys that one shard lets in, and its judgement of what they say."""
 
-    def __init__(self, admission: Admission, now: float) -> None:
-        """`now` is in seconds of a monotonic clock, here and below."""
+    def __init__(self, admission: Admission, now: float, former: Enrolments | None = None) -> None:
+        """`now` is in seconds of a monotonic clock, here and below; `former` are those that a
+        register of the same admission had.
+        """
         self._admission = admission
-        self._joins = admission.invitation.joins
+        self._joins = admission.invitation.joins if former is None else former.joins
         self._heard_at = now
-        self._names: dict[str, str] = {}  # a worker's key: its name
-        self._keys: dict[str, str] = {}  # the inverse
+        workers = () if former is None else former.workers
+        self._lives = {life.worker: life for life in workers}
+        self._names = {life.key: life.worker for life in workers}
+
+    @property
+    def enrolments(self) -> Enrolments:
+        """What a later register of the same admission is to begin with."""
+        return Enrolments(self._joins, tuple(self._lives.values()))
 
     def admits(self, key: str) -> bool:
         """Whether a connection that proved to hold `key` may stay."""
@@ -68,13 +95,20 @@ class Register:
         """Whether all that `key` may do is enrol another."""
         return key == self._admission.invitation.key
 
-    def enrol(self, worker: str, key: str, now: float) -> None:
-        """Let in `key` as that worker, in place of its name's last; asked again, nothing happens.
+    def enrol(self, worker: str, incarnation: int, key: str, now: float) -> bool:
+        """Let in `key` as that life of a worker, in place of its name's last; whether that is new.
 
-        Raises GiveUp where the invitation has run out, BadMessage for a key that has another part.
+        Raises GiveUp where the invitation has run out, Fenced where a later life has joined,
+        BadMessage for a key that has another part.
         """
-        if self._keys.get(worker) == key:
-            return
+        last = self._lives.get(worker)
+        if last is not None and last.key == key:
+            return False
+        if last is not None and last.incarnation > incarnation:
+            raise Fenced(
+                f"worker {worker}: incarnation {incarnation} comes too late: incarnation"
+                f" {last.incarnation} has joined, with a key of its own"
+            )
         if self.admits(key):
             raise BadMessage(f"worker {worker}: expected a key of its own, got one that is in use")
         silent_s = now - self._heard_at
@@ -90,14 +124,19 @@ class Register:
                 f" {self._admission.invitation.joins} joins"
             )
         self._joins -= 1
-        if worker in self._keys:
-            del self._names[self._keys[worker]]
-        self._keys[worker], self._names[key] = key, worker
+        if last is not None:
+            del self._names[last.key]
+        self._lives[worker], self._names[key] = Enrolment(worker, incarnation, key), worker
+        return True
+
+    def hear_operator(self, now: float) -> None:
+        """Whoever speaks for the operator was heard: the invitation lasts on."""
+        self._heard_at = now
 
     def check(self, key: str, message: Message, now: float) -> None:
         """Raise BadMessage unless the holder of `key` may say this, Fenced if its life is over."""
         if key == self._admission.operator:
-            self._heard_at = now
+            self.hear_operator(now)
             return
         name = self._names.get(key)
         what = type(message).__name__.lower()

@@ -131,6 +131,7 @@ class Client:
         self._new_connection: Callable[[Cluster], Connection] = lambda to: Connection(
             to,
             worker=worker,
+            incarnation=incarnation,
             transport=wanted,
             link=link,
             gradients=(in_flight or _LEAST) + _SPARE,

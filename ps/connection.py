@@ -31,6 +31,7 @@ class Connection:
         cluster: Cluster,
         *,
         worker: str,
+        incarnation: int,
         transport: Transport,
         link: LinkModel | None,
         gradients: int,
@@ -38,7 +39,8 @@ class Connection:
     ) -> None:
         """`gradients` are as many as may be in use at once, where memory is shared.
 
-        Where shards speak CURVE, each is asked to let `worker` in, and waited for `patience_s`.
+        Where shards speak CURVE, each is asked to let this life of `worker` in, and waited for
+        `patience_s`.
         Raises what `join` does, and BadInput when shared memory is asked for by name and there is
         no room, or when shards that move are to be put behind a modelled link.
         """
@@ -55,7 +57,7 @@ class Connection:
             for shard, endpoint in enumerate(reached_at)
         ]
         try:
-            self._own = join(cluster, worker, self.endpoints, patience_s)
+            self._own = join(cluster, worker, self.endpoints, patience_s, incarnation)
             self.sharing = self._share(gradients)
         except BaseException:
             self.close_slow()

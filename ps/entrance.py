@@ -13,6 +13,7 @@ import zmq
 
 from ps import frames, joining
 from ps.admission import Admission, Register
+from ps.guest_book import GuestBook
 from ps.keys import KeyPair, pinned, serve_with
 from ps.reach import on_this_host
 from ps.transport import Door, Transport
@@ -37,18 +38,23 @@ class Entrance:
         options: Options,
         admission: Admission | None,
         plaintext: bool,
+        keys: KeyPair | None,
+        book: GuestBook | None,
     ) -> None:
         """Bind at once, so that `endpoint` is known; `options` are of each socket.
 
-        With `admission` TCP speaks CURVE, and `endpoint` pins a key that is made here. Without it,
-        an address that others can reach is refused unless `plaintext` says that they may. Raises
-        BadInput for that, and when the address is taken; the context is closed then.
+        With `admission` TCP speaks CURVE, and `endpoint` pins the key of `keys`, or of a pair that
+        is made here; whoever joins is written into `book`, if there is one, and let in again where
+        another entrance goes on from that. Without it, an address that others can reach is refused
+        unless `plaintext` says that they may. Raises BadInput for that, when the address is taken,
+        and when the book cannot be read; the context is closed then.
         """
         self._context, self._options = context, options
-        self._register = Register(admission, time.monotonic()) if admission else None
+        self._book = book
+        self._register = self._registered(admission) if admission else None
         self._porter = Porter(context, self._register) if self._register else None
         self._routers = [self._router()]
-        keys = KeyPair.new() if admission else None
+        keys = (keys or KeyPair.new()) if admission else None
         if keys is not None:
             serve_with(self._routers[0], keys)
         try:
@@ -106,6 +112,14 @@ class Entrance:
         if self._door is not None:
             self._door.close()
 
+    def _registered(self, admission: Admission) -> Register:
+        try:
+            former = self._book.read(admission) if self._book is not None else None
+        except BadInput:
+            self._context.destroy(linger=0)
+            raise
+        return Register(admission, time.monotonic(), former)
+
     def _router(self) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.ROUTER)
         for option, value in self._options:
@@ -133,7 +147,9 @@ class Entrance:
         """Whether this comes from the holder of the job's token, who is then answered."""
         if self._register is None or not self._register.invited(key):
             return False
-        said = joining.answer(self._register, parts, time.monotonic())
+        said, new = joining.answer(self._register, parts, time.monotonic())
+        if new and self._book is not None:
+            self._book.write(self._register.enrolments)  # before anybody counts on it
         socket, name = self.to(address)
         with contextlib.suppress(zmq.ZMQError):  # gone, or it does not read
             socket.send_multipart([name, said], zmq.NOBLOCK)

@@ -19,6 +19,7 @@ from ps.admission import Admission, issue
 from ps.build import build_id
 from ps.cluster import Access, Cluster
 from ps.durability import Durability
+from ps.keys import KeyPair
 from ps.reach import on_this_host
 from ps.server import Server
 from ps.shard_log import ShardLog
@@ -151,15 +152,17 @@ def serve(
     admission: Admission | None,
     durability: Durability = Durability.MEMORY,
     log_folder: Path | None = None,
+    keys: KeyPair | None = None,
 ) -> Server:
     """A server for `spec`, not started yet; its life is numbered by the time of its birth.
 
-    With a `log_folder` it goes on from the log that lies there.
+    With a `log_folder` it goes on from the log that lies there. `keys` are the server's own, where
+    a later life is to be known by them; else each life has others.
     """
     boot, place = time.time_ns() // 1000, place_of(device)
     told = bind, transport, place, admission
     log = ShardLog(log_folder, durability) if log_folder is not None else None
-    return Server(spec, boot, *told, plaintext=admission is None, log=log)
+    return Server(spec, boot, *told, plaintext=admission is None, keys=keys, log=log)
 
 
 def told_as(endpoint: str, own_address: str) -> str:

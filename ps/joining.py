@@ -27,7 +27,7 @@ from ps.keys import KeyPair, address_of
 from shards import codec
 from shards.codec import Buffer
 from shards.errors import BadInput, DownpourError, GiveUp
-from shards.messages import Name, Text
+from shards.messages import Count, Name, Text
 
 _REPEAT_S = 2.0
 
@@ -38,6 +38,7 @@ class _Word(msgspec.Struct, frozen=True, tag_field="j", forbid_unknown_fields=Tr
 
 class Enrol(_Word, frozen=True, tag="enrol"):
     worker: Name
+    incarnation: Count
     key: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
 
 
@@ -53,18 +54,22 @@ _ASKED: msgspec.msgpack.Decoder[Enrol] = msgspec.msgpack.Decoder(Enrol)
 _ANSWERS: msgspec.msgpack.Decoder[Enrolled | Denied] = msgspec.msgpack.Decoder(Enrolled | Denied)
 
 
-def answer(register: Register, parts: Sequence[Buffer], now: float) -> bytes:
-    """What to tell the holder of an invitation who sent `parts`."""
+def answer(register: Register, parts: Sequence[Buffer], now: float) -> tuple[bytes, bool]:
+    """What to tell the holder of an invitation who sent `parts`; whether somebody is new by it."""
     try:
         asked = codec.decode(b"".join(map(bytes, parts[:1])), _ASKED)
-        register.enrol(asked.worker, asked.key, now)
+        new = register.enrol(asked.worker, asked.incarnation, asked.key, now)
     except DownpourError as error:
-        return codec.encode_state(Denied(str(error)[:256]))
-    return codec.encode_state(Enrolled())
+        return codec.encode_state(Denied(str(error)[:256])), False
+    return codec.encode_state(Enrolled()), new
 
 
 def join(
-    cluster: Cluster, worker: str, endpoints: Sequence[str], patience_s: float
+    cluster: Cluster,
+    worker: str,
+    endpoints: Sequence[str],
+    patience_s: float,
+    incarnation: int = 0,
 ) -> KeyPair | None:
     """The key that speaks for `worker` at `endpoints`, the cluster's or local ones that lead there.
 
@@ -80,7 +85,7 @@ def join(
         waiting = {
             shard: stack.enter_context(Watched(endpoint, token)) for shard, endpoint in wanted
         }
-        enrol = codec.encode_state(Enrol(worker, own.public))
+        enrol = codec.encode_state(Enrol(worker, incarnation, own.public))
         until, repeat_at = time.monotonic() + patience_s, 0.0
         while waiting:
             now = time.monotonic()

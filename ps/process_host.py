@@ -26,6 +26,7 @@ from ps.cluster import Cluster
 from ps.durability import Durability
 from ps.hosting import START_S, ShardDevice, bind_address, check_build, keys_for
 from ps.job import describe
+from ps.keys import KeyPair
 from ps.pipe import Failed, Listening, Order, hear, tell
 from ps.supervision import Fate, Kept
 from ps.transport import Transport
@@ -92,11 +93,6 @@ def process_shards(
     children: list[Child] = []
     kept: list[Kept] = []
     access, admission = keys_for(specs, host, secure)
-    if durability.keeps_log and admission is not None:
-        raise BadInput(
-            f"durability {durability}: expected shards that only this host reaches, or plaintext;"
-            " the keys that workers have enrolled die with a shard's process"
-        )
     orders = []
     try:
         for spec in specs:
@@ -104,7 +100,9 @@ def process_shards(
                 bind_address(host, port, spec.shard),
                 durability.folder_for(logs, spec.shard),
             )
-            order = Order(spec, bind, transport, device, admission, durability, folder)
+            # One that is started again is to be known by its workers.
+            keys = KeyPair.new() if admission is not None and durability.keeps_log else None
+            order = Order(spec, bind, transport, device, admission, durability, folder, keys)
             orders.append(order)
             # One by one, so that `finally` knows of each.
             children.append(Child(f"shard {spec.shard}", "ps.shard_process", order))

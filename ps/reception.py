@@ -13,6 +13,8 @@ import zmq
 
 from ps.admission import Admission
 from ps.entrance import Entrance
+from ps.guest_book import GuestBook
+from ps.keys import KeyPair
 from ps.leaving import Leaving
 from ps.memory import Surplus, keep_large_blocks
 from ps.shard_side import ShardSide
@@ -46,9 +48,11 @@ class Reception:
         admission: Admission | None = None,
         *,
         plaintext: bool = False,
+        keys: KeyPair | None = None,
+        book: GuestBook | None = None,
     ) -> None:
         """Bind at once, so that `endpoint` is known; raises BadInput as the entrance does, which
-        takes `admission` and `plaintext`.
+        takes `admission`, `plaintext`, `keys` and `book`.
 
         `transport` is what workers on this host are offered beside TCP (transport.py). What is sent
         of the weights is to lie in `sharing.buffers`, which `otherwise` makes where no memory is
@@ -61,7 +65,15 @@ class Reception:
         self._gatherer = Gatherer(max(_QUEUE_BYTES, 4 * _LEAST_QUEUE * floats))
         try:
             self._entrance = Entrance(
-                spec, context, bind, transport, router_options(floats), admission, plaintext
+                spec,
+                context,
+                bind,
+                transport,
+                router_options(floats),
+                admission,
+                plaintext,
+                keys,
+                book,
             )
         except BaseException:
             self.sharing.close()

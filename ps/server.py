@@ -6,6 +6,8 @@ import zmq
 
 from cupy_kernels.places import HOST, Place
 from ps.admission import Admission
+from ps.guest_book import GuestBook
+from ps.keys import KeyPair
 from ps.looping import Looping
 from ps.reception import Reception
 from ps.shard_log import Logged, ShardLog
@@ -29,21 +31,32 @@ class Server(Looping):
         admission: Admission | None = None,
         *,
         plaintext: bool = False,
+        keys: KeyPair | None = None,
         log: ShardLog | None = None,
     ) -> None:
         """Bind at once, so that `endpoint` is known; raises BadInput when the address is taken.
 
         Where others than this host can reach it, `admission` says who may, or `plaintext` that
-        anybody may; with neither it raises BadInput (entrance.py).
+        anybody may; with neither it raises BadInput (entrance.py). `keys` are what it proves to be
+        itself by, in this life and the next; none, and it makes its own.
 
         `transport` is what workers on this host are offered beside TCP (transport.py); `place` is
         where weights and slots live. A `log` is what the shard goes on from, and where its changes
-        are before anybody hears of them; it is closed with the server.
+        are before anybody hears of them; it is closed with the server. Beside it lies who has been
+        let in.
         """
         context = zmq.Context()
         self._log = log
         self._reception = Reception(
-            spec, context, bind, transport, staging(place), admission, plaintext=plaintext
+            spec,
+            context,
+            bind,
+            transport,
+            staging(place),
+            admission,
+            plaintext=plaintext,
+            keys=keys,
+            book=GuestBook(log.where) if log is not None else None,
         )
         drop_with(self, context, self._reception.sockets)
         super().__init__(f"shard-{spec.shard}", context)

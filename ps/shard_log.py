@@ -71,6 +71,11 @@ class ShardLog:
         self._base: Aside | None = None
         self._failure: GiveUp | None = None
 
+    @property
+    def where(self) -> Path:
+        """The folder it lies in."""
+        return self._disk.where
+
     def recover(self, shard: Shard, now: float) -> None:
         """Bring an empty shard to where its last life's log ends, and begin this life's.
 

@@ -148,7 +148,7 @@ class LocalStore:
 
     def settle(self) -> None:
         for folder in (self.path, self.path.parent):
-            _flush(folder)
+            flush(folder)
 
     def size(self, name: str) -> int:
         return (self.path / name).stat().st_size
@@ -171,7 +171,8 @@ def _write(file: Any, content: memoryview) -> None:
         content = content[file.write(content) :]
 
 
-def _flush(folder: Path) -> None:
+def flush(folder: Path) -> None:
+    """Have the names in a folder survive the power's failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

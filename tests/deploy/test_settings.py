@@ -57,6 +57,7 @@ def told(**more: Any) -> TrainSettings:
         told(),
         told(strategy="bsp", staleness=0),
         told(shards_in=Home.PROCESSES, durability=Durability.LOGGED),
+        told(shards_in=Home.PROCESSES, durability=Durability.LOGGED, bind="0.0.0.0"),
         told(shards_in=Home.PROCESSES, durability=Durability.REPLICATED),
         EVERY,
     ],
@@ -98,10 +99,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (
         {"durability": Durability.PROCESS},
         "--durability process: expected --shards-in processes, for a shard that dies must find",
-    ),
-    (
-        {"durability": Durability.LOGGED, "shards_in": Home.PROCESSES, "bind": "0.0.0.0"},
-        "--durability logged: expected --plaintext with --bind 0.0.0.0",
     ),
     ({"link": "rtt=1ms", "transport": "shm"}, "--link: expected --transport tcp or auto, got shm"),
     ({"link": "rtt=100"}, "link: expected a number with one of us, ms, s, got 'rtt=100'"),

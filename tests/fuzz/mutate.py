@@ -98,7 +98,7 @@ def valid(shard: Shard) -> list[Frames]:
     noted = [notes.encode(notes.Carried("m" * 16, "y" * 16, True, 3, [1, 2])), *together]
     parts = Cutter(b"t" * 16).cut(list(together), 3)
     striped = [[bytes(piece) for piece in part] for part in parts]
-    return [*alone, together, noted, *striped, [codec.encode_state(Enrol("w", "0" * 64))]]
+    return [*alone, together, noted, *striped, [codec.encode_state(Enrol("w", 0, "0" * 64))]]
 
 
 def spoiled(messages: list[Frames], seed: int) -> Iterator[Frames]:

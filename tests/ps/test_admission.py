@@ -2,7 +2,7 @@
 
 import pytest
 
-from ps.admission import Admission, Invitation, Register, issue
+from ps.admission import Admission, Enrolment, Enrolments, Invitation, Register, issue
 from ps.keys import KeyPair, address_of, key_bytes, pinned
 from shards.errors import BadInput, BadMessage, Fenced, GiveUp
 from shards.messages import AskStatus, Join, Probe, Renew
@@ -19,7 +19,7 @@ def test_only_known_keys_come_in() -> None:
     """The operator's, the invitation's, and those that it has enrolled; no other."""
     door = register()
     assert [door.admits(key) for key in (OPERATOR, TOKEN, ONE, "")] == [True, True, False, False]
-    door.enrol("w1", ONE, now=1.0)
+    door.enrol("w1", 0, ONE, now=1.0)
     assert door.admits(ONE)
     assert [door.invited(key) for key in (OPERATOR, TOKEN, ONE)] == [False, True, False]
 
@@ -27,7 +27,7 @@ def test_only_known_keys_come_in() -> None:
 def test_a_worker_speaks_for_its_own_name_alone() -> None:
     """Its own name and a look at the link are allowed; another's name and operators' words not."""
     door = register()
-    door.enrol("w1", ONE, now=1.0)
+    door.enrol("w1", 0, ONE, now=1.0)
     door.check(ONE, Renew(1, "job", "w1", 0, 1), now=2.0)
     door.check(ONE, Probe(1, "job", "net", 0), now=2.0)
     with pytest.raises(BadMessage, match=r"join: expected worker w1, whose key this is, got .* w2"):
@@ -41,42 +41,67 @@ def test_a_worker_speaks_for_its_own_name_alone() -> None:
 def test_a_later_life_shuts_out_the_earlier_one() -> None:
     """A name has one key, the last that was enrolled; the one before it is no key any more."""
     door = register()
-    door.enrol("w1", ONE, now=1.0)
-    door.enrol("w1", TWO, now=2.0)
+    door.enrol("w1", 0, ONE, now=1.0)
+    door.enrol("w1", 0, TWO, now=2.0)
     assert [door.admits(key) for key in (ONE, TWO)] == [False, True]
     with pytest.raises(Fenced, match="a later life of this worker has joined"):
         door.check(ONE, Renew(1, "job", "w1", 0, 1), now=3.0)
+
+
+def test_an_earlier_life_does_not_come_back() -> None:
+    """Where workers come anew, as to a copy that takes over, nobody wins by being late."""
+    door = register()
+    assert door.enrol("w1", 1, TWO, now=1.0)
+    with pytest.raises(Fenced, match=r"w1: incarnation 0 comes too late: incarnation 1 has joined"):
+        door.enrol("w1", 0, ONE, now=2.0)
+    assert [door.admits(key) for key in (ONE, TWO)] == [False, True]
+    assert not door.enrol("w1", 1, TWO, now=3.0), "nothing new"
+    assert door.enrol("w1", 1, ONE, now=4.0), "its very life may have a new key"
+
+
+def test_a_register_goes_on_from_another() -> None:
+    """Who was let in stays so, shut out stays shut out, and joins that were used up stay used."""
+    former = register(joins=2)
+    former.enrol("w1", 1, ONE, now=1.0)
+    door = Register(Admission(OPERATOR, Invitation(TOKEN, 2, HOUR)), 9.0, former.enrolments)
+    door.check(ONE, Renew(1, "job", "w1", 1, 1), now=9.0)
+    with pytest.raises(Fenced):
+        door.enrol("w1", 0, TWO, now=9.0)
+    door.enrol("w2", 0, TWO, now=9.0)
+    with pytest.raises(GiveUp, match="used up"):
+        door.enrol("w3", 0, "3" * 64, now=9.0)
+    assert door.enrolments == Enrolments(0, (Enrolment("w1", 1, ONE), Enrolment("w2", 0, TWO)))
 
 
 def test_a_token_is_used_up() -> None:
     """Each enrolment counts, a repeated one not; behind the last one nobody joins."""
     door = register(joins=2)
     for _ in range(3):
-        door.enrol("w1", ONE, now=1.0)
-    door.enrol("w2", TWO, now=1.0)
+        door.enrol("w1", 0, ONE, now=1.0)
+    door.enrol("w2", 0, TWO, now=1.0)
     with pytest.raises(GiveUp, match=r"w3: the job's join token is used up: .* for 2 joins"):
-        door.enrol("w3", "3" * 64, now=1.0)
-    door.enrol("w2", TWO, now=1.0)
+        door.enrol("w3", 0, "3" * 64, now=1.0)
+    door.enrol("w2", 0, TWO, now=1.0)
 
 
 def test_a_token_expires_after_the_operators_last_word() -> None:
     """As long as the operator is heard it lasts; then no longer than it says."""
     door = register()
-    door.enrol("w1", ONE, now=HOUR)
+    door.enrol("w1", 0, ONE, now=HOUR)
     door.check(OPERATOR, AskStatus(1, "job", "net"), now=HOUR)
-    door.enrol("w2", TWO, now=2 * HOUR)
+    door.enrol("w2", 0, TWO, now=2 * HOUR)
     late = "w3: the job's join token has expired: it lasts 3600 s .* which was 3601 s ago"
     with pytest.raises(GiveUp, match=late):
-        door.enrol("w3", "3" * 64, now=2 * HOUR + 1)
+        door.enrol("w3", 0, "3" * 64, now=2 * HOUR + 1)
 
 
 def test_a_key_has_one_part() -> None:
     """Nobody enrols the operator's key, the token's own, or another worker's."""
     door = register(joins=9)
-    door.enrol("w1", ONE, now=0.0)
+    door.enrol("w1", 0, ONE, now=0.0)
     for taken in (OPERATOR, TOKEN, ONE):
         with pytest.raises(BadMessage, match="w2: expected a key of its own, got one that is in"):
-            door.enrol("w2", taken, now=0.0)
+            door.enrol("w2", 0, taken, now=0.0)
 
 
 def test_shards_are_told_no_secret() -> None:

@@ -189,7 +189,7 @@ def test_an_invitation_lets_nobody_do_anything_else(cluster: Cluster) -> None:
         socket.setsockopt(zmq.RCVTIMEO, 10_000)
         socket.connect(plain)
         status = AskStatus(1, cluster.job, "net")
-        odd = Enrol("w0", "no key")
+        odd = Enrol("w0", 0, "no key")
         for said in (codec.enclose([(status, ())]), [codec.encode_state(odd)], [b""], [b"x"] * 5):
             socket.send_multipart(said)
             assert b"denied" in socket.recv()

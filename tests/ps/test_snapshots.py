@@ -244,7 +244,7 @@ def test_a_failure_at_any_point_leaves_what_there_was(
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalStore, "put", failing(LocalStore.put))
-        patch.setattr(stores, "_flush", failing(stores._flush))
+        patch.setattr(stores, "flush", failing(stores.flush))
         patch.setattr(os, "fsync", failing(os.fsync))
         patch.setattr(Path, "replace", failing(Path.replace))
         try:

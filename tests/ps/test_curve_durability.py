@@ -1,0 +1,97 @@
+"""Shards that keep a log and speak CURVE, as processes that are killed: who was let in still is.
+
+What the logs promise is tried in test_durability.py, whose workers these are.
+"""
+
+import os
+import signal
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ps import Cluster, Console, Durability, process_shards, supervision
+from ps.admission import Admission, Enrolment, Enrolments, Invitation
+from ps.cluster import Access
+from ps.guest_book import GuestBook
+from ps.keys import KeyPair, address_of, pinned
+from ps.transport import Transport
+from shards.errors import BadInput, GiveUp
+from tests.ps import test_durability
+from tests.ps.test_curve import as_worker
+from tests.ps.test_durability import PATIENCE_S, TABLE, more, pushing, specs_of, until
+
+quick_start = test_durability.quick_start
+ADMISSION = Admission("0" * 64, Invitation("a" * 64, 5))
+
+
+def with_other_keys(cluster: Cluster) -> Cluster:
+    others = KeyPair.new().public
+    moved = tuple(pinned(address_of(at).plain, others) for at in cluster.endpoints)
+    return msgspec.structs.replace(cluster, endpoints=moved)
+
+
+@pytest.mark.timeout(600)  # a process starts in a second or two, on a busy machine in twenty
+def test_kill_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its next life proves the same key and knows its workers: each push counts once, nobody joins
+    anew, others may, and strangers stay outside."""
+    monkeypatch.setattr(supervision, "QUICK_S", 0.0)
+    started = process_shards(
+        specs_of(1),
+        secure=True,
+        transport=Transport.TCP,
+        durability=Durability.LOGGED,
+        logs=tmp_path,
+    )
+    with started as hosts:
+        access, book = hosts.cluster.access, tmp_path / "shard-0/joined"
+        assert access is not None
+        with Console(hosts.cluster, patience_s=PATIENCE_S) as console:
+            console.install(TABLE.empty())
+            with pushing(hosts.cluster.for_workers(), workers=2) as pushers:
+                more(pushers, hosts)
+                before, joined = hosts.pids[0], book.read_bytes()
+                os.kill(before, signal.SIGKILL)
+                more(pushers, hosts)
+            until(lambda: hosts.pids[0] != before, "no other process", hosts)
+            total = sum(one.acknowledged for one in pushers)
+            assert set(console.read()[:3000]) == {-float(total)}
+        assert book.read_bytes() == joined
+        assert stat.S_IMODE(book.stat().st_mode) == 0o600
+        as_worker(hosts.cluster)
+        assert book.read_bytes() != joined
+        wrong = Access(KeyPair.new().secret, KeyPair.new().secret)
+        with pytest.raises(GiveUp, match="turned away: it does not know our key"):
+            as_worker(msgspec.structs.replace(hosts.cluster, access=wrong))
+        with pytest.raises(GiveUp, match="its key is not the one that the endpoint pins"):
+            as_worker(with_other_keys(hosts.cluster))
+        told = Path(f"/proc/{hosts.pids[0]}/cmdline").read_bytes()
+        told += Path(f"/proc/{hosts.pids[0]}/environ").read_bytes()
+    written = b"".join(path.read_bytes() for path in (tmp_path / "shard-0").iterdir())
+    for secret in (access.token, access.operator):
+        assert secret.encode() not in told + written
+
+
+def test_a_guest_book(tmp_path: Path) -> None:
+    """What was written is read; under another admission, as of another driver, nobody is known."""
+    book, enrolments = GuestBook(tmp_path), Enrolments(3, (Enrolment("w", 1, "1" * 64),))
+    assert book.read(ADMISSION) is None
+    book.write(enrolments)
+    assert GuestBook(tmp_path).read(ADMISSION) == enrolments
+    other = msgspec.structs.replace(ADMISSION, operator="f" * 64)
+    assert GuestBook(tmp_path).read(other) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["joined"]
+
+
+def test_a_guest_book_that_cannot_be_used(tmp_path: Path) -> None:
+    """The error names the file; nobody is let in on half a page, or without being written down."""
+    (tmp_path / "joined").write_bytes(b'{"admission":')
+    with pytest.raises(BadInput, match=f"^joined workers {tmp_path}/joined: "):
+        GuestBook(tmp_path).read(ADMISSION)
+    (tmp_path / "joined").unlink()
+    (tmp_path / "joined.partial").mkdir()
+    book = GuestBook(tmp_path)
+    book.read(ADMISSION)
+    with pytest.raises(GiveUp, match=f"^joined workers {tmp_path}/joined: Is a directory"):
+        book.write(Enrolments(3))
