@@ -11,7 +11,7 @@ LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test sim lint format bench bench-datapath chaos gpu fuzz lock
+.PHONY: help install demo test sim lint format bench bench-datapath chaos soak gpu fuzz lock
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -58,6 +58,10 @@ SEED := 1
 LEVEL := memory
 chaos: install ## break real processes and links for SECONDS=600, by SEED=1, at LEVEL=memory
 	$(BIN)/python -m tests.chaos.run --tour --seconds $(SECONDS) --seed $(SEED) --level $(LEVEL)
+
+soak: SECONDS = 3600
+soak: install ## a fault every 2 s for SECONDS=3600; how many MB an hour shards and workers grow by
+	$(BIN)/python -m tests.chaos.run --soak --seconds $(SECONDS) --seed $(SEED) --level $(LEVEL)
 
 fuzz: install ## hostile bytes: a million messages, a hundred thousand connections; minutes
 	$(BIN)/python -m tests.fuzz.run

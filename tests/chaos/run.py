@@ -1,7 +1,8 @@
 """Break real processes and real links by a seeded schedule, and count what the weights prove.
 
     python -m tests.chaos.run [--level memory] [--seconds 600] [--seed 1] [--kills 200] [--tour]
-                              [--kinds kills | --kinds "link down,SIGSTOP of a shard"] [--soak]
+                              [--kinds kills | --kinds "link down,SIGSTOP of a shard"]
+                              [--every-s 2] [--soak]
 
 Workers push integers under plain SGD; every weight is a sum that says how many pushes, and which,
 were applied (record.py). Ends with a table, the goals, and status 1 if a promise was not kept.
@@ -9,6 +10,9 @@ In runs/chaos it leaves the report as JSON, every round as it was played, and th
 
 With root it moves into network namespaces of its own and cuts links; without, it says so and does
 the rest. Everything it starts ends with it.
+
+`--soak` is about memory: a fault every two seconds, none longer than that, and every other worker
+is spared kill -9, so that there are processes that live all along to look at.
 """
 
 import argparse
@@ -32,6 +36,7 @@ from tests.chaos.report import Outcome, figures, goals, table
 from tests.chaos.schedule import KILLS, LINK_KINDS, Kind, Mix, Round, rounds
 
 FOLDER = Path("runs") / "chaos"
+_SOAK_S = 2.0
 _KILLS_OF = {
     Kind.KILL_SHARD: "shard",
     Kind.KILL_BACKUP: "backup",
@@ -56,7 +61,7 @@ def mix_for(running: Party, given: argparse.Namespace) -> Mix:
     level, workers, serving = running.plan.level, running.names, tuple(running.serving)
     shards = [name for name in serving if name.startswith("shard")]
     targets: dict[Kind, Sequence[str]] = {
-        Kind.KILL_WORKER: workers,
+        Kind.KILL_WORKER: workers[::2] if given.soak else workers,
         Kind.STOP_WORKER: workers,
         Kind.STOP_SHARD: shards,
         Kind.FULL_DISK: ["the disk"] if running.disk.exists() else [],
@@ -93,11 +98,13 @@ class Run:
         """Play rounds until the time is up, or enough was killed; then judge."""
         try:
             with party(plan, self.folder, disk=self.given.spaces) as running:
-                self.started = time.monotonic()
+                began = self.started = time.monotonic()
                 for told in rounds(self.given.seed, mix_for(running, self.given)):
                     if self._enough():
                         break
                     self._play(running, told)
+                    began += self.given.every_s
+                    time.sleep(max(0.0, began - time.monotonic()))
                 self.verdicts = running.finish()
         except (Broken, DownpourError) as error:
             self.broken = f"{type(error).__name__}: {error}"
@@ -112,7 +119,8 @@ class Run:
         met = play(running, told)
         self.met += met
         self.done.update(fault.kind for fault in told.faults)
-        self.memory.look(running.serving, self.seconds)
+        if self.given.soak:
+            self.memory.look({**running.serving, **running.pids}, self.seconds)
         with (self.folder / "rounds.log").open("a") as log:
             again = max(one.again_s for one in met)
             faults = ", ".join(map(str, told.faults))
@@ -183,7 +191,8 @@ def parse() -> argparse.Namespace:
     options.add_argument("--kinds", type=kinds, default=[*Kind], help="names, with commas; kills")
     options.add_argument("--tour", action="store_true", help="begin with one fault of each kind")
     options.add_argument("--shortest-s", type=float, default=0.2, help="of a fault that lasts")
-    options.add_argument("--longest-s", type=float, default=10.0)
+    options.add_argument("--longest-s", type=float, help="default: 10; with --soak 2")
+    options.add_argument("--every-s", type=float, help="rounds begin so; default: 0; with --soak 2")
     options.add_argument("--workers", type=int, default=4)
     options.add_argument("--linked", type=int, default=1, help="of them, behind a link")
     options.add_argument("--shards", type=int, default=2)
@@ -191,8 +200,13 @@ def parse() -> argparse.Namespace:
     options.add_argument("--bound", type=int, help="staleness bound in steps; default: none")
     options.add_argument("--rest-ms", type=float, default=2.0, help="of a worker between pushes")
     options.add_argument("--light", action="store_true", help="shards without numba start quickly")
-    options.add_argument("--soak", action="store_true", help="tell the slope of the shards' memory")
-    return options.parse_args()
+    options.add_argument("--soak", action="store_true", help="tell the slope of memory")
+    given = options.parse_args()
+    if given.longest_s is None:
+        given.longest_s = _SOAK_S if given.soak else 10.0
+    if given.every_s is None:
+        given.every_s = _SOAK_S if given.soak else 0.0
+    return given
 
 
 if __name__ == "__main__":
