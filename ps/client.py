@@ -479,6 +479,8 @@ class Client:
             self._move(self._successors)
         for shard in self._links.moved():
             self._send(self._session.moved(shard, time.monotonic()))
+        for shard in self._links.renewed():
+            self._send(self._session.renewed(shard, time.monotonic()))
         if deadline is not None and deadline <= time.monotonic():
             self._tick()
 

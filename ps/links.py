@@ -3,7 +3,8 @@
 The workers' client and the operator's console stand on this. `ZMQ_IMMEDIATE` keeps a message from
 being queued for a shard that is down and then delivered to its next life. Where several sockets
 lead to a shard, each message travels in parts (stripes.py). Links to replicated shards follow the
-primary (guide.py); whoever holds them asks which have `moved`.
+primary (guide.py); whoever holds them asks which have `moved`. Links that were cut are closed and
+made anew as soon as they can be (watch.py); whoever holds them asks which were `renewed`.
 """
 
 import contextlib
@@ -23,6 +24,7 @@ from ps.leaving import Leaving
 from ps.memory import Surplus, keep_large_blocks
 from ps.sockets import NOTICE_THE_DEAD, drop_with
 from ps.stripes import TOKEN_BYTES, Cutter, Gatherer
+from ps.watch import LOOK_S, Watch, watch_over
 from ps.worker_side import WorkerSide
 from shards import codec
 from shards.codec import Buffer, Frames
@@ -61,23 +63,28 @@ class Links:
         self._sockets: list[zmq.Socket[bytes]] = []
         self._shard_of: dict[zmq.Socket[bytes], int] = {}
         self._moved: set[int] = set()
+        self._watches: dict[int, Watch] = {}
+        self._monitors: set[zmq.Socket[bytes]] = set()
+        self._look_at = 0.0
+        self._coming: set[int] = set()  # links that are being renewed
+        self._renewed: set[int] = set()
         self._guide = self._guide_to(guided)
         if self._guide is not None and self._guide.consult(_FIRST_WORD_S):
             endpoints = self._led(endpoints)
-        self._stripes = [[self._connect(*one)] for one in enumerate(endpoints)]
+        self._stripes = [[self._connect(*one, watched=True)] for one in enumerate(endpoints)]
         self._cutter = Cutter(token_bytes(TOKEN_BYTES))
         # A shard that comes back is a new sender, which puts an old one out.
         self._gatherer = Gatherer(_UNFINISHED_BYTES, max(1, len(endpoints)))
         self.endpoints = tuple(endpoints)
         drop_with(self, self._context, self._sockets)
 
-    def _connect(self, shard: int, endpoint: str) -> zmq.Socket[bytes]:
+    def _connect(self, shard: int, endpoint: str, *, watched: bool = False) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.DEALER)
         for option, value in (
             (zmq.IMMEDIATE, 1),
             (zmq.LINGER, 0),
             (zmq.RECONNECT_IVL, 50),
-            (zmq.RECONNECT_IVL_MAX, 2000),
+            (zmq.RECONNECT_IVL_MAX, 250),
             *NOTICE_THE_DEAD,
         ):
             socket.setsockopt(option, value)
@@ -85,6 +92,8 @@ class Links:
         if key:
             assert self._own is not None, "whoever opens links has a key where one is wanted"
             expect(socket, key, self._own)
+        if watched:
+            self._watch(shard, socket, plain)
         try:
             socket.connect(plain)
         except zmq.ZMQError as error:
@@ -98,6 +107,18 @@ class Links:
         self._sockets.append(socket)
         self._shard_of[socket] = shard
         return socket
+
+    def _watch(self, shard: int, socket: zmq.Socket[bytes], plain: str) -> None:
+        """Keep a watch over the first connection to a shard: the others take the same way."""
+        watch = self._watches.get(shard)
+        if watch is not None:
+            watch.turn_to(socket)
+        elif (watch := watch_over(socket, plain)) is None:
+            return
+        self._watches[shard] = watch
+        self._poller.register(watch.monitor, zmq.POLLIN)
+        self._sockets.append(watch.monitor)
+        self._monitors.add(watch.monitor)
 
     def where(self, shard: int) -> str:
         """The address that its links lead to, for people."""
@@ -124,23 +145,51 @@ class Links:
         for shard, endpoint in enumerate(endpoints):
             if endpoint == self.endpoints[shard]:
                 continue
-            old = self._stripes[shard]
-            for socket in old:
-                self._poller.unregister(socket)
-                self._sockets.remove(socket)
-                del self._shard_of[socket]
-                socket.close(linger=0)
-            self._leaving.forget(shard)
-            self._stripes[shard] = [self._connect(shard, endpoint) for _ in old]
-            fresh += self._stripes[shard]
+            fresh += self._lead(shard, endpoint)
             self._moved.add(shard)
         self.endpoints = tuple(endpoints)
         self._unreached(fresh, _NEW_LINK_S)
+        self._take_greetings()
+
+    def _lead(self, shard: int, endpoint: str) -> list[zmq.Socket[bytes]]:
+        """Close the connections to a shard, and begin as many to `endpoint`."""
+        old = self._stripes[shard]
+        if shard in self._watches:
+            self._unwatch(shard, for_good=endpoint != self.endpoints[shard])
+        for socket in old:
+            self._poller.unregister(socket)
+            self._sockets.remove(socket)
+            del self._shard_of[socket]
+            socket.close(linger=0)
+        self._leaving.forget(shard)
+        self._stripes[shard] = [
+            self._connect(shard, endpoint, watched=not number) for number in range(len(old))
+        ]
+        return self._stripes[shard]
+
+    def _unwatch(self, shard: int, *, for_good: bool) -> None:
+        watch = self._watches[shard]
+        self._poller.unregister(watch.monitor)
+        self._sockets.remove(watch.monitor)
+        self._monitors.remove(watch.monitor)
+        if for_good:
+            self._watches.pop(shard).close()
+            self._coming.discard(shard)
+        else:
+            watch.unwatch()
 
     def moved(self) -> set[int]:
         """The shards whose links were led elsewhere since this was asked last."""
         moved, self._moved = self._moved, set()
         return moved
+
+    def renewed(self) -> set[int]:
+        """The shards whose links were cut and are whole since this was asked last.
+
+        What was on its way is lost, or late.
+        """
+        renewed, self._renewed = self._renewed, set()
+        return renewed
 
     def stripe(self, shard: int, stripes: int) -> None:
         """Spread over so many connections, at least as many as there are, what is said to `shard`.
@@ -155,10 +204,16 @@ class Links:
 
         Raises GiveUp when one that was not has turned us away, or is not who it should be.
         """
-        unreached = self._unreached(self._sockets, min(timeout_s, _LOOK_AFTER_S))
+        unreached = self._unreached(self._shard_of, min(timeout_s, _LOOK_AFTER_S))
         if unreached:
             self._look_into(unreached)
         self._unreached(unreached, timeout_s - _LOOK_AFTER_S)
+        self._take_greetings()
+
+    def _take_greetings(self) -> None:
+        """Connections that are there before anything was said over them are no news."""
+        for watch in self._watches.values():
+            watch.greeted()
 
     def _unreached(
         self, sockets: Collection[zmq.Socket[bytes]], timeout_s: float
@@ -168,8 +223,8 @@ class Links:
         for socket in sockets:
             waiting.register(socket, zmq.POLLOUT)
         until = time.monotonic() + timeout_s
-        while waiting.sockets and (left_s := until - time.monotonic()) > 0:
-            for socket, _ in waiting.poll(math.ceil(left_s * 1000)):
+        while waiting.sockets and (reached := waiting.poll(_ms(until - time.monotonic()))):
+            for socket, _ in reached:
                 waiting.unregister(socket)
         return {socket for socket, _ in waiting.sockets}
 
@@ -224,17 +279,43 @@ class Links:
         if self._guide is not None:
             self._guide.ask()
             timeout_s = min(timeout_s, ASK_S)
-        ready = self._poller.poll(math.ceil(max(0.0, timeout_s) * 1000))
+        ready = self._await(timeout_s)
         if self._guide is not None and self._guide.listen():
             self.follow(self._led(self.endpoints))
         for socket, _ in ready:
             shard = self._shard_of.get(socket)
-            if shard is None:  # the guide's, or of a link that led elsewhere
+            if shard is None:  # the guide's, a monitor, or of a link that led elsewhere
                 continue
             for came in frames.arrived(socket, _AT_ONCE):
                 self._surplus.received(sum(map(len, came)))
                 for reply, own in self._read(shard, frames.views(came)):
                     yield shard, reply, own
+
+    def _await(self, timeout_s: float) -> list[tuple[zmq.Socket[bytes], int]]:
+        """The sockets that have something by then; perhaps none, if a link was renewed."""
+        until = time.monotonic() + timeout_s
+        while True:
+            left_s = until - time.monotonic()
+            ready = self._poller.poll(_ms(min(left_s, LOOK_S) if self._watches else left_s))
+            told = sum(socket in self._monitors for socket, _ in ready)
+            now = time.monotonic()
+            renewed = (told or now >= self._look_at) and self._look(now)
+            if renewed or left_s <= 0 or len(ready) > told:
+                return ready
+
+    def _look(self, now: float) -> bool:
+        """See to links that were cut; whether one is of use again, with all its connections."""
+        self._look_at = now + LOOK_S
+        for shard, watch in self._watches.items():
+            if watch.useless(now):
+                self._lead(shard, self.endpoints[shard])
+                self._coming.add(shard)
+            elif watch.greeted():
+                self._coming.add(shard)
+        there = {one for one in self._coming if not self._unreached(self._stripes[one], 0.0)}
+        self._coming -= there
+        self._renewed |= there
+        return bool(there)
 
     @property
     def waiting(self) -> bool:
@@ -260,4 +341,12 @@ class Links:
 
     def close(self, linger_s: float = 0.0) -> None:
         """Drop the connections, giving what is being sent up to `linger_s`."""
+        for watch in self._watches.values():
+            watch.close()
+        self._watches.clear()
         self._context.destroy(linger=int(linger_s * 1000))
+
+
+def _ms(left_s: float) -> int:
+    """As ZeroMQ wants a time to wait: not less, and not for ever."""
+    return math.ceil(max(0.0, left_s) * 1000)

@@ -281,6 +281,11 @@ class Session:
         pending.resend_at = now + pending.wait_s
         return [hello]
 
+    def renewed(self, shard: int, now: float) -> list[Send]:
+        """The driver's link to `shard` was cut, and is whole: what was on its way is lost."""
+        sends = self._resend_all(shard, now)
+        return [send for send in sends if self._may_send(shard, send.message)]
+
     def tick(self, now: float) -> list[Send]:
         """Repeat what has been silent too long; raises Unreachable when a shard stays silent."""
         return self._outstanding.due(now, self._may_send)
