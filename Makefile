@@ -11,7 +11,7 @@ LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test sim lint format bench bench-datapath chaos soak gpu fuzz lock
+.PHONY: help install demo test sim lint format bench bench-datapath chaos cuts soak gpu fuzz lock
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -58,6 +58,11 @@ SEED := 1
 LEVEL := memory
 chaos: install ## break real processes and links for SECONDS=600, by SEED=1, at LEVEL=memory
 	$(BIN)/python -m tests.chaos.run --tour --seconds $(SECONDS) --seed $(SEED) --level $(LEVEL)
+
+cuts: SECONDS = 300
+cuts: install ## cut links for 3 to 10 s, again and again for SECONDS=300: how soon they are of use again
+	$(BIN)/python -m tests.chaos.run --kinds cuts --shortest-s 3 --seconds $(SECONDS) --seed $(SEED) \
+		--workers 2 --linked 2 --rest-ms 10 --retry-s 1
 
 soak: SECONDS = 3600
 soak: install ## a fault every 2 s for SECONDS=3600; how many MB an hour shards and workers grow by

@@ -16,7 +16,8 @@ connection itself, and what a dial on the side finds out:
   that was acknowledged meanwhile is given a little time: the other side may be waiting just as
   patiently with what it has to say. If nothing comes, and what we say does not move either, all
   are given up, once.
-- whatever arrives ends the doubt.
+- whatever arrives ends the doubt. So does an absence of whoever looks, who may be computing: what
+  was found out before it says nothing of now.
 
 What a connection that is given up had on its way is lost, or arrives late: as any message may be,
 and its session repeats it (session.py). A new one is left in peace until it had time for its
@@ -27,6 +28,7 @@ import math
 from enum import Enum, auto
 from typing import NamedTuple
 
+AWAY_S = 1.0
 _IN_VAIN = 2
 _DIAL_S = 0.25
 _RARER = 0.05  # of the outage so far is added between dials,
@@ -66,7 +68,7 @@ class Doubt:
         self._rtt_s = 0.0
         self._dial_at = self._still_since = 0.0
         self._through_s: float | None = None
-        self._settled_at = -math.inf
+        self._looked_at = self._settled_at = -math.inf
 
     @property
     def lasts(self) -> bool:
@@ -76,14 +78,18 @@ class Doubt:
     def look(self, line: Line | None, through_s: float | None, now: float) -> Move:
         """What to do; `line` is None where no connection is.
 
-        `through_s` is how long a dial took that has got through since the last look. When told to
-        renew, close the connection and begin another.
+        `through_s` is the round trip of a dial that has got through since the last look. When told
+        to renew, close the connection and begin another.
         """
+        if now - self._looked_at > AWAY_S:
+            self._since = None
+        self._looked_at = now
         if self._since is None:
             if now < self._settled_at or not _doubtful(line):
                 return Move.NOTHING
             self._begin(line, now)
-        elif line is not None and not line.in_vain and line.heard > self._heard:
+            return self._dial(now)
+        if line is not None and not line.in_vain and line.heard > self._heard:
             self._since = None
             return Move.NOTHING
         if through_s is not None and self._through_s is None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from ps.cuts import Doubt, Line, Move
+from ps.cuts import AWAY_S, Doubt, Line, Move
 
 LOOK_S = 0.1
 _LINUX = sys.platform == "linux"
@@ -37,18 +37,14 @@ class _Peer(NamedTuple):
     address: Any
 
 
-class _Dial(NamedTuple):
-    began_at: float
-    socket: socket.socket
-
-
 class Watch:
     """Over one ZeroMQ socket at a time. Not for use by two threads."""
 
     def __init__(self, watched: "zmq.Socket[bytes]") -> None:
         self._doubt = Doubt()
-        self._dials: list[_Dial] = []
+        self._dials: list[socket.socket] = []
         self._peer: _Peer | None = None
+        self._looked_at = 0.0
         self.turn_to(watched)
 
     def turn_to(self, watched: "zmq.Socket[bytes]") -> None:
@@ -69,9 +65,12 @@ class Watch:
         self._hear()
         if self._peer is None:
             return False  # never reached so far: that is ZeroMQ's affair
-        move = self._doubt.look(self._line(self._peer), self._through(now), now)
+        if now - self._looked_at > AWAY_S:
+            self._hang_up()
+        self._looked_at = now
+        move = self._doubt.look(self._line(self._peer), self._through(), now)
         if move is Move.DIAL:
-            self._dial(self._peer, now)
+            self._dial(self._peer)
         if not self._doubt.lasts:
             self._hang_up()
         return move is Move.RENEW
@@ -104,35 +103,33 @@ class Watch:
             return None
         with contextlib.suppress(OSError), _borrowed(self._descriptor) as connection:
             if connection.getpeername() == peer.address:  # or the descriptor is another's by now
-                raw = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-                state, in_vain, rtt_us, taken, heard = _TCP_INFO.unpack(raw)
-                return Line(in_vain, heard, taken, rtt_us / 1e6) if state == _ESTABLISHED else None
+                return _line_of(connection)
         return None
 
-    def _dial(self, peer: "_Peer", now: float) -> None:
+    def _dial(self, peer: "_Peer") -> None:
         if len(self._dials) == _DIALS:
-            self._dials.pop(0).socket.close()
+            self._dials.pop(0).close()
         dial = socket.socket(peer.family, socket.SOCK_STREAM)
         dial.setblocking(False)
         if dial.connect_ex(peer.address) in {0, EINPROGRESS}:
-            self._dials.append(_Dial(now, dial))
+            self._dials.append(dial)
         else:
             dial.close()
 
-    def _through(self, now: float) -> float | None:
-        """How long the quickest dial took that is through by now; those that failed are dropped."""
-        through = []
+    def _through(self) -> float | None:
+        """The round trip of a dial that is through by now; those that failed are dropped."""
         for dial in list(self._dials):
-            if _done(dial.socket):
-                if not dial.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                    through.append(now - dial.began_at)
+            if _done(dial):
+                line = _line_of(dial)
                 self._dials.remove(dial)
-                dial.socket.close()
-        return min(through, default=None)
+                dial.close()
+                if line is not None:
+                    return line.rtt_s
+        return None
 
     def _hang_up(self) -> None:
         for dial in self._dials:
-            dial.socket.close()
+            dial.close()
         self._dials.clear()
 
 
@@ -152,6 +149,12 @@ def _borrowed(descriptor: int) -> Iterator[socket.socket]:
         raise
     with borrowed:
         yield borrowed
+
+
+def _line_of(connection: socket.socket) -> Line | None:
+    raw = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    state, in_vain, rtt_us, taken, heard = _TCP_INFO.unpack(raw)
+    return Line(in_vain, heard, taken, rtt_us / 1e6) if state == _ESTABLISHED else None
 
 
 def _peer_of(descriptor: int) -> _Peer | None:

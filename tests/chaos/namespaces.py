@@ -7,7 +7,8 @@ devices leads there.
 
 How a link is cut says who notices. `LINK_DOWN`: both ends lose the carrier. `BLACKHOLE`: the
 worker's kernel refuses to send. `LOSS`: packets leave and never arrive, since the neighbour's
-hardware address is wrong; nobody is told, as when a cable is cut behind the next switch.
+hardware address is wrong; nobody is told, as when a cable is cut behind the next switch. `Ports`
+cuts off what speaks from or to some ports of this very namespace, likewise without a word.
 """
 
 import ctypes
@@ -16,7 +17,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -122,6 +123,36 @@ class Link:
 
     def _far(self, *command: str) -> None:
         run("nsenter", "--target", str(self._holder), "--net", "ip", *command)
+
+
+class Ports:
+    """Whatever is said from or to a TCP port of this namespace can be led nowhere.
+
+    There is a device whose other end nobody listens at, and a routing table that leads to it. Rules
+    say by which table a packet goes; those of the host's own addresses usually come first.
+    """
+
+    _TABLE = "77"
+
+    def __init__(self) -> None:
+        run("ip", "link", "add", "nowhere", "type", "veth", "peer", "name", "nobody")
+        run("ip", "link", "set", "nobody", "up")
+        run("ip", "link", "set", "nowhere", "arp", "off", "up")
+        Path("/proc/sys/net/ipv4/conf/nowhere/route_localnet").write_text("1")
+        run("ip", "route", "add", "default", "dev", "nowhere", "table", self._TABLE)
+        run("ip", "rule", "add", "pref", "100", "lookup", "local")
+        run("ip", "rule", "del", "pref", "0")
+
+    @contextmanager
+    def cut(self, ports: Iterable[int]) -> Iterator[None]:
+        """Lose every packet from and to these while the context lasts."""
+        with ExitStack() as healing:
+            for port in ports:
+                for end in ("sport", "dport"):
+                    rule = ("pref", "10", "ipproto", "tcp", end, str(port), "lookup", self._TABLE)
+                    run("ip", "rule", "add", *rule)
+                    healing.callback(run, "ip", "rule", "del", *rule)
+            yield
 
 
 def run(*command: str) -> None:

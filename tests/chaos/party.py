@@ -44,6 +44,7 @@ class Plan(NamedTuple):
     bound: int | None
     rest_s: float
     host: str
+    retry_s: float = 0.1
 
 
 class Party:
@@ -89,6 +90,7 @@ class Party:
                 transport=transports[number % len(transports)] if space is None else "tcp",
                 burst=1 + number % 3,
                 rest_s=self.plan.rest_s,
+                retry_s=self.plan.retry_s,
                 space=space,
             )
             self.begin(name)

@@ -105,6 +105,11 @@ def goals(outcome: Outcome) -> list[Goal]:
         took = [one.again_s for one in outcome.met if one.kind is kind]
         if took:
             rows.append(Goal(f"{kind}, healed -> acknowledged again", max(took), 1, "s"))
+    cuts = [one.again_s for one in outcome.met if one.kind in LINK_KINDS]
+    if cuts:
+        what = f"{len(cuts)} cuts, healed -> acknowledged again"
+        p50, _, most = spread(cuts)
+        rows += [Goal(f"{what}, p50", p50, 1, "s"), Goal(f"{what}, longest", most, 1, "s")]
     for name, slope in outcome.rss_mb_per_h.items():
         rows.append(Goal(f"{name}: memory", slope, 1, "MB/h"))
     return rows

@@ -1,7 +1,7 @@
 """Break real processes and real links by a seeded schedule, and count what the weights prove.
 
     python -m tests.chaos.run [--level memory] [--seconds 600] [--seed 1] [--kills 200] [--tour]
-                              [--kinds kills | --kinds "link down,SIGSTOP of a shard"]
+                              [--kinds kills | --kinds cuts | --kinds "link down,..."]
                               [--every-s 2] [--soak]
 
 Workers push integers under plain SGD; every weight is a sum that says how many pushes, and which,
@@ -158,6 +158,7 @@ def main() -> int:
         floats=given.floats,
         bound=given.bound,
         rest_s=given.rest_ms / 1e3,
+        retry_s=given.retry_s,
         host=namespaces.HERE if links else "127.0.0.1",
     )
     print(f"level {plan.level.name}: {plan.level.promise}", flush=True)
@@ -177,8 +178,9 @@ def main() -> int:
 
 
 def kinds(names: str) -> list[Kind]:
-    """The kinds of these names; `kills` are all that kill."""
-    return [*KILLS] if names == "kills" else [Kind(name) for name in names.split(",")]
+    """The kinds of these names; `kills` are all that kill, `cuts` all that cut a link."""
+    groups = {"kills": KILLS, "cuts": LINK_KINDS}
+    return [*groups[names]] if names in groups else [Kind(name) for name in names.split(",")]
 
 
 def parse() -> argparse.Namespace:
@@ -188,7 +190,9 @@ def parse() -> argparse.Namespace:
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--seconds", type=float, default=600.0)
     options.add_argument("--kills", type=int, default=0, help="end when so many were killed")
-    options.add_argument("--kinds", type=kinds, default=[*Kind], help="names, with commas; kills")
+    options.add_argument(
+        "--kinds", type=kinds, default=[*Kind], help="names, with commas; kills; cuts"
+    )
     options.add_argument("--tour", action="store_true", help="begin with one fault of each kind")
     options.add_argument("--shortest-s", type=float, default=0.2, help="of a fault that lasts")
     options.add_argument("--longest-s", type=float, help="default: 10; with --soak 2")
@@ -199,6 +203,7 @@ def parse() -> argparse.Namespace:
     options.add_argument("--floats", type=int, default=4096)
     options.add_argument("--bound", type=int, help="staleness bound in steps; default: none")
     options.add_argument("--rest-ms", type=float, default=2.0, help="of a worker between pushes")
+    options.add_argument("--retry-s", type=float, default=0.1, help="of clients; theirs is 1")
     options.add_argument("--light", action="store_true", help="shards without numba start quickly")
     options.add_argument("--soak", action="store_true", help="tell the slope of memory")
     given = options.parse_args()
