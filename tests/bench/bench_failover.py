@@ -1,15 +1,17 @@
 """What the death of a primary costs its workers, and what a second copy costs all the time.
 
 Two workers push small gradients to one replicated shard, each waiting for every acknowledgement.
-The primary is killed, or stopped; measured is the time until every worker has been acknowledged a
-push that it began after that. Then the next copy is waited for, and the next primary is hit. In the
-end the weights tell whether each acknowledged push was applied once.
+The primary is killed, stopped, or cut off from all others, as by a cable that is pulled: it goes on
+and knows of nothing, and its packets vanish (that needs root). Measured is the time until every
+worker has been acknowledged a push that it began after that. Then the next copy is waited for, and
+the next primary is hit. In the end the weights tell whether each acknowledged push was applied
+once.
 
 Then CPU seconds for each GB moved, of all processes together: updates of 16 MB by one worker, a
 push and a pull each, over TCP, with one copy and with two, one run after the other so that a busy
 neighbour slows them alike.
 
-    python tests/bench/bench_failover.py [--kills 20] [--stops 5] [--rounds 3]
+    python tests/bench/bench_failover.py [--kills 20] [--stops 5] [--cuts 20] [--rounds 3]
 """
 
 import argparse
@@ -19,8 +21,9 @@ import signal
 import statistics
 import threading
 import time
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -29,6 +32,7 @@ import ps
 from ps.transport import Transport
 from shards.schedules import Fixed
 from tests.bench.report import Goal, goals, save
+from tests.chaos import namespaces
 
 _FLOATS = 4 << 20
 _UPDATES = 40
@@ -75,23 +79,59 @@ def until(holds: Any, what: str) -> None:
         time.sleep(0.001)
 
 
-def hit(hosts: Any, workers: list[Worker], how: signal.Signals) -> float:
-    """Seconds from the signal until every worker is acknowledged what it began after it."""
+Break = Callable[[int], AbstractContextManager[None]]
+
+
+@contextmanager
+def killed(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGKILL)
+    yield
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    yield
+    os.kill(pid, signal.SIGCONT)
+
+
+def cutting(ports: namespaces.Ports) -> Break:
+    """Have what a process says from or to any of its ports vanish."""
+
+    @contextmanager
+    def cut_off(pid: int) -> Iterator[None]:
+        own = {one.laddr.port for one in psutil.Process(pid).net_connections("tcp")}
+        with ports.cut(own):
+            yield
+
+    return cut_off
+
+
+def hit(hosts: Any, workers: list[Worker], break_: Break) -> float:
+    """Seconds from the fault until every worker is acknowledged what it began after it."""
     until(lambda: hosts.redundant, "a second copy")
     time.sleep(0.5)  # as many pushes as that takes, undisturbed
     pid = hosts.pids[_PRIMARY]
     at = time.monotonic()
-    os.kill(pid, how)
-    until(lambda: all(worker.begun_at > at for worker in workers), "an acknowledgement")
-    took_s = time.monotonic() - at
-    until(lambda: hosts.pids.get(_PRIMARY, pid) != pid, "word of the new primary")
-    if how is signal.SIGSTOP:
-        os.kill(pid, signal.SIGCONT)
+    with break_(pid):
+        broken_at = time.monotonic()
+        until(lambda: all(one.begun_at > broken_at for one in workers), "an acknowledgement")
+        took_s = time.monotonic() - at
+        until(lambda: hosts.pids.get(_PRIMARY, pid) != pid, "word of the new primary")
     return took_s
 
 
-def failovers(kills: int, stops: int) -> tuple[list[float], list[float], float]:
-    """Seconds of each kill and stop; and acknowledged pushes that are lost or doubled."""
+class Failovers(NamedTuple):
+    """Seconds of each, and acknowledged pushes that were lost or doubled."""
+
+    killed: list[float]
+    stopped: list[float]
+    cut: list[float]
+    wrong: float
+
+
+def failovers(kills: int, stops: int, cuts: int) -> Failovers:
+    """Hit so many primaries in each way."""
     specs = specs_of(1000)
     with ps.replicated_shards(specs) as hosts, ps.Console(hosts.cluster) as console:
         console.install(specs[0].table.empty())
@@ -99,10 +139,12 @@ def failovers(kills: int, stops: int) -> tuple[list[float], list[float], float]:
         for worker in workers:
             worker.start()
         until(lambda: all(worker.acknowledged for worker in workers), "a first push")
-        killed = [hit(hosts, workers, signal.SIGKILL) for _ in range(kills)]
-        stopped = [hit(hosts, workers, signal.SIGSTOP) for _ in range(stops)]
+        by_kill = [hit(hosts, workers, killed) for _ in range(kills)]
+        by_stop = [hit(hosts, workers, stopped) for _ in range(stops)]
+        cut_off = cutting(namespaces.Ports()) if cuts else killed
+        by_cut = [hit(hosts, workers, cut_off) for _ in range(cuts)]
         pushed = sum(worker.end() for worker in workers)
-        return killed, stopped, abs(-float(console.read()[0]) - pushed)
+        return Failovers(by_kill, by_stop, by_cut, abs(-float(console.read()[0]) - pushed))
 
 
 def cpu_seconds_a_gb(shards: AbstractContextManager[Any]) -> float:
@@ -144,13 +186,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--stops", type=int, default=5)
+    parser.add_argument("--cuts", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
     told = parser.parse_args()
     load = os.getloadavg()[0]
-    killed, stopped, wrong = failovers(told.kills, told.stops)
-    print(f"kill -9 of a primary, until every worker is acknowledged again ({len(killed)} times)")
-    for name, count in histogram(killed):
-        print(f"  {name:16} {'#' * count}")
+    if told.cuts and (why := namespaces.missing()) is not None:
+        told.cuts = 0
+        print(f"no primary is cut off: {why}")
+    if told.cuts:
+        namespaces.move_into_own()
+    found = failovers(told.kills, told.stops, told.cuts)
+    for what, took in (("kill -9", found.killed), ("SIGSTOP", found.stopped), ("cut", found.cut)):
+        if not took:
+            continue
+        print(f"{what} of a primary, until every worker is acknowledged again ({len(took)} times)")
+        for name, count in histogram(took):
+            print(f"  {name:16} {'#' * count}")
     memory, replicated = [], []
     for _ in range(told.rounds):
         specs = specs_of(_FLOATS)
@@ -158,27 +209,35 @@ def main() -> None:
         replicated.append(cpu_seconds_a_gb(ps.replicated_shards(specs_of(_FLOATS))))
     print(f"CPU s/GB over TCP: one copy {memory}, two {replicated}")
     print(f"load before: {load:.1f} on {os.cpu_count()} cores")
-    killed_ms = np.array(killed) * 1000
     figures = {
-        "killed_ms": killed_ms.tolist(),
-        "stopped_s": stopped,
+        "killed_ms": [1000 * one for one in found.killed],
+        "stopped_s": found.stopped,
+        "cut_s": found.cut,
         "memory_s_gb": memory,
         "replicated_s_gb": replicated,
         "load_before": load,
-        "lost_or_doubled": wrong,
+        "lost_or_doubled": found.wrong,
     }
     save("failover", figures)
-    ratio = statistics.median(replicated) / statistics.median(memory)
-    p50, p99 = np.percentile(killed_ms, (50, 99)).tolist()
-    goals(
-        [
-            Goal("acknowledged pushes lost or doubled", wrong, 0),
-            Goal("kill -9 to acknowledged again, p50", p50, 100, "ms"),
-            Goal("kill -9 to acknowledged again, p99", p99, 500, "ms"),
-            Goal("SIGSTOP to acknowledged again, longest", max(stopped), 1, "s"),
-            Goal("CPU a GB of replicated to memory, TCP", ratio, 2.2, "x"),
-        ]
-    )
+    goals(rows(found, memory, replicated))
+
+
+def rows(found: Failovers, memory: list[float], replicated: list[float]) -> Iterator[Goal]:
+    """The goals of whatever was measured."""
+    yield Goal("acknowledged pushes lost or doubled", found.wrong, 0)
+    if found.killed:
+        p50, p99 = 1000 * np.percentile(found.killed, (50, 99))
+        yield Goal("kill -9 to acknowledged again, p50", p50, 100, "ms")
+        yield Goal("kill -9 to acknowledged again, p99", p99, 500, "ms")
+    if found.stopped:
+        yield Goal("SIGSTOP to acknowledged again, longest", max(found.stopped), 1, "s")
+    if found.cut:
+        what = f"cut off {len(found.cut)} times to acknowledged again"
+        yield Goal(f"{what}, p50", statistics.median(found.cut), 1, "s")
+        yield Goal(f"{what}, longest", max(found.cut), 1, "s")
+    if memory:
+        ratio = statistics.median(replicated) / statistics.median(memory)
+        yield Goal("CPU a GB of replicated to memory, TCP", ratio, 2.2, "x")
 
 
 if __name__ == "__main__":
