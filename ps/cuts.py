@@ -41,8 +41,8 @@ _SETTLE_S, _SETTLE_TRIPS, _SETTLE_MOST_S = 0.5, 8, 4.0
 class Line(NamedTuple):
     """A connection as its system sees it.
 
-    `in_vain` are retransmissions in a row that were not acknowledged, `heard` and `taken` the bytes
-    that came and that the peer has acknowledged so far.
+    `in_vain` are retransmissions, or probes, in a row that were not acknowledged, `heard` and
+    `taken` the bytes that came and that the peer has acknowledged so far.
     """
 
     in_vain: int

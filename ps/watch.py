@@ -25,8 +25,10 @@ _LINUX = sys.platform == "linux"
 _EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 _DIALS = 8  # under way at once: the oldest is dropped for a new one
 
-# struct tcp_info of Linux's include/uapi/linux/tcp.h, up to 4.1: state, and what `Line` has.
-_TCP_INFO = struct.Struct("=B x B 65x I 48x Q Q")
+# struct tcp_info of Linux's include/uapi/linux/tcp.h, up to 4.1: state, and what `Line` has. Where
+# the system itself refuses to send, nothing is retransmitted for want of anything sent: it probes,
+# as it does a peer whose window is closed; but that one answers, and the count begins anew.
+_TCP_INFO = struct.Struct("=B x B B 64x I 48x Q Q")
 _ESTABLISHED = 1
 
 
@@ -153,8 +155,10 @@ def _borrowed(descriptor: int) -> Iterator[socket.socket]:
 
 def _line_of(connection: socket.socket) -> Line | None:
     raw = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-    state, in_vain, rtt_us, taken, heard = _TCP_INFO.unpack(raw)
-    return Line(in_vain, heard, taken, rtt_us / 1e6) if state == _ESTABLISHED else None
+    state, again, probes, rtt_us, taken, heard = _TCP_INFO.unpack(raw)
+    if state != _ESTABLISHED:
+        return None
+    return Line(max(again, probes), heard, taken, rtt_us / 1e6)
 
 
 def _peer_of(descriptor: int) -> _Peer | None:
