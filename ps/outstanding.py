@@ -102,6 +102,10 @@ class Outstanding:
             if isinstance(pending.message, Push) and pending.message.seq >= since
         ]
 
+    def again(self, shard: int, now: float) -> list[Send]:
+        """Everything to `shard` again, in the order asked."""
+        return [self._again(shard, pending, now) for pending in self.to(shard)]
+
     def readdressed(self, shard: int, boot: int, now: float) -> list[Send]:
         """Everything to `shard` again, addressed to life `boot` of it, in the order asked."""
         sends = []

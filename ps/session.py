@@ -283,7 +283,7 @@ class Session:
 
     def renewed(self, shard: int, now: float) -> list[Send]:
         """The driver's link to `shard` was cut, and is whole: what was on its way is lost."""
-        sends = self._resend_all(shard, now)
+        sends = self._outstanding.again(shard, now)
         return [send for send in sends if self._may_send(shard, send.message)]
 
     def tick(self, now: float) -> list[Send]:

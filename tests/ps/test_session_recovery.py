@@ -9,6 +9,7 @@ from ps.events import Pulled, Unreachable
 from shards.errors import GiveUp
 from shards.messages import PROTOCOL, Hello, Join, Parked, Pull, Push, Remedy
 from tests.ps.answers import (
+    a_session,
     ack,
     brief,
     joined,
@@ -109,6 +110,33 @@ def test_a_quick_shard_may_be_slow_to_be_waited_for() -> None:
     tell(session, weights(0, 4), now=0.1, frames=[bytes(2048)])
     session.pull(1, now=60.0)
     assert len(session.tick(61.0)) == 1
+
+
+# --- links that were cut --------------------------------------------------------------------------
+
+
+def test_a_link_that_was_renewed_is_told_all_that_is_outstanding() -> None:
+    """To that shard, in the order asked, and it is given its time for the answer from then on."""
+    session = ready_session(2)
+    send_push(session, now=0.0)
+    session.pull(1, now=0.5)
+    tell(session, ack(0, 5, 1), now=0.6)
+    assert [type(message) for _, message in brief(session.renewed(0, 0.7))] == [Pull]
+    again = brief(session.renewed(1, 0.9))
+    assert [(shard, type(message)) for shard, message in again] == [(1, Push), (1, Pull)]
+    assert session.tick(1.6) == []
+    assert [shard for shard, _ in brief(session.tick(1.9))] == [1, 0, 1]
+
+
+def test_over_a_renewed_link_greetings_come_first_as_ever() -> None:
+    """Before it has joined, a worker may say nothing else, and a shard it never met is greeted."""
+    session = a_session(1)
+    session.hello(0.0)
+    assert [type(message) for _, message in brief(session.renewed(0, 0.5))] == [Hello]
+    session = ready_session(1)
+    send_push(session)
+    session.moved(0, 1.0)
+    assert [type(message) for _, message in brief(session.renewed(0, 1.5))] == [Hello]
 
 
 # --- gaps -----------------------------------------------------------------------------------------
