@@ -268,7 +268,7 @@ def train(
             "What survives the death of a shard: memory, the newest snapshot; process, every"
             " acknowledged push; logged, also when the power fails; replicated, every acknowledged"
             " push, without a pause, by a second copy. `process` and `logged` write logs into the"
-            " run folder; all but memory need --shards-in processes.",
+            " run folder and need --shards-in processes.",
             _PLACE,
             _DEFAULTS["durability"],
         ),

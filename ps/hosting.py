@@ -72,10 +72,8 @@ def start_shards(
 ) -> AbstractContextManager[Hosts]:
     """Start one shard a spec at `home`; see `ray_shards`, `process_shards`, `replicated_shards`."""
     if durability is Durability.REPLICATED:
-        check_replicable(home, host, port, transport, device)
-        from ps.replicated_host import replicated_shards
-
-        return replicated_shards(specs, host=host)
+        check_replicable(host, port, transport, device)
+        return _start_replicated(home, specs, host)
     match home:
         case Home.RAY:
             if durability.keeps_log:
@@ -103,12 +101,23 @@ def start_shards(
             )
 
 
-def check_replicable(
-    home: Home, host: str, port: int, transport: Transport, device: ShardDevice
-) -> None:
+def _start_replicated(
+    home: Home, specs: Sequence[ShardSpec], host: str
+) -> AbstractContextManager[Hosts]:
+    match home:
+        case Home.RAY:
+            from ps.ray_host import replicated_ray_shards
+
+            return replicated_ray_shards(specs, host=host)
+        case Home.PROCESSES:
+            from ps.replicated_host import replicated_shards
+
+            return replicated_shards(specs, host=host)
+
+
+def check_replicable(host: str, port: int, transport: Transport, device: ShardDevice) -> None:
     """Raise BadInput naming what replicated shards cannot have."""
     for what, fits, expected, got in (
-        ("shards in", home is Home.PROCESSES, "processes", home),
         ("host", on_this_host(host), "one that this machine alone reaches", host),
         ("port", port == 0, "0, wherever is free", port),
         ("transport", transport in (Transport.AUTO, Transport.TCP), "auto or tcp", transport),

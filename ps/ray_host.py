@@ -1,70 +1,46 @@
-"""Shards as Ray actors: the one file of this package that imports Ray.
+"""Shards as Ray actors, in the Ray that this process is connected to: one copy each, or two.
 
-An actor hosts a server loop in a thread of its own, so Ray's calls stay quick while ZeroMQ carries
-the data. Ray places the actors (spread over the nodes) and tells when one dies; it never sees a
-gradient.
+    with ray_shards(specs) as hosts, ps.Console(hosts.cluster) as console:
+        console.install(weights)
+        ...
+
+The actors (ray_actors.py) are this process's own: Ray ends them with it. One copy each is spread
+over the nodes by Ray. Of replicated shards the two copies are put on two nodes, where there are as
+many, and the coordinator on this process's own: it finds its record again when its actor dies, and
+that node's death is the end of the job in any case. What died is followed as keeper.py has it.
 """
 
-from collections.abc import Iterator, Sequence
+import secrets
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from time import monotonic
 
-import msgspec
-import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
-
-from ps.admission import Admission
-from ps.build import build_id
+from ps import ray_actors
 from ps.cluster import Cluster
-from ps.hosting import START_S, ShardDevice, bind_address, check_build, keys_for, serve, told_as
+from ps.coordinator_server import SILENCE_S
+from ps.hosting import START_S, ShardDevice, bind_address, keys_for
 from ps.job import describe
+from ps.keeper import ReplicatedShards, keep
+from ps.pipe import CoordinatorOrder, CopyOrder, Order
+from ps.ray_actors import Actor, CoordinatorActor, CopyActor, ShardActor
+from ps.record import RECORD
 from ps.transport import Transport
-from shards.errors import BadInput, DownpourError, GiveUp
+from shards.errors import BadInput
 from shards.spec import ShardSpec
-
-
-class ShardActor:
-    """One shard in one Ray actor. Its constructor takes values only."""
-
-    def __init__(
-        self, spec: bytes, bind: str, transport: str, device: str, admission: bytes
-    ) -> None:
-        told = msgspec.msgpack.decode(spec, type=ShardSpec)
-        # Public keys alone: its own secret one is made here and never leaves.
-        admits = msgspec.msgpack.decode(admission, type=Admission | None)
-        server = serve(told, bind, Transport(transport), ShardDevice(device), admits)
-        self._server = server.start()
-
-    def endpoint(self) -> tuple[str, str]:
-        """Where it listens, and the build it runs."""
-        return told_as(self._server.endpoint, ray.util.get_node_ip_address()), build_id()
-
-    def check(self) -> None:
-        """Raise what ended the server loop, if anything did."""
-        self._server.check()
-
-    def stop(self) -> None:
-        self._server.stop()
 
 
 class RayShards:
     """The actors of one job, and the cluster they form."""
 
-    def __init__(self, cluster: Cluster, actors: Sequence[Any]) -> None:
+    def __init__(self, cluster: Cluster, actors: Sequence[Actor]) -> None:
         self.cluster = cluster
         self._actors = actors
 
-    def check(self, timeout_s: float = 10.0) -> None:
+    def check(self) -> None:
         """Raise GiveUp naming a shard whose actor or server loop has died."""
-        for shard, actor in enumerate(self._actors):
-            try:
-                ray.get(actor.check.remote(), timeout=timeout_s)
-            except GetTimeoutError:
-                continue
-            except RayActorError:
-                raise GiveUp(f"shard {shard} has died: its Ray actor is gone") from None
-            except RayError as error:
-                raise GiveUp(f"shard {shard} has failed: {_cause(error)}") from None
+        for actor in self._actors:
+            actor.check()
 
 
 @contextmanager
@@ -86,61 +62,65 @@ def ray_shards(
     bound, or Ray has too few GPUs, GiveUp when Ray has no room for the actors within a minute,
     WrongBuild when a node runs other code.
     """
-    if device is ShardDevice.GPU and (has := ray.cluster_resources().get("GPU", 0)) < len(specs):
+    if device is ShardDevice.GPU and (has := ray_actors.gpus()) < len(specs):
         raise BadInput(
             f"shard device gpu: expected a Ray with {len(specs)} GPUs, one a shard, got one with"
             f" {has:g}"
         )
-    actor_class = ray.remote(ShardActor).options(
-        num_cpus=0,
-        num_gpus=int(device is ShardDevice.GPU),
-        max_concurrency=2,
-        max_restarts=0,
-        scheduling_strategy="SPREAD",
-    )
     access, admission = keys_for(specs, host, secure)
-    actors = [
-        actor_class.remote(
-            msgspec.msgpack.encode(spec),
-            bind_address(host, port, spec.shard),
-            transport,
-            device,
-            msgspec.msgpack.encode(admission),
-        )
-        for spec in specs
-    ]
+    actors = []
     try:
-        endpoints = [_endpoint(shard, actor) for shard, actor in enumerate(actors)]
+        for spec in specs:
+            bind = bind_address(host, port, spec.shard)
+            order = Order(spec, bind, transport, device, admission)
+            gpus = int(device is ShardDevice.GPU)
+            actors.append(Actor(f"shard {spec.shard}", ShardActor, order, gpus=gpus))
+        until = monotonic() + START_S
+        endpoints = [actor.endpoint(until) for actor in actors]
         yield RayShards(describe(specs, endpoints, access), actors)
     finally:
         for actor in actors:
-            _end(actor)
+            actor.ask_to_end()
+        for actor in actors:
+            actor.end()
 
 
-def _endpoint(shard: int, actor: Any) -> str:
-    try:
-        endpoint, build = ray.get(actor.endpoint.remote(), timeout=START_S)
-    except GetTimeoutError:
-        raise GiveUp(f"shard {shard} did not start within {START_S:g} s: has Ray room?") from None
-    except RayError as error:
-        if BadInput.__name__ in str(error):
-            raise BadInput(_cause(error)) from None
-        raise GiveUp(f"shard {shard} did not start: {_cause(error)}") from None
-    check_build(f"shard {shard}", build)
-    return str(endpoint)
+@contextmanager
+def replicated_ray_shards(
+    specs: Sequence[ShardSpec],
+    *,
+    host: str = "127.0.0.1",
+    silence_s: float = SILENCE_S,
+) -> Iterator[ReplicatedShards]:
+    """Start a coordinator and two copies a spec as actors; end them on leaving.
+
+    The same as `ps.replicated_shards`, which see, in the Ray that this process is connected to.
+    """
+    record = f"downpour-{secrets.token_hex(16)}/{RECORD}"
+    with keep(specs, _InRay(), host=host, silence_s=silence_s, record=record) as hosts:
+        yield hosts
 
 
-def _end(actor: Any) -> None:
-    try:
-        ray.get(actor.stop.remote(), timeout=5)
-    except (RayError, DownpourError, TimeoutError):
-        pass  # It is to be gone, and killing it next makes sure.
-    ray.kill(actor)
+class _InRay:
+    """Starts actors, and knows where each is."""
+
+    def __init__(self) -> None:
+        self._copies: dict[int, Actor] = {}
+
+    def coordinator(self, order: CoordinatorOrder) -> Actor:
+        here = ray_actors.own_node()
+        return Actor("coordinator", CoordinatorActor, order, node=here, elsewhere=False)
+
+    def copy(self, order: CopyOrder, beside: Collection[int]) -> Actor:
+        self._copies = {boot: actor for boot, actor in self._copies.items() if actor.alive}
+        places = {boot: actor.node for boot, actor in self._copies.items() if actor.node}
+        taken = {node for boot, node in places.items() if boot in beside}
+        node = apart(ray_actors.nodes(), taken, Counter(places.values()))
+        name = f"shard {order.spec.shard}"
+        self._copies[order.boot] = actor = Actor(name, CopyActor, order, node=node)
+        return actor
 
 
-def _cause(error: RayError) -> str:
-    """What happened: the last line of a remote traceback, without our own error's class."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    last = lines[-1].strip() if lines else type(error).__name__
-    name, _, text = last.partition(": ")
-    return text if name.startswith(f"{DownpourError.__module__}.") else last
+def apart(nodes: Sequence[str], taken: Collection[str], copies: Mapping[str, int]) -> str:
+    """The node for one more copy: none that is `taken`, if there is another; then the emptiest."""
+    return min(nodes, key=lambda node: (node in taken, copies.get(node, 0)))

@@ -33,6 +33,7 @@ _ON_SHARED = (
     "tests/integration/test_serial.py::test_one_worker_over_spark_and_ray",
     "tests/integration/test_spark_training.py",
     "tests/ps/test_ray_host.py",
+    "tests/ps/test_ray_replicated.py",
     "tests/worker/test_api.py",
     "tests/worker/test_spark_session.py::test_mnist_fits",
     "tests/worker/test_spark_session.py::test_second_session",

@@ -98,8 +98,8 @@ def train(
     GPU where one answers. `precision` is what a GPU rounds the factors of products to: "fp32" (not
     at all), "tf32" or "bf16"; sums stay in float32, and so does the CPU.
     `durability` is what survives the death of a shard: "memory" (the newest snapshot), "process"
-    "logged" or "replicated" (docs/durability.md); all but the first need `shards_in="processes"`,
-    and the two between a folder `logs`.
+    "logged" or "replicated" (docs/durability.md); the two between need
+    `shards_in="processes"` and a folder `logs`.
 
     Call it from the main thread, and after `ray.init` for shards in Ray. Raises BadInput for what
     the caller can mend, GiveUp when a worker or a shard fails for good.

@@ -59,6 +59,7 @@ def told(**more: Any) -> TrainSettings:
         told(shards_in=Home.PROCESSES, durability=Durability.LOGGED),
         told(shards_in=Home.PROCESSES, durability=Durability.LOGGED, bind="0.0.0.0"),
         told(shards_in=Home.PROCESSES, durability=Durability.REPLICATED),
+        told(durability=Durability.REPLICATED),
         EVERY,
     ],
 )
@@ -77,8 +78,8 @@ def test_the_strategy_has_its_own_defaults() -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     (
-        {"durability": Durability.REPLICATED},
-        "durability replicated: shards in: expected processes, got ray",
+        {"durability": Durability.REPLICATED, "port": 7400},
+        "durability replicated: port: expected 0, wherever is free, got 7400",
     ),
     (
         {

@@ -1,16 +1,12 @@
 """Replicated shards as real processes that are killed and stopped: no acknowledged push is lost.
 
-Workers push ones to plain SGD at rate 1, so a weight is minus the number of pushes that were
-applied: it proves that each was, and once.
+What the weights then hold proves that each was applied, and once (pushing.py).
 """
 
 import os
 import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-import numpy as np
 import psutil
 import pytest
 
@@ -18,68 +14,27 @@ import ps
 from ps.keeper import ReplicatedShards
 from ps.replicated_host import replicated_shards
 from shards.errors import BadInput, GiveUp
-from shards.schedules import Fixed
-
-TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (256,)),))
-PRIMARY, BACKUP, COORDINATOR = "shard 0 primary", "shard 0 backup", "coordinator"
-
-
-class Worker:
-    """Pushes ones until told to stop, in a thread."""
-
-    def __init__(self, cluster: ps.Cluster, name: str) -> None:
-        self.acknowledged = 0
-        self._cluster, self._name = cluster, name
-        self._ended = threading.Event()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            with ps.Client(self._cluster, worker=self._name, patience_s=120) as client:
-                client.pull()
-                while not self._ended.wait(0.002):
-                    client.push(np.ones(TABLE.size, np.float32))
-                    client.flush()
-                    self.acknowledged = client.seq
-        except BaseException as error:  # noqa: BLE001  # the test's thread raises it
-            self._failure = error
-
-    def goes_on(self) -> None:
-        """Return once pushes that are begun from now on have been acknowledged."""
-        enough = self.acknowledged + 5
-        await_that(lambda: self._failure is not None or self.acknowledged >= enough)
-        if self._failure is not None:
-            raise self._failure
-
-    def end(self) -> int:
-        """Stop; returns how many pushes were acknowledged."""
-        self._ended.set()
-        self._thread.join(120)
-        if self._failure is not None:
-            raise self._failure
-        return self.acknowledged
-
-
-def await_that(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + 110
-    while not holds():
-        assert time.monotonic() < until, "it has not come to hold"
-        time.sleep(0.02)
-
-
-def whole_again(hosts: ReplicatedShards, changed: str, was: int) -> None:
-    """Wait until another process has that part, and no copy is missing."""
-    await_that(lambda: hosts.redundant and hosts.pids.get(changed, was) != was)
-    hosts.check()
+from tests.ps.pushing import (
+    BACKUP,
+    COORDINATOR,
+    PRIMARY,
+    SILENCE_S,
+    TABLE,
+    Worker,
+    await_that,
+    check_applied_once,
+    specs_of,
+    whole_again,
+)
 
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[ReplicatedShards]:
     """One shard with zeros installed, ready to lose a copy."""
-    specs = ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0), lease_s=60.0)
-    with replicated_shards(specs) as hosts, ps.Console(hosts.cluster) as console:
+    with (
+        replicated_shards(specs_of(), silence_s=SILENCE_S) as hosts,
+        ps.Console(hosts.cluster) as console,
+    ):
         console.install(TABLE.empty())
         yield hosts
 
@@ -111,10 +66,7 @@ def test_each_process_in_turn(hosts: ReplicatedShards) -> None:
             os.kill(pid, signal.SIGCONT)
             await_that(lambda pid=pid: not psutil.pid_exists(pid))  # type: ignore[misc]
     assert len(seen) >= 7, "three processes, and one for each that was killed or stopped"
-    acknowledged = sum(worker.end() for worker in workers)
-    with ps.Console(hosts.cluster) as console:
-        assert set(console.read()[:256]) == {-float(acknowledged)}
-        assert [status.version for status in console.status()] == [acknowledged]
+    check_applied_once(hosts.cluster, workers)
 
 
 @pytest.mark.timeout(400)
@@ -130,7 +82,7 @@ def test_the_loss_of_both_copies_is_told(hosts: ReplicatedShards) -> None:
 
 def test_arguments_that_make_no_sense() -> None:
     """A wrong argument is named before anything starts."""
-    specs = ps.shard_specs(TABLE)
+    specs = specs_of()
     with pytest.raises(BadInput, match="silence_s: expected more than 0 s, got 0"):
         replicated_shards(specs, silence_s=0).__enter__()
     with pytest.raises(BadInput, match=r"^host 0\.0\.0\.0: expected one that this machine alone"):

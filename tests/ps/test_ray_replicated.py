@@ -1,0 +1,96 @@
+"""Replicated shards as Ray actors that are killed: no acknowledged push is lost, none counts twice.
+
+What the weights then hold proves it (pushing.py).
+"""
+
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import ps
+from ps.keeper import ReplicatedShards
+from ps.ray_host import apart, replicated_ray_shards
+from shards.errors import GiveUp
+from tests.ps.pushing import (
+    BACKUP,
+    COORDINATOR,
+    PRIMARY,
+    SILENCE_S,
+    TABLE,
+    Worker,
+    await_that,
+    check_applied_once,
+    specs_of,
+    whole_again,
+)
+
+
+def records() -> set[Path]:
+    """The folders of coordinators' records on this machine."""
+    return set(Path(tempfile.gettempdir()).glob("downpour-*/coordinator.sqlite"))
+
+
+@pytest.mark.timeout(300)
+def test_actors_die_in_turn(ray_local: str) -> None:
+    """Coordinator, primary and, at last, both copies are killed while two workers push.
+
+    While the coordinator is dead they go on, and nobody takes over. The next one knows what was
+    decided: the backup of then takes over when the primary is killed, long before Ray has started
+    an actor, and another actor becomes the backup. A shard of which no copy is left is named.
+    """
+    before = records()
+    with (
+        replicated_ray_shards(specs_of(), silence_s=SILENCE_S) as hosts,
+        ps.Console(hosts.cluster) as console,
+    ):
+        console.install(TABLE.empty())
+        pids = dict(hosts.pids)
+        assert sorted(pids) == [COORDINATOR, BACKUP, PRIMARY]
+        workers = [Worker(hosts.cluster, name) for name in ("a", "b")]
+        for worker in workers:
+            worker.goes_on()
+        (record,) = records() - before
+        assert record.parent.stat().st_mode & 0o777 == 0o700
+
+        os.kill(pids[COORDINATOR], signal.SIGKILL)
+        await_that(lambda: not psutil.pid_exists(pids[COORDINATOR]))
+        for worker in workers:
+            worker.goes_on()
+        whole_again(hosts, COORDINATOR, pids[COORDINATOR])
+        assert hosts.pids == pids | {COORDINATOR: hosts.pids[COORDINATOR]}
+
+        os.kill(pids[PRIMARY], signal.SIGKILL)
+        for worker in workers:
+            worker.goes_on()
+        whole_again(hosts, PRIMARY, pids[PRIMARY])
+        assert hosts.pids[PRIMARY] == pids[BACKUP]
+        assert hosts.pids[BACKUP] not in pids.values()
+        check_applied_once(hosts.cluster, workers)
+
+        for part in (PRIMARY, BACKUP):
+            os.kill(hosts.pids[part], signal.SIGKILL)
+        with pytest.raises(GiveUp, match=r"^shard 0 has no copy left that holds its pushes: shard"):
+            check_until_it_fails(hosts)
+        left = list(hosts.pids.values())
+    await_that(lambda: not any(map(psutil.pid_exists, left)))
+    assert records() == before
+
+
+def check_until_it_fails(hosts: ReplicatedShards) -> None:
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        hosts.check()
+        time.sleep(0.05)
+
+
+def test_a_copy_is_put_apart() -> None:
+    """On a node without the other copy, where one lives; among several on the emptiest."""
+    assert apart(["a", "b"], {"a"}, {"a": 1, "b": 7}) == "b"
+    assert apart(["a", "b", "c"], {"a"}, {"a": 1, "b": 2, "c": 1}) == "c"
+    assert apart(["a", "b"], (), {"a": 1}) == "b"
+    assert apart(["a"], {"a"}, {"a": 5}) == "a"
