@@ -86,8 +86,11 @@ class ShardLog:
         if chain.logs:
             self._check(chain.logs[-1], shard.spec)
             size = replay(self._disk, chain, Replay(shard))
-            if size is not None:
-                self._cut(chain.logs[-1], size)
+            if size is not None or self._synced:
+                # Its last record may be in the page cache alone: written, and not yet flushed. It
+                # counts from now on, and other files follow.
+                last = chain.logs[-1]
+                self._cut(last, self._disk.size(last) if size is None else size)
             self._grown = sum(map(self._disk.size, chain.logs))
         shard.take_over(now)
         self._begin(shard, chain.last + 1, begins=True, now=now)

@@ -35,6 +35,7 @@ It leaves to others (ps/shard_log.py): files, and when what is written is safe.
 
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -253,8 +254,13 @@ def turn_of(
     arrivals: Sequence[Arrival], answers: Sequence[Outgoing], now: float
 ) -> tuple[Turn, list[Buffer]] | None:
     """What is to be written of a turn and its frames; None if it changed nothing."""
-    refused = {_key(a.to, a.message): a.message for a in answers if isinstance(a.message, Refusal)}
-    unread = {_key(a.to, a.message) for a in answers if _left_unread(a.message)}
+    # An answer tells of its request only where there is no copy of that in the same turn: of two
+    # copies of a push the second is told that it is a duplicate, and the first was applied.
+    asked = Counter(_key(one.sender, one.message) for one in arrivals)
+    judged = [(_key(a.to, a.message), a.message) for a in answers]
+    judged = [(key, message) for key, message in judged if asked[key] == 1]
+    refused = {key for key, message in judged if isinstance(message, Refusal)}
+    unread = {key for key, message in judged if _left_unread(message)}
     calls: list[Call] = []
     frames: list[Buffer] = []
     apart = changed = False

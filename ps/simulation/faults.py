@@ -164,7 +164,7 @@ class Skew(Fault, frozen=True, kw_only=True, tag="skew"):
 class Restart(Fault, frozen=True, kw_only=True, tag="restart"):
     """A shard dies and comes back with the state it had; with `lost_s`, an older one.
 
-    Of shards in single processes. What a log on a disk brings back, whole or torn, belongs here.
+    Of shards in single processes. One with a log is killed, and goes on from its log.
     """
 
     shard: int
@@ -172,6 +172,45 @@ class Restart(Fault, frozen=True, kw_only=True, tag="restart"):
 
     def strike(self, world: "World") -> None:
         world.hosts[self.shard].restart(self.lost_s)
+
+
+class Tear(Fault, frozen=True, kw_only=True, tag="tear"):
+    """A shard with a log dies in the midst of its disk's next operation but so many.
+
+    With `power` the machine dies with it, and what was not safe is lost or torn.
+    """
+
+    shard: int
+    operations: int
+    back_s: float
+    power: bool = False
+
+    def strike(self, world: "World") -> None:
+        host = world.hosts[self.shard]
+        host.die(self.back_s, power=self.power, operations=self.operations + 1)
+
+
+class Outage(Fault, frozen=True, kw_only=True, tag="outage"):
+    """Everything dies at once, workers, too; with `power`, as when that fails."""
+
+    back_s: float
+    power: bool = False
+
+    def strike(self, world: "World") -> None:
+        for host in world.hosts:
+            host.die(self.back_s, power=self.power, operations=0)
+        for number in range(world.setting.workers):
+            world.kill(f"w{number}", self.back_s, zombie=False)
+
+
+class FullDisk(Fault, frozen=True, kw_only=True, tag="full disk"):
+    """For `for_s` seconds there is no room on a shard's disk."""
+
+    shard: int
+    for_s: float
+
+    def strike(self, world: "World") -> None:
+        world.hosts[self.shard].fill(self.for_s)
 
 
 class Crash(Fault, frozen=True, kw_only=True, tag="crash"):
@@ -238,6 +277,9 @@ AnyFault = (
     | Freeze
     | Skew
     | Restart
+    | Tear
+    | Outage
+    | FullDisk
     | Crash
     | Ambush
     | Break

@@ -55,6 +55,12 @@ class Host:
     def restart(self, lost_s: float) -> None:
         """Die and come back with a saved state; a copy of a group never does."""
 
+    def die(self, back_s: float, *, power: bool, operations: int) -> None:
+        """Lose process or power, at once or when the disk has done so many more operations."""
+
+    def fill(self, for_s: float) -> None:
+        """Have no room left on the disk for a while."""
+
     def crash(self, role: str, back_s: float, *, reckless: bool, told: bool) -> bool:
         """Lose a copy; False if that may not be now. A single process is not lost."""
         return True

@@ -40,6 +40,7 @@ class Promise(StrEnum):
     BOUND = "the bound holds on every served pull"
     VERSIONS = "versions never go back"
     UNTORN = "what is sent does not change on its way"
+    RECOVERY = "what a shard is made from again is what it was, bit for bit"
     SAME_COPY = "a backup is what its primary was at the same entry"
     ONE_PRIMARY = "at most one primary commits in an epoch"
     PROGRESS = "when faults end, everyone comes to an end"
@@ -178,13 +179,20 @@ class PullWatch:
 
 
 def image(shard: Shard) -> tuple[object, ...]:
-    """Weights, slots, and what the ledger says of pushes and clocks, to compare two copies by."""
+    """A shard's version, floats, ledger and open rounds, to compare what must be the same."""
     arrays = (shard.held._weights, *shard.held._slots)
     entries = sorted(shard.ledger.entries.items())
+    waiting = sorted(shard.updates.round.items())
     return (
         shard.version,
+        shard.updates.steps,
+        shard.ledger.floor,
         tuple(array.tobytes() for array in arrays if array is not None),
-        tuple((n, e.incarnation, e.seq, e.clock, e.step, e.standing) for n, e in entries),
+        tuple(
+            (n, e.incarnation, e.seq, e.clock, e.step, e.standing, e.takeovers, e.admitted)
+            for n, e in entries
+        ),
+        tuple((n, one.message.seq, one.gradient.tobytes()) for n, one in waiting),
     )
 
 

@@ -56,9 +56,10 @@ class Bugs(dict[str, Bug]):
 
 def registry() -> dict[str, Bug]:
     """Every bug that can be planted."""
-    from ps.simulation.bugs import compressed, groups, sessions, shards
+    from ps.simulation.bugs import compressed, disks, groups, sessions, shards
 
-    return {**shards.BUGS, **sessions.BUGS, **compressed.BUGS, **groups.BUGS}
+    kinds = (shards, sessions, compressed, disks, groups)
+    return {name: bug for kind in kinds for name, bug in kind.BUGS.items()}
 
 
 def find(name: str) -> Bug:

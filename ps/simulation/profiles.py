@@ -8,6 +8,9 @@ is drawn here, once and in advance, so that a run is data: it can be written dow
 import random
 from collections.abc import Callable
 
+import msgspec
+
+from ps.durability import Durability
 from ps.simulation import faults
 from ps.simulation.faults import AnyFault
 from ps.simulation.scenarios import Profile, Scenario
@@ -21,6 +24,7 @@ ON = 0.4  # the share of seeds in which a kind of fault happens at all
 FIRST_S = 0.3
 
 HALVES = ("fp16", "bf16")
+_LEVELS = (Durability.PROCESS, Durability.LOGGED, Durability.LOGGED)
 SPARSE = ("topk:0.004", "threshold:30", "threshold:100")
 CHANGES = ("int8", "4bit", "topk:0.02")
 
@@ -28,19 +32,23 @@ CHANGES = ("int8", "4bit", "topk:0.02")
 def swarm(seed: int, profile: Profile = Profile.WITHIN, cluster: Cluster | None = None) -> Scenario:
     """The scenario of a seed; the kind of cluster is drawn, too, unless it is named."""
     draw = random.Random(f"{profile} {seed}")
-    kind = cluster or draw.choices(list(Cluster), (3, 1, 4))[0]
+    kind = cluster or draw.choices(list(Cluster), (3, 1, 2, 4))[0]
     setting = _setting(draw, kind)
+    if kind is Cluster.LOGGED and profile is Profile.BEYOND:
+        setting = msgspec.structs.replace(setting, durability=Durability.PROCESS)
     found: list[AnyFault] = []
     for wanted in _wanted(setting, profile):
         if draw.random() < ON:
             for _ in range(draw.randint(1, 3)):
                 found += wanted(draw, setting)
+    if profile is Profile.WITHIN and setting.durability is Durability.PROCESS:
+        found = [_with_the_power_on(fault) for fault in found]
     found.sort(key=lambda fault: fault.at)
     return Scenario(seed=seed, profile=profile, setting=setting, faults=tuple(found))
 
 
 def _setting(draw: Draw, cluster: Cluster) -> Setting:
-    replicated = cluster is Cluster.REPLICATED
+    replicated, logged = cluster is Cluster.REPLICATED, cluster is Cluster.LOGGED
     push, pull = _compression(draw) if cluster is Cluster.COMPRESSED else ("none", "none")
     rounds = push not in SPARSE and draw.random() < 0.3
     bound = 0 if rounds else draw.choice([0, 1, 2, 4, None])
@@ -59,6 +67,8 @@ def _setting(draw: Draw, cluster: Cluster) -> Setting:
         busy_s=0.0 if replicated else draw.choice([0.0, 0.0, 0.5]),
         push=push,
         pull=pull,
+        durability=draw.choice(_LEVELS) if logged else Durability.LOGGED,
+        log_bytes=draw.choice([1 << 12, 1 << 13, 1 << 20]) if logged else 1 << 20,
     )
 
 
@@ -76,6 +86,8 @@ def _wanted(setting: Setting, profile: Profile) -> list[Drawn]:
     if setting.cluster is Cluster.REPLICATED:
         kinds += [_coordinator, _crash, _ambush, _break]
         return [*kinds, _reckless] if profile is Profile.BEYOND else kinds
+    if setting.cluster is Cluster.LOGGED:
+        return [*kinds, _restart, _tear, _tear, _outage, _full_disk]
     return [*kinds, _lossy_restart if profile is Profile.BEYOND else _restart]
 
 
@@ -187,6 +199,28 @@ def _restart(draw: Draw, setting: Setting) -> list[AnyFault]:
 def _lossy_restart(draw: Draw, setting: Setting) -> list[AnyFault]:
     at, shard = _time(draw, setting), draw.randrange(setting.shards)
     return [faults.Restart(at=at, shard=shard, lost_s=_lasting(draw, 3))]
+
+
+def _tear(draw: Draw, setting: Setting) -> list[AnyFault]:
+    at, shard, back_s = _time(draw, setting), draw.randrange(setting.shards), _lasting(draw, 2)
+    operations, power = draw.randrange(12), draw.random() < 0.6
+    return [faults.Tear(at=at, shard=shard, operations=operations, back_s=back_s, power=power)]
+
+
+def _outage(draw: Draw, setting: Setting) -> list[AnyFault]:
+    at, back_s = _time(draw, setting), _lasting(draw, 2)
+    return [faults.Outage(at=at, back_s=back_s, power=draw.random() < 0.6)]
+
+
+def _full_disk(draw: Draw, setting: Setting) -> list[AnyFault]:
+    at, shard = _time(draw, setting), draw.randrange(setting.shards)
+    return [faults.FullDisk(at=at, shard=shard, for_s=_lasting(draw, 2))]
+
+
+def _with_the_power_on(fault: AnyFault) -> AnyFault:
+    """The page cache survives processes, which is all that `process` promises."""
+    powerless = isinstance(fault, faults.Tear | faults.Outage)
+    return msgspec.structs.replace(fault, power=False) if powerless else fault
 
 
 def _coordinator(draw: Draw, setting: Setting) -> list[AnyFault]:

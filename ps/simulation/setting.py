@@ -4,6 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
+from ps.durability import Durability
 from shards.spec import Merge
 
 
@@ -11,12 +12,13 @@ class Cluster(StrEnum):
     """What kind of cluster is run.
 
     single: one process a shard, which a restart brings back with its state. compressed: the same,
-    with pushes or pulls in fewer bits. replicated: a primary and a backup a shard, and a
-    coordinator.
+    with pushes or pulls in fewer bits. logged: the same, each with a log on a disk. replicated: a
+    primary and a backup a shard, and a coordinator.
     """
 
     SINGLE = "single"
     COMPRESSED = "compressed"
+    LOGGED = "logged"
     REPLICATED = "replicated"
 
 
@@ -26,7 +28,8 @@ class Setting(
     """One cluster and what its workers do. `bound` None is no bound.
 
     A step takes a worker `step_s` on average, a message up to `delay_s`. A shard lets messages
-    gather for `busy_s` and then takes them together. No fault begins after `quiet_s`.
+    gather for `busy_s` and then takes them together. No fault begins after `quiet_s`. A log keeps
+    what its `durability` says, and is left for another when it has grown beyond `log_bytes`.
     """
 
     cluster: Cluster = Cluster.SINGLE
@@ -45,3 +48,5 @@ class Setting(
     quiet_s: float = 6.0
     push: str = "none"
     pull: str = "none"
+    durability: Durability = Durability.LOGGED
+    log_bytes: int = 1 << 20

@@ -1,11 +1,12 @@
 """A shard in one process, which a restart brings back with a state that it has saved."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ps.shard_log import Logged
 from ps.simulation import invariants
 from ps.simulation.clock import Party
 from ps.simulation.hosts import Host
@@ -13,7 +14,7 @@ from ps.simulation.invariants import Promise, Violation
 from ps.simulation.network import Deliver
 from shards import codec
 from shards.errors import DownpourError
-from shards.messages import AskRecords, Export, Install, Records, Standing, State
+from shards.messages import AskRecords, Export, Install, Records, State
 from shards.records import RECORD
 from shards.shard import Arrival, Outgoing, Shard
 from shards.views import Change, Views
@@ -48,9 +49,15 @@ class Single(Host):
         super().__init__(world, number)
         self._process = Party(world.clock, f"shard {number}")
         self._boot = 0
+        self._shard: Shard
+        self._acts: Shard | Logged
         self._waiting: list[Arrival] = []
         self._rows: list[NDArray[np.void]] = []
         self._savings: list[Saving] = []
+        self._be_born()
+
+    def _be_born(self) -> None:
+        """The first life, with what an operator installs."""
         self._install(*self.blank())
 
     def begin(self) -> None:
@@ -87,14 +94,16 @@ class Single(Host):
     def _take_turn(self) -> None:
         """As the server loop does: whatever came while it was busy is dealt with together."""
         arrivals, self._waiting = self._waiting, []
-        self._look(self._shard.handle_together(arrivals, self._process.now))
+        self._act(lambda: self._acts.handle_together(arrivals, self._process.now))
 
     def _tick(self) -> None:
-        answers = self._shard.tick(self._process.now)
-        entries = self._shard.ledger.entries.values()
-        if any(entry.standing is Standing.EXPIRED for entry in entries):
+        if self._shard.ledger.silent(self._process.now):
             self._world.calm = False
-        self._look(answers)
+        self._act(lambda: self._acts.tick(self._process.now))
+
+    def _act(self, turn: Callable[[], Sequence[Outgoing]]) -> None:
+        """Have the shard take a turn, and send what it answers."""
+        self._look(turn())
 
     def _look(self, answers: Sequence[Outgoing]) -> None:
         """Hold every answer against the promises, then let it travel."""
@@ -131,7 +140,7 @@ class Single(Host):
 
     def _install(self, message: Install, frames: Sequence[bytes]) -> None:
         self._boot += 1
-        self._shard = Shard(self._world.spec(self.number), self._boot)
+        self._shard = self._acts = Shard(self._world.spec(self.number), self._boot)
         self._shard._serving._views = WatchedViews(self._shard, self.views)
         self._operate(message, frames)
 
@@ -161,7 +170,10 @@ class Single(Host):
     def finish(self) -> None:
         self._collect()
         rows = np.concatenate(self._rows)
-        weights, setting = self._shard.held.weights(), self._world.setting
+        weights, setting = self._shard.held._weights, self._world.setting
+        if weights is None:
+            assert not self._world.durable, "it was given some"
+            return
         if not self._world.durable:
             if invariants.exact(setting.merge, setting.push, "none"):
                 invariants.check_prefix(weights, setting.workers, f"shard {self.number}")

@@ -10,6 +10,7 @@ from collections import deque
 import msgspec
 
 from ps.compression import Compression
+from ps.durability import Durability
 from ps.events import Send
 from ps.simulation.clock import Clock, Party
 from ps.simulation.coordination import Seat
@@ -17,6 +18,7 @@ from ps.simulation.faults import AnyFault
 from ps.simulation.groups import Copies
 from ps.simulation.hosts import Host
 from ps.simulation.invariants import BLOCK, Counted, Promise, Violation
+from ps.simulation.logged import OnDisk
 from ps.simulation.network import Network
 from ps.simulation.scenarios import Profile, Scenario
 from ps.simulation.setting import Cluster
@@ -63,7 +65,7 @@ class World:
         self.map = cut_evenly(self.table, setting.shards)
         self.durable = scenario.profile is Profile.WITHIN
         self.lossy = any(getattr(fault, "lost_s", 0.0) for fault in scenario.faults)
-        self.ordered = not self.lossy
+        self.ordered = not self.lossy and not _forgetful(scenario)
         # Until somebody is lost, clocks count exactly the pushes applied.
         self.calm = True
         self.noted: deque[str] = deque(maxlen=NOTED)
@@ -77,7 +79,8 @@ class World:
             self.hosts += groups
             self.seat = Seat(self, groups)
         else:
-            self.hosts += [Single(self, shard) for shard in range(setting.shards)]
+            kind = OnDisk if setting.cluster is Cluster.LOGGED else Single
+            self.hosts += [kind(self, shard) for shard in range(setting.shards)]
         for fault in scenario.faults:
             self.clock.after(fault.at, self._strike, fault)
 
@@ -203,6 +206,12 @@ class World:
         """End the coordinator for a while, where there is one."""
         if self.setting.cluster is Cluster.REPLICATED:
             self.seat.crash(back_s)
+
+
+def _forgetful(scenario: Scenario) -> bool:
+    """Whether the power fails that a log is not meant to survive."""
+    process = scenario.setting.durability is Durability.PROCESS
+    return process and any(getattr(fault, "power", False) for fault in scenario.faults)
 
 
 def play(scenario: Scenario) -> Outcome:

@@ -4,6 +4,7 @@ Shards without a network; a crash is a log that nobody closes, or bytes that a k
 """
 
 import os
+import random
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from ps import log_disk
 from ps.durability import Durability
 from ps.log_files import recovered, spec_in
 from ps.shard_log import Logged, ShardLog
+from ps.simulation.disks import Died, Disk
 from shards import log
 from shards.errors import BadInput, GiveUp
 from shards.messages import Ack, Install
@@ -32,7 +34,10 @@ class Life:
     """One life of a shard with a log."""
 
     def __init__(
-        self, folder: Path, durability: Durability = Durability.PROCESS, least_bytes: int = 1 << 20
+        self,
+        folder: Path | Disk,
+        durability: Durability = Durability.PROCESS,
+        least_bytes: int = 1 << 20,
     ) -> None:
         self.log = ShardLog(folder, durability, least_bytes)
         self.shard = Shard(spec(rule=Momentum(0.5), bound=None), boot=int(os.urandom(6).hex(), 16))
@@ -108,6 +113,22 @@ def test_lives_go_on_from_one_another(durability: Durability, tmp_path: Path) ->
     assert [state.weights.tobytes(), *(s.tobytes() for s in state.slots.values())] == held
     assert {one.stat().st_mode & 0o777 for one in (folder, *folder.parents[:2])} == {0o700}
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_a_life_goes_on_from_is_flushed(seed: int) -> None:
+    """A process dies between writing a push and flushing it; the next life has the push, and when
+    then the power fails, the life after that has it still."""
+    disk = Disk("disk", random.Random(seed))
+    first = Life(disk, Durability.LOGGED)
+    first.enter()
+    first.push(2)
+    disk.fuse = 1
+    with pytest.raises(Died):
+        first.push()
+    assert Life(disk, Durability.LOGGED).shard.version == 3
+    disk.fail()
+    assert Life(disk, Durability.LOGGED).shard.version == 3
 
 
 def test_old_files_go(tmp_path: Path) -> None:

@@ -229,6 +229,8 @@ def test_what_changed_nothing_is_not_written() -> None:
     ahead, second = push("a", 9), push("a", 2)
     both = [Arrival(b"a", one, first.frames) for one in (ahead, second)]
     assert noted(*both) == ([0, 1], 4 * SIZE)
+    third = Arrival(b"a", push("a", 3), first.frames)
+    assert noted(third, third) == ([1, 1], 8 * SIZE), "answers cannot tell two copies apart"
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 4096, (1 << 20) - 8, 1 << 20, 3 * (1 << 20) + 12345])

@@ -1,0 +1,190 @@
+"""Bugs of shards with logs: what is written, when it is safe, and what is read of it again."""
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from ps import log_files
+from ps.shard_log import Logged, ShardLog
+from ps.simulation.disks import Disk
+from ps.simulation.planting import Bugs, Patch
+from ps.simulation.setting import Cluster
+from shards import log
+from shards.errors import GiveUp
+from shards.log import Entry, Replay, State
+from shards.shard import Arrival, Outgoing, Shard
+
+BUGS = Bugs(Cluster.LOGGED)
+
+
+@BUGS.add
+def answers_leave_before_their_record(patch: Patch) -> None:
+    """A turn is written when the next one comes."""
+
+    def append(self: ShardLog, *record: Any) -> None:
+        late = vars(self).setdefault("late", [])
+        late.append(record)
+        while len(late) > 1:
+            original(self, *late.pop(0))
+
+    original = ShardLog.append
+    patch.setattr(ShardLog, "append", append)
+
+
+@BUGS.add
+def a_turn_is_not_flushed(patch: Patch) -> None:
+    def append(self: ShardLog, *record: Any) -> None:
+        synced, self._synced = self._synced, False
+        original(self, *record)
+        self._synced = synced
+
+    original = ShardLog.append
+    patch.setattr(ShardLog, "append", append)
+
+
+@BUGS.add
+def the_name_of_a_new_log_is_not_safe(patch: Patch) -> None:
+    def begin(self: ShardLog, *arguments: Any, **named: Any) -> None:
+        synced, self._synced = self._synced, False
+        original(self, *arguments, **named)
+        self._synced = synced
+
+    original = ShardLog._begin
+    patch.setattr(ShardLog, "_begin", begin)
+
+
+@BUGS.add
+def frames_have_no_checksum(patch: Patch) -> None:
+    patch.setattr(log, "checksum", lambda _: 0)
+
+
+@BUGS.add
+def a_torn_tail_stays(patch: Patch) -> None:
+    patch.setattr(ShardLog, "_cut", lambda *_: None)
+
+
+@BUGS.add
+def a_tail_that_was_replayed_is_not_flushed(patch: Patch) -> None:
+    """The bug that the simulation found when a process died between writing and flushing."""
+
+    def cut(self: ShardLog, name: str, size: int) -> None:
+        if size < self._disk.size(name):
+            original(self, name, size)
+
+    original = ShardLog._cut
+    patch.setattr(ShardLog, "_cut", cut)
+
+
+@BUGS.add
+def a_copy_in_the_same_turn_speaks_for_the_push(patch: Patch) -> None:
+    """The log relied on servers that hand on one copy of each request."""
+
+    class Once(Counter[Any]):
+        def __getitem__(self, _: Any) -> int:
+            return 1
+
+    patch.setattr(log, "Counter", Once)
+
+
+@BUGS.add
+def a_lease_that_ran_out_is_not_written(patch: Patch) -> None:
+    def tick(self: Logged, now: float) -> list[Outgoing]:
+        return [answer for answer in self._shard.tick(now) if answer.to]
+
+    patch.setattr(Logged, "tick", tick)
+
+
+@BUGS.add
+def a_new_log_lacks_the_open_rounds(patch: Patch) -> None:
+    patch.setattr(log, "carried", lambda *_: [])
+
+
+@BUGS.add
+def a_base_is_named_before_it_is_safe(patch: Patch) -> None:
+    def save(self: ShardLog, *what: Any) -> None:
+        synced, self._synced = self._synced, False
+        original(self, *what)
+        self._synced = synced
+
+    original = ShardLog._save
+    patch.setattr(ShardLog, "_save", save)
+
+
+@BUGS.add
+def old_files_go_before_the_base_is_there(patch: Patch) -> None:
+    def save(self: ShardLog, state: State, frames: Any) -> None:
+        for number, name in list(log_files.numbered(self._disk)):
+            if number < state.number:
+                self._disk.remove(name)
+        original(self, state, frames)
+
+    original = ShardLog._save
+    patch.setattr(ShardLog, "_save", save)
+
+
+@BUGS.add
+def a_base_tells_of_a_later_moment(patch: Patch) -> None:
+    """It is described when it is written, not when its log was begun."""
+
+    def shorten(self: ShardLog, shard: Shard, now: float) -> None:
+        vars(self)["shard"] = shard
+        original(self, shard, now)
+
+    def save(self: ShardLog, state: State, _: Any) -> None:
+        later, frames = log.state_of(vars(self)["shard"], state.number)
+        real(self, later, frames)
+
+    original, real = ShardLog.shorten, ShardLog._save
+    patch.setattr(ShardLog, "shorten", shorten)
+    patch.setattr(ShardLog, "_save", save)
+
+
+@BUGS.add
+def an_unfinished_base_is_taken_for_one(patch: Patch) -> None:
+    """It has no number, which was once taken for -1."""
+
+    def named(disk: Disk, prefix: str) -> list[str]:
+        found = [name for name in disk.names() if name.startswith(prefix)]
+        return sorted(found, key=number)
+
+    def number(name: str) -> int:
+        digits = name.rpartition("-")[2]
+        return int(digits) if digits.isdecimal() else -1
+
+    patch.setattr(log_files, "_named", named)
+    patch.setattr(log_files, "_number", number)
+
+
+@BUGS.add
+def a_full_disk_is_shrugged_off(patch: Patch) -> None:
+    def append(self: ShardLog, *record: Any) -> None:
+        with suppress(GiveUp):
+            original(self, *record)
+
+    original = ShardLog.append
+    patch.setattr(ShardLog, "append", append)
+
+
+@BUGS.add
+def a_refused_turn_hides_the_one_that_counted(patch: Patch) -> None:
+    """A turn is left out if any request in it was refused."""
+
+    def turn_of(arrivals: Sequence[Arrival], answers: Sequence[Outgoing], now: float) -> Any:
+        refused = any(isinstance(answer.message, log.Refusal) for answer in answers)
+        return None if refused else original(arrivals, answers, now)
+
+    original = log.turn_of
+    patch.setattr(log, "turn_of", turn_of)
+
+
+@BUGS.add
+def a_life_is_replayed_without_its_boot(patch: Patch) -> None:
+    """What was said to the life that wrote the log is refused by the one that reads it."""
+
+    def take(self: Replay, entry: Entry, frames: Any) -> None:
+        original(self, entry, frames)
+        self._boot = 0
+
+    original = Replay.take
+    patch.setattr(Replay, "take", take)

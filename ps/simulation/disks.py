@@ -1,0 +1,163 @@
+"""A made-up disk: what a shard's log asks of one (ps/log_disk.py), and what deaths leave of it.
+
+It knows two states of every file and of every name: what its processes see, and what is safe. The
+death of a process leaves what was seen, and of a write that it was in the midst of any part. A
+failing power leaves what was safe, and of the rest what chance has: a file's end up to any byte,
+its sectors in any order, a bit of one flipped; a new name, or the former one.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from shards.codec import Buffer
+
+SECTOR = 128  # small, as the records are
+FULL = OSError(28, "No space left on device")
+
+
+class Died(BaseException):
+    """The process ended in the midst of this; nothing may catch it but who plays the process."""
+
+
+class _File:
+    """Bytes as they are seen, and how many of them are safe."""
+
+    def __init__(self) -> None:
+        self.seen = bytearray()
+        self.safe = 0
+
+
+class Disk:
+    """One shard's folder. `full`: nothing more fits; `fuse`: so many operations until death."""
+
+    def __init__(self, where: str, chance: random.Random) -> None:
+        self.where = Path(where)
+        self.full = False
+        self.fuse: int | None = None
+        self._chance = chance
+        self._files: dict[str, _File] = {}
+        self._safe: dict[str, _File] = {}
+
+    # --- what a log asks --------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        return list(self._files)
+
+    def size(self, name: str) -> int:
+        return len(self._files[name].seen)
+
+    def content(self, name: str) -> memoryview:
+        """A copy: who reads it keeps views of it."""
+        return memoryview(bytes(self._files[name].seen))
+
+    def create(self, name: str) -> "_Writing":
+        self._step()
+        if self.full:
+            raise FULL
+        self._files[name] = _File()
+        return _Writing(self, self._files[name])
+
+    def cut(self, name: str, size: int, *, synced: bool) -> None:
+        """What was cut off is of no record, so it does no harm if it is back."""
+        self._step()
+        file = self._files[name]
+        del file.seen[size:]
+        file.safe = size if synced else min(file.safe, size)
+
+    def rename(self, name: str, to: str) -> None:
+        self._step()
+        self._files[to] = self._files.pop(name)
+
+    def remove(self, name: str) -> None:
+        self._step()
+        del self._files[name]
+
+    def settle(self) -> None:
+        self._step()
+        self._safe = dict(self._files)
+
+    def close(self) -> None:
+        """Nobody else wants it."""
+
+    # --- what befalls it --------------------------------------------------------------------------
+
+    def fail(self) -> None:
+        """The power is gone, and comes back: what was not safe is as chance has it."""
+        found: dict[str, _File] = {}
+        for name in {**self._safe, **self._files}:
+            here, there = self._files.get(name), self._safe.get(name)
+            file = here if here is there else self._chance.choice((here, there))
+            if file is not None:
+                found[name] = file
+        for file in {id(file): file for file in found.values()}.values():
+            self._tear(file)
+        self._files, self._safe = found, dict(found)
+
+    def _tear(self, file: _File) -> None:
+        """Of what was not safe: the length may be there, and not all of the sectors."""
+        chance = self._chance
+        if len(file.seen) > file.safe and chance.random() < 0.5:
+            del file.seen[chance.randint(file.safe, len(file.seen)) :]
+        for start in range(file.safe, len(file.seen), SECTOR):
+            stop = min(start + SECTOR, len(file.seen))
+            luck = chance.random()
+            if luck < 0.1:
+                file.seen[start:stop] = bytes(stop - start)
+            elif luck < 0.2:
+                file.seen[chance.randrange(start, stop)] ^= 1 << chance.randrange(8)
+        file.safe = len(file.seen)
+
+    def _step(self) -> None:
+        """One more operation, before it is done; the fuse may end here."""
+        if self.fuse is not None:
+            if self.fuse == 0:
+                self.fuse = None
+                raise Died
+            self.fuse -= 1
+
+    def _write(self, file: _File, pieces: Sequence[Buffer]) -> int:
+        whole = b"".join(bytes(piece) for piece in pieces)
+        try:
+            self._step()
+            if self.full:
+                raise FULL
+        except BaseException:
+            file.seen += whole[: self._chance.randint(0, len(whole))]
+            raise
+        file.seen += whole
+        return len(whole)
+
+    def _sync(self, file: _File) -> None:
+        self._step()
+        file.safe = len(file.seen)
+
+
+class _Writing:
+    def __init__(self, disk: Disk, file: _File) -> None:
+        self._disk, self._file = disk, file
+
+    def write(self, pieces: Sequence[Buffer]) -> int:
+        return self._disk._write(self._file, pieces)
+
+    def sync(self) -> None:
+        self._disk._sync(self._file)
+
+    def close(self) -> None:
+        pass
+
+
+class Errand:
+    """Work beside a process, as of a thread: done later, in one piece, unless it dies before."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work: Callable[[], None] | None = work
+
+    def is_alive(self) -> bool:
+        return self._work is not None
+
+    def join(self) -> None:
+        """Do it, if it is not done."""
+        work, self._work = self._work, None
+        if work is not None:
+            work()
