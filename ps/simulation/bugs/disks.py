@@ -13,6 +13,7 @@ from ps.simulation.setting import Cluster
 from shards import log
 from shards.errors import GiveUp
 from shards.log import Entry, Replay, State
+from shards.messages import Refusal
 from shards.shard import Arrival, Outgoing, Shard
 
 BUGS = Bugs(Cluster.LOGGED)
@@ -171,7 +172,7 @@ def a_refused_turn_hides_the_one_that_counted(patch: Patch) -> None:
     """A turn is left out if any request in it was refused."""
 
     def turn_of(arrivals: Sequence[Arrival], answers: Sequence[Outgoing], now: float) -> Any:
-        refused = any(isinstance(answer.message, log.Refusal) for answer in answers)
+        refused = any(isinstance(answer.message, Refusal) for answer in answers)
         return None if refused else original(arrivals, answers, now)
 
     original = log.turn_of
