@@ -19,7 +19,8 @@ from functools import cache
 
 # From <malloc.h>.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
-_LOOK_EVERY = 64  # messages
+_LOOK_EVERY = 64  # messages, unless they are large
+_LARGE = 1 << 20  # bytes of one after which it is always looked
 _NEXT = 2  # messages that room is kept for
 _LITTLE = 1 << 20  # bytes that are not worth a call
 _WANTED = ((_ARENA_MAX, 1), (_MMAP_THRESHOLD, 1 << 30), (_TRIM_THRESHOLD, 2**31 - 1))
@@ -71,7 +72,7 @@ class Surplus:
         """Count a message; every so often, look what lies free, and keep room for two as large."""
         self._received += 1
         self._largest = max(self._largest, message_bytes)
-        if self._received % _LOOK_EVERY:
+        if self._received % _LOOK_EVERY and message_bytes < _LARGE:
             return
         libc = _tuned()
         if libc is not None and libc.mallinfo2().fordblks > _NEXT * self._largest + _LITTLE:

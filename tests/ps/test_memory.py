@@ -26,7 +26,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 _HOLES = """
-import ctypes, gc
+import ctypes, gc, sys
 from ps.memory import Surplus, keep_large_blocks
 keep_large_blocks()
 libc = ctypes.CDLL(None)
@@ -40,11 +40,11 @@ for block in blocks:
 for block in blocks[::2]:
     libc.free(block)
 print(resident())
-surplus = Surplus()
-for _ in range(63):
-    surplus.received(1 << 20)
+surplus, size, least = Surplus(), *map(int, sys.argv[1:])
+for _ in range(least - 1):
+    surplus.received(size)
 print(resident())
-surplus.received(1 << 20)
+surplus.received(size)
 print(resident())
 """
 
@@ -75,11 +75,16 @@ def test_who_sets_glibcs_variables_decides() -> None:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library is left alone")
-def test_what_lies_free_between_others_is_given_back() -> None:
-    """A hundred holes of a megabyte, and room is wanted for two: looked at every 64 messages."""
+@pytest.mark.parametrize(("size", "least"), [(1 << 16, 64), (1 << 20, 1)])
+def test_what_lies_free_between_others_is_given_back(size: int, least: int) -> None:
+    """A hundred holes of a megabyte, and room is wanted for two messages: looked at every 64 of
+    them, or after each that is large."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
     told = subprocess.run(
-        [sys.executable, "-c", _HOLES], env=kept, stdout=subprocess.PIPE, check=True
+        [sys.executable, "-c", _HOLES, str(size), str(least)],
+        env=kept,
+        stdout=subprocess.PIPE,
+        check=True,
     )
     full, before, after = map(int, told.stdout.split())
     assert before > full - (10 << 20)
