@@ -86,6 +86,9 @@ class Links:
             (zmq.RECONNECT_IVL, 50),
             (zmq.RECONNECT_IVL_MAX, 250),
             *NOTICE_THE_DEAD,
+            # A cut is noticed by what is sent in vain (cuts.py): something is to be.
+            (zmq.TCP_KEEPALIVE_IDLE, 1),
+            (zmq.TCP_KEEPALIVE_INTVL, 1),
         ):
             socket.setsockopt(option, value)
         plain, key = address_of(endpoint)

@@ -30,6 +30,7 @@ _DIALS = 8  # under way at once: the oldest is dropped for a new one
 # as it does a peer whose window is closed; but that one answers, and the count begins anew.
 _TCP_INFO = struct.Struct("=B x B B 64x I 48x Q Q")
 _ESTABLISHED = 1
+_AT_ONCE = struct.pack("ii", 1, 0)  # struct linger: on, for no time
 
 
 class _Peer(NamedTuple):
@@ -75,6 +76,8 @@ class Watch:
             self._dial(self._peer)
         if not self._doubt.lasts:
             self._hang_up()
+        if move is Move.RENEW:
+            self._cut_short()
         return move is Move.RENEW
 
     def unwatch(self) -> None:
@@ -107,6 +110,15 @@ class Watch:
             if connection.getpeername() == peer.address:  # or the descriptor is another's by now
                 return _line_of(connection)
         return None
+
+    def _cut_short(self) -> None:
+        """Have the system forget what the connection still holds, when it is closed.
+
+        It would go on trying to get that across, and answers would follow where nobody is.
+        """
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError), _borrowed(self._descriptor) as connection:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
 
     def _dial(self, peer: "_Peer") -> None:
         if len(self._dials) == _DIALS:

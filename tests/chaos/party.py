@@ -50,12 +50,15 @@ class Plan(NamedTuple):
 class Party:
     """The processes of a run, under way."""
 
-    def __init__(self, plan: Plan, folder: Path, hosts: Hosts, zygote: Zygote) -> None:
+    def __init__(
+        self, plan: Plan, folder: Path, hosts: Hosts, zygote: Zygote, watcher: Console
+    ) -> None:
         self.plan = plan
         self.folder = folder
         self.disk = folder / "disk"
         self.hosts = hosts
         self.zygote = zygote
+        self._watcher = watcher
         self.links: dict[str, Link] = {}
         self.lives: dict[str, Life] = {}
         self.pids: dict[str, int] = {}
@@ -200,6 +203,13 @@ class Party:
             for verdict in judge(state, shard, shard_map, self.names, self.folder)
         ]
 
+    def collect(self) -> None:
+        """Have the shards hand over their records of updates, as whoever watches a job does.
+
+        Those that nobody collects pile up, the newest hundred thousand or so.
+        """
+        self._watcher.records()
+
     def states(self) -> list[ShardState]:
         with Console(self.hosts.cluster, patience_s=PATIENCE_S) as console:
             return console.export()
@@ -225,7 +235,8 @@ def party(plan: Plan, folder: Path, *, disk: bool) -> Iterator[Party]:
         hosts = stack.enter_context(plan.level.start(specs, plan.host, folder))
         with Console(hosts.cluster) as console:
             console.install(np.zeros(table.size, np.float32))
-        running = Party(plan, folder, hosts, zygote)
+        watcher = stack.enter_context(Console(hosts.cluster, patience_s=PATIENCE_S))
+        running = Party(plan, folder, hosts, zygote, watcher)
         if disk:
             small_disk(running.disk, _DISK)
         running.populate()

@@ -120,6 +120,7 @@ class Run:
         self.met += met
         self.done.update(fault.kind for fault in told.faults)
         if self.given.soak:
+            running.collect()
             self.memory.look({**running.serving, **running.pids}, self.seconds)
         with (self.folder / "rounds.log").open("a") as log:
             again = max(one.again_s for one in met)

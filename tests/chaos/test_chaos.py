@@ -16,10 +16,11 @@ import pytest
 from tests.chaos.levels import LEVELS
 
 ROOT = Path(__file__).parents[2]
-KILLS = {"memory": 150, "process": 30, "logged": 10, "replicated": 20}
+# A worker's next life takes a millisecond, a shard's a second of a core.
+KILLS = {"memory": 168, "process": 18, "logged": 6, "replicated": 10}
 OPTIONS = [
-    *("--tour", "--kinds", "kills", "--workers", "8", "--longest-s", "0.4", "--seconds", "500"),
-    *("--light", "--floats", "1024", "--rest-ms", "20"),
+    *("--tour", "--kinds", "kills", "--workers", "8", "--longest-s", "0.3", "--seconds", "500"),
+    *("--light", "--floats", "1024", "--rest-ms", "40"),
 ]
 SEED = 1
 

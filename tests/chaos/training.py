@@ -1,11 +1,11 @@
 """A model trained with shards and workers killed every few seconds, beside the same undisturbed.
 
-    python -m tests.chaos.training [--level process --light] [--steps 900] [--every-s 3]
+    python -m tests.chaos.training [--level replicated] [--light] [--steps 200] [--every-s 3]
                                    [--picture docs/images/chaos.png]
 
-Softmax regression on MNIST (softmax.py): small enough for two cores to show deaths and not
-arithmetic. A worker that was killed is begun again under its name, as Spark would; a shard, as its
-level has it. Somebody looks at the weights all along, and tests them on rows nobody trains on.
+LeNet on MNIST (lenet.py), workers and shards in processes. A worker that was killed is begun again
+under its name, as Spark would; a shard, as its level has it. Somebody keeps the weights every
+second, and tests them afterwards on rows that nobody trains on.
 """
 
 import argparse
@@ -23,26 +23,30 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ps import Cluster, Console, shard_specs
-from shards.schedules import Fixed
 from tests.bench.report import Goal, goals, save
-from tests.chaos import softmax
+from tests.chaos import lenet
 from tests.chaos.levels import LEVELS, Level, leave_out_numba
 from tests.chaos.schedule import Kind
-from worker.idx import IdxSource
-from worker.sources import open_source
+from worker.caffe.model import CaffeModel
 
-_DATA = Path("deploy/demo/mnist")
-_WORKERS, _SHARDS, _BOUND = 4, 2, 4
-_TESTED = 2000
-_LOOK_S = 0.25
-_REST_S = 0.02
+_LOOK_S = 1.0
+_POLL_S = 0.1
 _FORK = multiprocessing.get_context("forkserver")
 
 
+class Moment(NamedTuple):
+    """The weights at one moment: seconds from the start, and updates applied."""
+
+    at_s: float
+    updates: int
+    weights: NDArray[np.float32]
+
+
 class Look(NamedTuple):
-    """The weights at one moment: seconds from the start, updates applied, loss and accuracy."""
+    """The same, tested: loss and accuracy."""
 
     at_s: float
     updates: int
@@ -68,13 +72,13 @@ class Crew:
     """The workers, each begun again when it was killed, until it has done its steps."""
 
     def __init__(self, cluster: Cluster, folder: Path, steps: int) -> None:
-        self._told = folder, steps, _REST_S, cluster
-        self._incarnations = [0] * _WORKERS
-        self._lives = [self._begin(number) for number in range(_WORKERS)]
+        self._told = folder, steps, cluster
+        self._incarnations = [0] * lenet.WORKERS
+        self._lives = [self._begin(number) for number in range(lenet.WORKERS)]
 
     def _begin(self, number: int) -> BaseProcess:
         life = _FORK.Process(
-            target=softmax.work, args=(f"w{number}", self._incarnations[number], *self._told)
+            target=lenet.work, args=(number, self._incarnations[number], *self._told)
         )
         life.start()
         return life
@@ -104,11 +108,7 @@ class Judge:
     """Looks at the weights of a running job."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._console = Console(cluster, patience_s=softmax.PATIENCE_S)
-        tested = _source("test")
-        self._labels = tested.labels[:_TESTED]
-        self._images = tested.images[:_TESTED].reshape(_TESTED, -1).astype(np.float32)
-        self._images /= 255
+        self._console = Console(cluster, patience_s=lenet.PATIENCE_S)
         self._started = time.monotonic()
 
     @property
@@ -123,13 +123,12 @@ class Judge:
     def await_first(self) -> None:
         """Wait for the first update; time counts from then."""
         while not self.updates:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         self._started = time.monotonic()
 
-    def look(self) -> Look:
-        updates, at, weights = self.updates, self.now, self._console.read()
-        loss, accuracy, _ = softmax.loss_and_gradient(weights, self._images, self._labels)
-        return Look(at, updates, loss, accuracy)
+    def look(self) -> Moment:
+        updates = self.updates
+        return Moment(self.now, updates, self._console.read())
 
     def close(self) -> None:
         self._console.close()
@@ -137,41 +136,48 @@ class Judge:
 
 def train(level: Level, steps: int, every_s: float, seed: int) -> Course:
     """One run from fresh shards to the last step; nobody is killed where `every_s` is infinite."""
+    told = lenet.job(steps)
+    model = told.model()
+    assert isinstance(model, CaffeModel), "the demo's"
     specs = shard_specs(
-        softmax.TABLE,
-        shards=_SHARDS,
-        schedule=Fixed(base_rate=0.05),
-        bound=_BOUND,
-        workers=_WORKERS,
-        lease_s=softmax.PATIENCE_S,
+        model.table,
+        shards=lenet.SHARDS,
+        rule=told.rule,
+        schedule=told.schedule,
+        decay=told.decay,
+        bound=lenet.BOUND,
+        workers=lenet.WORKERS,
+        lease_s=lenet.PATIENCE_S,
     )
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        trained = _source("train")
-        np.save(folder / softmax.IMAGES, trained.images.reshape(trained.rows, -1))
-        np.save(folder / softmax.LABELS, trained.labels)
+        lenet.lay_out(folder)
         hosts = stack.enter_context(level.start(specs, "127.0.0.1", folder))
         with Console(hosts.cluster) as console:
-            console.install(softmax.TABLE.empty())
+            console.install(model.initial(seed))
         judge = Judge(hosts.cluster)
         stack.callback(judge.close)
         crew = Crew(hosts.cluster, folder, steps)
         stack.callback(crew.end)
         judge.await_first()
-        return _watch(level, hosts, crew, judge, every_s, random.Random(seed))
+        moments, deaths = _watch(level, hosts, crew, judge, every_s, random.Random(seed))
+    examiner = lenet.Examiner(model)
+    looks = [Look(one.at_s, one.updates, *examiner.test(one.weights)) for one in moments]
+    return Course(looks, deaths)
 
 
 def _watch(
     level: Level, hosts: Any, crew: Crew, judge: Judge, every_s: float, dice: random.Random
-) -> Course:
-    looks, deaths, next_at = [judge.look()], list[Death](), judge.now + every_s
+) -> tuple[list[Moment], list[Death]]:
+    moments, deaths, next_at = [judge.look()], list[Death](), judge.now + every_s
     while busy := crew.busy:
         if judge.now > next_at and level.whole(hosts):
             deaths.append(Death(judge.now, _kill_one(level, hosts, crew, busy, dice)))
             next_at = judge.now + every_s
-        time.sleep(_LOOK_S)
-        looks.append(judge.look())
-    return Course([*looks, judge.look()], deaths)
+        time.sleep(_POLL_S)
+        if judge.now > moments[-1].at_s + _LOOK_S:
+            moments.append(judge.look())
+    return [*moments, judge.look()], deaths
 
 
 def _kill_one(
@@ -188,22 +194,16 @@ def _kill_one(
     return f"worker w{number}"
 
 
-def _source(part: str) -> IdxSource:
-    source = open_source(_DATA, "train" if part == "train" else "test")
-    assert isinstance(source, IdxSource)
-    return source
-
-
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    options.add_argument("--level", choices=LEVELS, default="memory")
-    options.add_argument("--steps", type=int, default=900)
+    options.add_argument("--level", choices=LEVELS, default="replicated")
+    options.add_argument("--steps", type=int, default=200)
     options.add_argument("--every-s", type=float, default=3.0)
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--light", action="store_true", help="shards without numba start quickly")
     options.add_argument("--picture", type=Path)
     given = options.parse_args()
-    _FORK.set_forkserver_preload(["tests.chaos.softmax"])
+    _FORK.set_forkserver_preload(["tests.chaos.lenet"])
     level = LEVELS[given.level]
     with tempfile.TemporaryDirectory() as folder:
         if given.light:
@@ -219,7 +219,7 @@ def main() -> None:
     print(save("chaos_training", {"level": level.name, "calm": calm, "stormy": stormy}))
     if given.picture is not None:
         draw(calm, stormy, level.name, given.picture)
-    ends, due = (calm.looks[-1], stormy.looks[-1]), _WORKERS * given.steps
+    ends, due = (calm.looks[-1], stormy.looks[-1]), lenet.WORKERS * given.steps
     goals(
         [
             Goal("accuracy lost to kills", ends[0].accuracy - ends[1].accuracy, 0.01),
@@ -254,14 +254,17 @@ def draw(calm: Course, stormy: Course, level: str, out: Path) -> None:
             label = f"kill -9 of {word}: {len(dead)}"
             left.scatter([x.updates for x in then], [x.loss for x in then], label=label, **style)
             right.scatter([one.at_s for one in dead], [x.updates for x in then], **style)
-    left.set(xlabel="updates applied", ylabel=f"loss on {_TESTED} test images")
+    left.set(xlabel="updates applied", ylabel=f"loss on {lenet.TESTED} test images")
     right.set(xlabel="seconds", ylabel="updates applied")
     left.legend(frameon=False, fontsize=9)
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(color="#e4e7eb", linewidth=0.8)
         axes.set_axisbelow(True)
-    title = f"{_WORKERS} workers, {_SHARDS} shards at level {level}, bound {_BOUND}"
+    title = (
+        f"LeNet: {lenet.WORKERS} workers, {lenet.SHARDS} shards at level {level},"
+        f" bound {lenet.BOUND}"
+    )
     figure.suptitle(title, fontsize=14, fontweight="bold", color="#1f2933")
     figure.savefig(out, dpi=110)
 
