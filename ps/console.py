@@ -99,7 +99,7 @@ class Console:
         Raises GiveUp when the standstill has ended before: then nothing has changed.
         """
         told = successors.for_workers().encode()
-        carry_out(operations.retire(self.side, told, cut), self)
+        carry_out(operations.retire(self.side, told, [cut] * self.cluster.map.shards), self)
 
     @property
     def side(self) -> Side:

@@ -87,13 +87,18 @@ def stand_still(side: Side, seconds: float) -> Plan[dict[str, int]]:
     """
     heard = yield hold(side, seconds)
     cut = furthest(heard)
-    until = heard.now + side.patience_s
+    yield from _come_together(side, seconds, cut, heard.now + side.patience_s)
+    return cut
+
+
+def _come_together(side: Side, seconds: float, cut: Mapping[str, int], until: float) -> Plan[None]:
+    """Have every shard hold the pushes up to `cut`."""
     missing: Sequence[int] = side.shards
     while True:
         heard = yield hold(side, seconds, cut, missing)
         missing = [shard for shard in missing if _holding(heard, shard).missing]
         if not missing:
-            return cut
+            return
         if heard.now > until:
             yield from go_on(side)
             raise Unreachable(
@@ -118,14 +123,16 @@ def restore(side: Side, shard: int, state: ShardState, *, goes_on: bool) -> Plan
     )
 
 
-def retire(side: Side, successors: bytes, cut: Mapping[str, int]) -> Plan[None]:
-    """Send the workers of shards that stand still at `cut` to their successors.
+def retire(side: Side, successors: bytes, cuts: Sequence[Mapping[str, int]]) -> Plan[None]:
+    """Send the workers of shards that stand still, each at its own of `cuts`, to their successors.
 
     Raises GiveUp when the standstill has ended before: then nothing has changed.
     """
-    reached = furthest((yield hold(side, TELLING_S, cut)))
-    if any(seq > cut.get(worker, 0) for worker, seq in reached.items()):
-        raise GiveUp("the shards' standstill has ended before their successors were ready")
+    for shard, cut in zip(side.shards, cuts, strict=True):
+        # A worker that had been given up may be back, and what it brings now would stay behind.
+        reached = furthest((yield hold(side, TELLING_S, cut, (shard,))))
+        if any(seq > cut.get(worker, 0) for worker, seq in reached.items()):
+            raise GiveUp("the shards' standstill has ended before their successors were ready")
     for shard in side.shards:
         yield Ask(
             side, (shard,), lambda request: Retire(request, side.job, side.map.table), (successors,)
@@ -139,14 +146,30 @@ def move(old: Side, new: Side, successors: bytes) -> Plan[None]:
     """
     cut = yield from stand_still(old, STANDSTILL_S)
     try:
-        heard = yield Ask(old, old.shards, export(old))
-        states = [state_in(*heard.answers[shard]) for shard in old.shards]
+        states = yield from _held_at(old, cut)
         for shard, state in enumerate(recut(states, old.map, new.map)):
             yield from restore(new, shard, state, goes_on=True)
+    except GeneratorExit:
+        raise  # nobody is there any more to ask
     except BaseException:
         yield from go_on(old)
         raise
-    yield from retire(old, successors, cut)
+    yield from retire(old, successors, [state.saved.ledger.cut for state in states])
+
+
+def _held_at(side: Side, cut: Mapping[str, int]) -> Plan[list[ShardState]]:
+    """What the shards hold, each of them with the pushes up to `cut` of everybody who is there.
+
+    A worker that was given up when they came together may be back since, with half of a push.
+    """
+    until: float | None = None
+    while True:
+        heard = yield Ask(side, side.shards, export(side))
+        states = [state_in(*heard.answers[shard]) for shard in side.shards]
+        if not any(state.saved.ledger.short_of(cut) for state in states):
+            return states
+        until = heard.now + side.patience_s if until is None else until
+        yield from _come_together(side, STANDSTILL_S, cut, until)
 
 
 # --- questions and answers ------------------------------------------------------------------------

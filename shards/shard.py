@@ -331,7 +331,8 @@ class Shard:
 
     def _open(self, now: float) -> list[Outgoing]:
         """Apply a round that is complete, then answer whoever may go."""
-        out = self._acknowledge_all(self.updates.close_rounds(self.ledger, now))
+        closed = self.updates.close_rounds(self.ledger, now, self._standstill)
+        out = self._acknowledge_all(closed)
         for waiting in self.gate.release(self._may_go):
             if isinstance(waiting.message, Join):
                 out.append(self._admit(waiting.sender, waiting.message))
@@ -437,8 +438,13 @@ class Shard:
             raise BadMessage(f"retire: expected one frame, got {len(frames)}")
         if self._moved_to is None and not self._standstill.holds(now):
             raise GiveUp(f"retire: shard {self.spec.shard} does not stand still")
-        self._moved_to = bytes(frames[0])
+        successors = bytes(frames[0])
+        if self._moved_to not in (None, successors):
+            # Another operator was first: who was sent there must not be called back.
+            raise GiveUp(f"retire: shard {self.spec.shard} has handed over its part to others")
+        self._moved_to = successors
         self.gate.clear()  # they ask again, and are told
+        self.updates.round.clear()  # or it closes here when the leases of who went on run out
         return Outgoing(sender, Retired(message.request, self.spec.shard, self.boot))
 
     def _export(self, sender: bytes, message: Export) -> Outgoing:

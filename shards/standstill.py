@@ -32,7 +32,11 @@ class Standstill:
         """Whether it is in force."""
         return self._ends_at is not None and now < self._ends_at
 
+    def lets(self, worker: str, seq: int, now: float) -> bool:
+        """Whether push `seq` may be applied."""
+        return not self.holds(now) or seq <= self._cut.get(worker, 0)
+
     def check(self, worker: str, seq: int, now: float) -> None:
         """Raise Retry when push `seq` lies beyond the cut."""
-        if self.holds(now) and seq > self._cut.get(worker, 0):
+        if not self.lets(worker, seq, now):
             raise Retry(f"worker {worker}: push {seq} waits while the shards stand still")

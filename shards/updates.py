@@ -24,6 +24,7 @@ from shards.ledger import Ledger
 from shards.messages import Push
 from shards.pushes import Arrived
 from shards.spec import Merge, ShardSpec
+from shards.standstill import Standstill
 from shards.state import Held
 
 
@@ -99,8 +100,10 @@ class Updates:
             for number, (one, square) in enumerate(zip(run, squares, strict=True))
         ]
 
-    def close_rounds(self, ledger: Ledger, now: float) -> list[Applied]:
+    def close_rounds(self, ledger: Ledger, now: float, standstill: Standstill) -> list[Applied]:
         """Apply every round that nobody is missing from; a round is the pushes to one clock.
+
+        One that lies beyond a standstill's cut stays open, even if nobody is missing any more.
 
         A worker that came back may have been let in beyond a round, at this shard or another: it
         has nothing to bring to it, and its next push belongs to a later one.
@@ -115,6 +118,8 @@ class Updates:
             # By name, because float addition is not associative and arrival order is chance.
             names = sorted(self.round)
             names = [name for name in names if self.round[name].message.clock == reached]
+            if not all(standstill.lets(n, self.round[n].message.seq, now) for n in names):
+                break
             arrived = [self.round.pop(name) for name in names]
             out += self._apply(arrived, mean([one.gradient for one in arrived]), ledger, now)
         return out

@@ -171,7 +171,8 @@ class Restart(Fault, frozen=True, kw_only=True, tag="restart"):
     lost_s: float = 0.0
 
     def strike(self, world: "World") -> None:
-        world.hosts[self.shard].restart(self.lost_s)
+        for host in world.hosts[self.shard : self.shard + 1]:
+            host.restart(self.lost_s)
 
 
 class Tear(Fault, frozen=True, kw_only=True, tag="tear"):
@@ -186,8 +187,8 @@ class Tear(Fault, frozen=True, kw_only=True, tag="tear"):
     power: bool = False
 
     def strike(self, world: "World") -> None:
-        host = world.hosts[self.shard]
-        host.die(self.back_s, power=self.power, operations=self.operations + 1)
+        for host in world.hosts[self.shard : self.shard + 1]:
+            host.die(self.back_s, power=self.power, operations=self.operations + 1)
 
 
 class Outage(Fault, frozen=True, kw_only=True, tag="outage"):
@@ -210,7 +211,17 @@ class FullDisk(Fault, frozen=True, kw_only=True, tag="full disk"):
     for_s: float
 
     def strike(self, world: "World") -> None:
-        world.hosts[self.shard].fill(self.for_s)
+        for host in world.hosts[self.shard : self.shard + 1]:
+            host.fill(self.for_s)
+
+
+class Move(Fault, frozen=True, kw_only=True, tag="move"):
+    """No fault, but what others may strike: an operator moves the job to so many shards."""
+
+    shards: int
+
+    def strike(self, world: "World") -> None:
+        world.move(self.shards)
 
 
 class Crash(Fault, frozen=True, kw_only=True, tag="crash"):
@@ -280,6 +291,7 @@ AnyFault = (
     | Tear
     | Outage
     | FullDisk
+    | Move
     | Crash
     | Ambush
     | Break

@@ -13,7 +13,7 @@ import numpy as np
 from ps.coordinator import Group
 from ps.simulation import invariants
 from ps.simulation.clock import Party
-from ps.simulation.hosts import Host
+from ps.simulation.hosts import End, Host
 from ps.simulation.invariants import Promise, Violation
 from ps.simulation.network import Deliver
 from shards import codec
@@ -25,7 +25,6 @@ from shards.shard import Outgoing, Shard
 from shards.spec import Merge
 
 if TYPE_CHECKING:
-    from ps.simulation.workers import Life
     from ps.simulation.world import World
 
 BEAT_S = 0.4
@@ -41,7 +40,7 @@ class Copy(Party):
     def __init__(self, group: "Copies", boot: int) -> None:
         super().__init__(group._world.clock, f"copy {boot}")
         self.boot, self._group = boot, group
-        spec = group._world.spec(group.number)
+        spec = group._world.spec(group.number, group.map)
         self.replica = Replica(group.number, boot, lambda: Shard(spec, boot), retry_s=RETRY_S)
 
     def __repr__(self) -> str:
@@ -110,7 +109,7 @@ class Copies(Host):
 
     # --- requests and answers ---------------------------------------------------------------------
 
-    def route(self, life: "Life") -> tuple[str, Deliver] | None:
+    def route(self, life: End) -> tuple[str, Deliver] | None:
         """The copy that this worker believes in; a dead one is found out and another tried."""
         copy = self._routes.get(life.name)
         if copy is None or not copy.alive:

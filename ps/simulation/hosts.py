@@ -1,10 +1,10 @@
 """What stands behind a shard's number, whatever kind of cluster it is in."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ps.simulation.clock import Party
-from ps.simulation.invariants import PullWatch, exact
+from ps.simulation.clock import Action, Party
+from ps.simulation.invariants import BLOCK, PullWatch, exact
 from ps.simulation.network import Deliver
 from shards import codec
 from shards.ledger import Ledger
@@ -14,8 +14,22 @@ from shards.state import Saved
 
 if TYPE_CHECKING:
     from ps.simulation.faults import Ambush
-    from ps.simulation.workers import Life
     from ps.simulation.world import World
+
+
+class End(Protocol):
+    """Whoever asks: a life of a worker, or an operator."""
+
+    name: str
+    address: bytes
+
+    def at(self, action: Action, *arguments: Any) -> None:
+        """Do it there, if it lives."""
+        ...
+
+    def receive(self, host: "Host", header: bytes, frames: Sequence[Any]) -> None:
+        """An answer has come."""
+        ...
 
 
 class Host:
@@ -24,6 +38,9 @@ class Host:
     def __init__(self, world: "World", number: int) -> None:
         setting = world.setting
         self.number = number
+        self.map = world.map
+        ranges = self.map.ranges[number]
+        self.blocks = [n for keys in ranges for n in range(keys.start // BLOCK, keys.stop // BLOCK)]
         self.views: dict[int, bytes] = {}
         self.ambushes: list[Ambush] = []
         self._world = world
@@ -44,7 +61,13 @@ class Host:
         """The process that plays a role: shard, primary or backup."""
         raise NotImplementedError
 
-    def route(self, life: "Life") -> tuple[str, Deliver] | None:
+    def hand_over(self, to: Sequence["Host"], version: int, short: Mapping[str, set[int]]) -> None:
+        """Others are given what this one holds at `version`, which lacks pushes that others have.
+
+        Only single processes are moved.
+        """
+
+    def route(self, life: End) -> tuple[str, Deliver] | None:
         """The end that this worker now sends to, and what takes a message there."""
         raise NotImplementedError
 
@@ -81,20 +104,20 @@ class Host:
         saved = codec.encode_state(Saved(0, 0, 0, Ledger()))
         return Install(1, self._world.job, self._world.table.name, []), (
             saved,
-            bytes(4 * self._world.block),
+            bytes(4 * BLOCK * len(self.blocks)),
         )
 
     def answer(self, party: Party, answers: Sequence[Outgoing]) -> None:
         """Send answers on their way."""
         for answer in answers:
-            life = self._world.life_at(answer.to)
+            life = self._world.end_at(answer.to)
             self._world.network.carry(
                 party.name, life.name, codec.encode(answer.message), answer.frames, _to(life, self)
             )
 
 
-def _to(life: "Life", host: Host) -> Deliver:
+def _to(life: End, host: Host) -> Deliver:
     def deliver(header: bytes, frames: Sequence[Any]) -> None:
-        life.at(life.receive, host.number, header, frames)
+        life.at(life.receive, host, header, frames)
 
     return deliver

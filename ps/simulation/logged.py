@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ps.log_files import looked_at
 from ps.shard_log import Aside, Logged, ShardLog
@@ -20,7 +21,6 @@ from ps.simulation.invariants import Promise, Violation
 from ps.simulation.single import Single
 from shards.errors import DownpourError, GiveUp
 from shards.messages import Ack
-from shards.records import RECORD
 from shards.shard import Arrival, Outgoing, Shard
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class OnDisk(Single):
         """A process begins, and goes on from what the disk holds."""
         setting = self._world.setting
         self._boot += 1
-        shard = Shard(self._world.spec(self.number), self._boot)
+        shard = Shard(self._world.spec(self.number, self.map), self._boot)
         self._log = ShardLog(self._disk, setting.durability, setting.log_bytes, self._aside)
         self._log.recover(shard, self._process.now)
         self._shard, self._acts = shard, Logged(shard, self._log)
@@ -117,7 +117,7 @@ class OnDisk(Single):
     def _die(self, expected: list[Image], back_s: float, *, power: bool) -> None:
         """`expected` is what the disk may hold now."""
         self._expected = expected
-        self._collect()
+        self._rows = self._collected()
         self._process.alive = False
         self._waiting.clear()
         self._disk.fuse = None
@@ -147,7 +147,6 @@ class OnDisk(Single):
                 self._process.alive = False  # what the disk has lost is found out
         else:
             self._world.note(f"shard {self.number} is back at version {self._shard.version}")
-            self._collect()
             self.begin()
 
     def _fail_again(self, *, power: bool) -> None:
@@ -159,7 +158,7 @@ class OnDisk(Single):
     def _check_disk(self) -> None:
         """What can be read is what was, bit for bit, with every push that was acknowledged."""
         try:
-            shard = looked_at(self._disk, self._world.spec(self.number))
+            shard = looked_at(self._disk, self._world.spec(self.number, self.map))
         except DownpourError as error:
             raise Violation(Promise.RECOVERY, f"shard {self.number}: {error}") from error
         found = invariants.image(shard)
@@ -182,11 +181,10 @@ class OnDisk(Single):
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def _collect(self) -> None:
-        """The records so far; those of pushes that are replayed replace what was collected."""
+    def _collected(self) -> NDArray[np.void]:
+        """Those of pushes that were replayed replace what was collected before."""
         first, rows = self._shard.journal.since(0)
-        kept = np.concatenate(self._rows) if self._rows else np.empty(0, RECORD)
-        self._rows = [kept[:first], rows]
+        return np.concatenate([self._rows[:first], rows])
 
     def drained(self) -> bool:
         return self._process.alive and super().drained()

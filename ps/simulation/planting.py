@@ -56,10 +56,10 @@ class Bugs(dict[str, Bug]):
 
 def registry() -> dict[str, Bug]:
     """Every bug that can be planted."""
-    from ps.simulation.bugs import compressed, disks, groups, sessions, shards
+    from ps.simulation.bugs import compressed, disks, groups, moves, sessions, shards
 
-    kinds = (shards, sessions, compressed, disks, groups)
-    return {name: bug for kind in kinds for name, bug in kind.BUGS.items()}
+    kinds = [kind.BUGS for kind in (shards, sessions, compressed, disks, groups)]
+    return {name: bug for kind in (*kinds, *moves.all_bugs()) for name, bug in kind.items()}
 
 
 def find(name: str) -> Bug:

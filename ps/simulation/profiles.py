@@ -21,6 +21,7 @@ Draw = random.Random
 Drawn = Callable[[Draw, Setting], list[AnyFault]]
 
 ON = 0.4  # the share of seeds in which a kind of fault happens at all
+MOVED = 0.25  # the share in which the job moves
 FIRST_S = 0.3
 
 HALVES = ("fp16", "bf16")
@@ -43,6 +44,10 @@ def swarm(seed: int, profile: Profile = Profile.WITHIN, cluster: Cluster | None 
                 found += wanted(draw, setting)
     if profile is Profile.WITHIN and setting.durability is Durability.PROCESS:
         found = [_with_the_power_on(fault) for fault in found]
+    if profile is Profile.WITHIN and kind is not Cluster.REPLICATED and draw.random() < MOVED:
+        found += _move(draw, setting)
+        # A shard in memory that dies ends its job; only a log brings back where it was moving.
+        found = [f for f in found if kind is Cluster.LOGGED or not isinstance(f, faults.Restart)]
     found.sort(key=lambda fault: fault.at)
     return Scenario(seed=seed, profile=profile, setting=setting, faults=tuple(found))
 
@@ -215,6 +220,11 @@ def _outage(draw: Draw, setting: Setting) -> list[AnyFault]:
 def _full_disk(draw: Draw, setting: Setting) -> list[AnyFault]:
     at, shard = _time(draw, setting), draw.randrange(setting.shards)
     return [faults.FullDisk(at=at, shard=shard, for_s=_lasting(draw, 2))]
+
+
+def _move(draw: Draw, setting: Setting) -> list[AnyFault]:
+    times = range(draw.choice((1, 1, 1, 2)))
+    return [faults.Move(at=_time(draw, setting), shards=draw.randint(1, 3)) for _ in times]
 
 
 def _with_the_power_on(fault: AnyFault) -> AnyFault:

@@ -1,6 +1,6 @@
 """A shard in one process, which a restart brings back with a state that it has saved."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,18 +9,17 @@ from numpy.typing import NDArray
 from ps.shard_log import Logged
 from ps.simulation import invariants
 from ps.simulation.clock import Party
-from ps.simulation.hosts import Host
-from ps.simulation.invariants import Promise, Violation
+from ps.simulation.hosts import End, Host
+from ps.simulation.invariants import BLOCK, Promise, Violation
 from ps.simulation.network import Deliver
 from shards import codec
 from shards.errors import DownpourError
-from shards.messages import AskRecords, Export, Install, Records, State
+from shards.messages import Export, Install, State
 from shards.records import RECORD
 from shards.shard import Arrival, Outgoing, Shard
 from shards.views import Change, Views
 
 if TYPE_CHECKING:
-    from ps.simulation.workers import Life
     from ps.simulation.world import World
 
 SAVE_S = 1.0  # how often a state is kept that a lossy restart may come back with
@@ -45,20 +44,27 @@ class WatchedViews(Views):
 class Single(Host):
     """One process, its lives, and the checks on everything that it answers."""
 
-    def __init__(self, world: "World", number: int) -> None:
+    def __init__(self, world: "World", number: int, *, fresh: bool = False) -> None:
+        """A `fresh` one is given its state by an operator who moves the job there."""
         super().__init__(world, number)
+        self._fresh = fresh
+        self._before: dict[int, NDArray[np.void]] = {}
+        self._excused: dict[int, dict[str, set[int]]] = {}
+        self._handed_over: int | None = None
         self._process = Party(world.clock, f"shard {number}")
         self._boot = 0
         self._shard: Shard
         self._acts: Shard | Logged
         self._waiting: list[Arrival] = []
-        self._rows: list[NDArray[np.void]] = []
+        self._rows = np.empty(0, RECORD)  # of former lives
         self._savings: list[Saving] = []
         self._be_born()
 
     def _be_born(self) -> None:
         """The first life, with what an operator installs."""
-        self._install(*self.blank())
+        self._live()
+        if not self._fresh:
+            self._operate(*self.blank())
 
     def begin(self) -> None:
         self._process.every(self._world.setting.lease_s / 4, self._tick)
@@ -72,7 +78,7 @@ class Single(Host):
     def party(self, role: str) -> Party | None:
         return self._process if role == "shard" else None
 
-    def route(self, life: "Life") -> tuple[str, Deliver]:
+    def route(self, life: End) -> tuple[str, Deliver]:
         def deliver(header: bytes, frames: Sequence[Any]) -> None:
             self._process.at(self._take, life.address, header, frames)
 
@@ -125,8 +131,13 @@ class Single(Host):
     # --- dying ------------------------------------------------------------------------------------
 
     def restart(self, lost_s: float) -> None:
-        """Die, and come back from what was saved `lost_s` ago, or just now."""
-        self._collect()
+        """Die, and come back from what was saved `lost_s` ago, or just now.
+
+        But not where a job has moved to: such shards are in memory alone.
+        """
+        if self._fresh:
+            return
+        self._rows = self._collected()
         self._save()
         wanted = self._world.clock.now - lost_s
         self._savings = [s for s in self._savings if s[0] <= wanted] or self._savings[:1]
@@ -136,13 +147,17 @@ class Single(Host):
         self._waiting.clear()
         self._install(Install(3, self._world.job, self._world.table.name, slots), frames)
         if lost_s:
-            self._rows = [rows[rows["apply_version"] <= self._shard.version] for rows in self._rows]
+            self._rows = self._rows[self._rows["apply_version"] <= self._shard.version]
 
     def _install(self, message: Install, frames: Sequence[bytes]) -> None:
-        self._boot += 1
-        self._shard = self._acts = Shard(self._world.spec(self.number), self._boot)
-        self._shard._serving._views = WatchedViews(self._shard, self.views)
+        self._live()
         self._operate(message, frames)
+
+    def _live(self) -> None:
+        """A process begins, with nothing."""
+        self._boot += 1
+        self._shard = self._acts = Shard(self._world.spec(self.number, self.map), self._boot)
+        self._shard._serving._views = WatchedViews(self._shard, self.views)
 
     def _save(self) -> None:
         answer = self._operate(Export(2, self._world.job, self._world.table.name))
@@ -150,17 +165,13 @@ class Single(Host):
         frames = [bytes(frame) for frame in answer.frames]
         self._savings.append((self._world.clock.now, answer.message.slots, frames))
 
-    def _operate(
-        self, message: Install | Export | AskRecords, frames: Sequence[bytes] = ()
-    ) -> Outgoing:
+    def _operate(self, message: Install | Export, frames: Sequence[bytes] = ()) -> Outgoing:
         (answer,) = self._shard.handle(b"operator", message, frames, self._process.now)
         return answer
 
-    def _collect(self) -> None:
-        answer = self._operate(AskRecords(4, self._world.job, self._world.table.name, 0))
-        assert isinstance(answer.message, Records)
-        assert isinstance(answer.frames[0], bytes)
-        self._rows.append(np.frombuffer(answer.frames[0], RECORD))
+    def _collected(self) -> NDArray[np.void]:
+        """The records so far, of all lives."""
+        return np.concatenate([self._rows, self._shard.journal.since(0)[1]])
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -168,8 +179,7 @@ class Single(Host):
         return not self._waiting
 
     def finish(self) -> None:
-        self._collect()
-        rows = np.concatenate(self._rows)
+        rows = self._collected()
         weights, setting = self._shard.held._weights, self._world.setting
         if weights is None:
             assert not self._world.durable, "it was given some"
@@ -181,7 +191,37 @@ class Single(Host):
         invariants.check_drained(self._shard, self.number)
         lives = self._world.lives
         names = [life.name for life in lives.values()]
-        invariants.check_records(rows, setting.steps, names)
-        for number, life in lives.items():
-            kept = invariants.residual(life.session, self.number)
-            invariants.check_sums(rows, weights, number, kept)
+        for place, block in enumerate(self.blocks):
+            own = weights[BLOCK * place : BLOCK * (place + 1)]
+            all_rows = np.concatenate([self._before[block], rows]) if self._fresh else rows
+            excused = self._excused.get(block, {})
+            invariants.check_records(all_rows, setting.steps, names, excused)
+            for number, life in lives.items():
+                if excused.get(life.name) and setting.push != "none":
+                    continue  # how much of it was kept back nobody knows
+                kept = invariants.residual(life.session, block)
+                invariants.check_sums(all_rows, own, number, kept)
+
+    # --- moving -----------------------------------------------------------------------------------
+
+    def hand_over(self, to: Sequence[Host], version: int, short: Mapping[str, set[int]]) -> None:
+        self._handed_over = version
+        rows = self._collected()
+        rows = rows[rows["apply_version"] <= version]
+        for block in self.blocks:
+            heir = next(host for host in to if block in host.blocks)
+            assert isinstance(heir, Single)
+            before = [self._before[block], rows] if self._fresh else [rows]
+            heir._before[block] = np.concatenate(before)
+            known = self._excused.get(block, {})
+            heir._excused[block] = {w: known.get(w, set()) | seqs for w, seqs in short.items()}
+            heir._pulls.exact &= not any(heir._excused[block].values())
+
+    def check_handed_over(self) -> None:
+        """Its workers were sent on: what it has applied since is nowhere else."""
+        if self._handed_over is not None and self._shard.version > self._handed_over:
+            raise Violation(
+                Promise.EXACTLY_ONCE,
+                f"shard {self.number} was moved at version {self._handed_over} and is at"
+                f" {self._shard.version}",
+            )

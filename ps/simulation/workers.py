@@ -3,16 +3,18 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ps.events import Departed, Event, Pulled, Pushed, Ready, Send
+from ps import moving
+from ps.events import Departed, Event, Pulled, Pushed, Ready, Relocated, Send
 from ps.session import Session
 from ps.simulation import invariants
 from ps.simulation.clock import Party
 from ps.simulation.invariants import Promise, Violation
 from shards import codec
-from shards.errors import DownpourError
+from shards.errors import BadMessage, DownpourError
 from shards.messages import Renew
 
 if TYPE_CHECKING:
+    from ps.simulation.hosts import Host
     from ps.simulation.world import World
 
 PUMP_S = 0.3
@@ -33,14 +35,22 @@ class Life(Party):
         self._versions = (0,) * world.setting.shards
         self._boots: tuple[int, ...] = ()
         self._pulled: dict[int, Pulled] = {}
-        self._asked: list[int] = []
+        self._asked: list[tuple[int, int]] = []  # request and clock
+        self._former: Session | None = None
+        self._leaving = self._owes = False
+        # Whoever starts late knows only where the job began.
+        self._open(world.generations[0])
+
+    def _open(self, hosts: "Sequence[Host]") -> None:
+        """Turn to these shards, without a word."""
+        world, self.hosts = self._world, hosts
         self.session = Session(
             job=world.job,
             worker=self.name,
-            incarnation=incarnation,
+            incarnation=self.incarnation,
             build=world.build,
             table=world.table,
-            shard_map=world.map,
+            shard_map=hosts[0].map,
             retry_s=0.5,
             patience_s=PATIENCE_S,
             compression=world.compression,
@@ -63,7 +73,7 @@ class Life(Party):
             self._world.failed(self, error)
 
     def _renew(self) -> None:
-        if self._ready is not None and not self.departed:
+        if self.session.ready is not None and not self.departed:
             self._send(
                 Send(shard, Renew(0, self._world.job, self.name, self.incarnation, boot))
                 for shard, boot in enumerate(self.session.boots)
@@ -73,11 +83,13 @@ class Life(Party):
         for send in sends:
             self._world.send(self, send)
 
-    def receive(self, shard: int, header: bytes, frames: Sequence[Any]) -> None:
-        """An answer has come."""
+    def receive(self, host: "Host", header: bytes, frames: Sequence[Any]) -> None:
+        """An answer has come; of shards that it has turned from it is no longer heard."""
+        if self.hosts[min(host.number, len(self.hosts) - 1)] is not host:
+            return
         try:
             reply = codec.decode_reply(header)
-            sends, events = self.session.receive(shard, reply, codec.wrap(frames), self.now)
+            sends, events = self.session.receive(host.number, reply, codec.wrap(frames), self.now)
         except DownpourError as error:
             self._world.failed(self, error)
             return
@@ -93,12 +105,21 @@ class Life(Party):
                     raise Violation(
                         Promise.ORDER, f"{self} goes on after push {event.seq}, step {event.step}"
                     )
-                self._ready, self._step, self._reached = event, event.step, event.clock
+                if self._ready is None:
+                    self._step, self._reached = event.step, event.clock
+                self._ready = event
+                self._follow()
+            case Relocated():
+                if event.cluster:
+                    self._relocate(int(event.cluster))
+                else:
+                    self._world.failed(self, BadMessage("successors that were cut short"))
+                return
             case Pulled():
                 self._check_pulled(event)
                 self._pulled[event.request] = event
             case Pushed():
-                for host in self._world.hosts:
+                for host in self.hosts:
                     host.check_applied(self.name, event.seq)
             case Departed():
                 self.departed = True
@@ -109,28 +130,31 @@ class Life(Party):
         """No older version than was read before; and of a view, both ends hold the same floats."""
         boots = self.session.boots
         if self._world.ordered or boots == self._boots:
-            for version, former in zip(pulled.versions, self._versions, strict=True):
+            read = self._versions
+            if len(read) != len(pulled.versions):  # all were moved as the furthest's next
+                read = (max(read),) * len(pulled.versions)
+            for version, former in zip(pulled.versions, read, strict=True):
                 if version < former:
                     raise Violation(Promise.VERSIONS, f"{self} read {version} after {former}")
         self._boots = boots
         for number, view in self.session.cargo.views.items():
-            kept = self._world.hosts[number].views[view.number]
+            kept = self.hosts[number].views[view.number]
             if b"".join(map(bytes, view.frames)) != kept:
                 raise Violation(Promise.UNTORN, f"{self} has another view than was sent")
 
     def _go_on(self) -> None:
         """Do whatever comes next, if it can be done now."""
-        if self._computing or self.departed:
+        if self._computing or self.departed or self._leaving or self.session.ready is None:
             return
         setting, session = self._world.setting, self.session
         if self._step >= setting.steps:
             if not session.unacknowledged:
-                self.departed = True
+                self._leaving = True
                 self._send(session.leave(self.now))
             return
         if not self._asked:
             self._ask(self._reached)
-        request = self._asked[0]
+        request, _ = self._asked[0]
         if request in self._pulled and session.unacknowledged < setting.in_flight:
             self._asked.pop(0)
             self._versions = self._pulled.pop(request).versions
@@ -142,15 +166,40 @@ class Life(Party):
 
     def _ask(self, clock: int) -> None:
         request, sends = self.session.pull(clock, self.now)
-        self._asked.append(request)
+        self._asked.append((request, clock))
         self._send(sends)
 
+    def _relocate(self, generation: int) -> None:
+        """As the client does: greet the shards that hold the job now."""
+        if self.session.ready is not None:
+            self._former = self.session
+        self._open(self._world.generations[generation])
+        self._send(self.session.hello(self.now))
+
+    def _follow(self) -> None:
+        """Repeat there what the former shards have not applied, and ask again for the rest."""
+        former, self._former = self._former, None
+        if former is not None:
+            for _, sends in moving.go_on(former, self.session, self._reached, self.now):
+                self._send(sends)
+            wanted, self._asked = self._asked, []
+            self._pulled.clear()
+            for _, clock in wanted:
+                self._ask(clock)
+        if self._leaving:
+            self._send(self.session.leave(self.now))
+        if self._owes:
+            self._push()
+
     def _push(self) -> None:
+        self._owes = self.session.ready is None  # until its new shards have let it in
+        if self._owes:
+            return
         self._computing = False
         self._step, self._reached = self._step + 1, self._reached + 1
         _, sends = self.session.push(
-            invariants.gradient(self._world.setting.shards, self.number, self.session.seq + 1),
-            self._versions,
+            invariants.gradient(self._world.blocks, self.number, self.session.seq + 1),
+            moving.versions(self._versions, self.session.map.shards),
             clock=self._reached,
             step=self._step,
             steps=1,

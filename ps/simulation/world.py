@@ -6,6 +6,7 @@ After `quiet_s` no fault begins, and everyone must come to an end.
 """
 
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
@@ -14,11 +15,12 @@ from ps.durability import Durability
 from ps.events import Send
 from ps.simulation.clock import Clock, Party
 from ps.simulation.coordination import Seat
-from ps.simulation.faults import AnyFault
+from ps.simulation.faults import AnyFault, Move
 from ps.simulation.groups import Copies
 from ps.simulation.hosts import Host
 from ps.simulation.invariants import BLOCK, Counted, Promise, Violation
 from ps.simulation.logged import OnDisk
+from ps.simulation.moves import Operator
 from ps.simulation.network import Network
 from ps.simulation.scenarios import Profile, Scenario
 from ps.simulation.setting import Cluster
@@ -29,7 +31,7 @@ from shards.errors import BadMessage, DownpourError, Fenced
 from shards.rules import SGD, Decay
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
-from shards.tables import DenseTable, TensorSpec, cut_evenly
+from shards.tables import DenseTable, ShardMap, TensorSpec, cut_evenly
 
 HORIZON_S = 120.0
 BEYOND_S = 12.0  # how long a run whose budget is exceeded goes on after its faults
@@ -49,7 +51,7 @@ class Outcome(msgspec.Struct, frozen=True):
 class World:
     """One run; `play` is what to call."""
 
-    job, build, block = "sim-job", "sim-build", BLOCK
+    job, build = "sim-job", "sim-build"
 
     def __init__(self, scenario: Scenario) -> None:
         self.setting = setting = scenario.setting
@@ -61,7 +63,9 @@ class World:
             if setting.cluster is Cluster.COMPRESSED
             else None
         )
-        self.table = DenseTable("sim", (TensorSpec("w", (BLOCK * setting.shards,)),))
+        moves = [fault.shards for fault in scenario.faults if isinstance(fault, Move)]
+        self.blocks = max([setting.shards, *moves])
+        self.table = DenseTable("sim", (TensorSpec("w", (BLOCK * self.blocks,)),))
         self.map = cut_evenly(self.table, setting.shards)
         self.durable = scenario.profile is Profile.WITHIN
         self.lossy = any(getattr(fault, "lost_s", 0.0) for fault in scenario.faults)
@@ -71,16 +75,17 @@ class World:
         self.noted: deque[str] = deque(maxlen=NOTED)
         self.lives: dict[int, Life] = {}
         self._lives: dict[bytes, Life] = {}
+        self._operators: dict[bytes, Operator] = {}
         self._boots = 0
         self._unfinished: set[int] = set()
-        self.hosts: list[Host] = []
+        self.generations: list[Sequence[Host]] = []
         if setting.cluster is Cluster.REPLICATED:
             groups = [Copies(self, shard) for shard in range(setting.shards)]
-            self.hosts += groups
+            self.generations.append(groups)
             self.seat = Seat(self, groups)
         else:
             kind = OnDisk if setting.cluster is Cluster.LOGGED else Single
-            self.hosts += [kind(self, shard) for shard in range(setting.shards)]
+            self.generations.append([kind(self, shard) for shard in range(setting.shards)])
         for fault in scenario.faults:
             self.clock.after(fault.at, self._strike, fault)
 
@@ -105,6 +110,7 @@ class World:
                 self._stuck()
         for host in self.hosts:
             host.finish()
+        self._check_left()
 
     def _busy(self) -> bool:
         return not all(host.drained() for host in self.hosts)
@@ -119,14 +125,14 @@ class World:
 
     # --- what parties ask -------------------------------------------------------------------------
 
-    def spec(self, shard: int) -> ShardSpec:
+    def spec(self, shard: int, shard_map: ShardMap) -> ShardSpec:
         """What a shard is told at its birth."""
         setting = self.setting
         return ShardSpec(
             job=self.job,
             shard=shard,
             table=self.table,
-            map=self.map,
+            map=shard_map,
             rule=SGD(),
             schedule=Fixed(base_rate=1.0),
             decay=Decay(),
@@ -149,20 +155,57 @@ class World:
             return self.seat if self.setting.cluster is Cluster.REPLICATED else None
         role, _, number = name.partition(" ")
         if number:
-            return self.hosts[int(number)].party(role)
+            hosts = self.hosts
+            return hosts[int(number)].party(role) if int(number) < len(hosts) else None
         return self.lives[int(name[1:])]
 
     def life_at(self, address: bytes) -> Life:
         """The life that has this address."""
         return self._lives[address]
 
+    def end_at(self, address: bytes) -> Life | Operator:
+        """Whoever asked from this address."""
+        return self._operators.get(address) or self._lives[address]
+
     def send(self, life: Life, send: Send) -> None:
         """A worker's message sets out."""
-        route = self.hosts[send.shard].route(life)
+        route = life.hosts[send.shard].route(life)
         if route is not None:
             to, deliver = route
             header = codec.encode(send.message)
             self.network.carry(life.name, to, header, send.frames, deliver)
+
+    # --- moves ------------------------------------------------------------------------------------
+
+    @property
+    def hosts(self) -> Sequence[Host]:
+        """The shards that hold the job: those that nobody is sent on from."""
+        hosts = self.generations[0]
+        while len(self.generations) > 1 and (to := _successors(hosts)) is not None:
+            hosts = self.generations[to]
+        return hosts
+
+    def move(self, shards: int) -> None:
+        """Have an operator begin to move the job."""
+        operator = Operator(self, shards)
+        self._operators[operator.address] = operator
+        operator.begin()
+
+    def add_generation(self, shard_map: ShardMap) -> tuple[int, Sequence[Host]]:
+        """Fresh shards, and what an operator calls them."""
+        self.map = shard_map
+        hosts = [Single(self, shard, fresh=True) for shard in range(shard_map.shards)]
+        for host in hosts:
+            host.begin()
+        self.generations.append(hosts)
+        return len(self.generations) - 1, hosts
+
+    def _check_left(self) -> None:
+        for hosts in self.generations:
+            if len(self.generations) > 1 and _successors(hosts) is not None:
+                for host in hosts:
+                    assert isinstance(host, Single)
+                    host.check_handed_over()
 
     # --- lives of workers -------------------------------------------------------------------------
 
@@ -206,6 +249,11 @@ class World:
         """End the coordinator for a while, where there is one."""
         if self.setting.cluster is Cluster.REPLICATED:
             self.seat.crash(back_s)
+
+
+def _successors(hosts: Sequence[Host]) -> int | None:
+    told = [host.shard._moved_to for host in hosts if host.shard._moved_to is not None]
+    return int(told[0]) if told else None
 
 
 def _forgetful(scenario: Scenario) -> bool:

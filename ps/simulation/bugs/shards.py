@@ -178,9 +178,9 @@ def a_restarted_shard_forgets_the_last_push(patch: Patch) -> None:
 def rounds_close_by_attendance(patch: Patch) -> None:
     """The bug that the simulation found first: see test_shard.py on rounds."""
 
-    def close(self: Updates, ledger: Ledger, now: float) -> list[Applied]:
+    def close(self: Updates, ledger: Ledger, *rest: Any) -> list[Applied]:
         present = all(worker in self.round for worker in ledger.active)
-        return original(self, ledger, now) if present else []
+        return original(self, ledger, *rest) if present else []
 
     original = Updates.close_rounds
     patch.setattr(Updates, "close_rounds", close)

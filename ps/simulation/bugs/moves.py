@@ -1,0 +1,125 @@
+"""Bugs of a move to other shards: the standstill, what is cut anew, and how workers follow."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ps import moving, operations
+from ps.operations import Ask, Plan, Side
+from ps.session import Session
+from ps.simulation.planting import Bugs, Patch
+from ps.simulation.setting import Cluster
+from shards import recut
+from shards.ledger import Ledger
+from shards.messages import Retire
+from shards.shard import Outgoing, Shard
+from shards.standstill import Standstill
+from shards.updates import Updates
+
+BUGS = Bugs(Cluster.SINGLE)
+LOGGED = Bugs(Cluster.LOGGED)
+COMPRESSED = Bugs(Cluster.COMPRESSED)
+
+
+@BUGS.add
+def a_retired_shard_is_retired_elsewhere(patch: Patch) -> None:
+    """The bug that the simulation found when two operators moved a job at once."""
+
+    def retire(self: Shard, *arguments: Any) -> Outgoing:
+        if self._moved_to is not None:
+            self._moved_to = bytes(arguments[2][0])
+        return original(self, *arguments)
+
+    original = Shard._retire
+    patch.setattr(Shard, "_retire", retire)
+
+
+@BUGS.add
+def a_move_waits_for_no_push(patch: Patch) -> None:
+    patch.setattr(Ledger, "short_of", lambda *_: False)
+
+
+@BUGS.add
+def a_ledger_is_not_moved(patch: Patch) -> None:
+    patch.setattr(recut, "_copied", lambda _: Ledger())
+
+
+@BUGS.add
+def a_ledger_is_moved_without_its_last_push(patch: Patch) -> None:
+    def copied(ledger: Ledger) -> Ledger:
+        found = original(ledger)
+        for entry in found.entries.values():
+            entry.seq = max(0, entry.seq - 1)
+        return found
+
+    original = recut._copied
+    patch.setattr(recut, "_copied", copied)
+
+
+@BUGS.add
+def a_worker_repeats_nothing_after_a_move(patch: Patch) -> None:
+    patch.setattr(moving, "carried", lambda *_: [])
+
+
+@BUGS.add
+def a_worker_repeats_its_last_push_after_a_move(patch: Patch) -> None:
+    """It goes out again although the shards held it before they moved."""
+
+    def go_on(former: Session, session: Session, clock: int, now: float) -> Any:
+        assert session.ready is not None
+        session.seq = max(0, session.seq - 1)
+        return original(former, session, clock, now)
+
+    original = moving.go_on
+    patch.setattr(moving, "go_on", go_on)
+
+
+@LOGGED.add
+def a_round_closes_where_nobody_is_any_more(patch: Patch) -> None:
+    """The bug that the simulation found when leases ran out at shards that had moved."""
+
+    def retire(self: Shard, *arguments: Any) -> Outgoing:
+        waiting = dict(self.updates.round)
+        answer = original(self, *arguments)
+        self.updates.round = waiting
+        return answer
+
+    def close(self: Updates, ledger: Ledger, now: float, _: Standstill) -> Any:
+        return closed(self, ledger, now, Standstill())
+
+    original, closed = Shard._retire, Updates.close_rounds
+    patch.setattr(Shard, "_retire", retire)
+    patch.setattr(Updates, "close_rounds", close)
+
+
+@LOGGED.add
+def a_move_does_not_look_again(patch: Patch) -> None:
+    """A shard that came back meanwhile has forgotten the standstill."""
+
+    def retire(side: Side, successors: bytes, cuts: Any) -> Plan[None]:
+        for shard in side.shards:
+            yield operations.hold(side, operations.TELLING_S, cuts[shard], (shard,))
+        for shard in side.shards:
+            yield Ask(
+                side,
+                (shard,),
+                lambda request: Retire(request, side.job, side.map.table),
+                (successors,),
+            )
+
+    patch.setattr(operations, "retire", retire)
+
+
+@COMPRESSED.add
+def a_residual_stays_behind(patch: Patch) -> None:
+    def follow(self: Session, former: Session, clock: int) -> None:
+        own = self.cargo.feedback
+        original(self, former, clock)
+        self.cargo.feedback = own
+
+    original = Session.follow
+    patch.setattr(Session, "follow", follow)
+
+
+def all_bugs() -> Sequence[Bugs]:
+    """Those of each kind of cluster."""
+    return BUGS, LOGGED, COMPRESSED

@@ -1,0 +1,134 @@
+"""Whoever moves the job to other shards: the real plan (ps/operations.py), over bad links.
+
+A question is repeated until each shard has answered, as a console repeats it. What the shards
+handed over is noted for the end of the run: the records of each block of floats, and pushes that a
+shard lacked when it was not heard from their worker any more. No part of those may be applied
+later, and that they are not whole is the one exception from exactly once.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ps.events import Unreachable
+from ps.operations import Answer, Ask, Heard, Pause, Plan, Side, move, state_in
+from ps.simulation.clock import Party
+from ps.simulation.hosts import Host
+from ps.simulation.invariants import Promise, Violation
+from shards import codec
+from shards.errors import DownpourError
+from shards.messages import Export, Refusal, Retire, Standing
+from shards.refusals import error_of
+from shards.tables import cut_evenly
+
+if TYPE_CHECKING:
+    from ps.simulation.world import World
+
+PATIENCE_S = 30.0
+RETRY_S = 0.7
+
+
+class Operator(Party):
+    """One attempt at one move."""
+
+    def __init__(self, world: "World", shards: int) -> None:
+        super().__init__(world.clock, "operator")
+        self._world = world
+        self._old: Sequence[Host] = world.hosts
+        before = self._old[0].map
+        after = cut_evenly(world.table, shards, before.epoch + 1)
+        generation, self._new = world.add_generation(after)
+        self.address = f"operator/{generation}".encode()
+        self._sides = {
+            Side(world.job, before, PATIENCE_S): self._old,
+            Side(world.job, after, PATIENCE_S): self._new,
+        }
+        old, new = self._sides
+        self._plan: Plan[None] = move(old, new, str(generation).encode())
+        self._request = 0
+        self._asked: Ask | None = None
+        self._answers: dict[int, Answer] = {}
+        self._exported: dict[int, Answer] = {}
+        self._since = 0.0
+
+    def begin(self) -> None:
+        """Carry out the plan."""
+        self._go(lambda: next(self._plan))
+
+    def _go(self, on: Callable[[], Ask | Pause]) -> None:
+        self._asked = None
+        try:
+            step = on()
+        except StopIteration:
+            self._end("the job has moved")
+        except DownpourError as error:
+            self._end(f"the move is off: {error}")
+        else:
+            if isinstance(step, Pause):
+                self.after(step.seconds, self._go, lambda: self._plan.send(Heard(self.now, {})))
+            else:
+                self._request += 1
+                if isinstance(step.question(0), Retire):
+                    self._hand_over(self._exported)
+                self._asked, self._answers, self._since = step, {}, self.now
+                self._ask(self._request, RETRY_S)
+
+    def _end(self, how: str) -> None:
+        self._world.note(how)
+        self.alive = False
+
+    def _ask(self, request: int, wait_s: float) -> None:
+        asked = self._asked
+        if asked is None or request != self._request:
+            return
+        missing = [shard for shard in asked.shards if shard not in self._answers]
+        if self.now - self._since > PATIENCE_S:
+            error = Unreachable(f"shard {missing[0]} has not answered the operator", missing[0])
+            self._go(lambda: self._plan.throw(error))
+            return
+        for shard in missing:
+            route = self._sides[asked.of][shard].route(self)
+            if route is not None:
+                header = codec.encode(asked.question(request))
+                self._world.network.carry(self.name, route[0], header, asked.frames, route[1])
+        self.after(wait_s, self._ask, request, 2 * wait_s)
+
+    def receive(self, host: Host, header: bytes, frames: Sequence[Any]) -> None:
+        """An answer has come."""
+        asked = self._asked
+        if asked is None or host not in self._sides[asked.of]:
+            return
+        try:
+            reply = codec.decode_reply(header)
+        except DownpourError:
+            return  # and is asked for again
+        if reply.request not in {0, self._request}:
+            return
+        if isinstance(reply, Refusal):
+            error = error_of(reply)
+            self._go(lambda: self._plan.throw(error))
+        elif reply.request and host.number in asked.shards:
+            self._answers.setdefault(host.number, (reply, codec.wrap(frames)))
+            if len(self._answers) == len(asked.shards):
+                answers = self._answers
+                if isinstance(asked.question(0), Export):
+                    self._exported = answers
+                self._go(lambda: self._plan.send(Heard(self.now, answers)))
+
+    def _hand_over(self, answers: dict[int, Answer]) -> None:
+        """Note, for each block, which pushes the new shards begin with."""
+        states = [state_in(*answers[shard]).saved for shard in range(len(self._old))]
+        furthest: dict[str, int] = {}
+        for saved in states:
+            for worker, entry in saved.ledger.entries.items():
+                furthest[worker] = max(entry.seq, furthest.get(worker, 0))
+        for host, saved in zip(self._old, states, strict=True):
+            short: dict[str, set[int]] = {}
+            for worker, last in furthest.items():
+                one = saved.ledger.entries.get(worker)
+                seq = one.seq if one else 0
+                if seq < last and one and one.standing in (Standing.ACTIVE, Standing.GREETED):
+                    raise Violation(
+                        Promise.ONE_CUT, f"shard {host.number} is moved without push {last}"
+                    )
+                short[worker] = set(range(seq + 1, last + 1))
+            host.hand_over(self._new, saved.version, short)
