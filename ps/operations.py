@@ -130,9 +130,7 @@ def retire(side: Side, successors: bytes, cuts: Sequence[Mapping[str, int]]) -> 
     """
     for shard, cut in zip(side.shards, cuts, strict=True):
         # A worker that had been given up may be back, and what it brings now would stay behind.
-        reached = furthest((yield hold(side, TELLING_S, cut, (shard,))))
-        if any(seq > cut.get(worker, 0) for worker, seq in reached.items()):
-            raise GiveUp("the shards' standstill has ended before their successors were ready")
+        _check_cut(furthest((yield hold(side, TELLING_S, cut, (shard,)))), cut)
     for shard in side.shards:
         yield Ask(
             side, (shard,), lambda request: Retire(request, side.job, side.map.table), (successors,)
@@ -166,6 +164,8 @@ def _held_at(side: Side, cut: Mapping[str, int]) -> Plan[list[ShardState]]:
     while True:
         heard = yield Ask(side, side.shards, export(side))
         states = [state_in(*heard.answers[shard]) for shard in side.shards]
+        for state in states:
+            _check_cut(state.saved.ledger.cut, cut)
         if not any(state.saved.ledger.short_of(cut) for state in states):
             return states
         until = heard.now + side.patience_s if until is None else until
@@ -207,6 +207,12 @@ def furthest(heard: Heard) -> dict[str, int]:
     cuts = [codec.decode_state(frames[0], Cut).pushes for _, frames in heard.answers.values()]
     workers = {worker for cut in cuts for worker in cut}
     return {worker: max(cut.get(worker, 0) for cut in cuts) for worker in workers}
+
+
+def _check_cut(reached: Mapping[str, int], cut: Mapping[str, int]) -> None:
+    """Raise GiveUp when a shard has gone beyond the cut: it was started again, or took long."""
+    if any(seq > cut.get(worker, 0) for worker, seq in reached.items()):
+        raise GiveUp("the shards' standstill has ended before their successors were ready")
 
 
 def _holding(heard: Heard, shard: int) -> Holding:
