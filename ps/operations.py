@@ -132,9 +132,17 @@ def retire(side: Side, successors: bytes, cuts: Sequence[Mapping[str, int]]) -> 
         # A worker that had been given up may be back, and what it brings now would stay behind.
         _check_cut(furthest((yield hold(side, TELLING_S, cut, (shard,)))), cut)
     for shard in side.shards:
-        yield Ask(
-            side, (shard,), lambda request: Retire(request, side.job, side.map.table), (successors,)
-        )
+        yield sending_on(side, shard, successors)
+
+
+def sending_on(side: Side, shard: int, successors: bytes) -> Ask:
+    """The order that ends a shard: its workers go to `successors`."""
+    return Ask(
+        side,
+        (shard,),
+        lambda request: Retire(request, side.job, side.map.table, len(successors)),
+        (successors,),
+    )
 
 
 def move(old: Side, new: Side, successors: bytes) -> Plan[None]:

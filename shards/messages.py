@@ -181,7 +181,12 @@ class Hold(FromOperator, frozen=True, tag="hold"):
 
 
 class Retire(FromOperator, frozen=True, tag="retire"):
-    """Send every worker to the shards that the frame describes; only while you stand still."""
+    """Send every worker to the shards that the frame describes; only while you stand still.
+
+    The frame has `size` bytes: one that was cut short would send them nowhere.
+    """
+
+    size: Count
 
 
 class AskStatus(FromOperator, frozen=True, tag="ask_status"):

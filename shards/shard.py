@@ -436,9 +436,11 @@ class Shard:
     ) -> Outgoing:
         if len(frames) != 1:
             raise BadMessage(f"retire: expected one frame, got {len(frames)}")
+        successors = bytes(frames[0])
+        if len(successors) != message.size:
+            raise BadMessage(f"retire: expected {message.size} bytes, got {len(successors)}")
         if self._moved_to is None and not self._standstill.holds(now):
             raise GiveUp(f"retire: shard {self.spec.shard} does not stand still")
-        successors = bytes(frames[0])
         if self._moved_to not in (None, successors):
             # Another operator was first: who was sent there must not be called back.
             raise GiveUp(f"retire: shard {self.spec.shard} has handed over its part to others")

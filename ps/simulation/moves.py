@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ps.events import Unreachable
 from ps.operations import Answer, Ask, Heard, Pause, Plan, Side, move, state_in
+from ps.simulation.addresses import address_of
 from ps.simulation.clock import Party
 from ps.simulation.hosts import Host
 from ps.simulation.invariants import Promise, Violation
@@ -43,7 +44,7 @@ class Operator(Party):
             Side(world.job, after, PATIENCE_S): self._new,
         }
         old, new = self._sides
-        self._plan: Plan[None] = move(old, new, str(generation).encode())
+        self._plan: Plan[None] = move(old, new, address_of(generation))
         self._request = 0
         self._asked: Ask | None = None
         self._answers: dict[int, Answer] = {}

@@ -7,6 +7,7 @@ from ps import moving
 from ps.events import Departed, Event, Pulled, Pushed, Ready, Relocated, Send
 from ps.session import Session
 from ps.simulation import invariants
+from ps.simulation.addresses import generation_of
 from ps.simulation.clock import Party
 from ps.simulation.invariants import Promise, Violation
 from shards import codec
@@ -110,10 +111,10 @@ class Life(Party):
                 self._ready = event
                 self._follow()
             case Relocated():
-                if event.cluster:
-                    self._relocate(int(event.cluster))
-                else:
-                    self._world.failed(self, BadMessage("successors that were cut short"))
+                try:
+                    self._relocate(generation_of(event.cluster))
+                except BadMessage as error:
+                    self._world.failed(self, error)
                 return
             case Pulled():
                 self._check_pulled(event)

@@ -13,6 +13,7 @@ import msgspec
 from ps.compression import Compression
 from ps.durability import Durability
 from ps.events import Send
+from ps.simulation.addresses import generation_of
 from ps.simulation.clock import Clock, Party
 from ps.simulation.coordination import Seat
 from ps.simulation.faults import AnyFault, Move
@@ -253,7 +254,7 @@ class World:
 
 def _successors(hosts: Sequence[Host]) -> int | None:
     told = [host.shard._moved_to for host in hosts if host.shard._moved_to is not None]
-    return int(told[0]) if told else None
+    return generation_of(told[0]) if told else None
 
 
 def _forgetful(scenario: Scenario) -> bool:

@@ -90,7 +90,7 @@ def valid(shard: Shard) -> list[Frames]:
         (AskStatus(14, job, table), []),
         (AskRecords(15, job, table, 0), []),
         (Hold(16, job, table, 0.0), [codec.encode_state(Cut({"w": 1}))]),
-        (Retire(17, job, table), [b"{}"]),
+        (Retire(17, job, table, 2), [b"{}"]),
         (Probe(18, job, table, 100), [b"x" * 100]),
     ]
     alone = [list(map(bytes, codec.enclose([one]))) for one in said]

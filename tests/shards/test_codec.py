@@ -70,7 +70,7 @@ REQUESTS: list[Request | Probe] = [
     Export(TOP, LONG, LONG),
     Read(TOP, LONG, LONG),
     Hold(TOP, LONG, LONG, 3600.0),
-    Retire(TOP, LONG, LONG),
+    Retire(TOP, LONG, LONG, TOP),
     AskStatus(TOP, LONG, LONG),
     AskRecords(TOP, LONG, LONG, TOP),
     Probe(TOP, LONG, LONG, MAX_PROBE_BYTES),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from shards.messages import Hold, Install, Refusal, Retire, Retired
+from shards.messages import Hold, Install, Refusal, Retire, Retired, Welcome
 from shards.shard import Shard
 from shards.spec import Merge
 from tests.shards.talk import SIZE, fresh, hello, join, leave, push, spec
@@ -25,13 +25,25 @@ def test_only_the_first_operator_sends_the_workers_on() -> None:
     shard = standing()
     shard.handle(b"one", Hold(2, "job", "net", 60.0), (), 0.0)
     for _ in range(2):
-        (told,) = shard.handle(b"one", Retire(3, "job", "net"), [b"here"], 1.0)
+        (told,) = shard.handle(b"one", Retire(3, "job", "net", 4), [b"here"], 1.0)
         assert isinstance(told.message, Retired)
-    (refused,) = shard.handle(b"two", Retire(3, "job", "net"), [b"there"], 1.0)
+    (refused,) = shard.handle(b"two", Retire(3, "job", "net", 5), [b"there"], 1.0)
     assert isinstance(refused.message, Refusal)
     assert "has handed over its part to others" in refused.message.text
     (moved,) = shard.handle(b"a", hello("a"), (), 2.0)
     assert moved.frames == (b"here",)
+
+
+def test_successors_that_were_cut_short_are_refused() -> None:
+    """Workers who were sent to half an address would be lost."""
+    shard = standing()
+    shard.handle(b"one", Hold(2, "job", "net", 60.0), (), 0.0)
+    (refused,) = shard.handle(b"one", Retire(3, "job", "net", 4), [b"her"], 1.0)
+    assert isinstance(refused.message, Refusal)
+    assert refused.message.text == "retire: expected 4 bytes, got 3"
+    shard.handle(b"one", Hold(4, "job", "net", 0.0), (), 2.0)
+    (welcome,) = shard.handle(b"a", hello("a"), (), 3.0)
+    assert isinstance(welcome.message, Welcome)
 
 
 def test_a_round_beyond_the_cut_stays_open() -> None:
@@ -51,6 +63,6 @@ def test_a_retired_shard_closes_no_round() -> None:
     shard = standing(merge=Merge.ROUND, bound=0)
     shard.handle(b"a", push("a", 1), GRADIENT, 0.0)
     shard.handle(b"one", Hold(2, "job", "net", 60.0), (), 0.0)
-    shard.handle(b"one", Retire(3, "job", "net"), [b"here"], 1.0)
+    shard.handle(b"one", Retire(3, "job", "net", 4), [b"here"], 1.0)
     shard.expire(["b"], 1000.0)
     assert shard.version == 0

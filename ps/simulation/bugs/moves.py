@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ps import moving, operations
-from ps.operations import Ask, Plan, Side
+from ps.operations import Plan, Side
 from ps.session import Session
 from ps.simulation.planting import Bugs, Patch
 from ps.simulation.setting import Cluster
 from shards import recut
 from shards.ledger import Ledger
-from shards.messages import Retire
 from shards.shard import Outgoing, Shard
 from shards.standstill import Standstill
 from shards.updates import Updates
@@ -99,12 +98,7 @@ def a_move_does_not_look_again(patch: Patch) -> None:
         for shard in side.shards:
             yield operations.hold(side, operations.TELLING_S, cuts[shard], (shard,))
         for shard in side.shards:
-            yield Ask(
-                side,
-                (shard,),
-                lambda request: Retire(request, side.job, side.map.table),
-                (successors,),
-            )
+            yield operations.sending_on(side, shard, successors)
 
     patch.setattr(operations, "retire", retire)
 
