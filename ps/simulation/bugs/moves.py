@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from ps import moving, operations
 from ps.operations import Plan, Side
 from ps.session import Session
@@ -27,6 +29,16 @@ def a_retired_shard_is_retired_elsewhere(patch: Patch) -> None:
         if self._moved_to is not None:
             self._moved_to = bytes(arguments[2][0])
         return original(self, *arguments)
+
+    original = Shard._retire
+    patch.setattr(Shard, "_retire", retire)
+
+
+@BUGS.add
+def a_shard_sends_workers_to_half_an_address(patch: Patch) -> None:
+    def retire(self: Shard, sender: bytes, order: Any, frames: Any, now: float) -> Outgoing:
+        order = msgspec.structs.replace(order, size=len(bytes(frames[0])))
+        return original(self, sender, order, frames, now)
 
     original = Shard._retire
     patch.setattr(Shard, "_retire", retire)
