@@ -5,8 +5,8 @@ are written, inside a library that is starting a process which it then forgets. 
 must not be cut in two the first Ctrl-C is only noted. A second one interrupts, for who presses it
 twice is in a hurry; what ends processes is not interrupted at all, or they would run on.
 
-Signals reach the main thread alone; in any other these change nothing. Nor do they where Ctrl-C is
-ignored, as in the background of a shell.
+Signals reach the main thread alone; in any other these change nothing. Where Ctrl-C is ignored, as
+in the background of a shell, it stays so; a SIGTERM that is taken for one is heard all the same.
 """
 
 import signal
@@ -28,7 +28,7 @@ def noted() -> Iterator[Event]:
             raise KeyboardInterrupt
         pressed.set()
 
-    with _handled(press):
+    with _interrupted_by(press):
         yield pressed
 
 
@@ -50,7 +50,7 @@ def deferred() -> Iterator[None]:
 @contextmanager
 def sigterm_too() -> Iterator[None]:
     """Take a SIGTERM, by which services are stopped, for a Ctrl-C."""
-    with _handled(lambda *_: signal.raise_signal(signal.SIGINT), signal.SIGTERM):
+    with _handled(_interrupt, signal.SIGTERM):
         yield
 
 
@@ -71,14 +71,38 @@ class SafeExitStack(ExitStack):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool | None:
-        with _handled(lambda *_: None):
+        with _interrupted_by(lambda *_: None):
             return super().__exit__(kind, error, trace)
 
 
+# What an interrupt does at present, the innermost last.
+_interrupts: list[Callable[..., None]] = []
+
+
+def _interrupt(*_: object) -> None:
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.raise_signal(signal.SIGINT)
+    elif _interrupts:
+        _interrupts[-1]()
+    else:
+        raise KeyboardInterrupt
+
+
 @contextmanager
-def _handled(
-    handler: Callable[..., None], number: signal.Signals = signal.SIGINT
-) -> Iterator[None]:
+def _interrupted_by(handler: Callable[..., None]) -> Iterator[None]:
+    if current_thread() is not main_thread():
+        yield
+        return
+    _interrupts.append(handler)
+    try:
+        with _handled(handler, signal.SIGINT):
+            yield
+    finally:
+        _interrupts.pop()
+
+
+@contextmanager
+def _handled(handler: Callable[..., None], number: signal.Signals) -> Iterator[None]:
     ignored = signal.getsignal(number) in {signal.SIG_IGN, None}
     if ignored or current_thread() is not main_thread():
         yield

@@ -18,8 +18,8 @@ def plain_handler() -> Iterator[None]:
     assert signal.signal(signal.SIGINT, former) is signal.default_int_handler
 
 
-def press() -> None:
-    signal.raise_signal(signal.SIGINT)
+def press(number: signal.Signals = signal.SIGINT) -> None:
+    signal.raise_signal(number)
 
 
 def test_the_first_press_is_noted() -> None:
@@ -38,10 +38,16 @@ def test_the_second_press_interrupts() -> None:
             press()
 
 
-def deferring(done: list[str], *, pressed: bool, error: type[Exception] | None = None) -> None:
+def deferring(
+    done: list[str],
+    *,
+    pressed: bool,
+    error: type[Exception] | None = None,
+    by: signal.Signals = signal.SIGINT,
+) -> None:
     with deferred():
         if pressed:
-            press()
+            press(by)
         if error is not None:
             raise error("within")
         done.append("done")
@@ -96,6 +102,26 @@ def test_sigterm_stops_as_ctrl_c_does() -> None:
         signal.raise_signal(signal.SIGTERM)
         assert pressed.is_set()
     assert signal.getsignal(signal.SIGTERM) is former
+
+
+def test_sigterm_is_heard_where_ctrl_c_is_ignored() -> None:
+    """A run in the background of a script stops when it is told to: noted, put off, or at once."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with sigterm_too():
+            with noted() as pressed:
+                press()
+                assert not pressed.is_set()
+                signal.raise_signal(signal.SIGTERM)
+                assert pressed.is_set()
+            done: list[str] = []
+            with pytest.raises(KeyboardInterrupt):
+                deferring(done, pressed=True, by=signal.SIGTERM)
+            assert done == ["done"]
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def test_elsewhere_nothing_changes() -> None:
