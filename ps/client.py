@@ -24,15 +24,27 @@ from ps import moving
 from ps.cluster import Cluster
 from ps.compression import Compression
 from ps.connection import Connection
-from ps.events import Departed, Event, Pulled, Pushed, Ready, Relocated, Send, Unreachable
+from ps.events import (
+    Departed,
+    Event,
+    Exported,
+    Pulled,
+    Pushed,
+    Ready,
+    Relocated,
+    Send,
+    Unreachable,
+)
 from ps.feedback import Feedback
+from ps.keeping import Keeper
 from ps.link_model import LinkModel
 from ps.pace import Pace
 from ps.renewal import Renewal
 from ps.session import Session
+from ps.stores import Place
 from ps.stripes import MOST
 from ps.transport import Transport, transport_named
-from ps.worker_state import Arrays, WorkerState, load_state, save_state
+from ps.worker_state import Arrays, Repeated, WorkerState, load_state, save_state
 from shards import payloads
 from shards.codec import Frames
 from shards.errors import BadInput
@@ -70,10 +82,12 @@ class Client:
     `in_flight` bounds the pushes that may be unacknowledged when a further one is sent; where it is
     not given, there are as many as the link needs, within memory (ps/pace.py).
     `compression` is how pushes and pulls travel; `restore` a file of `save`'s, with the residual to
-    go on with, which must be of the last applied push. `link` puts everything behind a link that is
-    slow on purpose. `stripes` is over how many TCP connections a shard's messages are spread; not
-    given, as many as the round trip wants (ps/stripes.py). `allocate` makes the arrays that `pull`
-    and `empty` hand out: page-locked ones, where they go to a GPU.
+    go on with, which must be of the last applied push. `keep` is the path or URI that snapshots of
+    the job go to: what compression leaves behind is written there for each (ps/keeping.py). `link`
+    puts everything behind a link that is slow on purpose. `stripes` is over how many TCP
+    connections a shard's messages are spread; not given, as many as the round trip wants
+    (ps/stripes.py). `allocate` makes the arrays that `pull` and `empty` hand out: page-locked ones,
+    where they go to a GPU.
     """
 
     def __init__(
@@ -87,6 +101,7 @@ class Client:
         in_flight: int | None = None,
         compression: Compression | None = None,
         restore: str | Path | None = None,
+        keep: Place | None = None,
         link: LinkModel | None = None,
         allocate: Allocator = on_the_heap,
         transport: str = Transport.AUTO,
@@ -101,6 +116,7 @@ class Client:
             raise BadInput(f"stripes: expected 1 to {MOST}, got {stripes}")
         self.cluster = cluster
         self.worker = worker
+        self.incarnation = incarnation
         self.table = cluster.table
         self.times = Times()
         self.duplicates = 0
@@ -145,12 +161,14 @@ class Client:
         self._replica: Replica | None = None
         self._renewal: Renewal | None = None
         self._open(cluster)
+        compresses = self._session.cargo.feedback is not None
+        self._keeper = Keeper(keep, worker) if keep is not None and compresses else None
         try:
             restored = self._load(restore) if restore is not None else None
             ready = self._meet()
             self.clock, self.step = ready.clock, ready.step
             if restored is not None:
-                self._restore(*restored)
+                self._take_up(*restored)
         except BaseException:
             self.abandon()
             raise
@@ -276,7 +294,18 @@ class Client:
         """
         feedback = self._feedback("save")
         self.flush()
-        save_state(Path(path), self._state(), feedback.state())
+        save_state(Path(path), self._state(self.seq), feedback.state())
+
+    def take_up(self, state: WorkerState, arrays: Arrays) -> None:
+        """Go on as a life of this worker did that a snapshot was taken of (keeping.residual_in).
+
+        Before the first pull. What it had pushed beyond the snapshot is pushed again, so `seq`,
+        `step` and `clock` may be further afterwards. Raises BadInput when the state is another's or
+        of another moment, or pushes are not compressed: the worker can go on without it.
+        """
+        self._feedback("take up")
+        state.check(self._state(0), f"residual of {state.worker}")
+        self._take_up(state, arrays)
 
     @property
     def seq(self) -> int:
@@ -287,6 +316,8 @@ class Client:
         """Wait for the last acknowledgements, leave the gate, and drop the connections."""
         try:
             self.flush()
+            if self._keeper is not None and self.seq:
+                self._keep(self.seq)
             self._leaving = True
             self._send(self._session.leave(time.monotonic()))
             while not self._departed:
@@ -298,6 +329,8 @@ class Client:
         """Drop the connections as a crash would: the lease frees the others."""
         if self._renewal is not None:
             self._renewal.stop()
+        if self._keeper is not None:
+            self._keeper.close()
         self._connection.close()
 
     def __enter__(self) -> "Client":
@@ -321,36 +354,76 @@ class Client:
             raise BadInput(f"{what}: expected compressed pushes, which leave a residual; got none")
         return self._session.cargo.feedback
 
-    def _state(self) -> WorkerState:
+    def _state(self, base: int, pushes: Sequence[Repeated] = ()) -> WorkerState:
         push = self._session.cargo.compression.push
         assert push is not None, "there is a residual"
         return WorkerState(
             worker=self.worker,
+            incarnation=self.incarnation,
             table=self.table.name,
             floats=self.table.size,
             push=push,
             seq=self.seq,
             step=self.step,
             clock=self.clock,
+            base=base,
+            pushes=tuple(pushes),
         )
 
     def _load(self, path: str | Path) -> tuple[WorkerState, Arrays]:
         self._feedback("restore")
         state, arrays = load_state(Path(path))
-        own = self._state()
-        for field in ("worker", "table", "floats", "push"):
-            expected, got = getattr(own, field), getattr(state, field)
-            if expected != got:
-                raise BadInput(f"worker state {path}: {field}: expected {expected}, got {got}")
+        state.check(self._state(0), f"worker state {path}")
         return state, arrays
 
-    def _restore(self, state: WorkerState, arrays: Arrays) -> None:
-        if state.seq != self.seq:
+    def _take_up(self, state: WorkerState, arrays: Arrays) -> None:
+        """Go on with a residual, once the shards have the pushes that it follows."""
+        if self.seq not in state.follows:
+            after = f"push {state.seq}" if state.base == state.seq else f"{state.follows}"
             raise BadInput(
                 f"worker state of {self.worker}: expected one after push {self.seq}, which is the"
-                f" last that was applied, got one after push {state.seq}: go on without it"
+                f" last that was applied, got one after {after}: go on without it"
             )
-        self._feedback("restore").restore(arrays)
+        feedback = self._feedback("restore")
+        feedback.restore({name: arrays[name] for name in feedback.state()})
+        base = self.seq
+        for push in state.pushes:
+            if push.seq > base:
+                self._make_again(push, arrays[push.name])
+        if self._keeper is not None:  # a snapshot may be taken before the next push
+            replaced = {"incarnation": self.incarnation, "base": base}
+            self._keeper.keep(msgspec.structs.replace(state, **replaced), arrays)
+
+    def _make_again(self, push: Repeated, gradient: NDArray[np.float32]) -> None:
+        """A push that was made by an earlier life, to shards that have forgotten it."""
+        read = moving.versions(push.read_versions, self.cluster.map.shards)
+        present = self._session.versions
+        now = time.monotonic()
+        request, sends = self._session.push(
+            gradient,
+            [min(pair) for pair in zip(read, present, strict=True)],
+            clock=self.clock + push.steps,
+            step=self.step + push.steps,
+            steps=push.steps,
+            samples=push.samples,
+            loss=push.loss,
+            rtt_s=0.0,
+            wait_s=0.0,
+            now=now,
+            plain=True,
+        )
+        self._paces[Push].sent(request, now)
+        self.clock += push.steps
+        self.step += push.steps
+        self._send(sends)
+
+    def _keep(self, base: int, pushes: Sequence[moving.Carried] = ()) -> None:
+        """Have what a snapshot of the shards at push `base` wants of this worker written."""
+        assert self._keeper is not None, "somebody asked for it"
+        arrays = {name: array.copy() for name, array in self._feedback("keep").state().items()}
+        told = [moving.told(push) for push in pushes]
+        arrays |= {one.name: push.gradient for one, push in zip(told, pushes, strict=True)}
+        self._keeper.keep(self._state(base, told), arrays)
 
     # --- driving the session ----------------------------------------------------------------------
 
@@ -509,7 +582,9 @@ class Client:
                 self._departed = True
             case Relocated():
                 self._successors = Cluster.decode(event.cluster)
-            case Ready():
+            case Exported() if self._keeper is not None and not self._keeper.busy:
+                self._keep(event.base, moving.recorded(self._session, event))
+            case Exported() | Ready():
                 pass
 
     def _send(self, sends: Sequence[Send]) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from shards.codec import Buffer
 from shards.errors import GiveUp
-from shards.messages import FromWorker, Kind, Reply
+from shards.messages import FromWorker, Kind, Push, Reply
 
 Frames = tuple[NDArray[Any], ...]
 
@@ -72,7 +72,21 @@ class Relocated(msgspec.Struct, frozen=True):
     cluster: bytes
 
 
-Event = Ready | Pulled | Pushed | Departed | Relocated
+Noted = dict[int, dict[int, tuple[Push, Frames]]]
+"""Pushes by number; of each the message and frames to the shards that may lack it."""
+
+
+class Exported(msgspec.Struct, frozen=True):
+    """All shards have given away a state: with this worker's pushes up to `base`, and not `noted`.
+
+    One that only some of the shards have is among those, for a worker goes on after the smallest.
+    """
+
+    base: int
+    noted: Noted
+
+
+Event = Ready | Pulled | Pushed | Departed | Relocated | Exported
 
 
 class Unreachable(GiveUp):

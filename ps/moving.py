@@ -5,14 +5,16 @@ Whatever it pushed after that goes out again, cut by the new map. A push that wa
 as the floats that its payloads stand for: written anew it would take the residual a second time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import isfinite
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ps.events import Send
+from ps.events import Exported, Frames, Send
 from ps.session import Session
+from ps.worker_state import Repeated
 from shards import payloads
 from shards.messages import Push
 
@@ -70,22 +72,45 @@ def _repeated(push: Carried, ahead: int, session: Session, now: float) -> Asked:
 
 def carried(former: Session, after: int) -> list[Carried]:
     """The pushes of `former` beyond number `after`, in order; none of them was applied anywhere."""
-    found: dict[int, dict[int, tuple[Push, tuple[NDArray[np.generic], ...]]]] = {}
+    found: dict[int, dict[int, tuple[Push, Frames]]] = {}
     for shard, message, frames in former.outstanding():
         if isinstance(message, Push) and message.seq > after:
             found.setdefault(message.seq, {})[shard] = message, frames
+    for parts in found.values():
+        assert len(parts) == former.map.shards, (
+            "what one shard has applied is no longer outstanding"
+        )
     return [_whole(former, found[seq]) for seq in sorted(found)]
 
 
-def _whole(
-    former: Session, parts: dict[int, tuple[Push, tuple[NDArray[np.generic], ...]]]
-) -> Carried:
-    assert len(parts) == former.map.shards, "what one shard has applied is no longer outstanding"
+def recorded(session: Session, exported: Exported) -> list[Carried]:
+    """The pushes that the shards' exported state may lack, in order.
+
+    Zeros stand where a shard has the push, which will know it again.
+    """
+    return [_whole(session, exported.noted[seq]) for seq in sorted(exported.noted)]
+
+
+def told(push: Carried) -> Repeated:
+    """A push as a worker's state tells of it."""
+    message = push.message
+    return Repeated(
+        seq=message.seq,
+        steps=message.steps,
+        samples=message.samples,
+        loss=message.loss if isfinite(message.loss) else 0.0,  # JSON has no infinity
+        read_versions=push.read_versions,
+    )
+
+
+def _whole(former: Session, parts: Mapping[int, tuple[Push, Frames]]) -> Carried:
     gradient = former.table.empty()
     for shard, (message, frames) in parts.items():
         ranges, sent = former.map.ranges[shard], [frame.data for frame in frames]
         written = payloads.checked("push", message.kind, message.zstd, ranges, sent)
         for payload, part in zip(written, former.map.cut(gradient, shard), strict=True):
             payloads.decode(message.kind, payload, part)
-    versions = tuple(parts[shard][0].read_version for shard in range(former.map.shards))
-    return Carried(parts[0][0], gradient, versions)
+    read = {shard: message.read_version for shard, (message, _) in parts.items()}
+    oldest = min(read.values())
+    versions = tuple(read.get(shard, oldest) for shard in range(former.map.shards))
+    return Carried(next(iter(parts.values()))[0], gradient, versions)

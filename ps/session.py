@@ -41,6 +41,7 @@ from ps.events import (
     Asked,
     Departed,
     Event,
+    Exported,
     Frames,
     Pulled,
     Pushed,
@@ -49,6 +50,7 @@ from ps.events import (
     Send,
 )
 from ps.outstanding import Outstanding, Pending
+from ps.unsaved import Unsaved
 from shards import codec
 from shards.codec import Buffer
 from shards.errors import BadInput, BadMessage, GiveUp
@@ -104,6 +106,7 @@ class Session:
         self.map = shard_map
         self._outstanding = Outstanding(worker, retry_s, patience_s)
         self.cargo = Cargo(table, shard_map, compression or Compression())
+        self._unsaved = Unsaved(shard_map.shards) if self.cargo.feedback is not None else None
         self.seq = 0
         self.ready: Ready | None = None
         self._request = 0
@@ -257,6 +260,9 @@ class Session:
                 return self._refused(shard, reply, pending, now), []
             case Parked() | Renewed():
                 return [], []
+        exported: Exported | None = None
+        if self._unsaved is not None and isinstance(reply, Ack):
+            exported = self._unsaved.told(shard, reply.saved, self.outstanding())
         self._outstanding.settle(shard, reply.request)
         match reply:
             case Welcome():
@@ -269,7 +275,8 @@ class Session:
                     return self._ask_whole(shard, pending, now), []
                 return [], self._answered(shard, pending.asked, *read, now)
             case _:
-                return [], self._answered(shard, pending.asked, reply, frames, now)
+                answered = self._answered(shard, pending.asked, reply, frames, now)
+                return [], [*answered, exported] if exported is not None else answered
 
     def moved(self, shard: int, now: float) -> list[Send]:
         """Another copy of `shard` serves from now on, and the driver's link leads there."""
@@ -304,6 +311,11 @@ class Session:
     def boots(self) -> tuple[int, ...]:
         """The life of each shard that this session talks to, once it is ready."""
         return tuple(self._boots[shard] for shard in range(self.map.shards))
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Of each shard the version that it had when it was last greeted, once this is ready."""
+        return tuple(self._welcomes[shard].version for shard in range(self.map.shards))
 
     # --- greeting ---------------------------------------------------------------------------------
 
@@ -479,6 +491,8 @@ class Session:
         sends = []
         for shard in range(self.map.shards):
             send = self._outstanding.keep(shard, asked, message(shard), frames(shard), now)
+            if self._unsaved is not None:
+                self._unsaved.pushed(shard, send.message, send.frames)
             if shard in self._joined:
                 sends.append(send)
         return sends

@@ -24,6 +24,7 @@ from ps.snapshots import (
     sweep,
 )
 from ps.stores import Place, Store, open_store
+from ps.worker_state import Kept
 from shards.errors import BadInput, DownpourError, GiveUp
 from shards.tables import DenseTable, ShardMap
 
@@ -133,10 +134,12 @@ class Shelf:
         shard_map: ShardMap,
         rule: str,
         workers: int,
+        residuals: Sequence[tuple[str, Kept]] = (),
     ) -> str:
         """Write a snapshot, then remove what need not stay; returns its place.
 
-        Raises GiveUp when it could not be written; those before it are intact.
+        `residuals` are files of workers, below this place. Raises GiveUp when it could not be
+        written; those before it are intact.
         """
         taken_at = max(time.time(), self._latest_time() + _TICK_S)
         store = self.store.below(str(number))
@@ -148,6 +151,7 @@ class Shelf:
             rule=rule,
             workers=workers,
             taken_at=taken_at,
+            residuals=residuals,
         )
         self._newest = str(number), taken_at
         with suppress(OSError, DownpourError):  # the next one tidies up

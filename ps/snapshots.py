@@ -19,7 +19,8 @@ import msgspec
 
 from ps.console import ShardState
 from ps.state_files import Part, check_state, read_state, write_state
-from ps.stores import PARTIAL, Place, Store, open_store
+from ps.stores import PARTIAL, Place, Store, content_of, open_store
+from ps.worker_state import Kept
 from shards.errors import BadInput, GiveUp
 from shards.messages import Count
 from shards.tables import DenseTable, ShardMap
@@ -27,14 +28,15 @@ from shards.tables import DenseTable, ShardMap
 FORMAT = 2
 MANIFEST = "manifest.json"
 _MAX_MANIFEST_BYTES = 64 << 20
-_OURS = re.compile(rf"shard-\d+(\.\d+)?\.safetensors|{re.escape(MANIFEST)}|\..*{PARTIAL}")
+_OURS = re.compile(rf"(shard|worker)-\d+(\.\d+)?\.safetensors|{re.escape(MANIFEST)}|\..*{PARTIAL}")
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a snapshot holds.
 
     `workers` is how many the job was run with, `taken_at` a Unix time. `aligned` says whether all
-    shards had applied the very same pushes of every worker.
+    shards had applied the very same pushes of every worker. `residuals` are what workers that
+    compress their pushes had kept back.
     """
 
     format: int = FORMAT
@@ -46,11 +48,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     taken_at: float
     aligned: bool
     parts: tuple[Part, ...]
+    residuals: tuple[Kept, ...] = ()
+
+    @property
+    def files(self) -> tuple[Part, ...]:
+        """All of its files but the manifest."""
+        return (*self.parts, *(kept.part for kept in self.residuals))
 
     @property
     def bytes(self) -> int:
-        """All of its files' but the manifest."""
-        return sum(part.bytes for part in self.parts)
+        """Of all of them."""
+        return sum(part.bytes for part in self.files)
 
 
 def save_snapshot(
@@ -62,10 +70,13 @@ def save_snapshot(
     rule: str,
     workers: int,
     taken_at: float | None = None,
+    residuals: Sequence[tuple[str, Kept]] = (),
 ) -> Manifest:
     """Write the states of all shards as the snapshot `place`, a folder's path or URI.
 
-    `taken_at` is a Unix time (default: now). Raises GiveUp naming the place where it fails.
+    `taken_at` is a Unix time (default: now); `residuals` are files of workers to have in it, by
+    their names below the folder that it is in, with their notes (keeping.py). Raises GiveUp naming
+    the place where it fails.
     """
     store = _store(place)
     try:
@@ -73,8 +84,12 @@ def save_snapshot(
         with suppress(BadInput):  # a damaged manifest keeps nothing
             taken = _named_by_manifest(store)
         parts = tuple(
-            write_state(store, _free_name(shard, taken), state)
+            write_state(store, _free_name(f"shard-{shard}", taken), state)
             for shard, state in enumerate(states)
+        )
+        kept = tuple(
+            _taken(store, _free_name(f"worker-{number}", taken), *residual)
+            for number, residual in enumerate(residuals)
         )
         manifest = Manifest(
             table=table,
@@ -85,6 +100,7 @@ def save_snapshot(
             taken_at=time.time() if taken_at is None else taken_at,
             aligned=are_aligned(states),
             parts=parts,
+            residuals=kept,
         )
         store.settle()
         store.put(MANIFEST, [msgspec.json.format(msgspec.json.encode(manifest))])
@@ -111,7 +127,9 @@ def load_manifest(place: Place | Store) -> Manifest:
     store = _store(place)
     path = f"snapshot {store.place}/{MANIFEST}"
     try:
-        manifest = msgspec.json.decode(_content(store), type=Manifest)
+        manifest = msgspec.json.decode(
+            content_of(store, MANIFEST, _MAX_MANIFEST_BYTES), type=Manifest
+        )
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}") from None
     except (msgspec.DecodeError, BadInput) as error:
@@ -129,7 +147,7 @@ def damage(place: Place | Store) -> Iterator[str]:
     except BadInput as error:
         yield str(error)
         return
-    for part in manifest.parts:
+    for part in manifest.files:
         try:
             check_state(store, part)
         except BadInput as error:
@@ -169,25 +187,19 @@ def _store(place: Place | Store) -> Store:
     return open_store(place) if isinstance(place, Place) else place
 
 
-def _content(store: Store) -> bytes:
-    size = store.size(MANIFEST)
-    if size > _MAX_MANIFEST_BYTES:
-        raise BadInput(f"expected at most {_MAX_MANIFEST_BYTES} bytes, got {size}")
-    content = bytearray(size)
-    with store.open(MANIFEST) as file:
-        rest = memoryview(content)
-        while rest and (count := file.readinto(rest)):
-            rest = rest[count:]
-    return bytes(content)
-
-
 def _named_by_manifest(store: Store) -> set[str]:
     """The manifest and what it names; nothing where there is none."""
     if MANIFEST not in store.names():
         return set()
-    return {MANIFEST} | {part.file for part in load_manifest(store).parts}
+    return {MANIFEST} | {part.file for part in load_manifest(store).files}
 
 
-def _free_name(shard: int, taken: set[str]) -> str:
-    first, second = f"shard-{shard}.safetensors", f"shard-{shard}.2.safetensors"
+def _free_name(what: str, taken: set[str]) -> str:
+    first, second = f"{what}.safetensors", f"{what}.2.safetensors"
     return second if first in taken else first
+
+
+def _taken(store: Store, name: str, file: str, kept: Kept) -> Kept:
+    """A worker's file, in this snapshot too."""
+    store.take(name, file)
+    return msgspec.structs.replace(kept, part=msgspec.structs.replace(kept.part, file=name))

@@ -15,10 +15,13 @@ from contextlib import suppress
 from ps.cluster import Cluster
 from ps.console import Console, ShardState
 from ps.events import Unreachable
+from ps.keeping import awaited, gathered, sweep_kept
 from ps.shelf import Shelf
+from ps.worker_state import Kept
 from shards.errors import DownpourError
 
 _PATIENCE_S = 30.0  # for a large state over a slow link
+_RESIDUALS_S = 30.0  # a worker hears of a snapshot with the next push that is acknowledged
 _STANDSTILL_S = 5.0  # after which shards go on by themselves
 
 
@@ -28,7 +31,9 @@ class Snapshotter:
     One is due every `every` iterations and every `every_s` seconds (0: not by that), and whenever
     somebody asks. With `aligned` the shards stand still at the same pushes of every worker while
     they are asked (shards/standstill.py); one that they do not come together for is taken without,
-    and its manifest says so. `told` is given what an operator should read, in the calling thread.
+    and its manifest says so. With `residuals` workers that compress their pushes write what they
+    keep back (keeping.py), and it goes into the snapshot if it comes within half a minute. `told`
+    is given what an operator should read, in the calling thread.
     """
 
     def __init__(
@@ -41,6 +46,7 @@ class Snapshotter:
         every: int = 0,
         every_s: float = 0.0,
         aligned: bool = False,
+        residuals: bool = False,
         told: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.latest: str | None = None
@@ -51,12 +57,15 @@ class Snapshotter:
         self._every = every
         self._every_s = every_s
         self._aligned = aligned
+        self._residuals = residuals
         self._told = told
         self._next = every
         self._next_at = time.monotonic() + every_s
         self._asked = self._answering = False
         self._under_way: Future[None] | None = None
+        self._missing: list[str] = []
         self._pool = ThreadPoolExecutor(1, "snapshots")
+        self._sweep()
 
     def look(self, iteration: int, *, asked: bool = False) -> None:
         """Begin a snapshot if one is due or `asked` for, and tell how the one before went.
@@ -79,16 +88,20 @@ class Snapshotter:
         self._answering, self._asked = self._asked, False
         self._under_way = self._pool.submit(self._take)
 
-    def save(self, states: Sequence[ShardState]) -> None:
-        """Write these states now, behind a snapshot under way; a failure is told."""
+    def save(self, states: Sequence[ShardState], patience_s: float = 0.0) -> None:
+        """Write these states now, behind a snapshot under way; a failure is told.
+
+        Workers that live are given `patience_s` for their residuals.
+        """
         self._finish()
-        self._under_way = self._pool.submit(self._write, states)
+        self._under_way = self._pool.submit(self._write, states, patience_s)
         self._finish(goes_on=False)
 
     def close(self) -> None:
         """Wait for the snapshot under way, and take no more."""
         self._finish()
         self._pool.shutdown()
+        self._sweep()
 
     def __enter__(self) -> "Snapshotter":
         return self
@@ -101,9 +114,9 @@ class Snapshotter:
             if self._aligned:
                 with suppress(Unreachable):
                     console.stand_still(_STANDSTILL_S)
-            self._write(console.export(going_on=self._aligned))
+            self._write(console.export(going_on=self._aligned), _RESIDUALS_S)
 
-    def _write(self, states: Sequence[ShardState]) -> None:
+    def _write(self, states: Sequence[ShardState], patience_s: float) -> None:
         self.latest = self._shelf.save(
             states[0].saved.steps // self._workers,
             states,
@@ -111,7 +124,27 @@ class Snapshotter:
             shard_map=self._cluster.map,
             rule=self._rule,
             workers=self._workers,
+            residuals=self._gathered(states, patience_s),
         )
+
+    def _gathered(
+        self, states: Sequence[ShardState], patience_s: float
+    ) -> Sequence[tuple[str, Kept]]:
+        """What workers have kept back of these states, in the thread of the snapshot."""
+        if not self._residuals:
+            return ()
+        wanted = awaited(states)
+        try:
+            found, self._missing = gathered(self._shelf.store, wanted, patience_s)
+        except OSError:  # the states are worth a snapshot by themselves
+            found, self._missing = [], list(wanted)
+        return found
+
+    def _sweep(self) -> None:
+        """No worker lives: what any has left beside the snapshots is in them, or in vain."""
+        if self._residuals:
+            with suppress(OSError):
+                sweep_kept(self._shelf.store)
 
     def _finish(self, *, goes_on: bool = True) -> None:
         """Wait for the one under way, if there is one, and tell how it went."""
@@ -125,5 +158,8 @@ class Snapshotter:
             kept = f"the last good one is {self.latest}" if self.latest else "there is none yet"
             self._told(f"{error}; {kept}{', and training goes on' if goes_on else ''}")
             return
+        missing, self._missing = self._missing, []
+        if missing:
+            self._told(f"snapshot {self.latest}: without the residuals of {' '.join(missing)}")
         if answering:
             self._told(f"snapshot {self.latest}")

@@ -15,6 +15,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Annotated
 
 import msgspec
@@ -64,31 +65,55 @@ def write_state(store: Store, name: str, state: ShardState) -> Part:
     arrays = {_WEIGHTS: state.weights} | {
         _SLOT + slot: values for slot, values in state.slots.items()
     }
-    content = _Checked(_chunks([_header(state.saved, arrays), *map(_bytes, arrays.values())]))
+    saved = msgspec.json.encode(state.saved).decode()
+    return write_arrays(store, name, arrays, saved, state.saved.version)
+
+
+def write_arrays(
+    store: Store, name: str, arrays: Mapping[str, Floats], told: str, version: int
+) -> Part:
+    """Write arrays and what is `told` of them, which are of `version`, as `write_state` does."""
+    content = _Checked(_chunks([_header(told, arrays), *map(_bytes, arrays.values())]))
     store.put(name, content)
-    return Part(name, content.bytes, state.saved.version, content.sums(), CHUNK_BYTES)
+    return Part(name, content.bytes, version, content.sums(), CHUNK_BYTES)
 
 
 def read_state(store: Store, part: Part) -> ShardState:
     """Read a state back; its arrays are read-only. Raises BadInput naming the file, and the chunk
     where its checksum is not what it was.
     """
+    with _expected(store, part):
+        told, arrays = read_arrays(store, part)
+        saved = msgspec.json.decode(told, type=Saved)
+        weights = arrays.pop(_WEIGHTS)
+    return ShardState(saved, weights, {k.removeprefix(_SLOT): a for k, a in arrays.items()})
+
+
+def read_arrays(store: Store, part: Part) -> tuple[str, dict[str, Floats]]:
+    """What `write_arrays` wrote: what was told, and the arrays. Raises as `read_state` does."""
     content = _read(store, part).data.toreadonly()
     size = int.from_bytes(content[:_LENGTH_BYTES], "little")
-    try:
+    with _expected(store, part):
         header = msgspec.json.decode(content[_LENGTH_BYTES:][:size], type=dict[str, msgspec.Raw])
         metadata = msgspec.json.decode(header.pop(_METADATA), type=dict[str, str])
-        saved = msgspec.json.decode(metadata[_SAVED], type=Saved)
         data = content[_LENGTH_BYTES + size :]
         arrays = {
             key: _floats(data, msgspec.json.decode(told, type=_Tensor))
             for key, told in header.items()
         }
-        weights = arrays.pop(_WEIGHTS)
+        return metadata[_SAVED], arrays
+
+
+@contextmanager
+def _expected(store: Store, part: Part) -> Iterator[None]:
+    """Whatever is wrong with the contents of a file is told of it."""
+    try:
+        yield
+    except BadInput:
+        raise
     except (msgspec.DecodeError, ValueError, KeyError) as error:
         detail = " ".join(str(error).split())
         raise BadInput(f"{_path(store, part)}: expected a saved state, got {detail}") from None
-    return ShardState(saved, weights, {k.removeprefix(_SLOT): a for k, a in arrays.items()})
 
 
 def check_state(store: Store, part: Part) -> None:
@@ -99,9 +124,9 @@ def check_state(store: Store, part: Part) -> None:
 # --- the format -----------------------------------------------------------------------------------
 
 
-def _header(saved: Saved, arrays: Mapping[str, Floats]) -> bytes:
+def _header(said: str, arrays: Mapping[str, Floats]) -> bytes:
     # One metadata value: the library writes several in random order, and the file would differ.
-    told: dict[str, object] = {_METADATA: {_SAVED: msgspec.json.encode(saved).decode()}}
+    told: dict[str, object] = {_METADATA: {_SAVED: said}}
     start = 0
     for name, array in arrays.items():
         stop = start + array.nbytes

@@ -56,6 +56,13 @@ class Store(Protocol):
         """
         ...
 
+    def take(self, name: str, source: str) -> None:
+        """Have the file `source`, its folder's and its name below this folder's parent, here too.
+
+        It need not be read for that where the store can do without.
+        """
+        ...
+
     def settle(self) -> None:
         """What was put, renamed or removed survives a power failure once this has returned."""
         ...
@@ -88,6 +95,19 @@ def open_store(place: Place) -> Store:
             raise BadInput(f"{place}: expected file:///PATH, got a host, {parts.netloc}")
         return LocalStore(Path(unquote(parts.path)))
     return _reach(str(place))
+
+
+def content_of(store: Store, name: str, most: int) -> bytes:
+    """A small file; raises BadInput when it has more than `most` bytes, and OSError."""
+    size = store.size(name)
+    if size > most:
+        raise BadInput(f"expected at most {most} bytes, got {size}")
+    content = bytearray(size)
+    with store.open(name) as file:
+        rest = memoryview(content)
+        while rest and (count := file.readinto(rest)):
+            rest = rest[count:]
+    return bytes(content)
 
 
 def _reach(uri: str) -> "ArrowStore":
@@ -145,6 +165,17 @@ class LocalStore:
             with suppress(OSError):
                 temporary.unlink()
             raise
+
+    def take(self, name: str, source: str) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        theirs, own = self.path.parent / source, self.path / name
+        own.unlink(missing_ok=True)
+        try:
+            own.hardlink_to(theirs)
+        except FileNotFoundError:
+            raise
+        except OSError:  # not every file system has them
+            self.put(name, [theirs.read_bytes()])
 
     def settle(self) -> None:
         for folder in (self.path, self.path.parent):
@@ -204,6 +235,12 @@ class ArrowStore:
             with self._system.open_output_stream(f"{self._path}/{name}") as file:
                 for part in content:
                     file.write(memoryview(part).cast("B"))
+
+    def take(self, name: str, source: str) -> None:
+        with _told():
+            self._system.create_dir(self._path, recursive=True)
+            parent = self._path.rpartition("/")[0]
+            self._system.copy_file(f"{parent}/{source}", f"{self._path}/{name}")
 
     def settle(self) -> None:
         """An object store answers once it holds what it was given."""

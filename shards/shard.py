@@ -125,6 +125,7 @@ class Shard:
         self._greeted = False
         self._standstill = Standstill()
         self._moved_to: bytes | None = None
+        self._exported: dict[str, int] = {}  # the last push of each worker in the last `State`
         self._table = spec.table.name
         self._pushes = Pushes(spec, self.held)
         self._serving = Serving(spec, boot, self.held, self.journal)
@@ -404,7 +405,8 @@ class Shard:
         duplicate: bool = False,
     ) -> Outgoing:
         asked, shard, boot = message.request, self.spec.shard, self.boot
-        ack = Ack(asked, shard, boot, message.seq, version, staleness, duplicate)
+        saved = self._exported.get(message.worker, 0)
+        ack = Ack(asked, shard, boot, message.seq, version, staleness, duplicate, saved)
         return Outgoing(sender, ack)
 
     # --- operators ------------------------------------------------------------------------------
@@ -451,6 +453,7 @@ class Shard:
 
     def _export(self, sender: bytes, message: Export) -> Outgoing:
         saved, weights, slots = self.copy()
+        self._exported = self.ledger.cut
         reply = State(message.request, self.spec.shard, self.boot, self.version, list(slots))
         return Outgoing(sender, reply, (codec.encode_state(saved), weights, *slots.values()))
 

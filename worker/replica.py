@@ -45,7 +45,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What one life of a worker did, and where its time went (seconds).
 
-    `transports` are what carried its arrays, one a shard; `device` is what it computed on.
+    `transports` are what carried its arrays, one a shard; `device` is what it computed on. `lost`
+    says why it began without the residual that a snapshot should have held, if it did.
     """
 
     worker: str
@@ -61,6 +62,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     duplicates: int
     transports: tuple[str, ...] = ()
     device: str = "cpu"
+    lost: str = ""
 
 
 def train_replica(

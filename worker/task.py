@@ -14,8 +14,10 @@ import pyarrow as pa
 from threadpoolctl import threadpool_limits
 
 from ps import Client, Cluster, Compression
+from ps.keeping import residual_in
 from ps.link_model import LinkModel
 from ps.transport import Transport
+from shards.errors import BadInput
 from worker.batches import Batches
 from worker.model import Model
 from worker.placement import ANY, Wanted, allocator, placed
@@ -28,7 +30,9 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What every task of a job is told. `first_incarnation` sets a resumed job above its past.
 
     `link` is a link that each worker is put behind, to try one out. `compression` is how each
-    worker's pushes and pulls travel; a task that takes over another's begins without its residual.
+    worker's pushes and pulls travel; what it leaves behind goes with the snapshots at `keep`, and
+    comes back from the snapshot `residuals`, both paths or URIs. A task that takes over another's
+    begins without.
     """
 
     cluster: Cluster
@@ -41,6 +45,8 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     link: LinkModel | None = None
     transport: Transport = Transport.AUTO
     compression: Compression = Compression()
+    keep: str | None = None
+    residuals: str | None = None
 
 
 def run_task(
@@ -89,11 +95,13 @@ def _live(
                 incarnation=incarnation,
                 patience_s=spec.patience_s,
                 compression=spec.compression,
+                keep=spec.keep,
                 link=spec.link,
                 transport=spec.transport,
                 allocate=allocator(built),
             )
         )
+        lost = _taken_up(client, spec)
         batches = stack.enter_context(
             Batches(
                 stream(),
@@ -104,7 +112,21 @@ def _live(
                 start_step=client.step * spec.plan.iter_size,
             )
         )
-        return train_replica(client, built, batches, spec.plan, incarnation=incarnation)
+        report = train_replica(client, built, batches, spec.plan, incarnation=incarnation)
+    return msgspec.structs.replace(report, lost=lost)
+
+
+def _taken_up(client: Client, spec: TaskSpec) -> str:
+    """Have a resumed worker go on with its residual; why it goes on without, if it must."""
+    if spec.residuals is None or not client.seq:
+        return ""
+    try:
+        found = residual_in(spec.residuals, client.worker)
+        if found is not None:
+            client.take_up(*found)
+    except BadInput as error:
+        return f"{client.worker} went on without its residual: {error}"
+    return ""
 
 
 def decode_reports(rows: Sequence[Sequence[bytes]]) -> list[Report]:

@@ -48,6 +48,7 @@ _LOOK_S = 0.5
 _ANSWER_S = 10.0
 _RECOVERY_S = 120.0  # a shard that is started again reads its log first
 _CANCEL_S = 15.0
+_RESIDUALS_S = 5.0  # that workers who are about to be cancelled are given
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +95,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def guarded(self) -> bool:
         """Whether the shards let in this job's workers alone."""
         return not self.plaintext and not on_this_host(self.bind)
+
+    @property
+    def keeps_residuals(self) -> bool:
+        """Whether workers keep something back of what they push."""
+        return self.compression.push is not None
 
 
 class Observer(Protocol):
@@ -195,6 +201,8 @@ def run_job(
             transport=job.transport,
             compression=job.compression,
             device=job.device,
+            keep=_seen_by_workers(snapshots) if job.keeps_residuals else None,
+            residuals=_seen_by_workers(_place(resume)) if job.keeps_residuals else None,
         )
         with _snapshotter(job, hosts.cluster, shelf, observer) as snapshotter:
             run = _Run(df, job, task, hosts, console, snapshotter, asked, observer)
@@ -226,13 +234,18 @@ class _Run:
         self.snapshotter = snapshotter
         self.asked = asked or Event()
         self.observer = observer
+        self._last: list[ShardState] | None = None
         self._tag = f"downpour-{secrets.token_hex(8)}"
 
     def run(self) -> Outcome:
         started = time.monotonic()
         reports, interrupted = self._train()
-        states, statuses = self.console.export(), self._look()
-        self._save(states)
+        for report in reports:
+            if report.lost and self.observer is not None:
+                self.observer.told(report.lost)
+        states, statuses = self._last or self.console.export(), self._look()
+        if self._last is None:
+            self._save(states)
         return Outcome(
             cluster=self.hosts.cluster,
             weights=_assemble(self.hosts.cluster, states),
@@ -251,6 +264,7 @@ class _Run:
                 self._watch(future, pressed)
                 if future.done():
                     return future.result(), False
+                self._save_with_residuals()
                 self._cancel(future)
                 return [], True
             except DownpourError as error:
@@ -300,6 +314,12 @@ class _Run:
     def _snapshot(self) -> str | None:
         return self.snapshotter.latest if self.snapshotter is not None else None
 
+    def _save_with_residuals(self) -> None:
+        """End with what is now, if workers that are about to be cancelled must be asked for it."""
+        if self.snapshotter is not None and self.job.keeps_residuals:
+            self._last = self.console.export()
+            self.snapshotter.save(self._last, _RESIDUALS_S)
+
     def _save(self, states: Sequence[ShardState]) -> None:
         if self.snapshotter is not None:
             self.snapshotter.save(states)
@@ -329,6 +349,7 @@ def _snapshotter(
         every=job.snapshot_every,
         every_s=job.snapshot_every_s,
         aligned=job.snapshot_aligned,
+        residuals=job.keeps_residuals,
         told=observer.told if observer is not None else lambda _: None,
     )
 
@@ -390,6 +411,17 @@ def _shapes(table: DenseTable) -> str:
 
 def _rule_name(rule: Rule) -> str:
     return str(rule.__struct_config__.tag)
+
+
+def _place(resume: str | Path | Found | None) -> str | Path | None:
+    return resume.place if isinstance(resume, Found) else resume
+
+
+def _seen_by_workers(place: str | Path | None) -> str | None:
+    """A path as any process of this machine finds it; a URI is the same everywhere."""
+    if place is None or "://" in str(place):
+        return None if place is None else str(place)
+    return str(Path(place).absolute())
 
 
 def _first_incarnation(start: NDArray[np.float32] | _Saved) -> int:

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
 from ps import Cluster, Compression, Console, local_shards, shard_specs
+from ps.shelf import Shelf
+from ps.snapshotter import Snapshotter
 from shards.errors import BadInput
 from shards.schedules import Fixed
 from tests.integration.jobs import TABLE, Ones, counted
@@ -171,3 +173,30 @@ def test_a_task_compresses_as_its_job_says() -> None:
             # A busy machine may ask for the same weights again: every answer is half as large.
             assert status.pulls >= 6
             assert status.bytes_out == status.pulls * 2 * sum(len(keys) for keys in ranges)
+
+
+def test_a_resumed_task_takes_up_its_residual(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What a snapshot holds of a worker goes on with it, to the bit; where there is nothing to be
+    read the worker goes on without, and its report says why."""
+    place, few = tmp_path_factory.mktemp("snapshots"), Compression.parse("topk:0.1")
+    with job(steps=3) as (spec, console):
+        taker = Snapshotter(spec.cluster, Shelf(place), rule="sgd", workers=2, residuals=True)
+        with taker:
+            first = replace(spec, compression=few, keep=str(place))
+            reports(run_task(rows(5), first, Watched, 0, 0))
+            taker.save(console.export())
+    read = []
+    for resumed, residuals in ((False, None), (True, place / "1"), (True, place / "none")):
+        with job(steps=6) as (spec, console):
+            spec = replace(spec, compression=few, first_incarnation=1)
+            if resumed:
+                for shard, state in enumerate(Shelf(place).newest_good().states):
+                    console.restore(shard, state)
+                spec = replace(spec, residuals=str(residuals))
+            (report,) = reports(run_task(rows(5), spec, Watched, 0, 0))
+            assert report.steps == (3 if resumed else 6)
+            read.append((console.read().tobytes(), report.lost))
+    expected = f"w0 went on without its residual: snapshot {place / 'none'}/manifest.json: "
+    assert read[1] == (read[0][0], "")
+    assert read[2][0] != read[0][0]
+    assert read[2][1].startswith(expected)
