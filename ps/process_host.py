@@ -50,7 +50,7 @@ class ProcessShards:
 
     @property
     def deaths(self) -> int:
-        """How often a process has died and another one was to take its place."""
+        """How often a process has died, serving or about to, and another was to take its place."""
         return sum(child.deaths for child in self._children)
 
     def check(self) -> None:

@@ -121,6 +121,7 @@ class Kept:
                 return self._started()
             except DownpourError as error:
                 how = str(error)
+                self.deaths += 1
                 self._quick += 1
         self._failure = (
             f"{self._child.name} has died {self._quick} times in a row, each within"

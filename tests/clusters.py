@@ -123,6 +123,8 @@ def ray_head(
         *("--include-dashboard", "false", "--disable-usage-stats", "--temp-dir", str(folder)),
         *("--ray-client-server-port", str(client_port or free_port())),
     ]
+    # A server of its own for each client starts within 30 s, unless the machine is busy.
+    environ = {"RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "120", **environ}
     with ExitStack() as stack:
         log = folder.with_suffix(".log")
         process = _process(stack, log, command, os.environ | environ)

@@ -34,6 +34,12 @@ def run(*arguments: str, **environ: str) -> list[dict[str, Any]]:
     return list(json.loads(done.stdout.splitlines()[-1]))
 
 
+def code_of(session: dict[str, Any]) -> str:
+    """Where its actor found this project's code."""
+    assert "actor" in session, session
+    return str(session["actor"]["ps"])
+
+
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
     """A folder whose path is short enough for Ray's sockets."""
@@ -90,11 +96,11 @@ def test_running_cluster(short_folder: Path, tmp_path: Path) -> None:
     with ray_head(short_folder / "r", auth, client_port) as address:
         (session,) = run(address, **auth)
         assert session["head"] == address
-        assert "/py_modules_files/" in session["actor"]["ps"]
+        assert "/py_modules_files/" in code_of(session)
         assert session["cpus"] == 2.0
         assert session["left"] == []
         (client,) = run(f"ray://127.0.0.3:{client_port}", **auth)
-        assert "/py_modules_files/" in client["actor"]["ps"]
+        assert "/py_modules_files/" in code_of(client)
         (stranger,) = run(address, RAY_AUTH_MODE="disabled")
         assert stranger["error"].startswith(
             f"BadInput: Ray at {address}: expected that cluster's token"

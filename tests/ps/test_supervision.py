@@ -58,7 +58,12 @@ class Shard:
     def dies(self, fate: Fate = KILLED) -> None:
         """Its present process dies; returns when the next is started."""
         self.made[-1].fates.put(fate)
+        self.await_start()
+
+    def await_start(self) -> None:
         assert self.started.acquire(timeout=30)
+        with self.kept._lock:  # held until it is known to be the present one
+            pass
 
     def ends(self) -> None:
         self.kept.ask_to_end()
@@ -115,8 +120,9 @@ def test_one_that_does_not_come_to_serve() -> None:
     """Is tried again, too: its port may have been taken for a moment."""
     shard = Shard("shard 3 cannot listen")
     shard.dies()
-    assert shard.started.acquire(timeout=30)
+    shard.await_start()
     assert shard.kept.pid == 2
+    assert shard.kept.deaths == 2, "one that never served has died, too"
     shard.kept.check()
     shard.ends()
     hopeless = Shard(*["shard 3 cannot listen"] * 9)
