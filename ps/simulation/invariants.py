@@ -90,7 +90,7 @@ def _check_block(told: list[float], workers: int, where: str) -> None:
 def check_pending(session: Session, in_flight: int) -> None:
     """A session remembers what it asked, not what it was answered."""
     most = session.map.shards * (in_flight + 6)
-    waits = sum(1 for _ in session.outstanding())
+    waits = len(session._outstanding)
     if waits > most:
         raise Violation(
             Promise.BOUNDED,

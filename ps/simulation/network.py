@@ -67,6 +67,7 @@ class Network:
         self.spells: list[Spell] = []
         self._next_end = inf
         self._clock, self._delay_s, self._counted = clock, delay_s, counted
+        self._near_s = min(delay_s, 0.05)
 
     def suffer(self, spell: Spell) -> None:
         """Begin a spell."""
@@ -95,7 +96,7 @@ class Network:
 
     def post(self, sender: str, to: str, action: Action, *arguments: Any) -> None:
         """Take a word among copies and coordinator, who are near each other."""
-        fate = self._fate(sender, to, min(self._delay_s, 0.05))
+        fate = self._fate(sender, to, self._near_s)
         for delay_s in fate.delays_s:
             self._clock.after(delay_s, action, *arguments)
 
