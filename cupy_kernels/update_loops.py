@@ -6,8 +6,9 @@ and writes the new weights elsewhere, without the interpreter's lock. Where numb
 `updates.py` runs the same formula on short blocks of NumPy arrays.
 
 The rule kept here: both give the same bits. So the compiler may neither contract a multiply and an
-add into one rounding nor reorder anything: no fastmath flag is set, and none is missed, since every
-formula is element by element and vectorises as it stands. Cutting an arena in two changes nothing.
+add into one rounding nor reorder anything: no fastmath flag is set for a formula, and none is
+missed, since each is element by element and vectorises as it stands. Cutting an arena in two
+changes nothing. A norm is a sum, and may be taken in any order: that is the one flag there is.
 
 Formulas are those of Caffe's solvers, where `rate` already holds the tensor's multiplier and, for
 Adam, the bias correction. Formulas and loops share this file because numba's cache looks for
@@ -18,6 +19,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+
+from cupy_kernels.updates import BLOCK
 
 try:
     from numba import njit
@@ -31,11 +34,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 COMPILED = njit is not None
 
 
-def compiled(function: F) -> F:
-    """`function` compiled by numba without fastmath, or unchanged where numba is absent."""
+def compiled(function: F, **fastmath: set[str]) -> F:
+    """`function` compiled by numba, without fastmath but what is said, or unchanged where numba is
+    absent.
+    """
     if njit is None:
         return function
-    options = {"nogil": True, "error_model": "numpy"}
+    options = {"nogil": True, "error_model": "numpy", **fastmath}
     try:
         return njit(cache=True, **options)(function)  # type: ignore[no-any-return]
     except RuntimeError:  # no folder that could hold the cache, as in a zip run by another user
@@ -199,6 +204,26 @@ def adam_loop(w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: 
         for i in range(len(x)):
             grad = decayed(d[i], x[i], decay, runs.l1)
             new[i], m[i], v[i] = adam(x[i], grad, m[i], v[i], rate, *constants)
+
+
+def _sgd_measured(w: Array, g: Array, out: Array, runs: Any) -> Value:
+    squares: Value = 0.0
+    for run in range(len(runs.rates)):
+        part, rate, _ = run_at(runs, run)
+        x, d, new = w[part], g[part], out[part]
+        for start in range(0, len(x), BLOCK):
+            bx, bd, bnew = x[start : start + BLOCK], d[start : start + BLOCK], new[start:]
+            block: Value = np.float32(0)
+            for i in range(len(bx)):
+                block += bd[i] * bd[i]
+                bnew[i] = sgd(bx[i], bd[i], rate)
+            squares += block
+    return squares
+
+
+ANY_ORDER = {"reassoc", "nsz"}  # `sgd` is a product and a difference, which leave no choice
+sgd_measured = compiled(_sgd_measured, fastmath=ANY_ORDER)
+"""What `sgd_loop` does without decay, and the sum of the gradient's squares, in one pass."""
 
 
 class Update(NamedTuple):

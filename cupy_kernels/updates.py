@@ -113,6 +113,18 @@ def squared_norm(values: Floats) -> float:
         return float(np.vecdot(blocks, blocks).sum(dtype=np.float64) + np.dot(rest, rest))
 
 
+def sgd_measured(weights: Floats, gradient: Floats, out: Floats, runs: Runs) -> float:
+    """What `apply` does by SGD without decay; returns the gradient's `squared_norm` in the runs.
+
+    Both read the gradient; where there are compiled loops it is read once. On the host only.
+    """
+    loops = _loops()
+    if loops.COMPILED:
+        return float(loops.sgd_measured(_frozen(weights), _frozen(gradient), out, runs))
+    apply("sgd", weights, gradient, (), out, runs, ())
+    return sum([squared_norm(gradient[start:stop]) for start, stop in runs.bounds.tolist()])
+
+
 def mean(arrays: Sequence[Floats]) -> Floats:
     """A new array: theirs added one by one in float32, then divided by how many they are."""
     if place_of(arrays[0]).runs_kernels:

@@ -110,6 +110,33 @@ class SGD(_Rule, frozen=True, tag="sgd"):
 
     additive: ClassVar[bool] = True
 
+    def prepare(self, place: Place = HOST) -> None:
+        super().prepare(place)
+        if place == HOST:
+            blank, out = np.zeros((2, 1), np.float32)
+            self.apply_measured(blank, blank, out, (Segment(0, 1, 1.0, 1.0),), 0.0)
+
+    def apply_measured(
+        self,
+        weights: Floats,
+        gradient: Floats,
+        out: Floats,
+        segments: Sequence[Segment],
+        rate: float,
+    ) -> float:
+        """`apply` without decay; returns the squared norm of the gradient. The host's arrays only.
+
+        The next version is written elsewhere and there are no slots: so one whose norm turns out
+        not to be finite can be dropped, and the gradient need not be read for it beforehand.
+        """
+        assert not np.may_share_memory(weights, out), "a version must not be overwritten"
+        plan = _plan(tuple(segments), out.size, rate, Decay())
+        squares = updates.sgd_measured(weights, gradient, out, plan.runs)
+        for gap in plan.gaps:
+            out[gap] = weights[gap]
+            squares += updates.squared_norm(gradient[gap])
+        return squares
+
 
 class Momentum(_Rule, frozen=True, tag="momentum"):
     """h = momentum*h + rate*g; w -= h. The rate is inside the momentum."""

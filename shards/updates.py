@@ -88,7 +88,7 @@ class Updates:
     def bring_together(
         self, run: Sequence[Arrived], ledger: Ledger, now: float
     ) -> list[Applied] | None:
-        """Apply two or more that join each other; None, and nothing has changed, if the guard
+        """Apply one, or more that join each other; None, and nothing has changed, if the guard
         refuses one of them.
         """
         rate, before = self.rate, self._held.version

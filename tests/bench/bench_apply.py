@@ -15,7 +15,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shards.rules import RULES, Decay, Floats
+from cupy_kernels.updates import squared_norm
+from shards.rules import RULES, SGD, Decay, Floats
 from shards.tables import Segment
 from tests.bench.report import Goal, goals, save
 
@@ -33,6 +34,25 @@ def fused(name: str, arrays: dict[str, Floats]) -> Callable[[], None]:
     return lambda: rule.apply(
         weights, gradient, slots, out, whole, rate=float(RATE), decay=Decay(), count=100
     )
+
+
+def with_norm(arrays: dict[str, Floats]) -> dict[str, Callable[[], None]]:
+    """One push judged and applied: in the one pass that plain SGD has, and in two, as others do."""
+    weights, gradient, out = (arrays[key] for key in ("weights", "gradient", "out"))
+    whole, rule = (Segment(0, weights.size, 1.0, 1.0),), SGD()
+    update = fused("sgd", arrays)
+
+    def one_pass() -> None:
+        rule.apply_measured(weights, gradient, out, whole, float(RATE))
+
+    def two_passes() -> None:
+        squared_norm(gradient)
+        update()
+
+    return {
+        "sgd with its norm": one_pass,
+        "norm, then sgd": two_passes,
+    }
 
 
 def plain_sgd(arrays: dict[str, Floats]) -> Callable[[], None]:
@@ -85,6 +105,7 @@ def main() -> None:
     arrays |= {key: np.ones(options.floats, np.float32) for key in ("out", "slot0", "slot1")}
     contenders = {"memcpy": lambda: np.copyto(arrays["out"], arrays["weights"])}
     contenders |= {name: fused(name, arrays) for name in NAMES}
+    contenders |= with_norm(arrays)
     contenders |= {
         "sgd, plain NumPy": plain_sgd(arrays),
         "adagrad, plain NumPy": plain_adagrad(arrays),

@@ -210,6 +210,50 @@ def test_squared_norm_shows_one_bad_value(poison: float, place: int) -> None:
     assert not np.isfinite(updates.squared_norm(values))
 
 
+@pytest.mark.parametrize("engine", ["numba", "numpy"])
+@pytest.mark.parametrize("size", [0, 1, 8191, 8193, 100_003])
+def test_sgd_measured_is_the_update_and_the_norm(
+    size: int, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bits as the update alone, the norm of both runs to six digits, no float besides."""
+    if engine == "numpy":
+        monkeypatch.setattr(update_loops, "COMPILED", False)
+    weights, gradient = normal(size, SEED), normal(size, SEED + 1)
+    cut, last = size // 3, size - size // 7
+    bounds = np.array([[0, cut], [cut, last]], np.int64)
+    runs = Runs(bounds, np.array([0.1, 0.02], np.float32), np.zeros(2, np.float32), False)
+    outs = [np.full(size, -7, np.float32) for _ in range(2)]
+    updates.apply("sgd", weights, gradient, (), outs[0], runs, ())
+    squares = updates.sgd_measured(weights, gradient, outs[1], runs)
+    assert outs[0].tobytes() == outs[1].tobytes()
+    expected = float(np.sum(gradient[:last].astype(np.float64) ** 2))
+    assert squares == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 8191, 8192, 20_000])
+def test_sgd_measured_shows_one_bad_value(poison: float, place: int) -> None:
+    """One NaN or infinity among many values makes its norm not finite either."""
+    values = normal(20_001, SEED)
+    values[place] = poison
+    squares = updates.sgd_measured(values, values, np.empty_like(values), run_of(20_001))
+    assert not np.isfinite(squares)
+
+
+def test_sgd_measured_is_vectorised() -> None:
+    """Its sum and its update both: one float after another, it would be slower than two passes."""
+    numba = pytest.importorskip("numba")
+    floats = numba.float32[::1]
+    frozen = numba.types.Array(numba.float32, 1, "C", readonly=True)
+    runs = numba.types.NamedTuple((numba.int64[:, ::1], floats, floats, numba.types.boolean), Runs)
+    loop = update_loops.plain(update_loops.sgd_measured)
+    fresh = numba.njit(loop, error_model="numpy", fastmath=update_loops.ANY_ORDER)
+    fresh.compile((frozen, frozen, floats, runs))
+    (code,) = fresh.inspect_llvm().values()
+    assert re.search(r"fsub .*<\d+ x float>", code)
+    assert re.search(r"fadd .*<\d+ x float>", code)
+
+
 DIGEST_SCRIPT = """
 import sys
 sys.modules["numba"] = None  # as if it were not installed

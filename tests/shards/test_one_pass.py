@@ -124,6 +124,17 @@ def test_a_worker_has_one_push_in_a_run() -> None:
     assert together(talk) == []
 
 
+def test_a_lone_push_is_measured_as_it_is_applied() -> None:
+    """The same bits as the rule's own way, the rest is copied, and all of it counts."""
+    rng = np.random.default_rng(5)
+    weights, gradient, out, alone = rng.standard_normal((4, 100), np.float32)
+    segments = (Segment(3, 40, 1.0, 1.0), Segment(40, 77, 2.0, 0.0), Segment(80, 99, 0.5, 1.0))
+    (squares,) = OnePass(segments, 100).apply(SGD(), weights, [gradient], out, 0.5)
+    SGD().apply(weights, gradient, (), alone, segments, rate=0.5, decay=Decay(), count=1)
+    assert out.tobytes() == alone.tobytes()
+    assert squares == pytest.approx(float(gradient @ gradient), rel=1e-5)
+
+
 @pytest.mark.parametrize("piece", [1, 7, 64, 100, 1000])
 def test_pieces_change_nothing(piece: int) -> None:
     """However the array is cut, each float is updated with its own multiplier, or only copied."""
