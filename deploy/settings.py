@@ -114,7 +114,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     def _check_durability(self) -> None:
         """A log must be found again."""
         if self.durability is Durability.REPLICATED:
-            check_replicable(self.bind, self.port, self.transport, self.shard_device)
+            check_replicable(self.port, self.transport, self.shard_device)
             if self.link is not None:
                 raise BadInput("--link: expected shards with one copy each, got replicated ones")
         if not self.durability.keeps_log:

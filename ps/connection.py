@@ -9,8 +9,8 @@ round trip is long (stripes.py).
 import math
 
 from ps.cluster import Cluster
-from ps.joining import join
-from ps.keys import address_of
+from ps.joining import Badge, join
+from ps.keys import KeyPair, address_of
 from ps.link_model import LinkModel
 from ps.links import Links
 from ps.slow_links import SlowLinks
@@ -57,12 +57,23 @@ class Connection:
             for shard, endpoint in enumerate(reached_at)
         ]
         try:
-            self._own = join(cluster, worker, self.endpoints, patience_s, incarnation)
+            badge = self._badge(worker, incarnation)
+            if badge is not None:
+                self._own: KeyPair | None = badge.own
+            else:
+                self._own = join(cluster, worker, self.endpoints, patience_s, incarnation)
             self.sharing = self._share(gradients)
         except BaseException:
             self.close_slow()
             raise
-        self.links = Links(self.endpoints, self.sharing, self._own, cluster)
+        self.links = Links(self.endpoints, self.sharing, self._own, cluster, badge)
+
+    def _badge(self, worker: str, incarnation: int) -> Badge | None:
+        """For shards that move: by which the links get in where they are led."""
+        cluster = self._cluster
+        if cluster.coordinator is None or not address_of(cluster.coordinator).key:
+            return None
+        return Badge(cluster, worker, incarnation)
 
     def more_links(self) -> Links:
         """Further links to where those lead now, of the same worker; whoever asks closes them."""

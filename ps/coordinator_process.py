@@ -17,6 +17,8 @@ def make(order: CoordinatorOrder, address: str) -> tuple[CoordinatorServer, str]
         Path(order.record),
         bind=order.bind,
         silence_s=order.silence_s,
+        admission=order.admission,
+        plaintext=order.admission is None,
     )
     return server, told_as(server.endpoint, address)
 

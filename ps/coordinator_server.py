@@ -16,11 +16,17 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from ps import group_wire
+from ps.admission import Admission
 from ps.coordinator import Coordinator, Decision
-from ps.group_wire import Report, Seat, Seats, Where, Word
+from ps.group_wire import Admit, Report, Seat, Seats, Where, Word
+from ps.keys import KeyPair, address_of, expect, pinned, serve_with
 from ps.looping import Looping
+from ps.reach import is_private
+from ps.reception import HANDSHAKE_MS
 from ps.record import Record
+from ps.roll import Roll
 from ps.sockets import NOTICE_THE_DEAD, drop_with
+from ps.zap import Porter
 from shards import codec
 from shards.errors import BadInput, BadMessage
 
@@ -32,19 +38,31 @@ _BROKEN = zmq.Event.DISCONNECTED | zmq.Event.CLOSED
 
 
 class _Watch:
-    """A connection to a copy that tells when it breaks."""
+    """A connection to a copy that tells when it breaks.
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", peer: str) -> None:
+    Before the copy has taken it up, its breaking proves nothing: a busy one may be slow to ask whom
+    it lets in. Then its next beat begins another.
+    """
+
+    def __init__(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", peer: str, own: KeyPair | None
+    ) -> None:
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
-        self.events = self._socket.get_monitor_socket(_BROKEN)
-        self._socket.connect(peer)
+        self.events = self._socket.get_monitor_socket(_BROKEN | zmq.Event.HANDSHAKE_SUCCEEDED)
+        self.taken_up = False
+        plain, key = address_of(peer)
+        if key and own is not None:
+            expect(self._socket, key, own)
+        self._socket.connect(plain)
 
     def broken(self) -> bool:
         """Whether it has; call it when `events` can be read."""
         with contextlib.suppress(zmq.Again):
-            return bool(recv_monitor_message(self.events, zmq.NOBLOCK)["event"] & _BROKEN)
+            event = recv_monitor_message(self.events, zmq.NOBLOCK)["event"]
+            self.taken_up |= event == zmq.Event.HANDSHAKE_SUCCEEDED
+            return bool(event & _BROKEN)
         return False
 
     def close(self) -> None:
@@ -63,17 +81,29 @@ class CoordinatorServer(Looping):
         *,
         bind: str = "tcp://127.0.0.1:*",
         silence_s: float = SILENCE_S,
+        admission: Admission | None = None,
+        plaintext: bool = False,
     ) -> None:
-        """Raises BadInput when the address is taken, or the record is not this job's."""
+        """Raises BadInput when the address is taken, or the record is not this job's.
+
+        With `admission` it lets in whom its roll does (roll.py), and `endpoint` pins its key. One
+        that others than this host can reach wants that, or to be told `plaintext`.
+        """
         self._job = job
         self._record = Record(record, job)
         self._coordinator = Coordinator(shards, silence_s=silence_s, record=self._record.load())
+        self._roll = Roll(admission) if admission is not None else None
+        self._own = self._record.keys() if admission is not None else None
         context = zmq.Context()
+        self._porter = Porter(context, self._roll) if self._roll is not None else None
         self._socket = context.socket(zmq.ROUTER)
+        if self._own is not None:
+            serve_with(self._socket, self._own)
         drop_with(self, context, (self._socket,))
         for option, value in (
             (zmq.ROUTER_MANDATORY, 1),
             (zmq.MAXMSGSIZE, codec.MAX_HEADER_BYTES),
+            (zmq.HANDSHAKE_IVL, HANDSHAKE_MS),
             (zmq.LINGER, 0),
             *NOTICE_THE_DEAD,
         ):
@@ -85,8 +115,17 @@ class CoordinatorServer(Looping):
             self._record.close()
             reason = f"cannot listen on {bind!r}: {zmq.strerror(error.errno or 0)}"
             raise BadInput(f"coordinator {reason}") from None
-        super().__init__("coordinator", context)
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        if not (admission or plaintext or is_private(self.endpoint)):
+            context.destroy(linger=0)
+            self._record.close()
+            raise BadInput(
+                f"coordinator on {bind}: expected keys to admit there, or plaintext asked for; got"
+                " neither"
+            )
+        if self._own is not None:
+            self.endpoint = pinned(self.endpoint, self._own.public)
+        super().__init__("coordinator", context)
         self._period_s = silence_s / _TICKS_A_SILENCE
         self._poller = zmq.Poller()
         self._reports: dict[int, tuple[bytes, Report]] = {}
@@ -101,6 +140,8 @@ class CoordinatorServer(Looping):
     def _loop(self) -> None:
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wake_in, zmq.POLLIN)
+        if self._porter is not None:
+            self._poller.register(self._porter.socket, zmq.POLLIN)
         tick_at = time.monotonic()
         try:
             while True:
@@ -109,6 +150,8 @@ class CoordinatorServer(Looping):
                 if self._wake_in in ready:
                     return
                 self._look_at_watches(ready)
+                if self._porter is not None and self._porter.socket in ready:
+                    self._porter.answer()
                 if self._socket in ready:
                     self._listen()
                 if time.monotonic() >= tick_at:
@@ -128,16 +171,21 @@ class CoordinatorServer(Looping):
     def _listen(self) -> None:
         with contextlib.suppress(zmq.Again):
             for _ in range(_AT_ONCE):
-                sender, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                sender, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
                 with contextlib.suppress(BadMessage):  # a stranger's; whoever is meant asks again
-                    self._take(sender, frames)
+                    self._take(sender.bytes, frames)
 
-    def _take(self, sender: bytes, frames: list[bytes]) -> None:
-        message = group_wire.decode_asked(frames[0] if frames else b"")
+    def _take(self, sender: bytes, frames: list[zmq.Frame]) -> None:
+        message = group_wire.decode_asked(frames[0].buffer if frames else b"")
+        if self._roll is not None:
+            self._roll.check(str(frames[0].get("User-Id")), message)
         if not hmac.compare_digest(message.job.encode(), self._job.encode()):
             raise BadMessage("coordinator: a message for another job")
         now = time.monotonic()
-        if isinstance(message, Where):
+        if isinstance(message, Admit):
+            if self._roll is not None:
+                self._roll.enter(message.copies)
+        elif isinstance(message, Where):
             self._askers[sender] = now + _ASKER_S
             self._send(sender, Seats(self._seats()))
         elif message.beat.shard in self._coordinator.groups:
@@ -189,7 +237,7 @@ class CoordinatorServer(Looping):
 
     def _watch(self, boot: int, peer: str) -> None:
         with contextlib.suppress(zmq.ZMQError):  # no address of ours: then silence must do
-            self._watches[boot] = watch = _Watch(self._context, peer)
+            self._watches[boot] = watch = _Watch(self._context, peer, self._own)
             self._poller.register(watch.events, zmq.POLLIN)
 
     def _unwatch(self, boot: int) -> None:
@@ -199,10 +247,11 @@ class CoordinatorServer(Looping):
 
     def _look_at_watches(self, ready: "dict[zmq.Socket[bytes], int]") -> None:
         broken = [
-            boot
+            (boot, watch)
             for boot, watch in self._watches.items()
             if watch.events in ready and watch.broken()
         ]
-        for boot in broken:
+        for boot, watch in broken:
             self._unwatch(boot)
-            self._carry_out(self._coordinator.bury(boot, time.monotonic()))
+            if watch.taken_up:
+                self._carry_out(self._coordinator.bury(boot, time.monotonic()))

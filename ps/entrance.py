@@ -15,7 +15,7 @@ from ps import frames, joining
 from ps.admission import Admission, Register
 from ps.guest_book import GuestBook
 from ps.keys import KeyPair, pinned, serve_with
-from ps.reach import on_this_host
+from ps.reach import is_private
 from ps.transport import Door, Transport
 from ps.zap import Porter
 from shards.codec import Buffer
@@ -59,7 +59,7 @@ class Entrance:
             serve_with(self._routers[0], keys)
         try:
             self.endpoint = self._bound(bind)
-            if admission is None and not plaintext and not _is_private(self.endpoint):
+            if admission is None and not plaintext and not is_private(self.endpoint):
                 raise BadInput(
                     f"shard {spec.shard} on {bind}: expected keys to admit there, or plaintext"
                     " asked for; got neither"
@@ -102,6 +102,11 @@ class Entrance:
         """Raise the error that whoever came with `key` is to be told for saying this, if any."""
         if self._register is not None and key:
             self._register.check(key, message, time.monotonic())
+
+    def hear_operator(self) -> None:
+        """Whoever speaks for the operator was heard, elsewhere."""
+        if self._register is not None:
+            self._register.hear_operator(time.monotonic())
 
     def to(self, address: bytes) -> tuple[zmq.Socket[bytes], bytes]:
         """The socket that leads to an address, and what to call it there."""
@@ -154,9 +159,3 @@ class Entrance:
         with contextlib.suppress(zmq.ZMQError):  # gone, or it does not read
             socket.send_multipart([name, said], zmq.NOBLOCK)
         return True
-
-
-def _is_private(endpoint: str) -> bool:
-    """Whether only this host's processes reach what listens there."""
-    kind, _, rest = endpoint.partition("://")
-    return kind == "ipc" or on_this_host(rest.rpartition(":")[0])

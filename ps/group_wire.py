@@ -7,6 +7,7 @@ of an entry or a state follow.
 """
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -42,6 +43,13 @@ class Where(msgspec.Struct, frozen=True, tag="where", forbid_unknown_fields=True
     job: Name
 
 
+class Admit(msgspec.Struct, frozen=True, tag="admit", forbid_unknown_fields=True):
+    """These are copies, by boot number, and their keys; the operator says so (roll.py)."""
+
+    job: Name
+    copies: dict[int, Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$", max_length=64)]]
+
+
 class Word(msgspec.Struct, frozen=True, tag="word", forbid_unknown_fields=True):
     """The coordinator's decision, and where the copies named in it await their peer."""
 
@@ -71,8 +79,10 @@ class Seats(msgspec.Struct, frozen=True, tag="seats", forbid_unknown_fields=True
     seats: list[Seat]
 
 
+Asked = Report | Where | Admit
+
 _CARRIED = msgspec.msgpack.Decoder(Carried)
-_ASKED: msgspec.msgpack.Decoder[Report | Where] = msgspec.msgpack.Decoder(Report | Where)
+_ASKED: msgspec.msgpack.Decoder[Asked] = msgspec.msgpack.Decoder(Asked)
 _WORD = msgspec.msgpack.Decoder(Word)
 
 
@@ -84,7 +94,7 @@ def decode_carried(frames: Sequence[Buffer]) -> Carried:
     return codec.decode(first, _CARRIED)
 
 
-def decode_asked(frame: Buffer) -> Report | Where:
+def decode_asked(frame: Buffer) -> Asked:
     """What the coordinator was told or asked; raises BadMessage."""
     return codec.decode(frame, _ASKED)
 

@@ -6,25 +6,38 @@ nobody answers, what it heard last is what it goes by.
 
 import contextlib
 import time
+from collections.abc import Mapping
 
 import msgspec
 import zmq
 
 from ps import group_wire
 from ps.cluster import Cluster
-from ps.group_wire import Seat, Where
+from ps.group_wire import Admit, Seat, Where
+from ps.handshake import fault_at
+from ps.keys import KeyPair, address_of, expect
 from ps.sockets import NOTICE_THE_DEAD
-from shards.errors import BadInput, BadMessage
+from shards.errors import BadInput, BadMessage, GiveUp
 
 ASK_S = 0.5
+_TOGETHER = 32  # keys, which fit into a header's bytes
 
 
 class Guide:
     """One line to the coordinator of a cluster. Not for use by two threads."""
 
-    def __init__(self, cluster: Cluster, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
-        """Raises BadInput for an address that is none."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        own: KeyPair | None = None,
+    ) -> None:
+        """Raises BadInput for an address that is none.
+
+        `own` is shown to a coordinator whose address pins a key: the operator's, or the token's.
+        """
         assert cluster.coordinator is not None, "shards that are not replicated stay where they are"
+        self._job, self._own, self._coordinator = cluster.job, own, cluster.coordinator
         self._question = msgspec.msgpack.encode(Where(cluster.job))
         self._asked_at = -ASK_S
         self.seats: dict[int, Seat] = {}
@@ -37,13 +50,29 @@ class Guide:
             *NOTICE_THE_DEAD,
         ):
             self.socket.setsockopt(option, value)
+        plain, key = address_of(cluster.coordinator)
+        if key and own is not None:
+            expect(self.socket, key, own)
         try:
-            self.socket.connect(cluster.coordinator)
+            self.socket.connect(plain)
         except zmq.ZMQError as error:
             text = zmq.strerror(error.errno or 0)
             raise BadInput(
                 f"coordinator: expected tcp://HOST:PORT, got {cluster.coordinator!r} ({text})"
             ) from None
+
+    def check(self) -> None:
+        """Raise GiveUp where its handshake goes wrong, for which waiting is of no use."""
+        if fault := fault_at(self._coordinator, self._own):
+            raise GiveUp(f"coordinator at {address_of(self._coordinator).plain}: {fault}")
+
+    def admit(self, copies: Mapping[int, str]) -> None:
+        """Tell the coordinator these copies' keys; to be repeated, for it may not be there."""
+        known = sorted(copies.items())
+        for start in range(0, len(known), _TOGETHER):
+            told = Admit(self._job, dict(known[start : start + _TOGETHER]))
+            with contextlib.suppress(zmq.Again):
+                self.socket.send(msgspec.msgpack.encode(told), zmq.NOBLOCK)
 
     def ask(self, *, again: bool = False) -> None:
         """Ask where the primaries are, unless that was asked a moment ago."""

@@ -40,6 +40,11 @@ class Watched:
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
 
+    def unregister(self, poller: zmq.Poller) -> None:
+        """Undo that."""
+        poller.unregister(self._socket)
+        poller.unregister(self._monitor)
+
     def send(self, frame: bytes) -> None:
         """Send as soon as there is a connection."""
         with contextlib.suppress(zmq.Again):
@@ -72,6 +77,9 @@ class Watched:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._socket.disable_monitor()
         self._context.destroy(linger=0)
 

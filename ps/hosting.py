@@ -72,8 +72,8 @@ def start_shards(
 ) -> AbstractContextManager[Hosts]:
     """Start one shard a spec at `home`; see `ray_shards`, `process_shards`, `replicated_shards`."""
     if durability is Durability.REPLICATED:
-        check_replicable(host, port, transport, device)
-        return _start_replicated(home, specs, host)
+        check_replicable(port, transport, device)
+        return _start_replicated(home, specs, host, secure)
     match home:
         case Home.RAY:
             if durability.keeps_log:
@@ -102,23 +102,22 @@ def start_shards(
 
 
 def _start_replicated(
-    home: Home, specs: Sequence[ShardSpec], host: str
+    home: Home, specs: Sequence[ShardSpec], host: str, secure: bool | None
 ) -> AbstractContextManager[Hosts]:
     match home:
         case Home.RAY:
             from ps.ray_host import replicated_ray_shards
 
-            return replicated_ray_shards(specs, host=host)
+            return replicated_ray_shards(specs, host=host, secure=secure)
         case Home.PROCESSES:
             from ps.replicated_host import replicated_shards
 
-            return replicated_shards(specs, host=host)
+            return replicated_shards(specs, host=host, secure=secure)
 
 
-def check_replicable(host: str, port: int, transport: Transport, device: ShardDevice) -> None:
+def check_replicable(port: int, transport: Transport, device: ShardDevice) -> None:
     """Raise BadInput naming what replicated shards cannot have."""
     for what, fits, expected, got in (
-        ("host", on_this_host(host), "one that this machine alone reaches", host),
         ("port", port == 0, "0, wherever is free", port),
         ("transport", transport in (Transport.AUTO, Transport.TCP), "auto or tcp", transport),
         ("shard device", device is ShardDevice.CPU, "cpu", device),
@@ -141,6 +140,11 @@ def keys_for(
 def bind_address(host: str, port: int, shard: int) -> str:
     """What shard `shard` listens on: ports count up from `port`, 0 picks a free one."""
     return f"tcp://{host}:{port + shard if port else '*'}"
+
+
+def bind_again(bind: str, endpoint: str) -> str:
+    """What to listen on for another life of who was bound to `bind`, and told `endpoint`."""
+    return f"{bind.rpartition(':')[0]}:{endpoint.rpartition(':')[2]}"
 
 
 def place_of(device: ShardDevice) -> Place:

@@ -64,6 +64,54 @@ def answer(register: Register, parts: Sequence[Buffer], now: float) -> tuple[byt
     return codec.encode_state(Enrolled()), new
 
 
+class Badge:
+    """What a life of a worker shows: the job's token where it joins, then a key of its own."""
+
+    def __init__(self, cluster: Cluster, worker: str, incarnation: int) -> None:
+        """Raises BadInput where the cluster's description has no token."""
+        self.token = KeyPair.of(_token(cluster))
+        self.own = KeyPair.new()
+        self.worker = worker
+        self.enrol = codec.encode_state(Enrol(worker, incarnation, self.own.public))
+
+
+class Joining:
+    """One shard process, at `endpoint`, that is asked to let a worker in; wakes `poller`."""
+
+    def __init__(self, shard: int, endpoint: str, badge: Badge, poller: zmq.Poller) -> None:
+        self.shard, self.endpoint = shard, endpoint
+        self._badge, self._poller = badge, poller
+        self._link = Watched(endpoint, badge.token)
+        self._link.register(poller)
+        self._repeat_at = 0.0
+
+    def ask(self, now: float) -> float:
+        """Ask, and again after a while; returns when that is."""
+        if now >= self._repeat_at:
+            self._link.send(self._badge.enrol)
+            self._repeat_at = now + _REPEAT_S
+        return self._repeat_at
+
+    def let_in(self) -> bool:
+        """Whether it has; raises GiveUp when it will not."""
+        for frames in self._link.received():
+            match codec.decode(frames[0], _ANSWERS):
+                case Enrolled():
+                    return True
+                case Denied(reason):
+                    raise GiveUp(f"shard {self.shard}: {reason}")
+        return False
+
+    def check(self) -> None:
+        """Raise GiveUp where the handshake goes wrong, for which waiting is of no use."""
+        if fault := self._link.fault():
+            raise GiveUp(f"shard {self.shard} at {address_of(self.endpoint).plain}: {fault}")
+
+    def close(self) -> None:
+        self._link.unregister(self._poller)
+        self._link.close()
+
+
 def join(
     cluster: Cluster,
     worker: str,
@@ -79,49 +127,27 @@ def join(
     wanted = [(shard, at) for shard, at in enumerate(endpoints) if address_of(at).key]
     if not wanted:
         return None
-    token = KeyPair.of(_token(cluster))
-    own = KeyPair.new()
+    badge, poller = Badge(cluster, worker, incarnation), zmq.Poller()
+    until = time.monotonic() + patience_s
     with contextlib.ExitStack() as stack:
-        waiting = {
-            shard: stack.enter_context(Watched(endpoint, token)) for shard, endpoint in wanted
-        }
-        enrol = codec.encode_state(Enrol(worker, incarnation, own.public))
-        until, repeat_at = time.monotonic() + patience_s, 0.0
+        waiting = [Joining(shard, endpoint, badge, poller) for shard, endpoint in wanted]
+        for one in waiting:
+            stack.callback(one.close)
         while waiting:
             now = time.monotonic()
             if now >= until:
-                shard = min(waiting)
+                shard = waiting[0].shard
                 raise Unreachable(
                     f"shard {shard} at {cluster.where(shard)} has not let in {worker} for"
                     f" {patience_s:g} s",
                     shard,
                 )
-            if now >= repeat_at:
-                for link in waiting.values():
-                    link.send(enrol)
-                repeat_at = now + _REPEAT_S
-            for shard in _answered(waiting, min(until, repeat_at)):
-                waiting.pop(shard)
-    return own
-
-
-def _answered(waiting: dict[int, Watched], until: float) -> list[int]:
-    """Who has let us in by then; raises GiveUp when one will not."""
-    poller = zmq.Poller()
-    for link in waiting.values():
-        link.register(poller)
-    poller.poll(max(1, int(1000 * (until - time.monotonic()))))
-    done = []
-    for shard, link in waiting.items():
-        if link.fault():
-            raise GiveUp(f"shard {shard} at {address_of(link.endpoint).plain}: {link.fault()}")
-        for frames in link.received():
-            match codec.decode(frames[0], _ANSWERS):
-                case Enrolled():
-                    done.append(shard)
-                case Denied(reason):
-                    raise GiveUp(f"shard {shard}: {reason}")
-    return done
+            repeat_at = min([one.ask(now) for one in waiting])
+            poller.poll(max(1, int(1000 * (min(until, repeat_at) - now))))
+            for one in waiting:
+                one.check()
+            waiting = [one for one in waiting if not one.let_in()]
+    return badge.own
 
 
 def operator_key(cluster: Cluster) -> KeyPair | None:

@@ -4,6 +4,10 @@ A thread, the keeper, sees to it that what died is followed: the coordinator by 
 record and port, a copy by an empty process, which is brought up to date while training goes on. Who
 serves is the coordinator's decision alone; the keeper only offers processes. How one is started and
 watched is its host's to say: `Starts` and `Life`.
+
+Where they speak CURVE, each process makes a key of its own, which is in the endpoint that it tells.
+So nothing secret is told to any of them, and the keeper, as the operator, tells the coordinator
+which keys are the copies' (roll.py).
 """
 
 import threading
@@ -15,14 +19,15 @@ from typing import Protocol
 import msgspec
 import zmq
 
-from ps.cluster import Cluster
+from ps.admission import Admission
+from ps.cluster import Access, Cluster
 from ps.group_wire import Seat
 from ps.guide import Guide
-from ps.hosting import START_S, bind_address
+from ps.hosting import START_S, bind_address, bind_again, keys_for
 from ps.job import describe
+from ps.keys import KeyPair, address_of
 from ps.pipe import CoordinatorOrder, CopyOrder
-from ps.reach import on_this_host
-from shards.errors import BadInput, GiveUp
+from shards.errors import BadInput, DownpourError, GiveUp
 from shards.spec import ShardSpec
 
 _LOOK_S = 0.1
@@ -99,24 +104,27 @@ class ReplicatedShards:
 
 @contextmanager
 def keep(
-    specs: Sequence[ShardSpec], starts: Starts, *, host: str, silence_s: float, record: str
+    specs: Sequence[ShardSpec],
+    starts: Starts,
+    *,
+    host: str,
+    silence_s: float,
+    record: str,
+    secure: bool | None = None,
 ) -> Iterator[ReplicatedShards]:
     """Start a coordinator and two copies a spec by `starts`; end them on leaving.
 
-    Returns when each shard has a backup. All listen on `host`, which no other machine can reach,
-    wherever is free; the coordinator's `record` is a path where it runs. `silence_s` is how long a
-    copy may be silent before it counts as dead; one whose connection breaks does so at once.
+    Returns when each shard has a backup. All listen on `host`, wherever is free, and are told as
+    their own machine's address where that is 0.0.0.0; the coordinator's `record` is a path where it
+    runs. `silence_s` is how long a copy may be silent before it counts as dead; one whose
+    connection breaks does so at once. Where other hosts can reach them, all links speak CURVE and
+    let in this job's alone, unless `secure` says otherwise.
     Raises BadInput when an address cannot be had, GiveUp with the cause when a process does not
     start within minutes, WrongBuild when it runs other code.
     """
-    if not on_this_host(host):
-        raise BadInput(
-            f"host {host}: expected one that this machine alone reaches: replicated shards and"
-            " their coordinator speak in plain text"
-        )
     if not silence_s > 0:
         raise BadInput(f"silence_s: expected more than 0 s, got {silence_s:g}")
-    keeper = _Keeper(specs, starts, host, silence_s, record)
+    keeper = _Keeper(specs, starts, host, silence_s, record, keys_for(specs, host, secure))
     try:
         cluster = keeper.begin()
         keeper.start()
@@ -129,14 +137,23 @@ class _Keeper:
     """Starts what is missing. Its thread begins when all are there; until then it is the caller."""
 
     def __init__(
-        self, specs: Sequence[ShardSpec], starts: Starts, host: str, silence_s: float, record: str
+        self,
+        specs: Sequence[ShardSpec],
+        starts: Starts,
+        host: str,
+        silence_s: float,
+        record: str,
+        keys: tuple[Access | None, Admission | None],
     ) -> None:
         self._specs = specs
         self._starts = starts
         self._host = host
+        self._access, self._admission = keys
         self._order = CoordinatorOrder(
-            specs[0].job, len(specs), record, bind_address(host, 0, 0), silence_s
+            specs[0].job, len(specs), record, bind_address(host, 0, 0), silence_s, self._admission
         )
+        self._coordinator_at = ""
+        self._keys: dict[int, str] = {}  # by boot number, of those that have told
         self._coordinator: Life | None = None
         self._copies: dict[int, tuple[int, Life]] = {}  # shard and process, by boot number
         self._offered: dict[int, tuple[int, float]] = {}  # the last process of each shard, and when
@@ -181,15 +198,17 @@ class _Keeper:
         """Start everything, and wait until each shard has a backup."""
         until = time.monotonic() + _START_S
         self._coordinator = self._starts.coordinator(self._order)
-        bound = self._coordinator.endpoint(until)
-        self._order = msgspec.structs.replace(self._order, bind=bound)
+        self._coordinator_at = self._coordinator.endpoint(until)
+        again = bind_again(self._order.bind, self._coordinator_at)
+        self._order = msgspec.structs.replace(self._order, bind=again)
         for spec in (*self._specs, *self._specs):
             self._offer(spec.shard)
-        for _, life in list(self._copies.values()):
-            life.endpoint(until)
-        cluster = describe(self._specs, [""] * len(self._specs))
-        cluster = msgspec.structs.replace(cluster, coordinator=self._order.bind)
-        self._guide = Guide(cluster, self._context)
+        for boot, (_, life) in list(self._copies.items()):
+            self._keys[boot] = address_of(life.endpoint(until)).key
+        cluster = describe(self._specs, [""] * len(self._specs), self._access)
+        cluster = msgspec.structs.replace(cluster, coordinator=self._coordinator_at)
+        own = None if self._access is None else KeyPair.of(self._access.operator)
+        self._guide = Guide(cluster, self._context, own)
         while not self.redundant:
             if time.monotonic() > until:
                 raise GiveUp(f"replicated shards: not all had a backup within {_START_S:g} s")
@@ -239,6 +258,9 @@ class _Keeper:
     def _look(self) -> None:
         """Hear what the coordinator has decided; takes a moment."""
         assert self._guide is not None
+        if self._admission is not None:
+            self._learn_keys()
+            self._guide.admit(self._keys)
         self._guide.ask(again=True)
         until = time.monotonic() + _LOOK_S
         while (left_s := until - time.monotonic()) > 0 and not self._ended.is_set():
@@ -250,6 +272,15 @@ class _Keeper:
                         seat.primary if seat.backup is None else seat.backup,
                     }
 
+    def _learn_keys(self) -> None:
+        """By the endpoints of processes that have told theirs by now; why one did not is told."""
+        for boot, (shard, life) in self._copies.items():
+            if boot not in self._keys:
+                try:
+                    self._keys[boot] = address_of(life.endpoint(time.monotonic())).key
+                except DownpourError as error:
+                    self._lost[shard] = str(error)
+
     def _bury(self) -> None:
         """Forget processes that have ended."""
         for boot, (shard, life) in list(self._copies.items()):
@@ -258,6 +289,7 @@ class _Keeper:
             except GiveUp as error:
                 self._lost[shard] = str(error)
                 del self._copies[boot]
+                self._keys.pop(boot, None)
                 life.end()
 
     def _waits(self, shard: int) -> bool:
@@ -272,8 +304,9 @@ class _Keeper:
         """Start an empty process."""
         self._boot = max(self._boot + 1, time.time_ns() // 1000)
         self._offered[shard] = self._boot, time.monotonic()
+        bind = bind_address(self._host, 0, 0)
         order = CopyOrder(
-            self._specs[shard], self._boot, self._order.bind, bind_address(self._host, 0, 0)
+            self._specs[shard], self._boot, self._coordinator_at, bind, self._admission
         )
         self._copies[self._boot] = shard, self._starts.copy(order, self._beside(shard))
 

@@ -3,8 +3,9 @@
 The workers' client and the operator's console stand on this. `ZMQ_IMMEDIATE` keeps a message from
 being queued for a shard that is down and then delivered to its next life. Where several sockets
 lead to a shard, each message travels in parts (stripes.py). Links to replicated shards follow the
-primary (guide.py); whoever holds them asks which have `moved`. Links that were cut are closed and
-made anew as soon as they can be (watch.py); whoever holds them asks which were `renewed`.
+primary (guide.py); whoever holds them asks which have `moved`. Where keys are wanted, a worker
+joins each process that it is led to, and then its links go there. Links that were cut are closed
+and made anew as soon as they can be (watch.py); whoever holds them asks which were `renewed`.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ from ps import frames
 from ps.cluster import Cluster
 from ps.guide import ASK_S, Guide
 from ps.handshake import fault_at
+from ps.joining import Badge, Joining
 from ps.keys import KeyPair, address_of, expect
 from ps.leaving import Leaving
 from ps.memory import Surplus, keep_large_blocks
@@ -35,6 +37,7 @@ _LOOK_AFTER_S = 1.0
 _AT_ONCE = 256  # messages of one connection that are taken in a turn, at most
 _FIRST_WORD_S = 0.5  # that a coordinator is waited for; without it, the cluster's word must do
 _NEW_LINK_S = 0.5
+_JOINING_LOOK_S = 0.1
 _UNFINISHED_BYTES = 1 << 30  # of answers that have come in part, at most
 
 
@@ -47,11 +50,13 @@ class Links:
         sharing: WorkerSide | None = None,
         own: KeyPair | None = None,
         guided: Cluster | None = None,
+        badge: Badge | None = None,
     ) -> None:
         """`sharing` lets arrays in shared memory go as references; its owner closes it.
 
         `own` is shown to shards whose endpoints pin a key. `guided` is a cluster whose coordinator,
-        if it has one, says where its shards are by now.
+        if it has one, says where its shards are by now; `badge` is what a worker gets in by there.
+        Raises GiveUp where the coordinator turns us away or is not who it should be.
         """
         keep_large_blocks()
         self._sharing = sharing
@@ -68,14 +73,17 @@ class Links:
         self._look_at = 0.0
         self._coming: set[int] = set()  # links that are being renewed
         self._renewed: set[int] = set()
+        self._badge = badge
+        self._joining: dict[int, Joining] = {}
+        self._wanted: dict[int, int] = {}  # connections to who is being joined
         self._guide = self._guide_to(guided)
-        if self._guide is not None and self._guide.consult(_FIRST_WORD_S):
-            endpoints = self._led(endpoints)
-        self._stripes = [[self._connect(*one, watched=True)] for one in enumerate(endpoints)]
+        self.endpoints = tuple(self._first_led(endpoints))
+        self._stripes: list[list[zmq.Socket[bytes]]] = [[] for _ in self.endpoints]
+        for shard, endpoint in enumerate(self.endpoints):
+            self._go(shard, endpoint, 1)
         self._cutter = Cutter(token_bytes(TOKEN_BYTES))
         # A shard that comes back is a new sender, which puts an old one out.
         self._gatherer = Gatherer(_UNFINISHED_BYTES, max(1, len(endpoints)))
-        self.endpoints = tuple(endpoints)
         drop_with(self, self._context, self._sockets)
 
     def _connect(self, shard: int, endpoint: str, *, watched: bool = False) -> zmq.Socket[bytes]:
@@ -130,9 +138,22 @@ class Links:
     def _guide_to(self, cluster: Cluster | None) -> Guide | None:
         if cluster is None or cluster.coordinator is None:
             return None
-        guide = Guide(cluster, self._context)
+        guide = Guide(cluster, self._context, self._badge.token if self._badge else self._own)
         self._poller.register(guide.socket, zmq.POLLIN)
         return guide
+
+    def _first_led(self, endpoints: Sequence[str]) -> Sequence[str]:
+        """Where the shards are; where nobody tells, by the cluster's word."""
+        if self._guide is None:
+            return endpoints
+        if self._guide.consult(_FIRST_WORD_S):
+            return self._led(endpoints)
+        try:
+            self._guide.check()
+        except GiveUp:
+            self._context.destroy(linger=0)
+            raise
+        return endpoints
 
     def _led(self, endpoints: Sequence[str]) -> list[str]:
         """Where the shards are, as far as the guide knows better."""
@@ -146,27 +167,64 @@ class Links:
         """Lead the links of shards that are elsewhere by now there; see `moved`."""
         fresh: list[zmq.Socket[bytes]] = []
         for shard, endpoint in enumerate(endpoints):
-            if endpoint == self.endpoints[shard]:
+            joining = self._joining.get(shard)
+            if endpoint == (self.endpoints[shard] if joining is None else joining.endpoint):
                 continue
-            fresh += self._lead(shard, endpoint)
-            self._moved.add(shard)
-        self.endpoints = tuple(endpoints)
+            wanted = len(self._stripes[shard]) if joining is None else self._wanted[shard]
+            self._drop(shard, for_good=True)
+            fresh += self._go(shard, endpoint, wanted)
         self._unreached(fresh, _NEW_LINK_S)
         self._take_greetings()
 
-    def _lead(self, shard: int, endpoint: str) -> list[zmq.Socket[bytes]]:
-        """Close the connections to a shard, and begin as many to `endpoint`."""
-        old = self._stripes[shard]
+    def _go(self, shard: int, endpoint: str, stripes: int) -> list[zmq.Socket[bytes]]:
+        """Begin so many connections there: at once, or when we have been let in."""
+        former = self._joining.pop(shard, None)
+        if former is not None:
+            former.close()
+        if self._badge is not None and address_of(endpoint).key:
+            self._joining[shard] = Joining(shard, endpoint, self._badge, self._poller)
+            self._joining[shard].ask(time.monotonic())
+            self._wanted[shard] = stripes
+            return []
+        return self._arrive(shard, endpoint, stripes)
+
+    def _arrive(self, shard: int, endpoint: str, stripes: int) -> list[zmq.Socket[bytes]]:
+        if endpoint != self.endpoints[shard]:
+            self._moved.add(shard)
+        self.endpoints = (*self.endpoints[:shard], endpoint, *self.endpoints[shard + 1 :])
+        return self._begin(shard, stripes)
+
+    def _let_in(self) -> None:
+        """Go where we have been let in meanwhile; raises GiveUp where we are told no."""
+        for shard, one in list(self._joining.items()):
+            one.ask(time.monotonic())
+            if one.let_in():
+                one.close()
+                del self._joining[shard]
+                self._unreached(self._arrive(shard, one.endpoint, self._wanted[shard]), _NEW_LINK_S)
+                self._take_greetings()
+
+    def _renew(self, shard: int) -> None:
+        """Close the connections to a shard, and begin as many."""
+        stripes = len(self._stripes[shard])
+        self._drop(shard, for_good=False)
+        self._begin(shard, stripes)
+
+    def _drop(self, shard: int, *, for_good: bool) -> None:
         if shard in self._watches:
-            self._unwatch(shard, for_good=endpoint != self.endpoints[shard])
-        for socket in old:
+            self._unwatch(shard, for_good=for_good)
+        for socket in self._stripes[shard]:
             self._poller.unregister(socket)
             self._sockets.remove(socket)
             del self._shard_of[socket]
             socket.close(linger=0)
+        self._stripes[shard] = []
         self._leaving.forget(shard)
+
+    def _begin(self, shard: int, stripes: int) -> list[zmq.Socket[bytes]]:
         self._stripes[shard] = [
-            self._connect(shard, endpoint, watched=not number) for number in range(len(old))
+            self._connect(shard, self.endpoints[shard], watched=not number)
+            for number in range(stripes)
         ]
         return self._stripes[shard]
 
@@ -199,6 +257,9 @@ class Links:
 
         Call `await_connections` then: a message needs them all.
         """
+        if shard in self._joining:
+            self._wanted[shard] = max(stripes, self._wanted[shard])
+            return
         own = self._stripes[shard]
         own += [self._connect(shard, self.endpoints[shard]) for _ in range(stripes - len(own))]
 
@@ -207,11 +268,24 @@ class Links:
 
         Raises GiveUp when one that was not has turned us away, or is not who it should be.
         """
+        self._await_joining(timeout_s)
         unreached = self._unreached(self._shard_of, min(timeout_s, _LOOK_AFTER_S))
         if unreached:
             self._look_into(unreached)
         self._unreached(unreached, timeout_s - _LOOK_AFTER_S)
         self._take_greetings()
+
+    def _await_joining(self, timeout_s: float) -> None:
+        """Wait until all have let us in, or `timeout_s`; raises GiveUp when one does not.
+
+        Where the coordinator leads us, it may lead us elsewhere soon, and a fault is no last word.
+        """
+        until = time.monotonic() + timeout_s
+        while self._joining and (left_s := until - time.monotonic()) > 0:
+            list(self.receive(min(_JOINING_LOOK_S, left_s)))
+            for shard, one in self._joining.items():
+                if self._guide is None or shard not in self._guide.seats:
+                    one.check()
 
     def _take_greetings(self) -> None:
         """Connections that are there before anything was said over them are no news."""
@@ -269,6 +343,8 @@ class Links:
             sharing = self._sharing
             parts = sharing.seal(shard, together) if sharing else codec.enclose(together)
             stripes = self._stripes[shard]
+            if not stripes:
+                return  # we have yet to be let in
             with contextlib.suppress(zmq.Again):
                 requests = [message.request for message, _ in together]
                 cut = self._cutter.cut(parts, len(stripes))
@@ -282,6 +358,8 @@ class Links:
         if self._guide is not None:
             self._guide.ask()
             timeout_s = min(timeout_s, ASK_S)
+        if self._joining:
+            self._let_in()
         ready = self._await(timeout_s)
         if self._guide is not None and self._guide.listen():
             self.follow(self._led(self.endpoints))
@@ -311,7 +389,7 @@ class Links:
         self._look_at = now + LOOK_S
         for shard, watch in self._watches.items():
             if watch.useless(now):
-                self._lead(shard, self.endpoints[shard])
+                self._renew(shard)
                 self._coming.add(shard)
             elif watch.greeted():
                 self._coming.add(shard)
@@ -344,6 +422,9 @@ class Links:
 
     def close(self, linger_s: float = 0.0) -> None:
         """Drop the connections, giving what is being sent up to `linger_s`."""
+        for one in self._joining.values():
+            one.close()
+        self._joining.clear()
         for watch in self._watches.values():
             watch.close()
         self._watches.clear()

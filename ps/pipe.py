@@ -40,22 +40,31 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class CopyOrder(msgspec.Struct, frozen=True):
-    """What the parent wants: the copy with this boot number of a replicated shard."""
+    """What the parent wants: the copy with this boot number of a replicated shard.
+
+    `admission` is who is let in, None for anybody. Nothing in here is secret: it makes its own key,
+    whose public half is in the endpoint that it answers, for the parent to tell the coordinator.
+    """
 
     spec: ShardSpec
     boot: int
     coordinator: str
     bind: str
+    admission: Admission | None = None
 
 
 class CoordinatorOrder(msgspec.Struct, frozen=True):
-    """What the parent wants: the coordinator of a job, whose record is the file at that path."""
+    """What the parent wants: the coordinator of a job, whose record is the file at that path.
+
+    `admission` is as a copy's; its own key lies in the record.
+    """
 
     job: str
     shards: int
     record: str
     bind: str
     silence_s: float
+    admission: Admission | None = None
 
 
 class Listening(msgspec.Struct, frozen=True, tag=True):

@@ -24,7 +24,7 @@ import msgspec
 
 from ps.cluster import Cluster
 from ps.durability import Durability
-from ps.hosting import START_S, ShardDevice, bind_address, check_build, keys_for
+from ps.hosting import START_S, ShardDevice, bind_address, bind_again, check_build, keys_for
 from ps.job import describe
 from ps.keys import KeyPair
 from ps.pipe import Failed, Listening, Order, hear, tell
@@ -120,8 +120,7 @@ def process_shards(
 
 def _kept(child: "Child", order: Order, endpoint: str) -> Kept:
     """A child whose place another one takes when it dies, on the same endpoint."""
-    bind = f"{order.bind.rpartition(':')[0]}:{endpoint.rpartition(':')[2]}"
-    again = msgspec.structs.replace(order, bind=bind)
+    again = msgspec.structs.replace(order, bind=bind_again(order.bind, endpoint))
     return Kept(child, lambda: Child(child.name, "ps.shard_process", again), START_S)
 
 
@@ -164,8 +163,10 @@ class Child:
                 check_build(self.name, build)
                 return endpoint
             case Failed(text, mendable=True):
+                self._fate = Fate(f"failed: {text}", told=True)
                 raise BadInput(text)
             case Failed(text):
+                self._fate = Fate(f"failed: {text}", told=True)
                 raise GiveUp(f"{self.name} did not start: {text}")
         self.process.wait()
         raise GiveUp(f"{self.name} did not start: {self._ending()}")

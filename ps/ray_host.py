@@ -91,13 +91,16 @@ def replicated_ray_shards(
     *,
     host: str = "127.0.0.1",
     silence_s: float = SILENCE_S,
+    secure: bool | None = None,
 ) -> Iterator[ReplicatedShards]:
     """Start a coordinator and two copies a spec as actors; end them on leaving.
 
     The same as `ps.replicated_shards`, which see, in the Ray that this process is connected to.
     """
     record = f"downpour-{secrets.token_hex(16)}/{RECORD}"
-    with keep(specs, _InRay(), host=host, silence_s=silence_s, record=record) as hosts:
+    with keep(
+        specs, _InRay(), host=host, silence_s=silence_s, record=record, secure=secure
+    ) as hosts:
         yield hosts
 
 

@@ -41,6 +41,12 @@ def on_this_host(host: str) -> bool:
         return False
 
 
+def is_private(endpoint: str) -> bool:
+    """Whether only this host's processes reach what listens at a ZeroMQ address."""
+    kind, _, rest = endpoint.partition("://")
+    return kind == "ipc" or on_this_host(rest.rpartition(":")[0])
+
+
 def own_address() -> str:
     """This machine's IPv4 address towards others; 127.0.0.1 when it has no way to any."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -29,7 +29,7 @@ from shards.shard import Arrival, Outgoing, Shard
 from shards.spec import ShardSpec
 from shards.versions import Allocator
 
-_HANDSHAKE_MS = 2000
+HANDSHAKE_MS = 2000
 _QUEUE = 16  # messages that wait for one peer, or from it, at most
 _LEAST_QUEUE = 4  # of any size
 _QUEUE_BYTES = 128 << 20
@@ -129,6 +129,10 @@ class Reception:
                 except zmq.ZMQError:
                     self.sharing.withdraw(to, loan)
 
+    def hear_operator(self) -> None:
+        """Whoever speaks for the operator was heard: workers may go on joining."""
+        self._entrance.hear_operator()
+
     def tick(self) -> None:
         """Forget what the dead left; call it now and then."""
         self.sharing.tick()
@@ -192,7 +196,7 @@ def router_options(shard_floats: int) -> tuple[tuple[int, int], ...]:
         (zmq.MAXMSGSIZE, max(4 * largest_frame, codec.MAX_STATE_BYTES)),
         (zmq.SNDHWM, queue),
         (zmq.RCVHWM, queue),
-        (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS),
+        (zmq.HANDSHAKE_IVL, HANDSHAKE_MS),
         *NOTICE_THE_DEAD,
         (zmq.LINGER, 1000),
     )

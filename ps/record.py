@@ -2,6 +2,9 @@
 
 It is written before anyone is told, so whatever was told survives kill -9 and, where the disk keeps
 what it has acknowledged, power failure: the log is flushed at each commit. A row is one shard's.
+
+The coordinator's key lies in it, too, so that each of its lives proves the same one. The file is
+its user's alone.
 """
 
 import sqlite3
@@ -10,6 +13,8 @@ from pathlib import Path
 import msgspec
 
 from ps.coordinator import Group
+from ps.keys import KeyPair
+from ps.private import check_private
 from shards.errors import BadInput
 
 RECORD = "coordinator.sqlite"
@@ -17,6 +22,7 @@ RECORD = "coordinator.sqlite"
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS job (id TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS key (secret TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS groups (shard INTEGER PRIMARY KEY, decided BLOB NOT NULL);
 """
 
@@ -27,6 +33,11 @@ class Record:
     def __init__(self, path: Path, job: str) -> None:
         """Raises BadInput when the file is another job's, or none of this kind."""
         self._path = path
+        try:
+            path.touch(mode=0o600)
+            check_private(path, "coordinator's record")
+        except OSError as error:
+            raise BadInput(f"coordinator's record {path}: {error.strerror}") from None
         try:
             self._file = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._file.execute("PRAGMA journal_mode = WAL")
@@ -40,6 +51,18 @@ class Record:
         if kept is not None and kept[0] != job:
             self.close()  # whose it is stays a secret
             raise BadInput(f"coordinator's record {path}: expected job {job}, got another's")
+
+    def keys(self) -> KeyPair:
+        """The coordinator's own, made when they are wanted first. Raises BadInput."""
+        try:
+            kept = self._file.execute("SELECT secret FROM key").fetchone()
+            if kept is not None:
+                return KeyPair.of(kept[0])
+            made = KeyPair.new()
+            self._file.execute("INSERT INTO key VALUES (?)", (made.secret,))
+        except sqlite3.Error as error:
+            raise BadInput(f"coordinator's record {self._path}: {error}") from None
+        return made
 
     def load(self) -> dict[int, Group]:
         """What was saved last; empty at first. Raises BadInput when it cannot be read."""

@@ -9,7 +9,10 @@ import time
 
 import zmq
 
+from ps.admission import Admission
 from ps.group_wire import Report
+from ps.hosting import told_as
+from ps.keys import KeyPair, address_of
 from ps.looping import Looping
 from ps.peers import Peers
 from ps.reception import Reception
@@ -28,19 +31,46 @@ _TICK_S = 0.1
 class ReplicaServer(Looping):
     """One copy of a shard, reached by TCP. Its loop ends when it has no part any more."""
 
-    def __init__(self, spec: ShardSpec, boot: int, coordinator: str, bind: str) -> None:
-        """Bind two ports at `bind`, for clients and for the peer; raises BadInput."""
+    def __init__(
+        self,
+        spec: ShardSpec,
+        boot: int,
+        coordinator: str,
+        bind: str,
+        admission: Admission | None = None,
+        *,
+        plaintext: bool = False,
+        address: str = "127.0.0.1",
+    ) -> None:
+        """Bind two ports at `bind`, for clients and for the peer; raises BadInput.
+
+        Where others than this host can reach them, `admission` says who may come as a client, and
+        the copy has a key of its own, made here; or `plaintext` says that anybody may. `address` is
+        what it is reached by where it listens on every one.
+        """
         context = zmq.Context()
-        self._reception = Reception(spec, context, bind, Transport.TCP, on_the_heap)
+        keys = KeyPair.new() if admission is not None else None
+        self._reception = Reception(
+            spec,
+            context,
+            bind,
+            Transport.TCP,
+            on_the_heap,
+            admission,
+            plaintext=plaintext,
+            keys=keys,
+        )
         drop_with(self, context, self._reception.sockets)
         floats = sum(map(len, spec.map.ranges[spec.shard]))
-        self._peers = Peers(spec.job, boot, floats, context, bind)
+        pinned = address_of(coordinator).key
+        self._peers = Peers(spec.job, boot, floats, bind, keys, pinned)
         super().__init__(f"copy-{boot}", context)
-        self.endpoint = self._reception.endpoint
+        self.endpoint = told_as(self._reception.endpoint, address)
         first = Beat(spec.shard, boot, 0)
-        self._report = Report(spec.job, first, self.endpoint, self._peers.endpoint)
+        peer = told_as(self._peers.endpoint, address)
+        self._report = Report(spec.job, first, self.endpoint, peer)
         self.replica = Replica(spec.shard, boot, lambda: Shard(spec, boot))
-        self._reporter = Reporter(context, coordinator, str(boot), self._report)
+        self._reporter = Reporter(context, coordinator, str(boot), self._report, keys)
         self._spec = spec
         self._answers: list[Outgoing] = []
         # Compiling takes seconds, in which the first push would be taken for lost.
@@ -48,6 +78,7 @@ class ReplicaServer(Looping):
 
     def _let_go(self) -> None:
         self._reception.close()
+        self._peers.close()
 
     def _loop(self) -> None:
         self._reporter.start()
@@ -57,7 +88,7 @@ class ReplicaServer(Looping):
             self._reporter.stop()
 
     def _serve(self) -> None:
-        own = (self._wake_in, self._reporter.socket, self._peers.socket)
+        own = (self._wake_in, self._reporter.socket, *self._peers.sockets)
         among_themselves, with_clients = zmq.Poller(), zmq.Poller()
         for socket in own:
             among_themselves.register(socket, zmq.POLLIN)
@@ -85,12 +116,13 @@ class ReplicaServer(Looping):
     def _take_turn(self, ready: "dict[zmq.Socket[bytes], int]") -> None:
         """Hand the replica what has come; its answers leave together, its posts at once."""
         if self._reporter.socket in ready:
+            self._reception.hear_operator()  # with whom the coordinator ends
             for word in self._reporter.words():
                 told = word.assignment.configuration
                 if told.holds(self.replica.boot):
                     self._peers.know(told.members, word.peers)
                 self._perform(self.replica.assign(word.assignment, time.monotonic()))
-        if self._peers.socket in ready:
+        if not ready.keys().isdisjoint(self._peers.sockets):
             for origin, message, frames in self._peers.arrivals():
                 now = self._reporter.moved_at = time.monotonic()
                 self._perform(self.replica.receive(origin, message, frames, now))

@@ -27,17 +27,27 @@ def replicated_shards(
     *,
     host: str = "127.0.0.1",
     silence_s: float = SILENCE_S,
+    secure: bool | None = None,
 ) -> Iterator[ReplicatedShards]:
     """Start a coordinator and two processes a spec; end them on leaving.
 
-    Returns when each shard has a backup. All listen on `host`, which no other machine can reach,
-    wherever is free. `silence_s` is how long a copy may be silent before it counts as dead; one
+    Returns when each shard has a backup. All listen on `host`, wherever is free, and are told as
+    this machine's own address where that is 0.0.0.0. Where other hosts can reach them, all links
+    speak CURVE and let in only who holds `cluster.access`, unless `secure` says otherwise.
+    `silence_s` is how long a copy may be silent before it counts as dead; one
     whose connection breaks does so at once. Raises BadInput when an address cannot be had, GiveUp
     with the cause when a process does not start within minutes, WrongBuild when it runs other code.
     """
     with tempfile.TemporaryDirectory(prefix="downpour-") as folder:
         record = str(Path(folder) / RECORD)
-        with keep(specs, _Processes(), host=host, silence_s=silence_s, record=record) as hosts:
+        with keep(
+            specs,
+            _Processes(),
+            host=host,
+            silence_s=silence_s,
+            record=record,
+            secure=secure,
+        ) as hosts:
             yield hosts
 
 

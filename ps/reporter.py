@@ -14,6 +14,7 @@ import zmq
 
 from ps import group_wire
 from ps.group_wire import Report, Word
+from ps.keys import KeyPair, address_of, expect
 from ps.sockets import NOTICE_THE_DEAD
 from shards.errors import BadMessage
 
@@ -25,10 +26,18 @@ class Reporter:
     """Speaks for a loop: `say`, `words` and `stop` are called from its thread alone."""
 
     def __init__(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", coordinator: str, name: str, first: Report
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        coordinator: str,
+        name: str,
+        first: Report,
+        own: KeyPair | None = None,
     ) -> None:
-        """`first` is the first report, repeated until another is said."""
-        self._coordinator = coordinator
+        """`first` is the first report, repeated until another is said.
+
+        `own` is shown to a coordinator whose address pins a key.
+        """
+        self._coordinator, self._own = address_of(coordinator), own
         self._report = first
         self._context = context
         self.socket = context.socket(zmq.PAIR)
@@ -60,6 +69,48 @@ class Reporter:
         return words
 
     def _run(self) -> None:
+        said = msgspec.msgpack.encode(self._report)
+        try:
+            while said:
+                said = self._beat(said)
+        finally:
+            self._inner.close()
+
+    def _beat(self, said: bytes) -> bytes:
+        """Beat until told to end, or turned away; returns what is to be said then, if anything.
+
+        Who was turned away does not come again by itself. The coordinator may not have known our
+        key yet, which whoever started this process tells it.
+        """
+        link = self._linked()
+        turned_away = link.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+        poller = zmq.Poller()
+        for socket in (link, self._inner, turned_away):
+            poller.register(socket, zmq.POLLIN)
+        beat_at = 0.0
+        try:
+            while True:
+                left_s = max(0.0, beat_at - time.monotonic())
+                ready = dict(poller.poll(int(left_s * 1000) + 1))
+                if self._inner in ready:
+                    said, beat_at = self._inner.recv(), 0.0
+                    if not said:
+                        return b""
+                if link in ready:
+                    self._inner.send(link.recv())
+                if turned_away in ready:
+                    time.sleep(BEAT_S)
+                    return said
+                now = time.monotonic()
+                if now >= beat_at and now - self.moved_at < _STUCK_S:
+                    with contextlib.suppress(zmq.Again):
+                        link.send(said, zmq.NOBLOCK)
+                    beat_at = now + BEAT_S
+        finally:
+            link.disable_monitor()
+            link.close()
+
+    def _linked(self) -> zmq.Socket[bytes]:
         link = self._context.socket(zmq.DEALER)
         for option, value in (
             (zmq.IMMEDIATE, 1),  # old beats are of no use to a coordinator that comes back
@@ -69,29 +120,7 @@ class Reporter:
             *NOTICE_THE_DEAD,
         ):
             link.setsockopt(option, value)
-        link.connect(self._coordinator)
-        try:
-            self._beat(link)
-        finally:
-            link.close()
-            self._inner.close()
-
-    def _beat(self, link: zmq.Socket[bytes]) -> None:
-        poller = zmq.Poller()
-        poller.register(link, zmq.POLLIN)
-        poller.register(self._inner, zmq.POLLIN)
-        said, beat_at = msgspec.msgpack.encode(self._report), 0.0
-        while True:
-            left_s = max(0.0, beat_at - time.monotonic())
-            ready = dict(poller.poll(int(left_s * 1000) + 1))
-            if self._inner in ready:
-                said, beat_at = self._inner.recv(), 0.0
-                if not said:
-                    return
-            if link in ready:
-                self._inner.send(link.recv())
-            now = time.monotonic()
-            if now >= beat_at and now - self.moved_at < _STUCK_S:
-                with contextlib.suppress(zmq.Again):
-                    link.send(said, zmq.NOBLOCK)
-                beat_at = now + BEAT_S
+        if self._own is not None:
+            expect(link, self._coordinator.key, self._own)
+        link.connect(self._coordinator.plain)
+        return link

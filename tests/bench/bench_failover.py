@@ -130,10 +130,10 @@ class Failovers(NamedTuple):
     wrong: float
 
 
-def failovers(kills: int, stops: int, cuts: int) -> Failovers:
+def failovers(kills: int, stops: int, cuts: int, secure: bool) -> Failovers:
     """Hit so many primaries in each way."""
     specs = specs_of(1000)
-    with ps.replicated_shards(specs) as hosts, ps.Console(hosts.cluster) as console:
+    with ps.replicated_shards(specs, secure=secure) as hosts, ps.Console(hosts.cluster) as console:
         console.install(specs[0].table.empty())
         workers = [Worker(hosts.cluster, name) for name in ("a", "b")]
         for worker in workers:
@@ -188,6 +188,7 @@ def main() -> None:
     parser.add_argument("--stops", type=int, default=5)
     parser.add_argument("--cuts", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--curve", action="store_true", help="have all links speak CURVE")
     told = parser.parse_args()
     load = os.getloadavg()[0]
     if told.cuts and (why := namespaces.missing()) is not None:
@@ -195,7 +196,7 @@ def main() -> None:
         print(f"no primary is cut off: {why}")
     if told.cuts:
         namespaces.move_into_own()
-    found = failovers(told.kills, told.stops, told.cuts)
+    found = failovers(told.kills, told.stops, told.cuts, told.curve)
     for what, took in (("kill -9", found.killed), ("SIGSTOP", found.stopped), ("cut", found.cut)):
         if not took:
             continue
