@@ -58,14 +58,14 @@ class Watched:
 
     def fault(self) -> str:
         """What is wrong with the handshake, or nothing."""
-        while not self._fault and self._monitor.poll(0):
+        while self._monitor.poll(0):
             said = recv_monitor_message(self._monitor)
             event = said["event"]
             self.connected |= event == zmq.EVENT_CONNECTED
             self.shaken |= event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             self._broken_off += event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
             if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or self._broken_off == _BROKEN_OFF:
-                self._fault = _fault(event, said["value"], self._curve)
+                self._fault = self._fault or _fault(event, said["value"], self._curve)
         return self._fault
 
     def __enter__(self) -> "Watched":

@@ -94,6 +94,7 @@ class Joining:
 
     def let_in(self) -> bool:
         """Whether it has; raises GiveUp when it will not."""
+        self._link.fault()  # what is noticed of its handshake wakes the poller until it is taken
         for frames in self._link.received():
             match codec.decode(frames[0], _ANSWERS):
                 case Enrolled():

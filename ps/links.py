@@ -358,11 +358,11 @@ class Links:
         if self._guide is not None:
             self._guide.ask()
             timeout_s = min(timeout_s, ASK_S)
-        if self._joining:
-            self._let_in()
         ready = self._await(timeout_s)
         if self._guide is not None and self._guide.listen():
             self.follow(self._led(self.endpoints))
+        if self._joining:
+            self._let_in()
         for socket, _ in ready:
             shard = self._shard_of.get(socket)
             if shard is None:  # the guide's, a monitor, or of a link that led elsewhere

@@ -82,8 +82,9 @@ class Reporter:
         Who was turned away does not come again by itself. The coordinator may not have known our
         key yet, which whoever started this process tells it.
         """
-        link = self._linked()
+        link = self._link()
         turned_away = link.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+        link.connect(self._coordinator.plain)  # only now, or that might be over unheard
         poller = zmq.Poller()
         for socket in (link, self._inner, turned_away):
             poller.register(socket, zmq.POLLIN)
@@ -110,7 +111,7 @@ class Reporter:
             link.disable_monitor()
             link.close()
 
-    def _linked(self) -> zmq.Socket[bytes]:
+    def _link(self) -> zmq.Socket[bytes]:
         link = self._context.socket(zmq.DEALER)
         for option, value in (
             (zmq.IMMEDIATE, 1),  # old beats are of no use to a coordinator that comes back
@@ -122,5 +123,4 @@ class Reporter:
             link.setsockopt(option, value)
         if self._own is not None:
             expect(link, self._coordinator.key, self._own)
-        link.connect(self._coordinator.plain)
         return link
