@@ -152,11 +152,11 @@ def join(
 
 
 def operator_key(cluster: Cluster) -> KeyPair | None:
-    """The key of the job's operator; None where no shard wants one.
+    """The key of the job's operator; None where neither shards nor coordinator want one.
 
     Raises BadInput where the cluster's description, being a worker's, does not hold it.
     """
-    if not any(address_of(endpoint).key for endpoint in cluster.endpoints):
+    if not any(address_of(at).key for at in (*cluster.endpoints, cluster.coordinator or "")):
         return None
     if cluster.access is None or not cluster.access.operator:
         raise BadInput(

@@ -27,7 +27,7 @@ from ps.hosting import START_S, bind_address, bind_again, keys_for
 from ps.job import describe
 from ps.keys import KeyPair, address_of
 from ps.pipe import CoordinatorOrder, CopyOrder
-from shards.errors import BadInput, DownpourError, GiveUp
+from shards.errors import BadInput, GiveUp, WrongBuild
 from shards.spec import ShardSpec
 
 _LOOK_S = 0.1
@@ -273,13 +273,15 @@ class _Keeper:
                     }
 
     def _learn_keys(self) -> None:
-        """By the endpoints of processes that have told theirs by now; why one did not is told."""
+        """By the endpoints of processes that have told theirs by now."""
         for boot, (shard, life) in self._copies.items():
             if boot not in self._keys:
                 try:
                     self._keys[boot] = address_of(life.endpoint(time.monotonic())).key
-                except DownpourError as error:
+                except WrongBuild as error:
                     self._lost[shard] = str(error)
+                except GiveUp:
+                    pass  # not yet; or it has ended, and `_bury` asks how
 
     def _bury(self) -> None:
         """Forget processes that have ended."""

@@ -49,7 +49,7 @@ class Porter:
                 mechanism, credentials = rest[2], rest[3:]
                 known = (version, domain, mechanism) == (_VERSION, ZAP_DOMAIN, b"CURVE")
                 key = credentials[0].hex() if known and len(credentials) == 1 else ""
-                admitted = self._gate.admits(key)
+                admitted = bool(key) and self._gate.admits(key)
                 if key and not admitted and self._patient:
                     self._waiting = [*self._waiting[1 - _WAITING :], (to, request, key)]
                     continue

@@ -60,6 +60,8 @@ def told(**more: Any) -> TrainSettings:
         told(shards_in=Home.PROCESSES, durability=Durability.LOGGED, bind="0.0.0.0"),
         told(shards_in=Home.PROCESSES, durability=Durability.REPLICATED),
         told(durability=Durability.REPLICATED),
+        told(durability=Durability.REPLICATED, bind="0.0.0.0"),
+        told(durability=Durability.REPLICATED, bind="10.0.0.1", plaintext=True),
         EVERY,
     ],
 )

@@ -41,14 +41,16 @@ def test_actors_die_in_turn(ray_local: str) -> None:
 
     While the coordinator is dead they go on, and nobody takes over. The next one knows what was
     decided: the backup of then takes over when the primary is killed, long before Ray has started
-    an actor, and another actor becomes the backup. A shard of which no copy is left is named.
+    an actor, and another actor becomes the backup. A shard of which no copy is left is named. All
+    of them speak CURVE, as on a cluster.
     """
     before = records()
     with (
-        replicated_ray_shards(specs_of(), silence_s=SILENCE_S) as hosts,
+        replicated_ray_shards(specs_of(), silence_s=SILENCE_S, secure=True) as hosts,
         ps.Console(hosts.cluster) as console,
     ):
         console.install(TABLE.empty())
+        assert str(hosts.cluster.coordinator).startswith("curve://")
         pids = dict(hosts.pids)
         assert sorted(pids) == [COORDINATOR, BACKUP, PRIMARY]
         workers = [Worker(hosts.cluster, name) for name in ("a", "b")]

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ps.coordinator import Group
+from ps.private import write_private
 from ps.record import Record
 from shards.errors import BadInput
 from shards.group import Configuration
@@ -57,8 +59,40 @@ def test_another_jobs_record(tmp_path: Path) -> None:
 def test_a_file_of_another_kind(tmp_path: Path) -> None:
     """It is named and left as it was."""
     path = tmp_path / "c"
-    path.write_bytes(os.urandom(10_000))
+    write_private(path, os.urandom(10_000))
     before = path.read_bytes()
     with pytest.raises(BadInput, match=rf"^coordinator's record {path}: "):
         Record(path, "job")
     assert path.read_bytes() == before
+
+
+def test_a_file_that_others_can_read(tmp_path: Path) -> None:
+    """Its key may be known to them, so it is refused and left as it was; ours is our user's alone.
+
+    Closing it to them now would hide that.
+    """
+    Record(tmp_path / "c", "job").close()
+    assert stat.S_IMODE((tmp_path / "c").stat().st_mode) == 0o600
+    (tmp_path / "c").chmod(0o640)
+    with pytest.raises(BadInput, match=r"^coordinator's record: .*c: expected a file of yours"):
+        Record(tmp_path / "c", "job")
+    assert stat.S_IMODE((tmp_path / "c").stat().st_mode) == 0o640
+
+
+def test_a_place_where_no_file_can_be(tmp_path: Path) -> None:
+    """It is named."""
+    with pytest.raises(BadInput, match=rf"^coordinator's record {tmp_path}/away/c: No such file"):
+        Record(tmp_path / "away/c", "job")
+
+
+def test_each_life_has_the_same_key(tmp_path: Path) -> None:
+    """It is made once, and another record's is another."""
+    record = Record(tmp_path / "c", "job")
+    keys = record.keys()
+    assert record.keys() == keys
+    record.close()
+    again, other = Record(tmp_path / "c", "job"), Record(tmp_path / "d", "job")
+    assert again.keys() == keys
+    assert other.keys() != keys
+    again.close()
+    other.close()

@@ -14,6 +14,8 @@ import pytest
 import zmq
 
 import ps
+from ps.admission import Admission
+from ps.cluster import Access
 from ps.coordinator_server import CoordinatorServer
 from ps.group_wire import Report, Seats, Where, decode_seats
 from ps.job import describe
@@ -29,9 +31,11 @@ ONE = np.ones(512, np.float32)
 
 
 class Group:
-    """One shard's coordinator and copies."""
+    """One shard's coordinator and copies, with keys where others than these are kept out."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, keys: tuple[Access, Admission] | None = None) -> None:
+        self.access = None if keys is None else keys[0]
+        self.admission = None if keys is None else keys[1]
         self.specs = ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0), lease_s=60.0)
         self._record = folder / "record"
         self.coordinator = self.coordinate(ANYWHERE)
@@ -40,18 +44,20 @@ class Group:
     def coordinate(self, bind: str) -> CoordinatorServer:
         job = self.specs[0].job
         # Nobody is to be suspected for the machine's sake: connections alone tell of deaths.
-        return CoordinatorServer(job, 1, self._record, bind=bind, silence_s=30.0).start()
+        return CoordinatorServer(
+            job, 1, self._record, bind=bind, silence_s=30.0, admission=self.admission
+        ).start()
 
     def join(self) -> ReplicaServer:
         boot = len(self.copies) + 1
         at = self.coordinator.endpoint
-        copy = ReplicaServer(self.specs[0], boot, at, ANYWHERE).start()
+        copy = ReplicaServer(self.specs[0], boot, at, ANYWHERE, self.admission).start()
         self.copies.append(copy)
         return copy
 
     @property
     def cluster(self) -> ps.Cluster:
-        cluster = describe(self.specs, ["tcp://127.0.0.1:1"])  # where nobody is
+        cluster = describe(self.specs, ["tcp://127.0.0.1:1"], self.access)  # where nobody is
         return msgspec.structs.replace(cluster, coordinator=self.coordinator.endpoint)
 
     def holders(self) -> tuple[int, ...]:

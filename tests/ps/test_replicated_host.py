@@ -5,13 +5,14 @@ What the weights then hold proves that each was applied, and once (pushing.py).
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import psutil
 import pytest
 
 import ps
-from ps.keeper import ReplicatedShards
+from ps.keeper import Life, ReplicatedShards, keep
+from ps.pipe import CoordinatorOrder, CopyOrder
 from ps.replicated_host import replicated_shards
 from shards.errors import BadInput, GiveUp
 from tests.ps.pushing import (
@@ -85,5 +86,38 @@ def test_arguments_that_make_no_sense() -> None:
     specs = specs_of()
     with pytest.raises(BadInput, match="silence_s: expected more than 0 s, got 0"):
         replicated_shards(specs, silence_s=0).__enter__()
-    with pytest.raises(BadInput, match=r"^host 0\.0\.0\.0: expected one that this machine alone"):
-        replicated_shards(specs, host="0.0.0.0").__enter__()
+
+
+class Starts:
+    """Starts nothing, and knows what it was to start."""
+
+    def __init__(self) -> None:
+        self.orders: list[CoordinatorOrder] = []
+
+    def coordinator(self, order: CoordinatorOrder) -> Life:
+        self.orders.append(order)
+        raise GiveUp("no room")
+
+    def copy(self, order: CopyOrder, beside: Collection[int]) -> Life:
+        raise AssertionError("before its coordinator")
+
+
+@pytest.mark.parametrize(
+    ("host", "secure", "guarded"),
+    [
+        ("127.0.0.1", None, False),
+        ("127.0.0.1", True, True),
+        ("0.0.0.0", None, True),
+        ("10.0.0.1", None, True),
+        ("10.0.0.1", False, False),
+    ],
+)
+def test_keys_wherever_others_can_reach(host: str, secure: bool | None, guarded: bool) -> None:
+    """Who may come is told from the beginning, unless anybody may; nothing secret is told."""
+    starts = Starts()
+    kept = keep(specs_of(), starts, host=host, silence_s=1.0, record="r", secure=secure)
+    with pytest.raises(GiveUp, match="no room"):
+        kept.__enter__()
+    (order,) = starts.orders
+    assert order.bind == f"tcp://{host}:*"
+    assert (order.admission is not None) is guarded

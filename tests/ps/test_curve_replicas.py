@@ -1,0 +1,370 @@
+"""Replicated shards that other hosts can reach: who is let in at each of their sockets.
+
+There are three kinds: the coordinator's, a copy's for clients, and a copy's for its peer. On which
+host keys are wanted is tried in test_replicated_host.py, what each key may say in test_roll.py.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+import ps
+from ps import group_wire
+from ps.admission import Admission, Invitation, issue
+from ps.cluster import Access
+from ps.coordinator_server import CoordinatorServer
+from ps.group_wire import Carried, Report, Seats, Where
+from ps.guide import Guide
+from ps.handshake import fault_at
+from ps.joining import join
+from ps.keys import KeyPair, address_of, expect, pinned
+from ps.peers import Peers
+from ps.replica_server import ReplicaServer
+from ps.replicated_host import replicated_shards
+from shards import codec
+from shards.errors import BadInput, GiveUp
+from shards.group import Beat, Replicated
+from shards.messages import PROTOCOL, AskStatus, Hello
+from shards.replica import Post
+from tests.ps import pushing
+from tests.ps.pushing import COORDINATOR, PRIMARY, SILENCE_S, Worker, check_applied_once, specs_of
+from tests.ps.test_curve import say, text
+from tests.ps.test_replica_server import ANYWHERE, TABLE, Group, await_that, push
+
+LONG_S = 60.0
+
+
+def enter(group: Group) -> None:
+    """Tell the coordinator whose keys the copies' are, as whoever started them does."""
+    assert group.access is not None
+    context = zmq.Context()
+    guide = Guide(group.cluster, context, KeyPair.of(group.access.operator))
+    assert guide.consult(LONG_S)
+    guide.admit({copy.replica.boot: address_of(copy.endpoint).key for copy in group.copies})
+    assert guide.consult(LONG_S)  # what came before it has been heard, too
+    context.destroy(linger=0)
+
+
+def pair(folder: Path, keys: tuple[Access, Admission]) -> Group:
+    """A primary, boot 1, and its backup, boot 2, in sync."""
+    group = Group(folder, keys)
+    group.join()
+    enter(group)
+    await_that(lambda: group.holders() == (1,))
+    group.join()
+    enter(group)
+    await_that(lambda: group.holders() == (1, 2))
+    return group
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Group]:
+    """Such a pair with zeros installed."""
+    group = pair(tmp_path, issue(2))
+    with ps.Console(group.cluster) as console:
+        console.install(TABLE.empty())
+    yield group
+    group.stop()
+
+
+def test_a_client_follows_the_primary(group: Group) -> None:
+    """With the token alone it gets in wherever it is led; the operator, who joins nowhere, too.
+
+    The coordinator's next life proves the same key, and knows the copies once it was told.
+    """
+    with ps.Console(group.cluster) as console:
+        client = ps.Client(group.cluster.for_workers(), worker="w")
+        client.pull()
+        push(client, 10)
+        group.copies[0].stop()
+        push(client, 10)
+        group.coordinator.stop()
+        push(client, 10)
+        at = group.coordinator.endpoint
+        group.coordinator = group.coordinate(address_of(at).plain)
+        assert group.coordinator.endpoint == at
+        group.join()
+        enter(group)
+        await_that(lambda: group.holders() == (2, 3))
+        group.copies[1].stop()
+        push(client, 10)
+        assert client.pull().versions == (40,)
+        assert set(console.read()) == {-40.0}
+        client.close()
+
+
+def test_a_copy_that_comes_too_early_is_let_in_later(tmp_path: Path) -> None:
+    """It was turned away, which it hears, and tries again until its key is known."""
+    group = Group(tmp_path, issue(1))
+    group.join()
+    porter = group.coordinator._porter
+    assert porter is not None
+    await_that(lambda: porter.refused >= 3)
+    assert group.holders() == ()
+    enter(group)
+    await_that(lambda: group.holders() == (1,))
+    group.stop()
+
+
+def test_a_later_life_takes_over(group: Group) -> None:
+    """A retried task joins anew, and its zombie is told so by a successor, too."""
+    zombie = ps.Client(group.cluster, worker="w")
+    zombie.pull()
+    push(zombie, 1)
+    with ps.Client(group.cluster, worker="w", incarnation=1) as client:
+        client.pull()
+        push(client, 1)
+        group.copies[0].stop()
+        push(client, 1)
+        with pytest.raises(GiveUp, match="incarnation 0 comes too late: incarnation 1 has joined"):
+            push(zombie, 1)
+        assert client.pull().versions == (3,)
+    zombie.abandon()
+
+
+# --- the four bad credentials, at each of the three kinds of sockets ------------------------------
+
+PLAIN = "expected plain text, as the endpoint says, got a server that speaks CURVE"
+BROKEN_OFF = "it broke off the handshake: its key is not the one that the endpoint pins"
+AWAY = "turned away: it does not know our key"
+
+
+def sockets(group: Group) -> list[str]:
+    copy = group.copies[0]
+    return [group.coordinator.endpoint, copy.endpoint, copy._peers.endpoint]
+
+
+def test_no_key(group: Group) -> None:
+    """Who speaks plain text is not spoken to anywhere."""
+    assert [fault_at(address_of(at).plain, None) for at in sockets(group)] == [PLAIN] * 3
+    plain = address_of(group.coordinator.endpoint).plain
+    with pytest.raises(GiveUp, match=rf"^coordinator at {plain}: {PLAIN}"):
+        ps.Client(msgspec.structs.replace(group.cluster, coordinator=plain), worker="w")
+
+
+def test_another_servers_key(group: Group) -> None:
+    """Whoever cannot prove the pinned key is not taken for a coordinator or a copy."""
+    other = KeyPair.new()
+    for at in sockets(group):
+        assert BROKEN_OFF in fault_at(pinned(address_of(at).plain, other.public), other)
+
+
+def test_an_unknown_key(group: Group) -> None:
+    """Another job's token and operator's key are strangers' here."""
+    coordinator, clients, _ = sockets(group)  # at a peer's a stranger waits: see below
+    for at in (coordinator, clients):
+        assert AWAY in fault_at(at, KeyPair.new())
+    others = Access(KeyPair.new().secret, KeyPair.new().secret)
+    told = msgspec.structs.replace(group.cluster, access=others)
+    with pytest.raises(GiveUp, match=rf"^coordinator at tcp:.*: {AWAY}"):
+        ps.Client(told, worker="w")
+    with pytest.raises(GiveUp, match=rf"^coordinator at tcp:.*: {AWAY}"):
+        ps.Console(told)
+
+
+def test_a_right_key_under_anothers_name_at_the_coordinator(group: Group) -> None:
+    """Neither a worker nor a copy can lead clients elsewhere, or have a copy let in."""
+    assert group.access is not None
+    job = group.specs[0].job
+    token, copy = KeyPair.of(group.access.token), group.copies[1]._reporter._own
+    assert copy is not None
+    context = zmq.Context()
+    ends = [pinned("tcp://127.0.0.1:1", copy.public)] * 2
+    as_primary = Report(job, Beat(0, 1, 0), *ends)
+    for own, forged in (
+        (token, as_primary),
+        (copy, as_primary),
+        (token, group_wire.Admit(job, {9: token.public})),
+        (copy, group_wire.Admit(job, {9: copy.public})),
+    ):
+        speak(context, group.coordinator.endpoint, own, msgspec.msgpack.encode(forged))
+    # What came before the answer by the same connection has been heard.
+    with speak(
+        context, group.coordinator.endpoint, token, msgspec.msgpack.encode(as_primary)
+    ) as one:
+        one.send(msgspec.msgpack.encode(Where(job)))
+        (seat,) = msgspec.msgpack.decode(one.recv(), type=Seats).seats
+    assert seat.endpoint == group.copies[0].endpoint
+    assert group.coordinator._roll is not None
+    assert set(group.coordinator._roll._copies) == {1, 2}
+    context.destroy(linger=0)
+
+
+def speak(
+    context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, own: KeyPair, said: bytes
+) -> "zmq.Socket[bytes]":
+    """Say that to whoever listens there, once let in; gives the socket."""
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.RCVTIMEO, int(LONG_S * 1000))
+    expect(socket, address_of(endpoint).key, own)
+    socket.connect(address_of(endpoint).plain)
+    socket.send(said)
+    return socket
+
+
+def test_a_right_key_under_anothers_name_at_a_copy(group: Group) -> None:
+    """A worker speaks for itself alone, and asks nothing that is the operator's to ask."""
+    cluster, at = group.cluster, group.copies[0].endpoint
+    own = join(cluster, "w0", [at], LONG_S)
+    assert own is not None
+    as_another = Hello(1, cluster.job, "w1", 0, PROTOCOL, cluster.build)
+    assert text(say(at, own, as_another)) == (
+        "hello: expected worker w0, whose key this is, got worker w1"
+    )
+    assert text(say(at, own, AskStatus(1, cluster.job, "net"))) == (
+        "askstatus: expected the operator's key, got that of worker w0"
+    )
+
+
+def test_a_token_that_has_run_out(tmp_path: Path) -> None:
+    """Who comes too late or once too often is told why, at whichever copy."""
+    for name, lasts_s, reason in (
+        ("expired", 0.0, "shard 0: worker w: the job's join token has expired"),
+        ("used", LONG_S, "shard 0: worker w: the job's join token is used up: .* for 1 joins"),
+    ):
+        token, operator = KeyPair.new(), KeyPair.new()
+        admission = Admission(operator.public, Invitation(token.public, 1, lasts_s))
+        (tmp_path / name).mkdir()
+        group = pair(tmp_path / name, (Access(token.secret, operator.secret), admission))
+        if lasts_s:
+            assert join(group.cluster, "first", [group.copies[0].endpoint], LONG_S)
+        with pytest.raises(GiveUp, match=reason):
+            ps.Client(group.cluster, worker="w", patience_s=LONG_S)
+        group.stop()
+
+
+class Copies:
+    """The ends of two copies, 1 and 2, of one shard towards each other."""
+
+    def __init__(self) -> None:
+        self.coordinator = KeyPair.new().public
+        self.one, self.two = self.end(1), self.end(2)
+
+    def end(self, boot: int) -> Peers:
+        return Peers("job", boot, 512, ANYWHERE, KeyPair.new(), self.coordinator)
+
+    @property
+    def told(self) -> dict[int, str]:
+        return {1: self.one.endpoint, 2: self.two.endpoint}
+
+    def heard_by_one(self, enough: Callable[[], bool]) -> list[tuple[int, object]]:
+        """Whom it has heard say what, by when it is enough."""
+        heard: list[tuple[int, object]] = []
+        until = time.monotonic() + LONG_S
+        while not (heard or enough()):
+            assert time.monotonic() < until, "nothing was heard"
+            heard += [(origin, message) for origin, message, _ in self.one.arrivals()]
+            time.sleep(0.005)
+        return heard
+
+
+@pytest.fixture
+def copies() -> Iterator[Copies]:
+    """Of which nobody knows the other yet."""
+    copies = Copies()
+    yield copies
+    for end in (copies.one, copies.two):
+        end.close()
+
+
+def never() -> bool:
+    return False
+
+
+def test_a_copy_waits_until_its_peer_knows_it(copies: Copies) -> None:
+    """One that was told of the pair first comes first, and is heard when the other is told."""
+    copies.two.know({1, 2}, copies.told)
+    copies.two.send(Post(1, Replicated(1, 7)))
+    porter = copies.one._porter
+    assert porter is not None
+    assert copies.heard_by_one(lambda: bool(porter._waiting)) == []
+    copies.one.know({1, 2}, copies.told)
+    assert copies.heard_by_one(never) == [(2, Replicated(1, 7))]
+    copies.one.know({1}, {})
+    assert not copies.one.admits(address_of(copies.two.endpoint).key)
+
+
+def test_a_right_key_under_anothers_name_at_a_peer(copies: Copies) -> None:
+    """A copy speaks as itself alone; and a stranger, who takes a copy's number, is not heard."""
+    copies.one.know({1, 2}, copies.told)
+    copies.two.know({1, 2}, copies.told)
+    for origin in (1, 3):
+        forged = Carried("job", origin, 1, Replicated(1, 9))
+        copies.two._links[1].send(codec.encode_state(forged))
+    stranger = copies.end(2)
+    stranger.know({1, 2}, {1: copies.one.endpoint})
+    stranger.send(Post(1, Replicated(1, 8)))
+    porter = copies.one._porter
+    assert porter is not None
+    assert copies.heard_by_one(lambda: bool(porter._waiting)) == []
+    copies.two.send(Post(1, Replicated(1, 7)))
+    assert copies.heard_by_one(never) == [(2, Replicated(1, 7))]
+    stranger.close()
+
+
+# --- by default, and as processes -----------------------------------------------------------------
+
+
+def test_nothing_is_open_by_oversight(tmp_path: Path) -> None:
+    """Beyond loopback coordinator and copy want keys, or the word that there are none; and what
+    listens everywhere is told by an address."""
+    (spec,) = specs_of()
+    everywhere, wanted = "tcp://0.0.0.0:*", "expected keys to admit there, or plaintext asked for"
+    with pytest.raises(BadInput, match=rf"^coordinator on tcp://0\.0\.0\.0.*: {wanted}"):
+        CoordinatorServer(spec.job, 1, tmp_path / "c", bind=everywhere)
+    with pytest.raises(BadInput, match=rf"^shard 0 on tcp://0\.0\.0\.0.*: {wanted}"):
+        ReplicaServer(spec, 1, "tcp://127.0.0.1:1", everywhere)
+    _, admission = issue(1)
+    coordinator = CoordinatorServer(
+        spec.job, 1, tmp_path / "c", bind=everywhere, admission=admission
+    )
+    assert address_of(coordinator.endpoint).key
+    copy = ReplicaServer(spec, 1, coordinator.endpoint, everywhere, admission, address="192.0.2.7")
+    for at in (copy.endpoint, copy._report.peer):
+        plain, key = address_of(at)
+        assert plain.startswith("tcp://192.0.2.7:")
+        assert key == address_of(copy._peers.endpoint).key
+    copy.stop()
+    coordinator.stop()
+
+
+@pytest.mark.timeout(400)
+def test_processes_are_killed() -> None:
+    """The coordinator, then the primary, while two workers push: each push is applied, and once.
+
+    Neither their command lines nor their environments hold what lets in.
+    """
+    with (
+        replicated_shards(specs_of(), silence_s=SILENCE_S, secure=True) as hosts,
+        ps.Console(hosts.cluster) as console,
+    ):
+        console.install(pushing.TABLE.empty())
+        workers = [Worker(hosts.cluster.for_workers(), name) for name in ("a", "b")]
+        before = dict(hosts.pids)
+        for victim in (COORDINATOR, PRIMARY):
+            for worker in workers:
+                worker.goes_on()
+            os.kill(before[victim], signal.SIGKILL)
+            for worker in workers:
+                worker.goes_on()
+            if victim == COORDINATOR:
+                pushing.whole_again(hosts, victim, before[victim])
+        pushing.await_that(lambda: hosts.pids.get(PRIMARY, before[PRIMARY]) != before[PRIMARY])
+        check_applied_once(hosts.cluster, workers)
+        access = hosts.cluster.access
+        assert access is not None
+        told = b"".join(
+            Path(f"/proc/{pid}/{what}").read_bytes()
+            for pid in {*before.values(), *hosts.pids.values()}
+            - {before[COORDINATOR], before[PRIMARY]}
+            for what in ("cmdline", "environ")
+        )
+        assert b"ps.copy_process" in told
+        for secret in (access.token, access.operator):
+            assert secret.encode() not in told
