@@ -11,7 +11,9 @@ Then CPU seconds for each GB moved, of all processes together: updates of 16 MB 
 push and a pull each, over TCP, with one copy and with two, one run after the other so that a busy
 neighbour slows them alike.
 
-    python tests/bench/bench_failover.py [--kills 20] [--stops 5] [--cuts 20] [--rounds 3]
+With `--curve` all of it over CURVE, as where other hosts can reach the shards.
+
+    python tests/bench/bench_failover.py [--kills 20] [--stops 5] [--cuts 20] [--rounds 3] [--curve]
 """
 
 import argparse
@@ -206,9 +208,11 @@ def main() -> None:
     memory, replicated = [], []
     for _ in range(told.rounds):
         specs = specs_of(_FLOATS)
-        memory.append(cpu_seconds_a_gb(ps.process_shards(specs, transport=Transport.TCP)))
-        replicated.append(cpu_seconds_a_gb(ps.replicated_shards(specs_of(_FLOATS))))
-    print(f"CPU s/GB over TCP: one copy {memory}, two {replicated}")
+        one_copy = ps.process_shards(specs, transport=Transport.TCP, secure=told.curve)
+        memory.append(cpu_seconds_a_gb(one_copy))
+        two = ps.replicated_shards(specs_of(_FLOATS), secure=told.curve)
+        replicated.append(cpu_seconds_a_gb(two))
+    print(f"CPU s/GB over {'CURVE' if told.curve else 'TCP'}: one copy {memory}, two {replicated}")
     print(f"load before: {load:.1f} on {os.cpu_count()} cores")
     figures = {
         "killed_ms": [1000 * one for one in found.killed],
@@ -219,26 +223,28 @@ def main() -> None:
         "load_before": load,
         "lost_or_doubled": found.wrong,
     }
-    save("failover", figures)
-    goals(rows(found, memory, replicated))
+    save("failover_curve" if told.curve else "failover", figures)
+    goals(rows(found, memory, replicated, ", CURVE" if told.curve else ""))
 
 
-def rows(found: Failovers, memory: list[float], replicated: list[float]) -> Iterator[Goal]:
-    """The goals of whatever was measured."""
-    yield Goal("acknowledged pushes lost or doubled", found.wrong, 0)
+def rows(
+    found: Failovers, memory: list[float], replicated: list[float], how: str
+) -> Iterator[Goal]:
+    """The goals of whatever was measured; `how` is added to what they are called."""
+    yield Goal(f"acknowledged pushes lost or doubled{how}", found.wrong, 0)
     if found.killed:
         p50, p99 = 1000 * np.percentile(found.killed, (50, 99))
-        yield Goal("kill -9 to acknowledged again, p50", p50, 100, "ms")
-        yield Goal("kill -9 to acknowledged again, p99", p99, 500, "ms")
+        yield Goal(f"kill -9 to acknowledged again, p50{how}", p50, 100, "ms")
+        yield Goal(f"kill -9 to acknowledged again, p99{how}", p99, 500, "ms")
     if found.stopped:
-        yield Goal("SIGSTOP to acknowledged again, longest", max(found.stopped), 1, "s")
+        yield Goal(f"SIGSTOP to acknowledged again, longest{how}", max(found.stopped), 1, "s")
     if found.cut:
-        what = f"cut off {len(found.cut)} times to acknowledged again"
+        what = f"cut off {len(found.cut)} times to acknowledged again{how}"
         yield Goal(f"{what}, p50", statistics.median(found.cut), 1, "s")
         yield Goal(f"{what}, longest", max(found.cut), 1, "s")
     if memory:
         ratio = statistics.median(replicated) / statistics.median(memory)
-        yield Goal("CPU a GB of replicated to memory, TCP", ratio, 2.2, "x")
+        yield Goal(f"CPU a GB of replicated to memory, TCP{how}", ratio, 2.2, "x")
 
 
 if __name__ == "__main__":
