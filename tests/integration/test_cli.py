@@ -1,26 +1,57 @@
 """`downpour train` as a user runs it: processes, signals, exit statuses, and the folder it leaves.
 
-Each start of Ray and Spark costs some twenty seconds, so the first run meets several things in
-turn: a Python worker is killed, it goes on, Ctrl-C stops it, and another process resumes it.
+Each start of Ray and Spark costs some thirty CPU seconds, so the first run meets several things in
+turn: a Python worker is killed, it goes on, Ctrl-C stops it, and another process resumes it. That
+one is this very process, with the Spark that the tests share, where nothing depends on a start.
 """
 
 import json
 import re
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from deploy import cli
 from tests import tiny
 from tests.integration.command import Child, await_snapshots, check_folder, downpour, snapshots
+from worker import spark as door
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 TRAIN = ("train", "--solver", "solver.prototxt", "--data", "data", "--out", "run", "--shards", 2)
 FOR_EVER = ("--max-iter", 1_000_000)
 
+Here = Callable[..., tuple[int, str, str]]
 
-def test_a_run_that_meets_trouble(tmp_path: Path) -> None:
+
+@pytest.fixture
+def here(
+    spark: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Here:
+    """`downpour` in this process, on its Spark: the exit status, standard output and error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(door, "start_session", lambda *_, **__: nullcontext(spark))
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["downpour", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out, told.err
+
+    return run
+
+
+def test_a_run_that_meets_trouble(here: Here, tmp_path: Path) -> None:
     """kill -9 of a Python worker in mid-run only costs time; Ctrl-C exits with 130 and leaves a
     snapshot; --resume takes the steps that remain, though its shards live elsewhere, and the folder
     tells of one run."""
@@ -43,37 +74,67 @@ def test_a_run_that_meets_trouble(tmp_path: Path) -> None:
     assert 0 <= told["updates"] - 2 * stopped_at < 2 * 40
 
     steps = stopped_at + 60
-    # Where the shards live is not the run's affair: the second half needs no start of Ray.
-    resume = ("train", "--resume", "run", "--max-iter", steps, "--shards-in", "processes")
-    with downpour(tmp_path, *resume) as child:
-        status, out, err = child.end()
+    # Where the shards live is not the run's affair: the second half needs no Ray.
+    resume = ("train", "--resume", "run", "--max-iter", steps)
+    status, out, err = here(*resume, "--shards-in", "processes")
     assert (status, err) == (0, "")
     assert re.fullmatch(rf"test accuracy \S+%, {2 * steps} updates in \d+ s; see {run}", last(out))
     check_folder(run, workers=2, shards=2, steps=steps, bound=4, restarts=1)
     assert snapshots(run)[-1] == steps
 
 
-@pytest.mark.parametrize(
-    ("place", "process", "cause"),
-    [
-        ("ray", "ray::ShardActor", "its Ray actor is gone"),
-        ("processes", "ps.shard_process", "its process was ended by signal 9 (Killed)"),
-    ],
-)
-def test_a_shard_that_dies(place: str, process: str, cause: str, tmp_path: Path) -> None:
+def test_a_shard_that_dies(tmp_path: Path) -> None:
     """kill -9 of a shard ends the run with one line that names it and where to go on."""
     tiny.write_job(tmp_path, extra="snapshot: 40")
-    with downpour(tmp_path, *TRAIN, *FOR_EVER, "--shards-in", place) as child:
+    with downpour(tmp_path, *TRAIN, *FOR_EVER) as child:
         await_snapshots(tmp_path / "run", 1, child)
-        assert bool(child.descendants("ray::")) == (place == "ray")
-        child.descendants(process)[0].kill()
+        child.descendants("ray::ShardActor")[0].kill()
         status, _, err = child.end()
+    check_told(status, err, tmp_path / "run", "its Ray actor is gone")
+
+
+def test_a_shard_process_that_dies(here: Here, tmp_path: Path) -> None:
+    """So does that of one which lives in a process, for which no Ray is started."""
+    tiny.write_job(tmp_path, extra="snapshot: 40")
+    before = set(shard_processes())
+
+    def kill() -> None:
+        until = time.monotonic() + 240
+        while not snapshots(tmp_path / "run"):
+            assert time.monotonic() < until, "no snapshot"
+            time.sleep(0.05)
+        min(set(shard_processes()) - before, key=lambda process: process.pid).kill()
+
+    with ThreadPoolExecutor(1) as pool:
+        killed = pool.submit(kill)
+        status, out, err = here(*TRAIN, *FOR_EVER, "--shards-in", "processes")
+        killed.result()
+    assert "Ray" not in out
+    cause = "its process was ended by signal 9 (Killed)"
+    check_told(status, err, tmp_path / "run", cause)
+    assert set(shard_processes()) == before
+
+
+def check_told(status: int, err: str, run: Path, cause: str) -> None:
+    """It ended with this cause, the shard's number and a snapshot, in one line."""
     assert status == 1
     assert re.fullmatch(
         rf"downpour: error: shard [01] has died: {re.escape(cause)};"
-        rf" resume from {tmp_path}/run/snapshots/\d+\n",
+        rf" resume from {run}/snapshots/\d+\n",
         err,
     ), err
+
+
+def shard_processes() -> list[psutil.Process]:
+    """The shards below this process."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if "ps.shard_process" in process.cmdline():
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found
 
 
 def spark_worker(child: Child) -> psutil.Process:
