@@ -12,6 +12,7 @@ from msgspec.structs import fields, replace
 
 from cupy_kernels.types import Precision
 from deploy.cli_checkpoints import app as checkpoints
+from deploy.cli_reshard import reshard
 from deploy.settings import NO_BOUND, TrainSettings, parse_staleness
 from ps.build import build_id
 from ps.compression import PULLS, PUSHES
@@ -426,6 +427,7 @@ def version() -> None:
     typer.echo(f"downpour {installed('downpour-sgd')} build {build_id()}")
 
 
+app.command()(reshard)
 app.add_typer(checkpoints, name="checkpoints")
 
 

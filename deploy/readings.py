@@ -98,6 +98,8 @@ class Meter:
         each."""
         self._tally += Tally.of(records)
         losses = records[0]["loss"] if records else ()
+        if self._looks and len(self._looks[-1].statuses) != len(statuses):
+            self._looks.clear()  # the job has moved: other shards, other counters
         self._looks.append(_Look(now, statuses, float(sum(losses)), len(losses)))
         while len(self._looks) > 2 and self._looks[1].time <= now - WINDOW_S:
             self._looks.popleft()

@@ -25,6 +25,7 @@ import msgspec
 
 from deploy.summary import Summary
 from deploy.updates import UpdatesWriter
+from ps import Cluster
 from shards.errors import BadInput, GiveUp
 
 SETTINGS = "settings.json"
@@ -87,7 +88,7 @@ class RunFolder:
     def _open(cls, path: Path, settings: Mapping[str, object]) -> "RunFolder":
         folder = cls(path, _locked(path))
         try:
-            _write_whole(folder.settings, msgspec.json.encode(settings))
+            write_whole(folder.settings, msgspec.json.encode(settings))
         except BaseException:
             folder.close()
             raise
@@ -99,9 +100,14 @@ class RunFolder:
         """`updates.parquet` to write into; `restored`: each shard's version in what is resumed."""
         return UpdatesWriter(self.updates, job=job, seed=seed, restored=restored)
 
+    def resettle(self, settings: Mapping[str, object], cluster: Cluster) -> None:
+        """Tell of other shards: what a `--resume` goes on with, and where they are now."""
+        write_whole(self.settings, msgspec.json.encode(settings))
+        cluster.save(self.cluster)
+
     def write_summary(self, summary: Summary) -> None:
         """Write `summary.json`; raises GiveUp when the disk refuses."""
-        _write_whole(self.summary, msgspec.json.encode(summary))
+        write_whole(self.summary, msgspec.json.encode(summary))
 
     def close(self) -> None:
         """Let others have the folder; closing twice does nothing."""
@@ -153,7 +159,7 @@ def writer_of(path: Path) -> int | None:
         return None
 
 
-def _write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Write indented JSON so that `path` holds all of it or what it held before."""
     temporary = path.with_name(f".{path.name}.partial")
     try:

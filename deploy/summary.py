@@ -111,13 +111,18 @@ def summarise(
     test_accuracy: float | None = None,
     test_loss: float | None = None,
     kept: Tally | None = None,
+    fresh_samples: int | None = None,
+    left: Sequence[ShardStatus] = (),
 ) -> Summary:
     """The summary of a run from its shards' last statuses (one a shard) and its workers' reports.
 
     `fresh` tallies the updates since the start or the resumption, `kept` those before it; `workers`
     is how many the run was asked for, `seconds` the wall time of the training. An update counts
-    once every shard has applied it.
+    once every shard has applied it. Of a run that has moved, `left` are the last statuses of shards
+    that it is not with any more, and `fresh_samples` counts each fresh update's once.
     """
+    samples = fresh.samples / len(statuses) if fresh_samples is None else fresh_samples
+    gaps = (status.max_clock_gap for status in (*left, *statuses))
     all_updates = fresh + (kept or Tally())
     return Summary(
         test_accuracy=test_accuracy,
@@ -128,12 +133,12 @@ def summarise(
         workers=workers,
         shards=len(statuses),
         staleness_bound=staleness_bound,
-        max_clock_gap=max(all_updates.max_clock_gap, *(s.max_clock_gap for s in statuses)),
+        max_clock_gap=max(all_updates.max_clock_gap, *gaps),
         staleness_mean=all_updates.staleness_mean,
         staleness_max=all_updates.staleness_max if all_updates.rows else None,
-        duplicates=sum(status.duplicates for status in statuses),
+        duplicates=sum(status.duplicates for status in (*left, *statuses)),
         worker_restarts=_restarts(statuses),
-        samples_per_second=fresh.samples / len(statuses) / seconds if seconds > 0 else 0.0,
+        samples_per_second=samples / seconds if seconds > 0 else 0.0,
         compute_share=_share(reports, "compute_s"),
         data_share=_share(reports, "data_s"),
         wait_share=_share(reports, "waited_s"),

@@ -13,6 +13,7 @@ from types import TracebackType
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from deploy.java import java_environment
@@ -23,6 +24,7 @@ from deploy.run_folder import LOGS, RunFolder
 from deploy.settings import TrainSettings
 from deploy.summary import Summary, summarise
 from deploy.updates import UpdatesWriter
+from deploy.wishes import Wishes
 from ps import Cluster
 from ps.hosting import Home, place_of
 from ps.job_logs import newest_logs
@@ -50,7 +52,8 @@ def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | N
 
     With an `origin` the run goes on from that snapshot: in its own run folder if that is
     `settings.out`, there from the logs of shards that were killed if they tell more, else in a new
-    one. SIGUSR1 asks for a snapshot. Raises a DownpourError for
+    one. SIGUSR1 asks for a snapshot, and wishes for
+    other shards are looked for in the folder. Raises a DownpourError for
     anything that goes wrong, with what was learned until then in a snapshot.
     """
     inputs = _Inputs(settings)
@@ -74,7 +77,7 @@ def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | N
         )
         for complaint in found.passed_over if found is not None else ():
             progress.note(f"{complaint}; going on from the one before")
-        observer = stack.enter_context(_Observer(folder, progress, settings.seed))
+        observer = stack.enter_context(_Observer(folder, progress, settings))
         session = _start(settings, progress, stack)
         progress.starting("the shards and workers")
         with deferred():
@@ -87,6 +90,7 @@ def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | N
             resume=found,
             snapshots=shelf,
             asked=asked,
+            wishes=Wishes(folder.path),
             logs=folder.logs,
             observer=observer,
         )
@@ -203,16 +207,16 @@ def _classes(net: Network) -> int | None:
 class _Observer:
     """Writes down and shows what `run_job` reports; a context manager."""
 
-    def __init__(self, folder: RunFolder, progress: Progress, seed: int) -> None:
+    def __init__(self, folder: RunFolder, progress: Progress, settings: TrainSettings) -> None:
         self._folder = folder
         self._progress = progress
-        self._seed = seed
+        self._settings = settings
         self.updates: UpdatesWriter | None = None
 
     def started(self, cluster: Cluster, restored: list[int] | None) -> None:
         cluster.save(self._folder.cluster)
         self.updates = self._folder.open_updates(
-            job=cluster.job, seed=self._seed, restored=restored
+            job=cluster.job, seed=self._settings.seed, restored=restored
         )
 
     def progressed(self, statuses: list[ShardStatus], records: list[NDArray[np.void]]) -> None:
@@ -221,6 +225,13 @@ class _Observer:
         # Until a worker has registered there is nothing to show but what is being started.
         if statuses[0].workers:
             self._progress.update(statuses, records)
+
+    def moved(self, cluster: Cluster) -> None:
+        assert self.updates is not None, "started comes first"
+        self.updates.moved()
+        settings = replace(self._settings, shards=cluster.map.shards)
+        self._folder.resettle(settings.plain(), cluster)
+        self._progress.note(f"moved to {cluster.map.shards} shards")
 
     def told(self, text: str) -> None:
         self._progress.note(text)
@@ -298,6 +309,8 @@ def _finish(
         test_accuracy=figures.get("accuracy"),
         test_loss=figures.get("loss"),
         kept=observer.updates.kept,
+        fresh_samples=observer.updates.fresh_samples,
+        left=outcome.left,
     )
     folder.write_summary(summary)
     plot_loss(folder.updates, summary, folder.loss_plot)

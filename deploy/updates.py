@@ -7,6 +7,9 @@ run that is killed leaves the file of its last clean stop.
 
 A resumed run goes on in the same file. The rows it had are copied, but for those of updates that
 were applied after the snapshot it resumes from: the weights no longer hold them.
+
+A job that moves to other shards goes on counting versions, so (shard, apply_version) stays the name
+of a row; a shard that came later has no early ones, and one that was left no late ones.
 """
 
 from collections.abc import Iterator, Sequence
@@ -58,7 +61,8 @@ _ZERO_IS_UNKNOWN = frozenset({"rtt_s", "wall_age_s"})
 class UpdatesWriter:
     """The open `updates.parquet` of a run; a context manager.
 
-    `fresh` tallies the rows written here, `kept` those of the run that is resumed.
+    `fresh` tallies the rows written here, `kept` those of the run that is resumed; `fresh_samples`
+    counts those of `fresh` once an update, however many shards there were.
     """
 
     def __init__(
@@ -74,8 +78,10 @@ class UpdatesWriter:
         self._partial = path.with_name(f".{path.name}.partial")
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = 0
+        self.fresh_samples = 0
         self._origins: dict[int, float] = {}
         self._ends: dict[int, float] = {}
+        self._moved_at = 0.0
         try:
             self._writer = pq.ParquetWriter(self._partial, SCHEMA, compression="zstd")
         except OSError as error:
@@ -93,6 +99,14 @@ class UpdatesWriter:
             if len(rows):
                 self.fresh += Tally.of([rows])
                 self._add(self._batch(shard, rows))
+        if records:
+            self.fresh_samples += int(records[0]["samples"].sum())
+
+    def moved(self) -> None:
+        """What is written from now on is other shards', with clocks of their own."""
+        self._moved_at = max(self._ends.values(), default=0.0)
+        self._origins.clear()
+        self._ends.clear()
 
     def close(self) -> None:
         """Write what is left, and give the file its name; closing twice does nothing."""
@@ -122,12 +136,11 @@ class UpdatesWriter:
         """Copy the rows of updates that the restored versions hold."""
         for batch in read_updates(self.path):
             shards = batch.column("shard").to_numpy()
-            if shards.max(initial=0) >= len(restored):
-                raise BadInput(
-                    f"{self.path}: expected rows of {len(restored)} shards,"
-                    f" got one of shard {shards.max()}"
-                )
-            held = batch.column("apply_version").to_numpy() <= np.array(restored)[shards]
+            # Of a shard that the snapshot has no more, those were held when the job left it.
+            every = max(len(restored), 1 + int(shards.max(initial=0)))
+            upto = np.full(every, min(restored), np.int64)
+            upto[: len(restored)] = restored
+            held = batch.column("apply_version").to_numpy() <= upto[shards]
             batch = batch.filter(pa.array(held))
             self.kept += Tally.of_columns(
                 *(batch.column(name).to_numpy() for name in ("staleness", "clock_gap", "samples"))
@@ -140,7 +153,9 @@ class UpdatesWriter:
 
     def _batch(self, shard: int, rows: Rows) -> pa.RecordBatch:
         count = len(rows)
-        origin = self._origins.setdefault(shard, float(rows["time"][0]) - self._ends.get(shard, 0))
+        begins_at = self._ends.get(shard, self._moved_at)
+        origin = self._origins.setdefault(shard, float(rows["time"][0]) - begins_at)
+        self._ends[shard] = float(rows["time"][-1]) - origin
         columns = {name: _column(name, rows[name]) for name in RECORD.names or ()}
         columns |= {
             "job": pa.repeat(self._job, count),

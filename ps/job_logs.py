@@ -1,18 +1,27 @@
 """The logs of a whole job, a folder a shard, as something to resume from.
 
     logs/JOB/shard-0, shard-1, ...
+    logs/JOB.2/shard-0, ...            the shards that the job has moved to, under map epoch 2
 
 A job that ended cleanly has a snapshot and needs its logs no more. One that was killed, with all of
 its shards, left in them every push that it had acknowledged.
 """
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
-from ps.log_files import recovered
+from ps.log_files import has_begun, recovered
 from ps.shelf import Found
 from ps.snapshots import Manifest
 from shards.errors import BadInput, Retry
+from shards.spec import ShardSpec
+
+
+def logs_of(folder: Path, specs: Sequence[ShardSpec]) -> Path:
+    """Where below `folder` these shards of a job keep their logs."""
+    first = specs[0]
+    return folder / (first.job if first.map.epoch == 1 else f"{first.job}.{first.map.epoch}")
 
 
 def load_logs(folder: Path) -> Found:
@@ -40,9 +49,12 @@ def load_logs(folder: Path) -> Found:
 
 
 def newest_logs(folder: Path) -> Found | None:
-    """Of the jobs whose logs lie in `folder`, the one that came farthest; None if none began."""
+    """Of the jobs whose logs lie in `folder`, the one that came farthest; None if none began.
+
+    Where a job was about to move, that is where it was: the new shards know no more than the old.
+    """
     found = []
-    for job in (path for path in folder.glob("*") if (path / "shard-0").is_dir()):
+    for job in (path for path in folder.glob("*") if has_begun(path / "shard-0")):
         try:
             found.append(load_logs(job))
         except Retry:

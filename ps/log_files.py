@@ -101,6 +101,11 @@ def replay(disk: Disk, chain: Chain, replayed: Replay) -> int | None:
     return None
 
 
+def has_begun(folder: Path) -> bool:
+    """Whether a shard that lived long enough to begin its log did so in `folder`."""
+    return folder.is_dir() and bool(_logs(Folder(folder)))
+
+
 def spec_in(folder: Path) -> ShardSpec:
     """The spec of the shard whose log `folder` holds; raises BadInput."""
     disk = Folder(folder)

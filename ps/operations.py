@@ -11,12 +11,16 @@ To move a job (resharding.py):
 2. Their state is cut by the new map (shards/recut.py) and given to the new shards.
 3. Each old shard is told to stay at that cut, and says how far it has come: had the standstill run
    out meanwhile, pushes may be in the old shards that the new ones lack, and the move is off.
-4. Each old shard sends its workers on.
+4. Each old shard sends its workers on, shard 0 first.
 
-Until 4 nothing has changed, and whatever goes wrong leaves the old shards to go on.
+Until 4 nothing has changed, and whatever goes wrong leaves the old shards to go on. Shard 0 then
+decides: of two operators it obeys one. As soon as it sends its workers on, the job is with the new
+shards, for without it no push is acknowledged any more. It is no matter then if another has died:
+workers ask all shards, and one is enough to hear it from.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -25,7 +29,7 @@ from numpy.typing import NDArray
 from ps.events import Unreachable
 from shards import codec
 from shards.codec import Buffer
-from shards.errors import GiveUp
+from shards.errors import DownpourError, GiveUp
 from shards.messages import Cut, Export, FromOperator, Hold, Holding, Install, Reply, Retire, State
 from shards.recut import recut
 from shards.state import Saved, ShardState
@@ -39,6 +43,13 @@ Frames = tuple[NDArray[np.float32] | bytes, ...]
 Answer = tuple[Reply, Sequence[Buffer]]
 Question = Callable[[int], FromOperator]
 """Makes a message of its request number."""
+
+
+class Untold(Unreachable):
+    """The new shards hold everything, but shard 0 has not said that it sends its workers there.
+
+    If it is dead it will not; if it is only silent, nobody knows.
+    """
 
 
 class Side(NamedTuple):
@@ -126,13 +137,29 @@ def restore(side: Side, shard: int, state: ShardState, *, goes_on: bool) -> Plan
 def retire(side: Side, successors: bytes, cuts: Sequence[Mapping[str, int]]) -> Plan[None]:
     """Send the workers of shards that stand still, each at its own of `cuts`, to their successors.
 
-    Raises GiveUp when the standstill has ended before: then nothing has changed.
+    Raises GiveUp when the standstill has ended before: then nothing has changed. Raises Untold when
+    shard 0 does not answer.
     """
+    try:
+        yield from _still_there(side, cuts)
+    except DownpourError:
+        yield from go_on(side)
+        raise
+    first, *others = side.shards
+    try:
+        yield sending_on(side, first, successors)
+    except Unreachable as error:
+        raise Untold(f"{error}; the new shards hold what it had", first) from None
+    for shard in others:
+        with suppress(DownpourError):
+            yield sending_on(side, shard, successors)
+
+
+def _still_there(side: Side, cuts: Sequence[Mapping[str, int]]) -> Plan[None]:
+    """Hold the shards where they are for the telling; raises GiveUp when one has gone on."""
     for shard, cut in zip(side.shards, cuts, strict=True):
         # A worker that had been given up may be back, and what it brings now would stay behind.
         _check_cut(furthest((yield hold(side, TELLING_S, cut, (shard,)))), cut)
-    for shard in side.shards:
-        yield sending_on(side, shard, successors)
 
 
 def sending_on(side: Side, shard: int, successors: bytes) -> Ask:
@@ -148,7 +175,7 @@ def sending_on(side: Side, shard: int, successors: bytes) -> Ask:
 def move(old: Side, new: Side, successors: bytes) -> Plan[None]:
     """Move a job's state and workers to fresh shards; `successors` tells a worker where they are.
 
-    Raises what asking raises; then the job goes on where it was, unless workers were being told.
+    Raises what asking raises; then the job goes on where it was, unless it is Untold.
     """
     cut = yield from stand_still(old, STANDSTILL_S)
     try:

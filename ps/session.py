@@ -203,6 +203,9 @@ class Session:
         have gone on without this worker meanwhile, it counts on from beside them, as ever.
         """
         assert self.ready is not None, "the driver waits for Ready first"
+        # These know a push of a former life that not all of those had: it is about to be repeated,
+        # and is to be known again.
+        self.seq = min(self.seq, former.seq)
         self.cargo.feedback = former.cargo.feedback
         self._ahead = former.ahead + max(0, self.ready.clock - clock)
         self._outstanding.rtt_s = former.rtt_s

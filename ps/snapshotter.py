@@ -73,10 +73,8 @@ class Snapshotter:
         Call it now and then; it does not wait.
         """
         self._asked |= asked
-        if self._under_way is not None:
-            if not self._under_way.done():
-                return
-            self._finish()
+        if not self.idle:
+            return
         now = time.monotonic()
         by_iteration = self._every > 0 and iteration >= self._next
         by_time = self._every_s > 0 and now >= self._next_at
@@ -87,6 +85,18 @@ class Snapshotter:
         self._next_at = now + self._every_s
         self._answering, self._asked = self._asked, False
         self._under_way = self._pool.submit(self._take)
+
+    @property
+    def idle(self) -> bool:
+        """Whether none is under way; tells how the last one went."""
+        if self._under_way is not None and self._under_way.done():
+            self._finish()
+        return self._under_way is None
+
+    def follow(self, cluster: Cluster) -> None:
+        """Take the next ones of these shards, which the job has moved to while this was idle."""
+        assert self._under_way is None, "a snapshot would end the standstill of a move"
+        self._cluster = cluster
 
     def save(self, states: Sequence[ShardState], patience_s: float = 0.0) -> None:
         """Write these states now, behind a snapshot under way; a failure is told.

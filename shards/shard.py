@@ -429,7 +429,7 @@ class Shard:
 
     def _hold(self, sender: bytes, message: Hold, frames: Sequence[Buffer], now: float) -> Outgoing:
         asked = codec.decode_state(frames[0], Cut).pushes if frames else self.ledger.cut
-        self._standstill.begin(asked, now + message.seconds)
+        self._standstill.begin(asked, message.seconds, now)
         reply = Holding(message.request, self.spec.shard, self.boot, self.ledger.short_of(asked))
         return Outgoing(sender, reply, (codec.encode_state(Cut(self.ledger.cut)),))
 
@@ -531,7 +531,7 @@ class Shard:
         self._greeted = any(e.standing is not Standing.LEFT for e in self.ledger.entries.values())
         self.ledger.renew(now + self.spec.lease_s)
         self.gate.clear()
-        self._standstill = Standstill()  # its end was told by another clock
+        self._standstill.begin_anew(now)
 
     # --- checks ---------------------------------------------------------------------------------
 

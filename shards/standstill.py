@@ -10,6 +10,10 @@ all have it. One that is dead is not waited for; its last push was never acknowl
 
 Pushes beyond the cut are refused and will be repeated; pulls go on. A standstill ends by itself, so
 that an operator that dies holds nobody up.
+
+Who takes a shard's place, from its log, must not go beyond the cut either: it would apply what the
+operator believes is left to others. When the standstill ends was told by another clock, so it lasts
+as long again from there, unless it has been seen to be over.
 """
 
 from collections.abc import Mapping
@@ -22,11 +26,18 @@ class Standstill:
 
     def __init__(self) -> None:
         self._cut: Mapping[str, int] = {}
+        self._seconds = 0.0
         self._ends_at: float | None = None
 
-    def begin(self, cut: Mapping[str, int], ends_at: float) -> None:
-        """Let nobody beyond `cut`, and who is not in it nowhere, until `ends_at`."""
-        self._cut, self._ends_at = cut, ends_at
+    def begin(self, cut: Mapping[str, int], seconds: float, now: float) -> None:
+        """Let nobody beyond `cut`, and who is not in it nowhere, for so long; 0 ends it."""
+        self._cut, self._seconds = cut, seconds
+        self._ends_at = now + seconds if seconds > 0 else None
+
+    def begin_anew(self, now: float) -> None:
+        """Last as long again by another clock."""
+        if self._ends_at is not None:
+            self._ends_at = now + self._seconds
 
     def holds(self, now: float) -> bool:
         """Whether it is in force."""
@@ -37,6 +48,11 @@ class Standstill:
         return not self.holds(now) or seq <= self._cut.get(worker, 0)
 
     def check(self, worker: str, seq: int, now: float) -> None:
-        """Raise Retry when push `seq` lies beyond the cut."""
+        """Raise Retry when push `seq` lies beyond the cut.
+
+        What is let through by the end of the time is the sign, in a log too, that it is over.
+        """
+        if not self.holds(now):
+            self._ends_at = None
         if not self.lets(worker, seq, now):
             raise Retry(f"worker {worker}: push {seq} waits while the shards stand still")

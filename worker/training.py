@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from threading import Event
 from typing import Protocol
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ps import Cluster, Compression, Console, ShardState, shard_specs
 from ps.durability import Durability
 from ps.events import Unreachable
-from ps.hosting import Home, Hosts, ShardDevice, start_shards
+from ps.hosting import Home, ShardDevice, start_shards
 from ps.job_logs import drop_logs
 from ps.link_model import LinkModel
 from ps.reach import on_this_host
@@ -42,6 +42,7 @@ from worker.interrupts import noted
 from worker.model import Model
 from worker.placement import ANY, Wanted, check, check_here
 from worker.replica import Plan, Report
+from worker.residence import Residence, Start, Wish
 from worker.task import REPORT, TaskSpec, decode_reports, run_task
 
 _LOOK_S = 0.5
@@ -113,17 +114,25 @@ class Observer(Protocol):
         """Counters as they are now, and the records since the last call, one array a shard."""
         ...
 
+    def moved(self, cluster: Cluster) -> None:
+        """The job has moved to these shards; what is reported from now on is theirs."""
+        ...
+
     def told(self, text: str) -> None:
         """Something that an operator should read, such as a snapshot that failed."""
         ...
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job leaves: final weights as a flat arena, and what is known of how it went."""
+    """What a job leaves: final weights as a flat arena, and what is known of how it went.
+
+    `left` are the last statuses of shards that it has moved away from.
+    """
 
     cluster: Cluster
     weights: NDArray[np.float32]
     statuses: list[ShardStatus]
+    left: list[ShardStatus]
     reports: list[Report]
     snapshot: str | None
     seconds: float
@@ -138,6 +147,7 @@ def run_job(
     resume: str | Path | Found | None = None,
     snapshots: str | Path | None = None,
     asked: Event | None = None,
+    wishes: Callable[[], Wish | None] = lambda: None,
     logs: Path | None = None,
     observer: Observer | None = None,
 ) -> Outcome:
@@ -145,10 +155,11 @@ def run_job(
 
     Starts from `weights` (a flat arena; default: the model's own from the seed), or goes on from
     the snapshot `resume`, by its path or URI, or as it was read. Snapshots go into folders below
-    `snapshots`, a path or URI, named by iteration; setting `asked` asks for one now. Where the
-    job's durability asks for logs, they lie below `logs`, in a folder named after the job, until it
-    has ended with a snapshot. Ctrl-C ends the job early, with a snapshot and `interrupted` set.
-    Call it from the main thread, in a process connected to Ray if the shards are to live there.
+    `snapshots`, a path or URI, named by iteration; setting `asked` asks for one now. `wishes` is
+    asked now and then whether the job is to move to more or fewer shards. Where its durability asks
+    for logs, they lie below `logs`, in folders named after the job, until it has ended with a
+    snapshot. Ctrl-C ends the job early, with a snapshot and `interrupted` set. Call it from the
+    main thread, in a process connected to Ray if the shards are to live there.
     Raises BadInput for what the caller can mend, GiveUp when a worker or a shard fails for good.
     """
     model = job.model()
@@ -172,27 +183,17 @@ def run_job(
         lease_s=job.lease_s,
         warm_steps=job.plan.strategy.warm_up,
     )
-    with (
-        start_shards(
-            job.shards_in,
-            specs,
-            host=job.bind,
-            port=job.port,
-            transport=job.transport,
-            device=job.shard_device,
-            secure=False if job.plaintext else None,
-            durability=job.durability,
-            logs=logs / specs[0].job if logs is not None else None,
-        ) as hosts,
-        Console(hosts.cluster, patience_s=_patience_s(job)) as console,
-    ):
-        _install(console, start)
+    told = observer.told if observer is not None else lambda _: None
+    patience_s = _patience_s(job)
+    with Residence(specs, _starting(job), logs=logs, patience_s=patience_s, told=told) as residence:
+        cluster = residence.cluster
+        _install(residence.console, start)
         if logs is not None and job.durability.keeps_log:
-            drop_logs(logs, but=specs[0].job)  # what was resumed is in this job's logs now
+            drop_logs(logs, but=cluster.job)  # what was resumed is in this job's logs now
         if observer is not None:
-            observer.started(hosts.cluster, start.versions if isinstance(start, _Saved) else None)
+            observer.started(cluster, start.versions if isinstance(start, _Saved) else None)
         task = TaskSpec(
-            cluster=hosts.cluster.for_workers(),
+            cluster=cluster.for_workers(),
             plan=job.plan,
             batch_size=job.batch_size,
             shuffle=job.shuffle,
@@ -204,8 +205,8 @@ def run_job(
             keep=_seen_by_workers(snapshots) if job.keeps_residuals else None,
             residuals=_seen_by_workers(_place(resume)) if job.keeps_residuals else None,
         )
-        with _snapshotter(job, hosts.cluster, shelf, observer) as snapshotter:
-            run = _Run(df, job, task, hosts, console, snapshotter, asked, observer)
+        with _snapshotter(job, cluster, shelf, told) as snapshotter:
+            run = _Run(df, job, task, residence, snapshotter, asked, wishes, observer)
             outcome = run.run()
     if logs is not None and outcome.snapshot is not None:
         drop_logs(logs)
@@ -220,21 +221,23 @@ class _Run:
         df: spark.DataFrame,
         job: Job,
         task: TaskSpec,
-        hosts: Hosts,
-        console: Console,
+        residence: Residence,
         snapshotter: Snapshotter | None,
         asked: Event | None,
+        wishes: Callable[[], Wish | None],
         observer: Observer | None,
     ) -> None:
         self.df = df
         self.job = job
         self.task = task
-        self.hosts = hosts
-        self.console = console
+        self.residence = residence
         self.snapshotter = snapshotter
         self.asked = asked or Event()
+        self.wishes = wishes
         self.observer = observer
         self._last: list[ShardState] | None = None
+        self._left: list[ShardStatus] = []
+        self._wish: Wish | None = None
         self._tag = f"downpour-{secrets.token_hex(8)}"
 
     def run(self) -> Outcome:
@@ -243,13 +246,15 @@ class _Run:
         for report in reports:
             if report.lost and self.observer is not None:
                 self.observer.told(report.lost)
-        states, statuses = self._last or self.console.export(), self._look()
+        self._follow(waits=True)
+        states, statuses = self._last or self.residence.console.export(), self._look()
         if self._last is None:
             self._save(states)
         return Outcome(
-            cluster=self.hosts.cluster,
-            weights=_assemble(self.hosts.cluster, states),
+            cluster=self.residence.cluster,
+            weights=_assemble(self.residence.cluster, states),
             statuses=statuses,
+            left=self._left,
             reports=reports,
             snapshot=self._snapshot,
             seconds=time.monotonic() - started,
@@ -286,22 +291,52 @@ class _Run:
     def _watch(self, future: "Future[list[Report]]", pressed: Event) -> None:
         while not wait([future], _LOOK_S).done and not pressed.is_set():
             statuses = self._checked()
-            if self.snapshotter is not None:
+            self._follow()
+            if not self._busy_with_a_wish() and self.snapshotter is not None:
                 asked = self.asked.is_set()
                 self.asked.clear()
                 self.snapshotter.look(statuses[0].steps // self.job.workers, asked=asked)
 
+    def _busy_with_a_wish(self) -> bool:
+        """Whether the job moves or is about to: then no snapshot is begun, and one is awaited."""
+        if self.residence.moving:
+            return True
+        self._wish = self._wish or self.wishes()
+        if self._wish is None:
+            return False
+        if self.snapshotter is None or self.snapshotter.idle:
+            wish, self._wish = self._wish, None
+            self.residence.begin(wish)
+        return True
+
+    def _follow(self, *, waits: bool = False) -> None:
+        """Go over to where the job has moved, if it has."""
+        moved = self.residence.ended(waits=waits)
+        if moved is None:
+            return
+        with suppress(DownpourError):  # one that has died cannot say what it applied last
+            self._left += self._look()
+        self.residence.enter(moved)
+        if self.snapshotter is not None:
+            self.snapshotter.follow(self.residence.cluster)
+        if self.observer is not None:
+            self.observer.moved(self.residence.cluster)
+        self.residence.entered()
+        if moved.untold is not None:
+            raise moved.untold
+
     def _checked(self) -> list[ShardStatus]:
         """How the shards stand; raises what one has died of rather than that it is silent."""
-        self.hosts.check()
+        self.residence.check()
         try:
             return self._look()
         except Unreachable:
-            self.hosts.check()
+            self.residence.check()
             raise
 
     def _look(self) -> list[ShardStatus]:
-        statuses, records = self.console.status(), self.console.records()
+        console = self.residence.console
+        statuses, records = console.status(), console.records()
         if self.observer is not None:
             self.observer.progressed(statuses, records)
         return statuses
@@ -317,7 +352,7 @@ class _Run:
     def _save_with_residuals(self) -> None:
         """End with what is now, if workers that are about to be cancelled must be asked for it."""
         if self.snapshotter is not None and self.job.keeps_residuals:
-            self._last = self.console.export()
+            self._last = self.residence.console.export()
             self.snapshotter.save(self._last, _RESIDUALS_S)
 
     def _save(self, states: Sequence[ShardState]) -> None:
@@ -327,8 +362,9 @@ class _Run:
     def _with_snapshot(self, error: DownpourError) -> DownpourError:
         """The same error, saying which snapshot to go on from; a new one if the shards live."""
         try:
-            self.hosts.check()
-            self._save(self.console.export())
+            self._follow(waits=True)
+            self.residence.check()
+            self._save(self.residence.console.export())
         except DownpourError:
             pass  # The shards are what failed: the last snapshot is the one to name.
         if self._snapshot is None:
@@ -337,7 +373,7 @@ class _Run:
 
 
 def _snapshotter(
-    job: Job, cluster: Cluster, shelf: Shelf | None, observer: Observer | None
+    job: Job, cluster: Cluster, shelf: Shelf | None, told: Callable[[str], None]
 ) -> AbstractContextManager[Snapshotter | None]:
     if shelf is None:
         return nullcontext()
@@ -350,7 +386,22 @@ def _snapshotter(
         every_s=job.snapshot_every_s,
         aligned=job.snapshot_aligned,
         residuals=job.keeps_residuals,
-        told=observer.told if observer is not None else lambda _: None,
+        told=told,
+    )
+
+
+def _starting(job: Job) -> Start:
+    """How shards of this job are started."""
+    return lambda specs, ports, logs: start_shards(
+        job.shards_in,
+        specs,
+        host=job.bind,
+        port=job.port + ports if job.port else 0,
+        transport=job.transport,
+        device=job.shard_device,
+        secure=False if job.plaintext else None,
+        durability=job.durability,
+        logs=logs,
     )
 
 

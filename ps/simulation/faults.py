@@ -216,12 +216,17 @@ class FullDisk(Fault, frozen=True, kw_only=True, tag="full disk"):
 
 
 class Move(Fault, frozen=True, kw_only=True, tag="move"):
-    """No fault, but what others may strike: an operator moves the job to so many shards."""
+    """No fault, but what others may strike: an operator moves the job to so many shards.
+
+    Just `before` it first asks a question of this kind, the old `shard` dies, if it keeps a log.
+    """
 
     shards: int
+    before: str = ""
+    shard: int = 0
 
     def strike(self, world: "World") -> None:
-        world.move(self.shards)
+        world.move(self.shards, self.before, self.shard)
 
 
 class Crash(Fault, frozen=True, kw_only=True, tag="crash"):

@@ -35,17 +35,19 @@ Image = tuple[object, ...]
 class OnDisk(Single):
     """One process, its lives, and the disk that outlives them."""
 
-    def __init__(self, world: "World", number: int) -> None:
+    def __init__(self, world: "World", number: int, *, fresh: bool = False) -> None:
         self._disk = Disk(f"disk {number}", world.clock.random)
         self._power = False  # whether the death that the fuse leads to is the power's
         self._back_s = BACK_S
         self._expected: list[Image] = []
         self._acknowledged: dict[str, int] = {}
         self._lost = False
-        super().__init__(world, number)
+        super().__init__(world, number, fresh=fresh)
 
     def _be_born(self) -> None:
         self._live()
+        if self._fresh:
+            return
         install, frames = self.blank()
         self._acts.handle_together([Arrival(b"operator", install, frames)], self._process.now)
 

@@ -224,7 +224,21 @@ def _full_disk(draw: Draw, setting: Setting) -> list[AnyFault]:
 
 def _move(draw: Draw, setting: Setting) -> list[AnyFault]:
     times = range(draw.choice((1, 1, 1, 2)))
-    return [faults.Move(at=_time(draw, setting), shards=draw.randint(1, 3)) for _ in times]
+    moves = [faults.Move(at=_time(draw, setting), shards=draw.randint(1, 3)) for _ in times]
+    if setting.cluster is not Cluster.LOGGED:
+        return [*moves]
+    return [fault for move in moves for fault in _with_a_death(draw, setting, move)]
+
+
+def _with_a_death(draw: Draw, setting: Setting, move: faults.Move) -> list[AnyFault]:
+    """The moments between two questions are too short for other faults to strike often."""
+    before = draw.choice(("", "Hold", "Export", "Install", "Retire", "Retire"))
+    dies = draw.randrange(setting.shards)
+    found: list[AnyFault] = [msgspec.structs.replace(move, before=before, shard=dies)]
+    if before == "Retire" and draw.random() < 0.5:
+        at = _rounded(move.at + draw.uniform(0.3, 1.5))  # shard 0, which decides, is not heard
+        found.append(faults.Cut(at=at, for_s=_lasting(draw, 4), a="shard 0"))
+    return found
 
 
 def _with_the_power_on(fault: AnyFault) -> AnyFault:

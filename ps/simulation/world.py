@@ -85,8 +85,8 @@ class World:
             self.generations.append(groups)
             self.seat = Seat(self, groups)
         else:
-            kind = OnDisk if setting.cluster is Cluster.LOGGED else Single
-            self.generations.append([kind(self, shard) for shard in range(setting.shards)])
+            self._kind = OnDisk if setting.cluster is Cluster.LOGGED else Single
+            self.generations.append([self._kind(self, shard) for shard in range(setting.shards)])
         for fault in scenario.faults:
             self.clock.after(fault.at, self._strike, fault)
 
@@ -186,16 +186,16 @@ class World:
             hosts = self.generations[to]
         return hosts
 
-    def move(self, shards: int) -> None:
-        """Have an operator begin to move the job."""
-        operator = Operator(self, shards)
+    def move(self, shards: int, before: str = "", dies: int = 0) -> None:
+        """Have an operator begin to move the job; just `before` such a question a shard dies."""
+        operator = Operator(self, shards, before, dies)
         self._operators[operator.address] = operator
         operator.begin()
 
     def add_generation(self, shard_map: ShardMap) -> tuple[int, Sequence[Host]]:
         """Fresh shards, and what an operator calls them."""
         self.map = shard_map
-        hosts = [Single(self, shard, fresh=True) for shard in range(shard_map.shards)]
+        hosts = [self._kind(self, shard, fresh=True) for shard in range(shard_map.shards)]
         for host in hosts:
             host.begin()
         self.generations.append(hosts)

@@ -46,6 +46,9 @@ class _Times:
     def progressed(self, statuses: list[ShardStatus], records: list[NDArray[np.void]]) -> None:
         self._rows.append(records[0])
 
+    def moved(self, cluster: Cluster) -> None:
+        pass
+
     def told(self, text: str) -> None:
         print(text)
 

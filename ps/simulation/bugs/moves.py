@@ -84,6 +84,19 @@ def a_worker_repeats_its_last_push_after_a_move(patch: Patch) -> None:
     patch.setattr(moving, "go_on", go_on)
 
 
+@BUGS.add
+def a_push_of_a_former_life_is_made_again_after_a_move(patch: Patch) -> None:
+    """The bug that the simulation found where a worker had died in the midst of a push."""
+
+    def follow(self: Session, former: Session, clock: int) -> None:
+        told = self.seq
+        original(self, former, clock)
+        self.seq = told
+
+    original = Session.follow
+    patch.setattr(Session, "follow", follow)
+
+
 @LOGGED.add
 def a_round_closes_where_nobody_is_any_more(patch: Patch) -> None:
     """The bug that the simulation found when leases ran out at shards that had moved."""
@@ -100,6 +113,18 @@ def a_round_closes_where_nobody_is_any_more(patch: Patch) -> None:
     original, closed = Shard._retire, Updates.close_rounds
     patch.setattr(Shard, "_retire", retire)
     patch.setattr(Updates, "close_rounds", close)
+
+
+@LOGGED.add
+def a_shard_that_comes_back_forgets_that_it_stands_still(patch: Patch) -> None:
+    """What it applies then, when the operator has looked for the last time, is left behind."""
+
+    def take_over(self: Shard, now: float) -> None:
+        original(self, now)
+        self._standstill = Standstill()
+
+    original = Shard.take_over
+    patch.setattr(Shard, "take_over", take_over)
 
 
 @LOGGED.add

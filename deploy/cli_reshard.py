@@ -1,0 +1,23 @@
+"""`downpour reshard`: tells a run under way to go on with more shards, or fewer."""
+
+from typing import Annotated
+
+import typer
+
+
+def reshard(
+    run: Annotated[str, typer.Argument(help="The folder of a run under way.", show_default=False)],
+    shards: Annotated[
+        int, typer.Option(min=1, help="How many shards to go on with.", show_default=False)
+    ],
+    wait_s: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that the move is waited for.")
+    ] = 300.0,
+) -> None:
+    """Have a run under way on this machine go on with more shards, or fewer, while it trains."""
+    from deploy.origin import origin_of
+    from deploy.wishes import resharded
+
+    origin = origin_of(run)
+    resharded(origin, shards, wait_s)
+    typer.echo(f"{origin.run} goes on with {shards} {'shard' if shards == 1 else 'shards'}")

@@ -1,0 +1,189 @@
+"""Where a training job's shards live, and how it moves to more or fewer while it trains.
+
+New shards are started and the job is moved to them (ps/resharding.py) in a thread, so that whoever
+watches the training goes on watching; it goes over to them when it looks next. Shards that were
+left stay until the job ends: a worker that starts late, or anew, was told of the first ones alone,
+and is sent on from there. One of them that dies meanwhile ends nothing.
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from ps import Cluster, Console
+from ps.hosting import Hosts
+from ps.job import successors
+from ps.job_logs import logs_of
+from ps.operations import Untold
+from ps.resharding import move
+from shards.errors import BadInput, DownpourError, GiveUp
+from shards.spec import ShardSpec
+
+Start = Callable[[Sequence[ShardSpec], int, Path | None], AbstractContextManager[Hosts]]
+"""Starts shards: their specs, how many ports are taken by earlier ones, and where their logs go."""
+
+
+class Wish(Protocol):
+    """Somebody wants the job to have another number of shards."""
+
+    @property
+    def shards(self) -> int: ...
+
+    def answer(self, error: DownpourError | None) -> None:
+        """Tell them that it has, or why not."""
+        ...
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """Shards that hold the job by now; `end` ends them. `untold` if no former one has said so."""
+
+    specs: Sequence[ShardSpec]
+    hosts: Hosts
+    end: ExitStack
+    untold: Untold | None
+
+
+class Residence:
+    """The shards that hold a job now, and a console to them; a context manager that ends all.
+
+    A silent shard is waited for `patience_s`, during a move for a lease longer: as long as a worker
+    that died in the midst of a push counts. `told` is given what an operator should read.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[ShardSpec],
+        start: Start,
+        *,
+        logs: Path | None,
+        patience_s: float,
+        told: Callable[[str], None],
+    ) -> None:
+        self._specs = specs
+        self._start = start
+        self._logs = logs
+        self._patience_s = patience_s
+        self._told = told
+        self._ports = 0
+        self._former: list[Hosts] = []
+        self._wish: Wish | None = None
+        self._moving: Future[Moved] | None = None
+        with ExitStack() as stack:
+            self._pool = stack.enter_context(ThreadPoolExecutor(1, "move"))
+            hosts = stack.enter_context(self._started(specs))
+            self._stack = stack
+            self._live_at(hosts)
+            self._stack = stack.pop_all()
+
+    @property
+    def cluster(self) -> Cluster:
+        """Where the job is now."""
+        return self.hosts.cluster
+
+    def check(self) -> None:
+        """Raise GiveUp naming a shard of the job that has died; tell of one that it has left."""
+        self.hosts.check()
+        for hosts in list(self._former):
+            try:
+                hosts.check()
+            except GiveUp as error:
+                self._former.remove(hosts)
+                self._told(f"{error}; it held nothing any more, but told late workers where to go")
+
+    # --- moving -----------------------------------------------------------------------------------
+
+    @property
+    def moving(self) -> bool:
+        """Whether a move is under way, or has ended and is not followed yet."""
+        return self._moving is not None
+
+    def begin(self, wish: Wish) -> None:
+        """Begin to move, which takes a while; a wish that cannot be granted is answered at once."""
+        assert self._moving is None, "one after another"
+        have = len(self._specs)
+        try:
+            if wish.shards == have:
+                raise BadInput(f"reshard: expected another number of shards than {have}, got it")
+            specs = successors(self._specs, wish.shards)
+        except DownpourError as error:
+            wish.answer(error)
+            return
+        self._told(f"moving from {have} to {wish.shards} shards")
+        self._wish, self._moving = wish, self._pool.submit(self._move, specs)
+
+    def ended(self, *, waits: bool = False) -> Moved | None:
+        """What a move has come to that has just ended; None if none has, or it came to nothing.
+
+        The caller takes a last look at the former shards, and then calls `enter`.
+        """
+        if self._moving is None or not (waits or self._moving.done()):
+            return None
+        wait([self._moving])
+        try:
+            return self._moving.result()
+        except DownpourError as error:
+            self._told(f"the job stays with its {len(self._specs)} shards: {error}")
+            self._answer(error)
+            return None
+
+    def enter(self, moved: Moved) -> None:
+        """Go over to the new shards."""
+        self._former.append(self.hosts)
+        self._stack.push(moved.end)
+        self._specs = moved.specs
+        self._live_at(moved.hosts)
+
+    def entered(self) -> None:
+        """Whoever wished for the move may know."""
+        self._answer(None)
+
+    def _answer(self, error: DownpourError | None) -> None:
+        wish, self._wish, self._moving = self._wish, None, None
+        if wish is not None:
+            wish.answer(error)
+
+    def _live_at(self, hosts: Hosts) -> None:
+        self.hosts = hosts
+        console = Console(hosts.cluster, patience_s=self._patience_s)
+        self.console = self._stack.enter_context(console)
+
+    def _started(self, specs: Sequence[ShardSpec]) -> AbstractContextManager[Hosts]:
+        taken, self._ports = self._ports, self._ports + len(specs)
+        logs = logs_of(self._logs, specs) if self._logs is not None else None
+        return self._start(specs, taken, logs)
+
+    def _move(self, specs: Sequence[ShardSpec]) -> Moved:
+        """Start these shards and move there; in the thread."""
+        patience_s = self._patience_s + specs[0].lease_s
+        untold = None
+        with ExitStack() as stack:
+            if self._logs is not None:
+                stack.callback(shutil.rmtree, logs_of(self._logs, specs), ignore_errors=True)
+            hosts = stack.enter_context(self._started(specs))
+            with (
+                Console(self.cluster, patience_s=patience_s) as old,
+                Console(hosts.cluster, patience_s=patience_s) as new,
+            ):
+                try:
+                    move(old, new)
+                except Untold as error:
+                    untold = error
+                except DownpourError:
+                    hosts.check()  # what one of them has died of says more than its silence
+                    raise
+            return Moved(specs, hosts, stack.pop_all(), untold)
+
+    def __enter__(self) -> "Residence":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with self._stack:
+            if self._moving is not None:
+                wait([self._moving])
+                if self._moving.exception() is None:
+                    self._stack.push(self._moving.result().end)
