@@ -54,6 +54,16 @@ def test_speeds_come_from_the_last_ten_seconds() -> None:
     assert shard.bytes_out_per_s == 12000.0
 
 
+def test_a_job_that_moves_is_measured_anew() -> None:
+    """Other shards count from nothing: what the former had counted makes no speed."""
+    watch = meter()
+    watch.look([status(version=9, bytes_in=900)], [records(0)], 1000.0)
+    got = watch.look([status(version=9)] * 2, [records(0)] * 2, 1001.0)
+    assert [shard.updates_per_s for shard in got.shards] == [None, None]
+    got = watch.look([status(version=12)] * 2, [records(0)] * 2, 1002.0)
+    assert [shard.updates_per_s for shard in got.shards] == [3.0, 3.0]
+
+
 def test_a_run_that_stands_still_has_no_end() -> None:
     """At zero steps a second the time left is unknown, and the last loss stays."""
     watch = meter()

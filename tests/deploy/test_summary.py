@@ -103,6 +103,23 @@ def test_the_largest_gap_is_the_largest_that_anything_saw() -> None:
         assert got.max_clock_gap == 7
 
 
+def test_a_run_that_moved_counts_what_it_left() -> None:
+    """Duplicates and gaps at shards that it has left count; samples a second do so once an update,
+    however many shards there were at the time."""
+    got = summarise(
+        [status(duplicates=1, max_clock_gap=2)],
+        Tally(rows=10, samples=100),
+        [],
+        workers=1,
+        staleness_bound=None,
+        seconds=2.0,
+        fresh_samples=60,
+        left=[status(duplicates=2, max_clock_gap=5)] * 2,
+    )
+    assert (got.shards, got.duplicates, got.max_clock_gap) == (1, 5, 5)
+    assert got.samples_per_second == 30.0
+
+
 def test_a_resumed_run_is_timed_from_its_resumption() -> None:
     """Staleness is over both parts; samples a second are this part's alone."""
     got = summary(

@@ -111,6 +111,53 @@ def test_a_resumed_run_goes_on_in_the_same_file(tmp_path: Path) -> None:
     assert writer.fresh == Tally.of([records(5), records(5)])
 
 
+def moving(path: Path, restored: list[int] | None, *looks: tuple[int, int, int]) -> UpdatesWriter:
+    """Write looks (shards, first, last version), each after a move to so many shards."""
+    with UpdatesWriter(path, job="j", seed=0, restored=restored) as writer:
+        for number, (shards, first, last) in enumerate(looks):
+            rows = records(last)[first - 1 :]
+            rows["time"] += 1e6 * (number + 1)
+            if number:
+                writer.moved()
+            writer.write([rows] * shards)
+    return writer
+
+
+def rows_of(path: Path, column: str) -> dict[int, list[float]]:
+    table = pq.read_table(path).to_pandas()
+    return {shard: rows[column].tolist() for shard, rows in table.groupby("shard")}
+
+
+def test_a_run_that_moves_goes_on_in_the_same_file(tmp_path: Path) -> None:
+    """Other shards' rows follow on those of the former, in version and in time, whatever clocks
+    they have; an update's samples count once, however many shards there were."""
+    path = tmp_path / "updates.parquet"
+    writer = moving(path, None, (2, 1, 4), (3, 5, 6), (1, 7, 8))
+    early, late = [1, 2, 3, 4], [5, 6]
+    assert rows_of(path, "apply_version") == {0: [*early, *late, 7, 8], 1: [*early, *late], 2: late}
+    assert rows_of(path, "time") == {0: [0, 1, 2, 3, 3, 4, 4, 5], 1: [0, 1, 2, 3, 3, 4], 2: [3, 4]}
+    assert writer.fresh_samples == records(8)["samples"].sum()
+
+
+@pytest.mark.parametrize(
+    ("restored", "kept"),
+    [
+        ([8], {0: 8, 1: 6, 2: 2}),
+        ([5, 5, 5], {0: 5, 1: 5, 2: 1}),
+        ([3, 4], {0: 3, 1: 4}),
+    ],
+)
+def test_a_run_that_moved_is_resumed(
+    tmp_path: Path, restored: list[int], kept: dict[int, int]
+) -> None:
+    """From before a move or behind it: the rows of what the snapshot's shards hold stay, of shards
+    that it has no more, too."""
+    path = tmp_path / "updates.parquet"
+    moving(path, None, (2, 1, 4), (3, 5, 6), (1, 7, 9))
+    moving(path, restored)
+    assert {shard: len(rows) for shard, rows in rows_of(path, "seq").items()} == kept
+
+
 def test_a_resumed_run_needs_no_earlier_updates(tmp_path: Path) -> None:
     """A run that was killed has left a snapshot and no updates: the file begins anew."""
     path = tmp_path / "updates.parquet"
@@ -119,7 +166,7 @@ def test_a_resumed_run_needs_no_earlier_updates(tmp_path: Path) -> None:
     assert pq.read_table(path)["apply_version"].to_pylist() == [8, 9, 8, 9]
 
 
-@pytest.mark.parametrize("damage", ["truncated", "other", "shards"])
+@pytest.mark.parametrize("damage", ["truncated", "other"])
 def test_a_damaged_file_is_named_and_left_alone(tmp_path: Path, damage: str) -> None:
     """A file that cannot be gone on in is refused in one line, and stays as it is."""
     path = tmp_path / "updates.parquet"
@@ -130,7 +177,7 @@ def test_a_damaged_file_is_named_and_left_alone(tmp_path: Path, damage: str) -> 
         pq.write_table(pa.table({"shard": [1]}), path)
     before = path.read_bytes()
     with pytest.raises(BadInput, match=r"updates\.parquet") as caught:
-        UpdatesWriter(path, job="j", seed=0, restored=[3] if damage == "shards" else [3, 3])
+        UpdatesWriter(path, job="j", seed=0, restored=[3, 3])
     assert "\n" not in str(caught.value)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
