@@ -23,11 +23,14 @@ Floats = NDArray[np.float32]
 def recut(states: Sequence[ShardState], before: ShardMap, after: ShardMap) -> list[ShardState]:
     """The same state, one for each shard of `after`; arrays are new.
 
-    Raises BadInput when the two maps do not hold the same keys.
+    Raises BadInput when the two maps do not hold the same keys, or a state not those of its shard.
     """
     held, wanted = _keys(before), _keys(after)
     if held != wanted:
         raise BadInput(f"recut of table {before.table}: expected keys {held}, got {wanted}")
+
+    for shard, state in enumerate(states):
+        _check_whole(state, shard, sum(map(len, before.ranges[shard])))
 
     def cut_anew(parts: Sequence[Floats]) -> list[Floats]:
         arena = np.zeros(held.stop, np.float32)
@@ -45,6 +48,14 @@ def recut(states: Sequence[ShardState], before: ShardMap, after: ShardMap) -> li
         )
         for shard in range(after.shards)
     ]
+
+
+def _check_whole(state: ShardState, shard: int, size: int) -> None:
+    for what, array in {"weights": state.weights, **state.slots}.items():
+        if len(array) != size:
+            raise BadInput(
+                f"recut: shard {shard}: expected {size} floats of {what}, got {len(array)}"
+            )
 
 
 def _keys(shard_map: ShardMap) -> KeyRange:

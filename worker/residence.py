@@ -159,24 +159,30 @@ class Residence:
 
     def _move(self, specs: Sequence[ShardSpec]) -> Moved:
         """Start these shards and move there; in the thread."""
-        patience_s = self._patience_s + specs[0].lease_s
-        untold = None
-        with ExitStack() as stack:
+        with ExitStack() as undone:
             if self._logs is not None:
-                stack.callback(shutil.rmtree, logs_of(self._logs, specs), ignore_errors=True)
+                undone.callback(shutil.rmtree, logs_of(self._logs, specs), ignore_errors=True)
+            stack = undone.enter_context(ExitStack())
             hosts = stack.enter_context(self._started(specs))
-            with (
-                Console(self.cluster, patience_s=patience_s) as old,
-                Console(hosts.cluster, patience_s=patience_s) as new,
-            ):
-                try:
-                    move(old, new)
-                except Untold as error:
-                    untold = error
-                except DownpourError:
-                    hosts.check()  # what one of them has died of says more than its silence
-                    raise
-            return Moved(specs, hosts, stack.pop_all(), untold)
+            untold = self._moved_to(hosts, self._patience_s + specs[0].lease_s)
+            moved = Moved(specs, hosts, stack.pop_all(), untold)
+            undone.pop_all()
+            return moved
+
+    def _moved_to(self, hosts: Hosts, patience_s: float) -> Untold | None:
+        """Have these hold the job; an error if none of the former says that they do."""
+        with (
+            Console(self.cluster, patience_s=patience_s) as old,
+            Console(hosts.cluster, patience_s=patience_s) as new,
+        ):
+            try:
+                move(old, new)
+            except Untold as error:
+                return error
+            except DownpourError:
+                hosts.check()  # what one of them has died of says more than its silence
+                raise
+        return None
 
     def __enter__(self) -> "Residence":
         return self

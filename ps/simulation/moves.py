@@ -31,10 +31,10 @@ RETRY_S = 0.7
 class Operator(Party):
     """One attempt at one move."""
 
-    def __init__(self, world: "World", shards: int, before: str = "", dies: int = 0) -> None:
-        """Just before it first asks a question of the kind `before`, that old shard dies."""
+    def __init__(self, world: "World", shards: int, first: str = "", dies: int = 0) -> None:
+        """Just before it first asks a question of the kind `first`, that old shard dies."""
         super().__init__(world.clock, "operator")
-        self._before, self._dies = before, dies
+        self._dies_before, self._dies = first, dies
         self._world = world
         self._old: Sequence[Host] = world.hosts
         before = self._old[0].map
@@ -73,8 +73,8 @@ class Operator(Party):
                 question = step.question(0)
                 if isinstance(question, Retire):
                     self._hand_over(self._exported)
-                if type(question).__name__ == self._before:
-                    self._before = ""
+                if type(question).__name__ == self._dies_before:
+                    self._dies_before = ""
                     self._old[self._dies % len(self._old)].restart(0.0)
                 self._asked, self._answers, self._since = step, {}, self.now
                 self._ask(self._request, RETRY_S)

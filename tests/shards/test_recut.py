@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from shards.errors import BadInput
 from shards.ledger import Entry, Ledger
@@ -73,3 +74,15 @@ def test_maps_must_hold_the_same_keys() -> None:
     less = ShardMap(1, "net", ((KeyRange(0, 512),),))
     with pytest.raises(BadInput, match=r"expected keys \[0, 2048\), got \[0, 512\)"):
         recut(states(even, saved()), even, less)
+
+
+def test_a_state_that_is_not_whole_is_refused() -> None:
+    """Neither weights nor a slot may lack floats, as of an answer that was cut short."""
+    old, new = cut_evenly(TABLE, 2), cut_evenly(TABLE, 1, epoch=2)
+    first, second = states(old, saved())
+    for short, what in (
+        (replace(second, weights=second.weights[:-1]), "weights"),
+        (replace(second, slots={"history": second.weights[:-1]}), "history"),
+    ):
+        with pytest.raises(BadInput, match=f"shard 1: expected 1024 floats of {what}, got 1023"):
+            recut([first, short], old, new)

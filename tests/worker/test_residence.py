@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import ps
-from ps import Durability, console, process_shards, supervision
+from ps import Durability, console, operations, process_shards, supervision
 from ps.job_logs import newest_logs
 from ps.process_host import ProcessShards
 from shards.errors import DownpourError, GiveUp
@@ -83,7 +83,7 @@ def kills_before(
     asked, real = [0], console._done
 
     def done(step: Any, by_side: Any) -> Any:
-        if isinstance(step, console.Ask) and type(step.question(0)).__name__ == question:
+        if isinstance(step, operations.Ask) and type(step.question(0)).__name__ == question:
             asked[0] += 1
             if asked[0] == count:
                 kill()

@@ -97,6 +97,19 @@ def a_push_of_a_former_life_is_made_again_after_a_move(patch: Patch) -> None:
     patch.setattr(Session, "follow", follow)
 
 
+@BUGS.add
+def a_move_does_not_look_again(patch: Patch) -> None:
+    """A worker that was given up is back, with a push that its successors do not have."""
+
+    def retire(side: Side, successors: bytes, cuts: Any) -> Plan[None]:
+        for shard in side.shards:
+            yield operations.hold(side, operations.TELLING_S, cuts[shard], (shard,))
+        for shard in side.shards:
+            yield operations.sending_on(side, shard, successors)
+
+    patch.setattr(operations, "retire", retire)
+
+
 @LOGGED.add
 def a_round_closes_where_nobody_is_any_more(patch: Patch) -> None:
     """The bug that the simulation found when leases ran out at shards that had moved."""
@@ -125,19 +138,6 @@ def a_shard_that_comes_back_forgets_that_it_stands_still(patch: Patch) -> None:
 
     original = Shard.take_over
     patch.setattr(Shard, "take_over", take_over)
-
-
-@LOGGED.add
-def a_move_does_not_look_again(patch: Patch) -> None:
-    """A shard that came back meanwhile has forgotten the standstill."""
-
-    def retire(side: Side, successors: bytes, cuts: Any) -> Plan[None]:
-        for shard in side.shards:
-            yield operations.hold(side, operations.TELLING_S, cuts[shard], (shard,))
-        for shard in side.shards:
-            yield operations.sending_on(side, shard, successors)
-
-    patch.setattr(operations, "retire", retire)
 
 
 @COMPRESSED.add
