@@ -1,12 +1,14 @@
 """What a run under way is asked for through its folder: another number of shards.
 
-    .reshard-ID.json    the wish, which `downpour reshard` writes and the run takes up
-    .reshard-ID.answer  what came of it, which the run writes
+    .reshard-PID-ID.json    the wish, which `downpour reshard` writes and the run takes up
+    .reshard-PID-ID.answer  what came of it, which the run writes
 
-Whoever may write into a run's folder owns the run, so nobody is asked who they are. Files appear
-whole or not at all.
+PID is the process that writes the run: one that resumes it later has no part in the wish. Whoever
+may write into a run's folder owns the run, so nobody is asked who they are. Files appear whole or
+not at all.
 """
 
+import os
 import secrets
 import time
 from collections.abc import Iterator
@@ -55,13 +57,15 @@ class Wishes:
     """The wishes that come into the folder of a run; call it for the next one, None for none."""
 
     def __init__(self, folder: Path) -> None:
-        """What is left of an earlier run is nobody's wish any more."""
+        """Made by the process that writes the folder; what an earlier one was asked for goes."""
         self._folder = folder
-        for path in _ours(folder):
-            path.unlink(missing_ok=True)
+        self._prefix = _prefix(os.getpid())
+        for path in _found(folder, _PREFIX):
+            if not path.name.startswith(self._prefix):
+                path.unlink(missing_ok=True)
 
     def __call__(self) -> FolderWish | None:
-        for path in _ours(self._folder):
+        for path in _found(self._folder, self._prefix):
             if path.suffix != _WISH:
                 continue
             with suppress(OSError, msgspec.DecodeError):  # taken back, or no wish of ours
@@ -81,7 +85,7 @@ def resharded(origin: Origin, shards: int, wait_s: float) -> None:
     writer = writer_of(origin.run)
     if writer is None:
         raise BadInput(f"reshard {origin.run}: expected a run under way on this machine, got none")
-    wish = origin.run / f"{_PREFIX}{secrets.token_hex(8)}{_WISH}"
+    wish = origin.run / f"{_prefix(writer)}{secrets.token_hex(8)}{_WISH}"
     write_whole(wish, msgspec.json.encode(_Wanted(shards)))
     try:
         answer = _awaited(wish, writer, origin.run, wait_s)
@@ -106,9 +110,13 @@ def _awaited(wish: Path, writer: int, run: Path, wait_s: float) -> _Answer:
         time.sleep(_LOOK_S)
 
 
-def _ours(folder: Path) -> Iterator[Path]:
+def _prefix(writer: int) -> str:
+    return f"{_PREFIX}{writer}-"
+
+
+def _found(folder: Path, prefix: str) -> Iterator[Path]:
     """Wishes and answers, the oldest first."""
-    found = (path for path in folder.glob(f"{_PREFIX}*") if path.suffix in _SUFFIXES)
+    found = (path for path in folder.glob(f"{prefix}*") if path.suffix in _SUFFIXES)
     return iter(sorted(found, key=_age))
 
 

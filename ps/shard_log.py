@@ -109,8 +109,8 @@ class ShardLog:
 
     def shorten(self, shard: Shard, now: float) -> None:
         """Begin another file and write the state beside it, if the log is long enough for that."""
-        if shard.moving(now):
-            return
+        if shard.moving(now) or shard.held.empty:
+            return  # it would be in no base, or there is none to write
         slots = len(shard.spec.rule.slot_names)
         if self._grown < max(self._least_bytes, _TIMES * 4 * shard.size * (1 + slots)):
             return

@@ -1,5 +1,6 @@
 """What a run is asked for through its folder, from both sides."""
 
+import os
 import threading
 from pathlib import Path
 
@@ -91,8 +92,15 @@ def test_where_no_run_is_under_way(tmp_path: Path) -> None:
 
 
 def test_what_an_earlier_run_was_asked_for_is_forgotten(tmp_path: Path) -> None:
-    """A wish that lay there when the run began is nobody's; nor is what is no wish at all."""
-    (tmp_path / ".reshard-00.json").write_text('{"shards": 3}')
+    """What another process was asked for, that wrote the folder before, is nobody's; nor is what is
+    no wish at all. A wish may come before the run looks for any."""
+    ours = f".reshard-{os.getpid()}-"
+    (tmp_path / ".reshard-1-00.json").write_text('{"shards": 3}')
+    (tmp_path / f"{ours}01.json").write_text('{"shards": 2}')
     wishes = Wishes(tmp_path)
-    (tmp_path / ".reshard-01.json").write_text("garbage")
+    (tmp_path / f"{ours}00.json").write_text("garbage")
+    wish = wishes()
+    assert wish is not None
+    assert wish.shards == 2
     assert wishes() is None
+    assert left(tmp_path) == [f"{ours}00.json", f"{ours}01.taken"]
