@@ -17,7 +17,8 @@ def reshard(
     """Have a run under way on this machine go on with more shards, or fewer, while it trains."""
     from deploy.origin import origin_of
     from deploy.wishes import resharded
+    from worker.residence import in_words
 
     origin = origin_of(run)
     resharded(origin, shards, wait_s)
-    typer.echo(f"{origin.run} goes on with {shards} {'shard' if shards == 1 else 'shards'}")
+    typer.echo(f"{origin.run} goes on with {in_words(shards)}")

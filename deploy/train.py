@@ -43,6 +43,7 @@ from worker.caffe.weights import moved, write_caffemodel
 from worker.inference import evaluate, read_weights, write_safetensors
 from worker.interrupts import SafeExitStack, asked_for, deferred
 from worker.placement import check_here
+from worker.residence import in_words
 from worker.sources import Source, has_test, open_source
 from worker.training import Outcome, check_fit, run_job
 
@@ -231,7 +232,7 @@ class _Observer:
         self.updates.moved()
         settings = replace(self._settings, shards=cluster.map.shards)
         self._folder.resettle(settings.plain(), cluster)
-        self._progress.note(f"moved to {cluster.map.shards} shards")
+        self._progress.note(f"moved to {in_words(cluster.map.shards)}")
 
     def told(self, text: str) -> None:
         self._progress.note(text)

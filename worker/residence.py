@@ -48,6 +48,11 @@ class Moved(msgspec.Struct, frozen=True):
     untold: Untold | None
 
 
+def in_words(shards: int) -> str:
+    """So many shards."""
+    return "1 shard" if shards == 1 else f"{shards} shards"
+
+
 class Residence:
     """The shards that hold a job now, and a console to them; a context manager that ends all.
 
@@ -115,7 +120,7 @@ class Residence:
         except DownpourError as error:
             wish.answer(error)
             return
-        self._told(f"moving from {have} to {wish.shards} shards")
+        self._told(f"moving from {have} to {in_words(wish.shards)}")
         self._wish, self._moving = wish, self._pool.submit(self._move, specs)
 
     def ended(self, *, waits: bool = False) -> Moved | None:
@@ -129,7 +134,7 @@ class Residence:
         try:
             return self._moving.result()
         except DownpourError as error:
-            self._told(f"the job stays with its {len(self._specs)} shards: {error}")
+            self._told(f"the job stays with its {in_words(len(self._specs))}: {error}")
             self._answer(error)
             return None
 

@@ -6,7 +6,10 @@ one is this very process, with the Spark that the tests share, where nothing dep
 """
 
 import json
+import os
 import re
+import signal
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow.parquet as pq
 import pytest
 
 from deploy import cli
@@ -99,10 +103,7 @@ def test_a_shard_process_that_dies(here: Here, tmp_path: Path) -> None:
     before = set(shard_processes())
 
     def kill() -> None:
-        until = time.monotonic() + 240
-        while not snapshots(tmp_path / "run"):
-            assert time.monotonic() < until, "no snapshot"
-            time.sleep(0.05)
+        await_one(tmp_path / "run")
         min(set(shard_processes()) - before, key=lambda process: process.pid).kill()
 
     with ThreadPoolExecutor(1) as pool:
@@ -113,6 +114,56 @@ def test_a_shard_process_that_dies(here: Here, tmp_path: Path) -> None:
     cause = "its process was ended by signal 9 (Killed)"
     check_told(status, err, tmp_path / "run", cause)
     assert set(shard_processes()) == before
+
+
+def test_a_run_that_is_moved(here: Here, tmp_path: Path) -> None:
+    """`downpour reshard` has a run go on with three shards, and says so, though one that keeps a
+    log is killed meanwhile; every push counts once, and the folder tells of both sets of shards."""
+    tiny.write_job(tmp_path, extra="snapshot: 40")
+    run = tmp_path / "run"
+    before, ended = set(shard_processes()), threading.Event()
+
+    def move() -> tuple[int, str, str]:
+        try:
+            await_one(run)
+            old = min(set(shard_processes()) - before, key=lambda process: process.pid)
+            with downpour(tmp_path, "reshard", "run", "--shards", 3) as asking:
+                while not any(path.name.startswith(".reshard-") for path in run.iterdir()):
+                    assert asking.process.poll() is None
+                    time.sleep(0.01)
+                old.kill()
+                return asking.end()
+        finally:
+            if not ended.is_set():
+                os.kill(os.getpid(), signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as pool:
+        moved = pool.submit(move)
+        how = ("--shards-in", "processes", "--durability", "process")
+        status, out, err = here(*TRAIN, *FOR_EVER, *how)
+        ended.set()
+        assert moved.result() == (0, f"{run} goes on with 3 shards\n", "")
+    assert (status, err) == (130, "")
+    assert "moving from 2 to 3 shards" in out
+    assert "moved to 3 shards" in out
+    summary = json.loads((run / "summary.json").read_text())
+    settings = json.loads((run / "settings.json").read_text())
+    assert (summary["shards"], settings["shards"]) == (3, 3)
+    rows = pq.read_table(run / "updates.parquet").to_pandas()
+    first = rows[rows["shard"] == 0]
+    for _, own in first.groupby("worker"):
+        assert sorted(own["seq"]) == list(range(1, len(own) + 1))
+    moved_at = rows[rows["shard"] == 2]["apply_version"].min() - 1
+    assert 0 < moved_at < summary["updates"] <= len(first)
+    assert set(shard_processes()) == before
+
+
+def await_one(run: Path) -> None:
+    """Return when a run has a snapshot."""
+    until = time.monotonic() + 240
+    while not snapshots(run):
+        assert time.monotonic() < until, "no snapshot"
+        time.sleep(0.05)
 
 
 def check_told(status: int, err: str, run: Path, cause: str) -> None:

@@ -1,13 +1,11 @@
-"""A job moves while shards of it are killed: nothing acknowledged is lost or counted twice.
+"""A job moves while shards of it die: nothing acknowledged is lost or counted twice.
 
-Plain processes and kill -9, at chosen moments of a move. Workers push ones at rate 1, so what the
-weights hold proves which pushes were applied.
+Servers in threads, which stop and are made again at chosen moments of a move. Workers push ones at
+rate 1, so what the weights hold proves which pushes were applied.
 """
 
-import os
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +13,51 @@ import numpy as np
 import pytest
 
 import ps
-from ps import Durability, console, operations, process_shards, supervision
+from ps import Durability, console, operations
+from ps.hosting import ShardDevice, serve
+from ps.job import describe
 from ps.job_logs import newest_logs
-from ps.process_host import ProcessShards
+from ps.server import Server
+from ps.transport import Transport
 from shards.errors import DownpourError, GiveUp
 from shards.schedules import Fixed
-from tests.ps.test_durability import TABLE, more, pushing, quick_start, until
+from shards.spec import ShardSpec
+from tests.ps.test_durability import TABLE, more, pushing, until
 from worker.residence import Moved, Residence
 
-__all__ = ["quick_start"]  # a fixture for each test here
+
+class Servers:
+    """Shards that can die, and be started again if they keep logs."""
+
+    def __init__(self, specs: Sequence[ShardSpec], logs: Path | None) -> None:
+        self._specs, self._logs = specs, logs
+        self._servers = [self._serve(spec, "tcp://127.0.0.1:*") for spec in specs]
+        self._dead: set[int] = set()
+        self.cluster = describe(specs, [server.endpoint for server in self._servers])
+
+    def _serve(self, spec: ShardSpec, bind: str) -> Server:
+        told = bind, Transport.TCP, ShardDevice.CPU, None
+        if self._logs is None:
+            return serve(spec, *told).start()
+        return serve(spec, *told, Durability.PROCESS, self._logs / f"shard-{spec.shard}").start()
+
+    def die(self, shard: int) -> None:
+        """Die; one with a log comes back at once."""
+        self._servers[shard].stop()
+        if self._logs is None:
+            self._dead.add(shard)
+        else:
+            endpoint = self._servers[shard].endpoint
+            self._servers[shard] = self._serve(self._specs[shard], endpoint)
+
+    def check(self) -> None:
+        for shard in self._dead:
+            raise GiveUp(f"shard {shard} has died")
+
+    def stop(self) -> None:
+        for shard, server in enumerate(self._servers):
+            if shard not in self._dead:
+                server.stop()
 
 
 class Wished:
@@ -38,20 +72,23 @@ class Wished:
 
 
 class Job:
-    """A job of two shards at one level; `started` has every set of processes there was."""
+    """A job of two shards; `started` has every set of servers there was."""
 
-    def __init__(self, durability: Durability, logs: Path | None, patience_s: float) -> None:
+    def __init__(self, logs: Path | None, patience_s: float, lease_s: float = 60.0) -> None:
         specs = ps.shard_specs(
-            TABLE, shards=2, bound=None, workers=3, schedule=Fixed(base_rate=1.0), lease_s=4.0
+            TABLE, shards=2, bound=None, workers=3, schedule=Fixed(base_rate=1.0), lease_s=lease_s
         )
-        self.started: list[ProcessShards] = []
+        self.started: list[Servers] = []
         self.notes: list[str] = []
 
         @contextmanager
-        def start(specs: Any, ports: int, folder: Path | None) -> Iterator[ProcessShards]:
-            with process_shards(specs, durability=durability, logs=folder) as hosts:
-                self.started.append(hosts)
-                yield hosts
+        def start(specs: Any, ports: int, folder: Path | None) -> Iterator[Servers]:
+            servers = Servers(specs, folder)
+            self.started.append(servers)
+            try:
+                yield servers
+            finally:
+                servers.stop()
 
         self.residence = Residence(
             specs, start, logs=logs, patience_s=patience_s, told=self.notes.append
@@ -76,56 +113,46 @@ class Job:
         return -float(held.pop())
 
 
-def kills_before(
-    monkeypatch: pytest.MonkeyPatch, question: str, count: int, kill: Callable[[], None]
+def before(
+    monkeypatch: pytest.MonkeyPatch, question: str, count: int, act: Callable[[], None]
 ) -> None:
-    """Kill just before the `count`th time that this is asked, counted from 1."""
+    """Do something just before the `count`th time that this is asked, counted from 1."""
     asked, real = [0], console._done
 
     def done(step: Any, by_side: Any) -> Any:
         if isinstance(step, operations.Ask) and type(step.question(0)).__name__ == question:
             asked[0] += 1
             if asked[0] == count:
-                kill()
+                act()
         return real(step, by_side)
 
     monkeypatch.setattr(console, "_done", done)
 
 
-def end(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    with suppress(ProcessLookupError, ChildProcessError):
-        # It is a child of ours; who waits for it next is told as before.
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-
-
-@pytest.mark.timeout(600)
-def test_kills_at_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deaths_at_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new shard that dies before workers are told calls the move off, by its name, and the job
-    goes on where it is. An old one that dies when another has sent its workers on is missed by
-    nobody. One that dies before any has: the new shards hold all that was acknowledged."""
-    job = Job(Durability.MEMORY, None, 2.0)
+    goes on where it is. An old one that dies when shard 0 has sent its workers on is missed by
+    nobody. If shard 0 dies before it has, the new shards hold all that was acknowledged."""
+    job = Job(None, 1.0, lease_s=2.0)
     with job.residence as residence:
         first = residence.cluster
         with pushing(first, 2) as pushers:
             more(pushers)
             with monkeypatch.context() as patch:
-                kills_before(patch, "Install", 2, lambda: end(job.started[1].pids[1]))
+                before(patch, "Install", 2, lambda: job.started[1].die(1))
                 assert job.moved(3) is None
             (error,) = job.wish.answers
-            line = "shard 1 has died: its process was ended by signal 9 (Killed)"
-            assert (type(error), str(error)) == (GiveUp, line)
-            assert job.notes[-1] == f"the job stays with its 2 shards: {line}"
+            assert (type(error), str(error)) == (GiveUp, "shard 1 has died")
+            assert job.notes[-1] == "the job stays with its 2 shards: shard 1 has died"
             residence.check()
             more(pushers)
 
             with monkeypatch.context() as patch:
-                kills_before(patch, "Retire", 2, lambda: end(job.started[0].pids[1]))
-                moved = job.moved(1)
-            assert moved is not None
+                before(patch, "Retire", 2, lambda: job.started[0].die(1))
+                assert job.moved(1) is not None
             assert job.wish.answers == [None]
             residence.check()
-            assert job.notes[-1].startswith("shard 1 has died: ")
+            assert job.notes[-1].startswith("shard 1 has died; it held nothing any more")
             more(pushers)
             with ps.Client(first, worker="late", retry_s=0.2) as late:
                 assert late.cluster == residence.cluster
@@ -133,7 +160,7 @@ def test_kills_at_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         assert job.total() == acknowledged
 
         with monkeypatch.context() as patch:
-            kills_before(patch, "Retire", 1, lambda: end(job.started[2].pids[0]))
+            before(patch, "Retire", 1, lambda: job.started[2].die(0))
             moved = job.moved(2)
         assert moved is not None
         assert "the new shards hold what it had" in str(moved.untold)
@@ -141,46 +168,46 @@ def test_kills_at_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [status.version for status in residence.console.status()] == [acknowledged] * 2
 
 
-@pytest.mark.timeout(600)
-def test_kills_with_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shard that dies in the midst of a move is started again: the move is off, or it holds. Then
-    everything is where the job is, and in its logs."""
-    monkeypatch.setattr(supervision, "QUICK_S", 0.0)
-    job = Job(Durability.PROCESS, tmp_path, 120.0)
+@pytest.mark.parametrize(
+    ("question", "count", "which", "shard"),
+    [
+        ("Export", 1, 0, 1),  # an old one, which stands still
+        ("Retire", 1, 1, 0),  # a new one, which has its state in its log
+        ("Retire", 1, 0, 1),  # an old one, when the new ones hold all that it has
+        ("Retire", 2, 0, 1),  # and when another has sent its workers on
+    ],
+)
+def test_deaths_with_logs(
+    question: str,
+    count: int,
+    which: int,
+    shard: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A shard that dies in the midst of a move comes back and is as far in it as it was: the job
+    moves, and everything is where it is then, and in its logs."""
+    job = Job(tmp_path, 60.0)
     with job.residence as residence:
         with pushing(residence.cluster, 2) as pushers:
-            for question, count, which, shard in (
-                ("Export", 1, 0, 1),  # an old one forgets that it stands still
-                ("Retire", 2, -1, 0),  # a new one has its state in its log
-                ("Retire", 1, -2, 0),  # an old one, when the new ones hold all that it has
-            ):
-                more(pushers)
-                with monkeypatch.context() as patch:
-                    kills_before(
-                        patch,
-                        question,
-                        count,
-                        lambda which=which, shard=shard: end(job.started[which].pids[shard]),  # type: ignore[misc]
-                    )
-                    job.moved(5 - residence.cluster.map.shards)
-                more(pushers)
+            more(pushers)
+            before(monkeypatch, question, count, lambda: job.started[which].die(shard))
+            assert job.moved(3) is not None
+            more(pushers)
         acknowledged = sum(one.acknowledged for one in pushers)
         assert job.total() == acknowledged
-        assert sum(hosts.deaths for hosts in job.started) == 3
-        shards = residence.cluster.map.shards
     found = newest_logs(tmp_path)
     assert found is not None
-    assert found.manifest.map.shards == shards
+    assert found.manifest.map == residence.cluster.map
     whole = found.manifest.table.empty()
     found.manifest.map.join([state.weights for state in found.states], whole)
     assert set(whole[:3000]) == {-float(acknowledged)}
 
 
-@pytest.mark.timeout(300)
 def test_a_worker_that_dies_in_the_midst_of_a_push() -> None:
     """Of a push that one shard has and another lacks, the move waits for the lease, no longer; the
     next life of its worker goes on behind it."""
-    job = Job(Durability.MEMORY, None, 30.0)
+    job = Job(None, 30.0, lease_s=2.0)
     with job.residence as residence:
         client = ps.Client(residence.cluster, worker="w")
         client.pull()
@@ -201,7 +228,7 @@ def test_a_worker_that_dies_in_the_midst_of_a_push() -> None:
 
 def test_what_cannot_be_wished_for() -> None:
     """As many shards as there are, or more than the table can be cut into, are refused at once."""
-    job = Job(Durability.MEMORY, None, 30.0)
+    job = Job(None, 30.0)
     with job.residence as residence:
         for shards, line in (
             (2, "reshard: expected another number of shards than 2, got it"),
