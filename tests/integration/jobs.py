@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ps.hosting import Home
 from shards.rules import SGD, Decay
 from shards.schedules import Fixed
 from shards.tables import DenseTable, TensorSpec
@@ -101,9 +102,13 @@ def ones_job(
     shards: int = 2,
     bound: int | None = 2,
     strategy: Strategy | None = None,
+    shards_in: Home = Home.PROCESSES,
     **more: Any,
 ) -> Job:
-    """A job of `workers` times `steps` unit pushes at rate 1."""
+    """A job of `workers` times `steps` unit pushes at rate 1.
+
+    Its shards live in processes, which start for half the CPU time of Ray's actors.
+    """
     return Job(
         model=model or partial(Ones, 0.002),
         plan=Plan(
@@ -119,6 +124,7 @@ def ones_job(
         workers=workers,
         shards=shards,
         bound=bound,
+        shards_in=shards_in,
         **more,
     )
 
