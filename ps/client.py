@@ -327,10 +327,13 @@ class Client:
 
     def abandon(self) -> None:
         """Drop the connections as a crash would: the lease frees the others."""
-        if self._renewal is not None:
-            self._renewal.stop()
+        self._hang_up()
         if self._keeper is not None:
             self._keeper.close()
+
+    def _hang_up(self) -> None:
+        if self._renewal is not None:
+            self._renewal.stop()
         self._connection.close()
 
     def __enter__(self) -> "Client":
@@ -470,7 +473,7 @@ class Client:
     # --- moving -----------------------------------------------------------------------------------
 
     def _reopen(self, successors: Cluster) -> None:
-        self.abandon()
+        self._hang_up()
         self._open(successors)
 
     def _move(self, successors: Cluster) -> None:

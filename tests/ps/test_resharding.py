@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -238,3 +239,18 @@ def test_a_push_that_died_half_way_is_never_applied_twice() -> None:
         with Client(home.cluster, worker="w", incarnation=1) as successor:
             assert (successor.seq, successor.step) == (2, 2)
         assert set(home.weights()) == {-1.0, -2.0}
+
+
+def test_a_residual_is_kept_after_a_move(tmp_path: Path) -> None:
+    """What compression leaves behind is written for snapshots of the new shards, too."""
+    compression = Compression.parse("topk:0.01", "none")
+    with job(2) as home:
+        with Client(home.first, worker="w", compression=compression, keep=tmp_path) as client:
+            client.pull()
+            client.push(everywhere(1.0))
+            client.flush()
+            home.move(3)
+            client.pull()
+            client.push(everywhere(1.0))
+        notes = [path.name for path in tmp_path.rglob("w.0.2-2*")]
+        assert len(notes) == 2, "its arrays, and what they are"
