@@ -1,4 +1,5 @@
 """What all tests share: one embedded Spark and one embedded Ray, and the proof that both end.
+Some share clusters that an operator has started: a Ray head, a Spark master, a Connect server.
 
 A start costs some ten seconds of a core, a warm job a tenth of one; so both start once, when the
 first test asks, one after the other from the main thread, as Ray wants it. A test that starts,
@@ -13,9 +14,12 @@ import os
 import secrets
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 import pytest
@@ -26,13 +30,13 @@ if TYPE_CHECKING:
 _MARK = "DOWNPOUR_TEST_RUN"
 _GONE_S = 60.0
 # The tests on `spark` and `ray_local`: whoever deals out the tests knows no more than their names.
-# One that is missing here runs, too, but may start the clusters once more.
+# One that is missing here runs, too, but may start the clusters once more. So is it with the tests
+# on `running_ray`, `spark_master` and `connect_url` below.
 _ON_SHARED = (
     "tests/deploy/test_ray_cluster.py::test_second_connection",
     "tests/docs/test_snippets.py::test_snippets_on_clusters",
     "tests/integration/test_cli.py::test_a_run_that_meets_trouble",
     "tests/integration/test_cli.py::test_a_shard_process_that_dies",
-    "tests/integration/test_cli.py::test_a_run_that_is_moved",
     "tests/integration/test_serial.py::test_one_worker_over_spark_and_ray",
     "tests/integration/test_spark_training.py",
     "tests/ps/test_ray_host.py",
@@ -41,23 +45,39 @@ _ON_SHARED = (
     "tests/worker/test_spark_session.py::test_mnist_fits",
     "tests/worker/test_spark_session.py::test_second_session",
 )
+_ON_RUNNING = (
+    "tests/deploy/test_ray_cluster.py::test_running_cluster",
+    "tests/integration/test_clusters.py",
+    "tests/worker/test_spark_session.py::test_connect_server",
+    "tests/worker/test_spark_session.py::test_every_task_gets_a_gpu_of_its_own",
+    "tests/worker/test_spark_session.py::test_standalone_master",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the long rows first, so that no process is left alone with one at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (not item.nodeid.startswith(_ON_SHARED), item.path not in slow))
+    rows = (_ON_SHARED, _ON_RUNNING)
+    items.sort(
+        key=lambda item: (
+            *(not item.nodeid.startswith(row) for row in rows),
+            item.path not in slow,
+        )
+    )
 
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist's
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give a process one file at a time; and all that is on the shared clusters to one process."""
+    """Give a process one file at a time; and all that is on the same clusters to one process."""
     from xdist.scheduler import LoadFileScheduling
 
     class Rows(LoadFileScheduling):  # type: ignore[misc]  # of a library that ships no types
         def _split_scope(self, nodeid: str) -> str:
-            shared = nodeid.startswith(_ON_SHARED)
-            return "shared clusters" if shared else super()._split_scope(nodeid)
+            if nodeid.startswith(_ON_SHARED):
+                return "shared clusters"
+            if nodeid.startswith(_ON_RUNNING):
+                return "running clusters"
+            return str(super()._split_scope(nodeid))
 
     return Rows(config, log)
 
@@ -76,9 +96,59 @@ def spark() -> Iterator["SparkSession"]:
 def ray_local() -> Iterator[str]:
     """The address of an embedded Ray of four CPUs that this process is connected to."""
     from deploy.ray_cluster import connect
+    from shards.errors import GiveUp
 
-    with connect(None, 4) as address:
+    with ExitStack() as stack:
+        for tries_left in (2, 1, 0):
+            try:
+                address = stack.enter_context(connect(None, 4))
+                break
+            except GiveUp:  # Ray's own patience is 30 s, and cannot be set.
+                if not tries_left:
+                    raise
         yield address
+
+
+class RunningRay(NamedTuple):
+    """A Ray that others have started: HOST:PORT, ray://HOST:PORT, and the environment of those who
+    may speak to it."""
+
+    address: str
+    client: str
+    token: dict[str, str]
+
+
+@pytest.fixture(scope="session")
+def running_ray() -> Iterator[RunningRay]:
+    """A Ray head of two CPUs, with a token."""
+    from tests.clusters import free_port, ray_head
+
+    # Its path must be short, for it holds sockets.
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
+        file = Path(folder) / "token"
+        file.write_text("0123456789abcdef" * 4)
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file)}
+        port = free_port()
+        with ray_head(Path(folder) / "r", token, port) as address:
+            yield RunningRay(address, f"ray://127.0.0.3:{port}", token)
+
+
+@pytest.fixture(scope="session")
+def spark_master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A standalone master's URL; its worker has two cores, and believes in two GPUs."""
+    from tests.clusters import standalone_spark
+
+    with standalone_spark(tmp_path_factory.mktemp("spark"), gpus=2) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def connect_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The sc:// URL of a Spark Connect server with two slots."""
+    from tests.clusters import connect_server
+
+    with connect_server(tmp_path_factory.mktemp("connect")) as url:
+        yield url
 
 
 @pytest.fixture

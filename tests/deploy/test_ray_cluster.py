@@ -8,14 +8,16 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from deploy import ray_cluster
 from deploy.ray_cluster import check_token, connect, refusal
 from shards.errors import BadInput, WrongBuild
-from tests.clusters import free_port, ray_head
+
+if TYPE_CHECKING:
+    from tests.conftest import RunningRay
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,33 +85,27 @@ def test_an_embedded_ray_that_is_late(short_folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_running_cluster(short_folder: Path, tmp_path: Path) -> None:
+def test_running_cluster(running_ray: "RunningRay", tmp_path: Path) -> None:
     """A running Ray is used with this project's code, and goes on when we leave; without its token,
     or with another version, the error is one line that says so."""
-    token = short_folder / "token"
-    token.write_text("0123456789abcdef" * 4)
-    auth = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    address, client_address, auth = running_ray
     other = tmp_path / "other"
     other.mkdir()
     (other / "sitecustomize.py").write_text("import ray; ray.__version__ = '2.1.0'")
-    client_port = free_port()
-    with ray_head(short_folder / "r", auth, client_port) as address:
-        (session,) = run(address, **auth)
-        assert session["head"] == address
-        assert "/py_modules_files/" in code_of(session)
-        assert session["cpus"] == 2.0
-        assert session["left"] == []
-        (client,) = run(f"ray://127.0.0.3:{client_port}", **auth)
-        assert "/py_modules_files/" in code_of(client)
-        (stranger,) = run(address, RAY_AUTH_MODE="disabled")
-        assert stranger["error"].startswith(
-            f"BadInput: Ray at {address}: expected that cluster's token"
-        )
-        (older,) = run(address, **auth, PYTHONPATH=f"{other}:{ROOT}")
-        assert older["error"].startswith(
-            f"WrongBuild: Ray at {address}: expected Ray 2.1.0 on Python"
-        )
-        assert stranger["left"] == older["left"] == []
+    (session,) = run(address, **auth)
+    assert session["head"] == address
+    assert "/py_modules_files/" in code_of(session)
+    assert session["cpus"] == 2.0
+    assert session["left"] == []
+    (client,) = run(client_address, **auth)
+    assert "/py_modules_files/" in code_of(client)
+    (stranger,) = run(address, RAY_AUTH_MODE="disabled")
+    assert stranger["error"].startswith(
+        f"BadInput: Ray at {address}: expected that cluster's token"
+    )
+    (older,) = run(address, **auth, PYTHONPATH=f"{other}:{ROOT}")
+    assert older["error"].startswith(f"WrongBuild: Ray at {address}: expected Ray 2.1.0 on Python")
+    assert stranger["left"] == older["left"] == []
 
 
 def test_no_ray_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,21 +4,23 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from tests import tiny
-from tests.clusters import QUICK_JAVA, connect_server, ray_head, standalone_spark
+from tests.clusters import QUICK_JAVA
 from tests.integration.command import check_folder, downpour
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 from worker.inference import evaluate, read_weights
 from worker.sources import open_source
+
+if TYPE_CHECKING:
+    from tests.conftest import RunningRay
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -26,30 +28,13 @@ ROOT = Path(__file__).parents[2]
 TRAIN = ("train", "--solver", "solver.prototxt", "--data", "data", "--out", "run", "--shards", 2)
 
 
-@pytest.fixture(scope="module")
-def token() -> Iterator[dict[str, str]]:
-    """The environment of those who may speak to the Ray below."""
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
-        file = Path(folder) / "token"
-        file.write_text("0123456789abcdef" * 4)
-        yield {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file)}
-
-
-@pytest.fixture(scope="module")
-def ray(token: dict[str, str]) -> Iterator[str]:
-    """A running Ray; its path must be short, for it holds sockets."""
-    with ray_head(Path(token["RAY_AUTH_TOKEN_PATH"]).with_name("r"), token) as address:
-        yield address
-
-
-def test_by_url(ray: str, token: dict[str, str], tmp_path: Path) -> None:
+def test_by_url(running_ray: "RunningRay", spark_master: str, tmp_path: Path) -> None:
     """A standalone master and a running Ray: the run is like any other, and leaves them as they
     were, without a shard and without a file of ours in the working directory."""
     tiny.write_job(tmp_path)
-    with (
-        standalone_spark(tmp_path / "spark") as spark,
-        downpour(tmp_path, *TRAIN, "--spark", spark, "--ray", ray, **token, **QUICK_JAVA) as child,
-    ):
+    spark, ray, token = spark_master, running_ray.address, running_ray.token
+    where = "--spark", spark, "--ray", ray
+    with downpour(tmp_path, *TRAIN, *where, **token, **QUICK_JAVA) as child:
         most = 0
         while child.process.poll() is None:
             most = max(most, len(shards_of(token)))
@@ -61,30 +46,30 @@ def test_by_url(ray: str, token: dict[str, str], tmp_path: Path) -> None:
         check_folder(tmp_path / "run", workers=2, shards=2, steps=100, bound=4, restarts=0)
     check_no_shard(token)
     assert {path.name for path in tmp_path.iterdir()} == {
-        *("net.prototxt", "solver.prototxt", "data", "run", "spark")
+        *("net.prototxt", "solver.prototxt", "data", "run")
     }
 
 
-def test_over_connect(ray: str, token: dict[str, str], tmp_path: Path) -> None:
+def test_over_connect(running_ray: "RunningRay", connect_url: str, tmp_path: Path) -> None:
     """`worker.train` on a Connect DataFrame: three workers on two slots, told how many to be."""
     pytest.importorskip("grpc", reason="needs the extra `connect`")
     solver = tiny.write_job(tmp_path)
-    with connect_server(tmp_path / "spark") as url:
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.integration.over_connect", url, ray, str(tmp_path)],
-            cwd=ROOT,
-            env=os.environ | token,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    where = connect_url, running_ray.address, str(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.integration.over_connect", *where],
+        cwd=ROOT,
+        env=os.environ | running_ray.token,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])
     assert seen["refused"] == "train over Spark Connect: expected the number of workers, got none"
     assert seen["steps"] == [60, 60, 60]
     assert seen["versions"] == [180, 180]
     assert seen["gap"] <= 3
-    check_no_shard(token)
+    check_no_shard(running_ray.token)
     model = CaffeModel(read_solver(solver).tests[0].net)
     weights = read_weights(tmp_path / "weights.caffemodel", model.table, model.initial(0))
     rows = open_source(tmp_path / "data", "test").batches()

@@ -8,14 +8,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shards.errors import BadInput
-from tests.clusters import QUICK_JAVA, connect_server, standalone_spark
+from tests.clusters import QUICK_JAVA
 from worker.spark import start_session
 
 ROOT = Path(__file__).parents[2]
@@ -66,19 +65,12 @@ def test_embedded(no_java: dict[str, str], tmp_path: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-@pytest.fixture(scope="module")
-def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A standalone master's URL; its worker has two cores, and believes in two GPUs."""
-    with standalone_spark(tmp_path_factory.mktemp("spark"), gpus=2) as url:
-        yield url
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_standalone_master(master: str, tmp_path: Path) -> None:
+def test_standalone_master(spark_master: str, tmp_path: Path) -> None:
     """Executors of a master run this project's code out of the shipped zip, one thread each; the
     master outlives the session."""
-    session = run("once", master, TMPDIR=str(tmp_path), **QUICK_JAVA)
+    session = run("once", spark_master, TMPDIR=str(tmp_path), **QUICK_JAVA)
     assert [row["id"] for row in session["rows"]] == [0, 1, 2, 3]
     assert {row["threads"] for row in session["rows"]} == {"1"}
     for row in session["rows"]:
@@ -91,11 +83,11 @@ def test_standalone_master(master: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_every_task_gets_a_gpu_of_its_own(master: str, tmp_path: Path) -> None:
+def test_every_task_gets_a_gpu_of_its_own(spark_master: str, tmp_path: Path) -> None:
     """By the settings of docs/clusters.md, where a worker has two, and after another session: of
     two tasks at a time each has another one."""
     (tmp_path / "spark-defaults.conf").write_text(documented("spark-defaults.conf"))
-    seen = run("gpus", master, SPARK_CONF_DIR=str(tmp_path), **QUICK_JAVA)
+    seen = run("gpus", spark_master, SPARK_CONF_DIR=str(tmp_path), **QUICK_JAVA)
     assert sorted(seen) == [["0"], ["1"]]
 
 
@@ -108,15 +100,14 @@ def documented(file: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_connect_server(tmp_path: Path) -> None:
+def test_connect_server(connect_url: str) -> None:
     """Over Spark Connect the workers run the shipped code too; the server outlives the session."""
-    with connect_server(tmp_path) as url:
-        for session in run("twice", url):
-            assert [row["id"] for row in session["rows"]] == [0, 1, 2, 3]
-            for row in session["rows"]:
-                assert f"/downpour-{session['build']}.zip/ps/" in row["ps"]
-            assert session["children"] == session["left"] == []
-            assert session["kept"]
+    for session in run("twice", connect_url):
+        assert [row["id"] for row in session["rows"]] == [0, 1, 2, 3]
+        for row in session["rows"]:
+            assert f"/downpour-{session['build']}.zip/ps/" in row["ps"]
+        assert session["children"] == session["left"] == []
+        assert session["kept"]
 
 
 @pytest.mark.slow
