@@ -74,8 +74,9 @@ def test_a_run_that_meets_trouble(here: Here, tmp_path: Path) -> None:
     stopped_at = snapshots(run)[-1]
     told = json.loads((run / "summary.json").read_text())
     assert (told["test_accuracy"], told["worker_restarts"]) == (None, 1)
-    # Workers end within moments of it; what they push meanwhile is counted, but not saved.
-    assert 0 <= told["updates"] - 2 * stopped_at < 2 * 40
+    # Workers end within moments of it; what they push meanwhile is counted, but not saved. The last
+    # push of each may have reached one shard of the two, and then counts in the number alone.
+    assert -2 <= told["updates"] - 2 * stopped_at < 2 * 40
 
     steps = stopped_at + 60
     # Where the shards live is not the run's affair: the second half needs no Ray.
@@ -103,7 +104,7 @@ def test_a_shard_process_that_dies(here: Here, tmp_path: Path) -> None:
     before = set(shard_processes())
 
     def kill() -> None:
-        await_one(tmp_path / "run")
+        await_so_many(tmp_path / "run", 1)
         min(set(shard_processes()) - before, key=lambda process: process.pid).kill()
 
     with ThreadPoolExecutor(1) as pool:
@@ -125,14 +126,17 @@ def test_a_run_that_is_moved(here: Here, tmp_path: Path) -> None:
 
     def move() -> tuple[int, str, str]:
         try:
-            await_one(run)
+            await_so_many(run, 1)
             old = min(set(shard_processes()) - before, key=lambda process: process.pid)
             with downpour(tmp_path, "reshard", "run", "--shards", 3) as asking:
                 while not any(path.name.startswith(".reshard-") for path in run.iterdir()):
                     assert asking.process.poll() is None
                     time.sleep(0.01)
                 old.kill()
-                return asking.end()
+                answered = asking.end()
+            # The later of these two holds what the new shards were pushed.
+            await_so_many(run, len(snapshots(run)) + 2)
+            return answered
         finally:
             if not ended.is_set():
                 os.kill(os.getpid(), signal.SIGINT)
@@ -158,11 +162,11 @@ def test_a_run_that_is_moved(here: Here, tmp_path: Path) -> None:
     assert set(shard_processes()) == before
 
 
-def await_one(run: Path) -> None:
-    """Return when a run has a snapshot."""
+def await_so_many(run: Path, count: int) -> None:
+    """Return when a run has so many snapshots."""
     until = time.monotonic() + 240
-    while not snapshots(run):
-        assert time.monotonic() < until, "no snapshot"
+    while len(snapshots(run)) < count:
+        assert time.monotonic() < until, f"no {count} snapshots"
         time.sleep(0.05)
 
 
