@@ -7,7 +7,8 @@ All threads then share one arena, because ZeroMQ allocates in its thread what ou
 
 Blocks that are kept come to lie between others, and now and then a message finds no hole that is
 large enough: the process would grow for ever, slowly. So whoever receives looks now and then how
-much lies free, and gives the pages back when it is more than the next messages will need.
+much lies free, and gives the pages back when it is more than the next messages will need: two, or
+as many as were there at once lately, for what eight peers send at once comes again.
 
 The rule kept here: whoever set one of glibc's own variables decided for themselves, and nothing is
 changed; nor is it where the C library is another.
@@ -15,6 +16,7 @@ changed; nor is it where the C library is another.
 
 import ctypes
 import os
+from collections import deque
 from functools import cache
 
 # From <malloc.h>.
@@ -22,6 +24,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _LOOK_EVERY = 64  # messages, unless they are large
 _LARGE = 1 << 20  # bytes of one after which it is always looked
 _NEXT = 2  # messages that room is kept for
+_RECENT = 64  # looks
 _LITTLE = 1 << 20  # bytes that are not worth a call
 _WANTED = ((_ARENA_MAX, 1), (_MMAP_THRESHOLD, 1 << 30), (_TRIM_THRESHOLD, 2**31 - 1))
 
@@ -67,13 +70,23 @@ class Surplus:
 
     def __init__(self) -> None:
         self._received = self._largest = 0
+        self._used: deque[int] = deque(maxlen=_RECENT)
 
     def received(self, message_bytes: int) -> None:
-        """Count a message; every so often, look what lies free, and keep room for two as large."""
+        """Count a message; every so often, look what lies free.
+
+        Room is kept for what was in use at once lately, as many peers' messages are, and for two
+        as large as the largest.
+        """
         self._received += 1
         self._largest = max(self._largest, message_bytes)
         if self._received % _LOOK_EVERY and message_bytes < _LARGE:
             return
         libc = _tuned()
-        if libc is not None and libc.mallinfo2().fordblks > _NEXT * self._largest + _LITTLE:
-            libc.malloc_trim(_NEXT * self._largest)
+        if libc is None:
+            return
+        now = libc.mallinfo2()
+        self._used.append(now.uordblks)
+        room = max(self._used) - now.uordblks + _NEXT * self._largest
+        if now.fordblks > room + _LITTLE:
+            libc.malloc_trim(room)

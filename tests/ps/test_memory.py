@@ -37,10 +37,14 @@ def resident():
 blocks = [libc.malloc(1 << 20) for _ in range(200)]
 for block in blocks:
     ctypes.memset(block, 1, 1 << 20)
+used = Surplus()
+if "--seen" in sys.argv:
+    used.received(1 << 20)
+    sys.argv.remove("--seen")
 for block in blocks[::2]:
     libc.free(block)
 print(resident())
-surplus, size, least = Surplus(), *map(int, sys.argv[1:])
+surplus, size, least = used, *map(int, sys.argv[1:])
 for _ in range(least - 1):
     surplus.received(size)
 print(resident())
@@ -74,18 +78,30 @@ def test_who_sets_glibcs_variables_decides() -> None:
     assert faults > 1000
 
 
+def _resident_with_holes(*arguments: str) -> tuple[int, int, int]:
+    """Bytes of a process with a hundred holes of a megabyte: before it receives, then before and
+    after the message after which it should look.
+    """
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
+    command = [sys.executable, "-c", _HOLES, *arguments]
+    told = subprocess.run(command, env=kept, stdout=subprocess.PIPE, check=True)
+    full, before, after = map(int, told.stdout.split())
+    return full, before, after
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library is left alone")
 @pytest.mark.parametrize(("size", "least"), [(1 << 16, 64), (1 << 20, 1)])
 def test_what_lies_free_between_others_is_given_back(size: int, least: int) -> None:
-    """A hundred holes of a megabyte, and room is wanted for two messages: looked at every 64 of
-    them, or after each that is large."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
-    told = subprocess.run(
-        [sys.executable, "-c", _HOLES, str(size), str(least)],
-        env=kept,
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    full, before, after = map(int, told.stdout.split())
+    """Where room is wanted for two messages: looked at every 64 of them, or after each that is
+    large."""
+    full, before, after = _resident_with_holes(str(size), str(least))
+    assert before > full - (10 << 20)
+    assert after < before - (80 << 20)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library is left alone")
+def test_room_is_kept_for_what_was_in_use_at_once() -> None:
+    """As the messages of many peers are, which come again; after 64 looks it was long ago."""
+    full, before, after = _resident_with_holes("--seen", str(1 << 20), "64")
     assert before > full - (10 << 20)
     assert after < before - (80 << 20)
