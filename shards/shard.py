@@ -378,7 +378,7 @@ class Shard:
 
     def _apply_together(self, run: Sequence[Arrived], now: float) -> list[Outgoing]:
         """Apply a run in one pass; one by one where that cannot be."""
-        applied = self.updates.bring_together(run, self.ledger, now)
+        applied = self.updates.bring_together(run, self.ledger, now) if len(run) > 1 else None
         if applied is None:
             return [answer for one in run for answer in self._apply_one(one, now)]
         return self._acknowledge_all(applied)

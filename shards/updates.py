@@ -79,6 +79,10 @@ class Updates:
     def bring(self, arrived: Arrived, ledger: Ledger, now: float) -> list[Applied]:
         """Apply it, or let it wait for its round; raises what the guard refuses with."""
         self._quarantine.check(arrived.message.worker)
+        if self._sums:
+            applied = self.bring_together([arrived], ledger, now)
+            if applied is not None:
+                return applied
         measured = self._measured(arrived)
         if self._spec.merge is Merge.ROUND:
             self.round[arrived.message.worker] = measured
