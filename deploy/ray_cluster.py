@@ -33,7 +33,10 @@ from shards.errors import BadInput, GiveUp, WrongBuild
 from worker.shipping import PACKAGES
 
 NAMESPACE = "downpour"
-_TRIAL_S = 60.0
+_TRIAL_S = 120.0  # a client of ray:// waits for a server of its own to start
+# Ray forks that server beside threads of gRPC, and now and then it dies of that at its birth.
+_STILLBORN = "Starting Ray client server failed"
+_BIRTHS = 3
 _TRIAL = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level='ERROR')"
 # Ray rewrites 127.0.0.1 to an address of the network; the rest of 127/8 it leaves alone.
 _LOOPBACK = "127.0.0.2" if sys.platform == "linux" else None
@@ -52,7 +55,7 @@ def connect(address: str | None, cpus: int) -> Iterator[str]:
     machine. Call it from the main thread: a Ray started by a thread dies with that thread. SIGTERM
     keeps the handler it has.
 
-    Raises BadInput when no Ray answers there within a minute, WrongBuild when it is of another
+    Raises BadInput when no Ray answers there in two minutes, WrongBuild when it is of another
     version, GiveUp when an embedded one does not start.
     """
     assert threading.current_thread() is threading.main_thread(), "start Ray from the main thread"
@@ -104,7 +107,7 @@ def _init(address: str, **options: Any) -> str:
     """ray.init, quiet, leaving the SIGTERM handler as it was; returns the head's address."""
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        context = ray.init(
+        context = _ray_init(
             address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", **options
         )
     except Exception as error:
@@ -117,6 +120,17 @@ def _init(address: str, **options: Any) -> str:
     finally:
         signal.signal(signal.SIGTERM, on_sigterm)
     return str(getattr(context, "address_info", {}).get("gcs_address", address))
+
+
+def _ray_init(address: str, **options: Any) -> Any:
+    """ray.init, and once more where the server that ray:// starts for a client was stillborn."""
+    for left in reversed(range(_BIRTHS)):
+        try:
+            return ray.init(address, **options)
+        except ConnectionAbortedError as error:
+            if not left or _STILLBORN not in str(error):
+                raise
+    raise AssertionError("unreachable")
 
 
 def _end_node(error: BaseException) -> None:
@@ -134,8 +148,17 @@ def _try(address: str) -> None:
     """Return when a child process can connect to the Ray at `address`; raise why it cannot."""
     if address != "auto":
         reach(f"Ray at {address}", [_host_and_port(address)])
+    for _ in range(_BIRTHS):
+        done = _trial(address)
+        if _STILLBORN not in done.stderr:
+            break
+    if done.returncode:
+        raise refusal(address, done.stderr)
+
+
+def _trial(address: str) -> subprocess.CompletedProcess[str]:
     try:
-        done = subprocess.run(
+        return subprocess.run(
             [sys.executable, "-c", _TRIAL, address],
             env=os.environ | {"RAY_NUM_REDIS_GET_RETRIES": "3"},  # seconds of being turned away
             stdin=subprocess.DEVNULL,
@@ -150,8 +173,6 @@ def _try(address: str) -> None:
         raise BadInput(
             f"Ray at {address}: expected a Ray head, got no answer in {_TRIAL_S:g} s"
         ) from None
-    if done.returncode:
-        raise refusal(address, done.stderr)
 
 
 def check_token(environ: Mapping[str, str]) -> None:

@@ -17,7 +17,7 @@ import pyspark
 
 from deploy.java import java_environment
 
-_READY_S = 150.0
+_READY_S = 240.0
 _SPARK_HOME = Path(pyspark.__file__).parent
 _LOG4J = """\
 rootLogger.level = error
@@ -107,6 +107,25 @@ def connect_server(folder: Path) -> Iterator[str]:
         yield f"sc://127.0.0.1:{port}"
 
 
+# `ray start`, which gives its node 30 s, too few on a busy machine.
+_PATIENT_START = """
+import time
+from ray._private import services
+from ray.scripts.scripts import main
+get_node = services.get_node
+def patient(*arguments):
+    until = time.monotonic() + 200
+    while True:
+        try:
+            return get_node(*arguments)
+        except RuntimeError:
+            if time.monotonic() > until:
+                raise
+services.get_node = patient
+main()
+"""
+
+
 @contextmanager
 def ray_head(
     folder: Path, environ: Mapping[str, str], client_port: int | None = None
@@ -118,13 +137,18 @@ def ray_head(
     """
     port = free_port()
     command = [
-        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+        *(sys.executable, "-c", _PATIENT_START, "start", "--head", "--block"),
         *("--node-ip-address", "127.0.0.3", "--port", str(port), "--num-cpus", "2"),
         *("--include-dashboard", "false", "--disable-usage-stats", "--temp-dir", str(folder)),
         *("--ray-client-server-port", str(client_port or free_port())),
     ]
-    # A server of its own for each client starts within 30 s, unless the machine is busy.
-    environ = {"RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "120", **environ}
+    environ = {
+        # A server of its own for each client starts within 30 s, unless the machine is busy.
+        "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "100",
+        # With them it is forked beside threads of gRPC, and on a busy machine may die at once.
+        "GRPC_ENABLE_FORK_SUPPORT": "0",
+        **environ,
+    }
     with ExitStack() as stack:
         log = folder.with_suffix(".log")
         process = _process(stack, log, command, os.environ | environ)

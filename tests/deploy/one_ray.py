@@ -38,7 +38,7 @@ def seen(address: str | None) -> dict[str, Any]:
         probe = ray.remote(Probe).remote()
         found = {
             "head": head,
-            "actor": ray.get(probe.look.remote(), timeout=60),
+            "actor": ray.get(probe.look.remote(), timeout=200),
             "cpus": ray.cluster_resources()["CPU"],
             "children": len(_children()),
             "folders": [oct(stat.S_IMODE(folder.stat().st_mode)) for folder in _folders()],

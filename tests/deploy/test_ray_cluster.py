@@ -7,14 +7,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from deploy import ray_cluster
 from deploy.ray_cluster import check_token, connect, refusal
-from shards.errors import BadInput, WrongBuild
+from shards.errors import BadInput, GiveUp, WrongBuild
 
 if TYPE_CHECKING:
     from tests.conftest import RunningRay
@@ -116,6 +118,43 @@ def test_no_ray_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         line = rf"^Ray at {address}: expected a Ray head, got no answer in 0\.5 s$"
         with pytest.raises(BadInput, match=line):
             ray_cluster._try(address)
+
+
+_STILLBORN = "Initialization failure from server: Starting Ray client server failed. See a.err"
+
+
+@pytest.mark.parametrize(("deaths", "asked"), [(2, 3), (3, 3)])
+def test_a_server_that_dies_at_its_birth(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, deaths: int, asked: int
+) -> None:
+    """The server that Ray starts for a client of ray:// is asked for again, three times in all, by
+    the trial as by the connection itself."""
+    count = tmp_path / "count"
+    program = (
+        f"import sys; f = open({str(count)!r}, 'a+'); f.write('x'); f.seek(0)\n"
+        f"if len(f.read()) <= {deaths}: sys.exit('ConnectionAbortedError: ' + {_STILLBORN!r})"
+    )
+    monkeypatch.setattr(ray_cluster, "_TRIAL", program)
+    with nullcontext() if deaths < asked else pytest.raises(BadInput, match="client server failed"):
+        ray_cluster._try("auto")
+    assert len(count.read_text()) == asked
+
+    calls = 0
+
+    def init(*_: object, **__: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls <= deaths:
+            raise ConnectionAbortedError(_STILLBORN)
+        return SimpleNamespace(address_info={"gcs_address": "head:1"})
+
+    monkeypatch.setattr("ray.init", init)
+    if deaths < asked:
+        assert ray_cluster._init("ray://h:1") == "head:1"
+    else:
+        with pytest.raises(GiveUp, match="Starting Ray client server failed"):
+            ray_cluster._init("ray://h:1")
+    assert calls == asked
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])

@@ -11,7 +11,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -40,8 +40,10 @@ def here(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> Here:
+) -> Iterator[Here]:
     """`downpour` in this process, on its Spark: the exit status, standard output and error."""
+    # Tests that run in the background have it ignored.
+    on_sigint = signal.signal(signal.SIGINT, signal.default_int_handler)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(door, "start_session", lambda *_, **__: nullcontext(spark))
 
@@ -52,7 +54,8 @@ def here(
         told = capsys.readouterr()
         return int(ended.value.code or 0), told.out, told.err
 
-    return run
+    yield run
+    signal.signal(signal.SIGINT, on_sigint)
 
 
 def test_a_run_that_meets_trouble(here: Here, tmp_path: Path) -> None:
