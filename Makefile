@@ -46,8 +46,8 @@ bench: install ## run the benchmarks, each ending in its goals: met or short
 	@set -e; for bench in $(filter-out %/bench_datapath.py,$(wildcard tests/bench/bench_*.py)); do \
 		echo "== $$bench"; $(BIN)/python "$$bench"; done
 
-DATAPATH := datapath wire shm links codecs apply latency_training
-bench-datapath: install ## the data path: against its peers, and every goal it has; an hour
+DATAPATH := datapath small wire shm links codecs apply latency_training memory torn
+bench-datapath: install ## the data path: against its peers, and every goal it has; two hours
 	$(PIP) install --quiet --no-build-isolation --editable '.[bench]'
 	@set -e; for bench in $(DATAPATH); do \
 		echo "== $$bench"; $(BIN)/python "tests/bench/bench_$$bench.py"; done

@@ -7,7 +7,6 @@ slows them alike: compare within a row. CPU seconds are those of all processes t
 what is pushed and what is pulled.
 
     python -m tests.bench.bench_shm [--floats 25000000 1000000] [--shards 1 2] [--rounds 5]
-    python -m tests.bench.bench_shm --torn 100000      every pull looked at, over every transport
 """
 
 import argparse
@@ -15,7 +14,6 @@ import multiprocessing
 import os
 import random
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -216,52 +214,13 @@ def ratio(spans: dict[str, list[Span]], name: str, to: str) -> float:
     )
 
 
-# --- torn reads -----------------------------------------------------------------------------------
-
-
-def count_torn(transport: Transport, pulls: int) -> int:
-    """Pulls in which a shard's part was not of one value, while another worker pushes constants."""
-    specs = specs_of(1 << 18, 2)
-    done, torn = threading.Event(), 0
-    with ps.process_shards(specs) as hosts:
-        cluster = hosts.cluster
-        with ps.Console(cluster) as console:
-            console.install(cluster.table.empty())
-
-        def push_on() -> None:
-            with ps.Client(cluster, worker="pusher", transport=transport) as client:
-                versions = client.pull().versions
-                while not done.is_set():
-                    gradient = client.empty()
-                    gradient[:] = 1
-                    client.push(gradient, read_versions=versions)
-
-        thread = threading.Thread(target=push_on)
-        thread.start()
-        try:
-            with ps.Client(cluster, worker="reader", transport=transport) as client:
-                for _ in range(pulls):
-                    weights = client.pull().weights
-                    parts = [cluster.map.cut(weights, shard)[0] for shard in range(2)]
-                    torn += any(part.min() != part.max() for part in parts)
-        finally:
-            done.set()
-            thread.join()
-    return torn
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--floats", type=int, nargs="+", default=[25_000_000, 1_000_000])
     parser.add_argument("--shards", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of a contender in a round")
-    parser.add_argument("--torn", type=int, default=0, help="count torn reads in so many pulls")
     given = parser.parse_args()
-    if given.torn:
-        counted = {str(kind): count_torn(kind, given.torn) for kind in CARRIED}
-        goals(Goal(f"torn of {given.torn} pulls over {k}", n, 0) for k, n in counted.items())
-        return
     rows: list[Goal] = []
     figures: dict[str, Any] = {"cores": os.cpu_count()}
     print(f"{'floats':>10} {'shards':>6}  {'':14}{'updates/s':>10}{'CPU s/GB':>10}{'x alone':>9}")
