@@ -3,11 +3,12 @@
 Pure: times are passed in, chance comes from a seed, and nothing is sent. `ps.slow_links` carries
 real bytes by it, so that any run can be tried on the link that it will have.
 
-Each way works by itself, as on a full-duplex line. Bytes wait for the line (a token bucket, whose
-small depth forgives a driver that wakes late), leave at the line's rate, travel for half the round
-trip and some jitter, and come out in order. A lost packet costs its connection one round trip more,
-in which TCP would have sent it again and held back what follows. In an outage nothing leaves. What
-a connection has sent and not yet seen acknowledged is bounded by its window, as TCP's is.
+Each way works by itself, as on a full-duplex line. Bytes wait for the line (a token bucket of small
+depth), leave at the line's rate, travel for half the round trip and some jitter, and come out in
+order. A driver that wakes late costs the line nothing where bytes were waiting for it meanwhile. A
+lost packet costs its connection one round trip more, in which TCP would have sent it again and held
+back what follows. In an outage nothing leaves. What a connection has sent and not yet seen
+acknowledged is bounded by its window, as TCP's is.
 """
 
 import math
@@ -146,9 +147,13 @@ class Lane:
         short = size - self.room(now)
         return now + short / self.model.rate if short > 0 else now
 
-    def leave(self, size: int, now: float) -> float:
-        """Put `size` bytes on the line; returns when the last of them has left."""
-        start = self._after_outage(max(self._free_at, now - _BURST_S))
+    def leave(self, size: int, now: float, waited: bool) -> float:
+        """Put `size` bytes on the line; returns when the last of them has left.
+
+        `waited`: they were there by the time that the line was free for them.
+        """
+        earliest = self._free_at if waited else max(self._free_at, now - _BURST_S)
+        start = self._after_outage(earliest)
         self._free_at = start + size / self.model.rate
         return max(now, self._free_at)
 
@@ -176,9 +181,16 @@ class Stream:
 
     def may_enter(self, size: int, now: float) -> bool:
         """Whether window and queue have room for `size` bytes."""
+        return self._in_window(size, now) and self._lane.room(now) >= size
+
+    def must_queue(self, size: int, now: float) -> bool:
+        """Whether it is the line alone that has no room for them."""
+        return self._in_window(size, now) and self._lane.room(now) < size
+
+    def _in_window(self, size: int, now: float) -> bool:
         while self._unacknowledged and self._unacknowledged[0][0] <= now:
             self._flying -= self._unacknowledged.popleft()[1]
-        return self._flying + size <= self._model.window and self._lane.room(now) >= size
+        return self._flying + size <= self._model.window
 
     def enter_at(self, size: int, now: float) -> float:
         """When to ask again, after they had none."""
@@ -187,9 +199,9 @@ class Stream:
             at = max(at, self._unacknowledged[0][0])
         return at
 
-    def enter(self, size: int, now: float) -> float:
-        """Send `size` bytes; returns when the last of them comes out."""
-        left = self._lane.leave(size, now)
+    def enter(self, size: int, now: float, *, waited: bool = False) -> float:
+        """Send `size` bytes; returns when the last of them comes out. `waited` is as in `leave`."""
+        left = self._lane.leave(size, now, waited)
         arrives = left + self._delay_s() + self._retransmission_s(size)
         self._last = max(self._last, arrives)
         self._unacknowledged.append((self._last + self._model.one_way_s, size))

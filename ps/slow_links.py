@@ -155,6 +155,7 @@ class _Pipe:
         self._due: deque[tuple[float, memoryview]] = deque()
         self._held = 0
         self._ended = False
+        self._queued = False  # bytes have waited for the line since it last had no room
 
     @property
     def cut_off(self) -> bool:
@@ -193,16 +194,22 @@ class _Pipe:
             self.cut()
 
     def _read(self, now: float) -> None:
+        more = self._queued  # whether further bytes are known to be there
         while self._wants_more and self._stream.may_enter(self._chunk, now):
             try:
                 read = self._source.recv(self._chunk)
             except BlockingIOError:
-                return
+                more = False
+                break
             if not read:
                 self._ended = True
-                return
-            self._due.append((self._stream.enter(len(read), now), memoryview(read)))
+                break
+            due = self._stream.enter(len(read), now, waited=self._queued)
+            self._due.append((due, memoryview(read)))
             self._held += len(read)
+            more = len(read) == self._chunk
+            self._queued = self._queued and more
+        self._queued = more and self._stream.must_queue(self._chunk, now)
 
     def _write(self) -> bool:
         """Send the first chunk that is due, or what the socket takes of it."""

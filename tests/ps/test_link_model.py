@@ -72,6 +72,22 @@ def test_connections_share_a_line() -> None:
     assert last == pytest.approx(5.0 + 20 * 0.001 - 0.002), "2 ms were in the bucket"
 
 
+def test_a_late_driver_costs_the_line_nothing() -> None:
+    """Bytes that waited for the line leave at its rate, however late their driver wakes; those that
+    come to an idle one find no more than what the bucket holds."""
+    one = stream(parse_link("rate=8Mbit"))
+    one.enter(0, 10.0)
+    now, carried = 10.0, 0
+    for _ in range(20):
+        while one.may_enter(5000, now):
+            one.enter(5000, now, waited=True)
+            carried += 5000
+        assert one.must_queue(5000, now)
+        now += 0.05
+    assert carried == 970_000, "0.95 s of the line, and 20 ms that wait for it"
+    assert one.enter(5000, 20.0) == pytest.approx(20.003)
+
+
 @pytest.mark.parametrize("shape", list(Jitter))
 def test_jitter_has_its_mean_and_deviation(shape: Jitter) -> None:
     """Single messages' round trips average the RTT and scatter by the jitter, in any shape."""
