@@ -206,10 +206,10 @@ def adam_loop(w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: 
             new[i], m[i], v[i] = adam(x[i], grad, m[i], v[i], rate, *constants)
 
 
-def _sgd_measured(w: Array, g: Array, out: Array, runs: Any) -> Value:
+def _sgd_measured(w: Array, g: Array, out: Array, bounds: Array, rates: Array) -> Value:
     squares: Value = 0.0
-    for run in range(len(runs.rates)):
-        part, rate, _ = run_at(runs, run)
+    for run in range(len(rates)):
+        part, rate = slice(bounds[run, 0], bounds[run, 1]), rates[run]
         x, d, new = w[part], g[part], out[part]
         for start in range(0, len(x), BLOCK):
             bx, bd, bnew = x[start : start + BLOCK], d[start : start + BLOCK], new[start:]

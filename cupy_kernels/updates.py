@@ -120,7 +120,8 @@ def sgd_measured(weights: Floats, gradient: Floats, out: Floats, runs: Runs) -> 
     """
     loops = _loops()
     if loops.COMPILED:
-        return float(loops.sgd_measured(_frozen(weights), _frozen(gradient), out, runs))
+        # For a small update, a struct that the compiled code must take apart costs as much as it.
+        return float(loops.sgd_measured(weights, _frozen(gradient), out, runs.bounds, runs.rates))
     apply("sgd", weights, gradient, (), out, runs, ())
     return sum([squared_norm(gradient[start:stop]) for start, stop in runs.bounds.tolist()])
 

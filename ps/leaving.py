@@ -45,6 +45,8 @@ class Leaving:
 
     def still(self, peer: Hashable, request: int) -> bool:
         """Whether a message of this request to this peer has not left yet."""
+        if not self._sent:
+            return False
         sent = self._sent.get((peer, request))
         return sent is not None and sent.leaving
 
@@ -59,7 +61,11 @@ class Leaving:
         Raises what a socket raises.
         """
         given = list(parts)
-        large = sum([memoryview(one).nbytes for _, part in given for one in part]) >= LARGE_BYTES
+        total = 0
+        for _, part in given:
+            for one in part:
+                total += memoryview(one).nbytes
+        large = total >= LARGE_BYTES
         trackers = [frames.send(socket, part, track=large) for socket, part in given]
         if large:
             self._sent = {key: sent for key, sent in self._sent.items() if sent.leaving}

@@ -174,11 +174,12 @@ class Reception:
             raise BadMessage("expected a header, got an empty message")
         for header, own in codec.disclose(parts[0], parts[1:]):
             message = codec.decode_asked(header)
-            try:
-                self._entrance.check(key, message)
-            except DownpourError as error:
-                self.send([shard.refuse(sender, message.request, error)])
-                continue
+            if key:
+                try:
+                    self._entrance.check(key, message)
+                except DownpourError as error:
+                    self.send([shard.refuse(sender, message.request, error)])
+                    continue
             if isinstance(message, Probe):
                 told = {"unix_s": time.time(), "cpu_s": time.process_time()}
                 self.send([shard.probed(sender, message, own, **told)])

@@ -103,11 +103,13 @@ class Segment:
         self._used += 1
         return np.frombuffer(self._memory, np.float32, floats, place)
 
-    def renew(self, array: NDArray[np.float32]) -> None:
-        """Tell that `array`, if it lies here, is about to be written: old references are void."""
-        slot = self._slot(_address(array))
-        if slot is not None:
-            self._generations[slot] += np.uint64(1)
+    def slot(self, array: NDArray[np.float32]) -> int | None:
+        """The slot that it lies in, if any."""
+        return self._slot(_address(array))
+
+    def renew(self, slot: int) -> None:
+        """Tell that this slot is about to be written: old references are void."""
+        self._generations[slot] += np.uint64(1)
 
     def refer(self, frames: Sequence[object]) -> list[Reference] | None:
         """A reference to each frame; None if there are none, or not all lie in one slot here."""
@@ -124,7 +126,7 @@ class Segment:
         return references or None
 
     def __contains__(self, array: NDArray[np.float32]) -> bool:
-        return self._slot(_address(array)) is not None
+        return self.slot(array) is not None
 
     def close(self) -> None:
         """Remove the name. Arrays in it, here and in peers, live on until they are dropped."""
@@ -141,10 +143,15 @@ class SharedBuffers(Buffers):
     def __init__(self, size: int, segment: Segment) -> None:
         super().__init__(size, segment.allocate)
         self._segment = segment
+        self._slots: dict[int, int | None] = {}  # by id, for asking an array where it lies is slow
 
     def take(self) -> NDArray[np.float32]:
         buffer = super().take()
-        self._segment.renew(buffer)
+        if id(buffer) not in self._slots:
+            self._slots[id(buffer)] = self._segment.slot(buffer)
+        slot = self._slots[id(buffer)]
+        if slot is not None:
+            self._segment.renew(slot)
         return buffer
 
     def _shrink(self, free: list[NDArray[np.float32]]) -> None:

@@ -66,23 +66,22 @@ def encode_state(state: msgspec.Struct) -> bytes:
 
 def decode_state(frame: Buffer, kind: type[T]) -> T:
     """The struct in such a frame; raises BadMessage."""
-    if len(frame) > MAX_STATE_BYTES:
-        raise BadMessage(f"state frame: expected at most {MAX_STATE_BYTES} bytes, got {len(frame)}")
-    return _convert(frame, msgspec.msgpack.Decoder(kind))
+    return decode(frame, msgspec.msgpack.Decoder(kind), MAX_STATE_BYTES, "state frame")
 
 
-def decode(header: Buffer, decoder: "msgspec.msgpack.Decoder[T]") -> T:
-    """What is no longer than a header may be; raises BadMessage."""
-    if len(header) > MAX_HEADER_BYTES:
-        raise BadMessage(f"header: expected at most {MAX_HEADER_BYTES} bytes, got {len(header)}")
-    return _convert(header, decoder)
-
-
-def _convert(packed: Buffer, decoder: "msgspec.msgpack.Decoder[T]") -> T:
+def decode(
+    packed: Buffer,
+    decoder: "msgspec.msgpack.Decoder[T]",
+    most_bytes: int = MAX_HEADER_BYTES,
+    what: str = "header",
+) -> T:
+    """What takes no more than that; raises BadMessage."""
+    if len(packed) > most_bytes:
+        raise BadMessage(f"{what}: expected at most {most_bytes} bytes, got {len(packed)}")
     try:
         return decoder.decode(packed)
     except (ValueError, RecursionError) as error:  # msgspec's own are ValueErrors; bytes, no text
-        raise BadMessage(f"header: {error}") from None
+        raise BadMessage(f"{what}: {error}") from None
 
 
 # --- envelopes ------------------------------------------------------------------------------------

@@ -82,6 +82,7 @@ class Journal:
     ) -> None:
         """Write the record of a push that made `version`."""
         self.pushes += 1
+        self.bytes_in += payload_bytes
         self.max_clock_gap = max(self.max_clock_gap, clock_gap)
         reads = self._reads.get(push.worker, {})
         read_at = reads.get(push.read_version, now)

@@ -35,7 +35,7 @@ class OnePass:
     """The pieces of one shard's array."""
 
     def __init__(self, segments: Sequence[Segment], size: int, piece: int = PIECE) -> None:
-        self._segments = segments
+        self._segments = tuple(segments)
         self._pieces = list(_cut(segments, size, piece))
         self._sum = np.empty(min(piece, size), np.float32)
 

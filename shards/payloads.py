@@ -143,15 +143,20 @@ def checked(
     """
     if len(frames) != len(ranges):
         raise BadMessage(f"{what}: expected {len(ranges)} frames, got {len(frames)}")
+    row = PAYLOADS[kind]
     return tuple(
-        _checked(what, kind, zstd, keys, memoryview(frame).cast("B"))
-        for keys, frame in zip(ranges, frames, strict=True)
+        [
+            _checked(what, kind, row, zstd, keys, memoryview(frame).cast("B"))
+            for keys, frame in zip(ranges, frames, strict=True)
+        ]
     )
 
 
-def _checked(what: str, kind: Kind, zstd: bool, keys: KeyRange, frame: memoryview) -> Bytes:
-    row = PAYLOADS[kind]
-    most = row.most_bytes(len(keys))
+def _checked(
+    what: str, kind: Kind, row: Payload, zstd: bool, keys: KeyRange, frame: memoryview
+) -> Bytes:
+    count = keys.stop - keys.start
+    most = row.most_bytes(count)
     if zstd:
         frame = packing.unpack(f"{what}: keys {keys}", frame, most)
     if frame.nbytes > most or (frame.nbytes < most and not row.sparse):
@@ -160,7 +165,7 @@ def _checked(what: str, kind: Kind, zstd: bool, keys: KeyRange, frame: memoryvie
             f" got {frame.nbytes}"
         )
     payload = np.frombuffer(frame, np.uint8)
-    if fault := row.fault(payload, len(keys)):
+    if fault := row.fault(payload, count):
         raise BadMessage(f"{what}: keys {keys} as {kind}: {fault}")
     return payload
 

@@ -68,15 +68,15 @@ class Pushes:
         what = f"push {message.seq}"
         parts = payloads.checked(what, message.kind, message.zstd, self._ranges, frames)
         gradient = payloads.values(message.kind, parts, self._ranges, self._decoded.take)
-        payload_bytes = sum(memoryview(frame).nbytes for frame in frames)
+        payload_bytes = sum([memoryview(frame).nbytes for frame in frames])
         placed = self._held.placed(gradient)
         return Arrived(sender, message, tuple(frames), placed, payload_bytes, now)
 
 
-def measured(arrived: Arrived, guard: Guard, squares: float | None = None) -> Arrived:
-    """The push with its norm, from its squared one; raises BadInput if `guard` refuses that."""
+def measured(arrived: Arrived, guard: Guard) -> Arrived:
+    """The push with its norm; raises BadInput if `guard` refuses that."""
     message = arrived.message
-    squares = squared_norm(arrived.gradient) if squares is None else squares
+    squares = squared_norm(arrived.gradient)
     if not squares <= guard.most_squares:
         raise BadInput(
             f"push {message.seq} of worker {message.worker} {guard.describe(squares)}"

@@ -121,7 +121,7 @@ class SGD(_Rule, frozen=True, tag="sgd"):
         weights: Floats,
         gradient: Floats,
         out: Floats,
-        segments: Sequence[Segment],
+        segments: tuple[Segment, ...],
         rate: float,
     ) -> float:
         """`apply` without decay; returns the squared norm of the gradient. The host's arrays only.
@@ -129,13 +129,8 @@ class SGD(_Rule, frozen=True, tag="sgd"):
         The next version is written elsewhere and there are no slots: so one whose norm turns out
         not to be finite can be dropped, and the gradient need not be read for it beforehand.
         """
-        assert not np.may_share_memory(weights, out), "a version must not be overwritten"
-        plan = _plan(tuple(segments), out.size, rate, Decay())
-        squares = updates.sgd_measured(weights, gradient, out, plan.runs)
-        for gap in plan.gaps:
-            out[gap] = weights[gap]
-            squares += updates.squared_norm(gradient[gap])
-        return squares
+        assert out is not weights, "a version must not be overwritten"
+        return updates.sgd_measured(weights, gradient, out, _covered(segments, out.size, rate))
 
 
 class Momentum(_Rule, frozen=True, tag="momentum"):
@@ -281,6 +276,14 @@ def _plan(segments: tuple[Segment, ...], size: int, rate: float, decay: Decay) -
         decay.kind is DecayKind.L1,
     )
     return _Plan(runs, layout.gaps)
+
+
+@lru_cache(maxsize=256)
+def _covered(segments: tuple[Segment, ...], size: int, rate: float) -> updates.Runs:
+    """The segments, and what lies between them as runs of rate 0: w - 0*g is w, if g is finite."""
+    gaps = [Segment(gap.start, gap.stop, 0.0, 0.0) for gap in _layout(segments, size).gaps]
+    ordered = sorted((*segments, *gaps), key=lambda one: one.start)
+    return _plan(tuple(ordered), size, rate, Decay()).runs
 
 
 def _keep_and_take(share: float) -> tuple[np.float32, np.float32]:

@@ -67,7 +67,7 @@ class Serving:
 
     def _answer(self, request: int, waited_s: float, zstd: bool, change: Change) -> Answer:
         self._journal.pulls += 1
-        self._journal.bytes_out += sum(frame.nbytes for frame in change.frames)
+        self._journal.bytes_out += sum([frame.nbytes for frame in change.frames])
         weights = Weights(
             request,
             self._spec.shard,

@@ -332,8 +332,10 @@ class Shard:
 
     def _open(self, now: float) -> list[Outgoing]:
         """Apply a round that is complete, then answer whoever may go."""
-        closed = self.updates.close_rounds(self.ledger, now, self._standstill)
-        out = self._acknowledge_all(closed)
+        out: list[Outgoing] = []
+        if self.updates.round:
+            closed = self.updates.close_rounds(self.ledger, now, self._standstill)
+            out += self._acknowledge_all(closed)
         for waiting in self.gate.release(self._may_go):
             if isinstance(waiting.message, Join):
                 out.append(self._admit(waiting.sender, waiting.message))
@@ -378,7 +380,9 @@ class Shard:
 
     def _apply_together(self, run: Sequence[Arrived], now: float) -> list[Outgoing]:
         """Apply a run in one pass; one by one where that cannot be."""
-        applied = self.updates.bring_together(run, self.ledger, now) if len(run) > 1 else None
+        if len(run) == 1:
+            return self._apply_one(run[0], now)
+        applied = self.updates.bring_together(run, self.ledger, now)
         if applied is None:
             return [answer for one in run for answer in self._apply_one(one, now)]
         return self._acknowledge_all(applied)

@@ -129,7 +129,8 @@ class Held:
         """
         out = self._buffers.take()
         squares = self._one_pass.apply(self._spec.rule, self.weights(), gradients, out, rate)
-        if not all(square <= self._spec.guard.most_squares for square in squares):
+        most = self._spec.guard.most_squares
+        if not all([square <= most for square in squares]):
             return None
         self._become(self.version + len(gradients), out)
         return squares

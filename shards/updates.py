@@ -100,7 +100,7 @@ class Updates:
         if squares is None:
             return None
         return [
-            self._note(self._measured(one, square), before + number, rate, ledger, now)
+            self._note(one, square**0.5, before + number, rate, ledger, now)
             for number, (one, square) in enumerate(zip(run, squares, strict=True))
         ]
 
@@ -134,15 +134,13 @@ class Updates:
         except OverflowError:  # a policy that grows: Caffe's comes to infinity too
             return float("inf")
 
-    def _measured(self, arrived: Arrived, squares: float | None = None) -> Arrived:
-        """The push with its norm, counted; raises BadInput if the guard refuses it."""
+    def _measured(self, arrived: Arrived) -> Arrived:
+        """The push with its norm; raises BadInput if the guard refuses it, and counts that."""
         try:
-            measured = pushes.measured(arrived, self._spec.guard, squares)
+            return pushes.measured(arrived, self._spec.guard)
         except BadInput:
             self._quarantine.count(arrived.message.worker)
             raise
-        self._journal.bytes_in += arrived.payload_bytes
-        return measured
 
     def _apply(
         self,
@@ -154,9 +152,11 @@ class Updates:
         """Make the next version out of `gradient`, which is what `arrived` brought."""
         rate, before = self.rate, self._held.version
         self._held.apply(gradient, rate)
-        return [self._note(one, before, rate, ledger, now) for one in arrived]
+        return [self._note(one, one.norm, before, rate, ledger, now) for one in arrived]
 
-    def _note(self, one: Arrived, before: int, rate: float, ledger: Ledger, now: float) -> Applied:
+    def _note(
+        self, one: Arrived, norm: float, before: int, rate: float, ledger: Ledger, now: float
+    ) -> Applied:
         """A push has been applied to version `before`, which made the one behind it."""
         message = one.message
         ledger.record(message.worker, message.seq, message.clock, message.step, message.loss)
@@ -169,7 +169,7 @@ class Updates:
             staleness=applied.staleness,
             clock_gap=ledger.clock_gap,
             rate=rate,
-            norm=one.norm,
+            norm=norm,
             payload_bytes=one.payload_bytes,
             now=now,
         )

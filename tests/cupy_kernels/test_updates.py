@@ -245,10 +245,9 @@ def test_sgd_measured_is_vectorised() -> None:
     numba = pytest.importorskip("numba")
     floats = numba.float32[::1]
     frozen = numba.types.Array(numba.float32, 1, "C", readonly=True)
-    runs = numba.types.NamedTuple((numba.int64[:, ::1], floats, floats, numba.types.boolean), Runs)
     loop = update_loops.plain(update_loops.sgd_measured)
     fresh = numba.njit(loop, error_model="numpy", fastmath=update_loops.ANY_ORDER)
-    fresh.compile((frozen, frozen, floats, runs))
+    fresh.compile((floats, frozen, floats, numba.int64[:, ::1], floats))
     (code,) = fresh.inspect_llvm().values()
     assert re.search(r"fsub .*<\d+ x float>", code)
     assert re.search(r"fadd .*<\d+ x float>", code)
