@@ -55,6 +55,7 @@ from shards.versions import Allocator, Buffers, on_the_heap
 _RENEWALS_A_LEASE = 4
 _LEAST, _MOST = 2, 64  # requests of a kind in flight, where nobody says how many
 _MEMORY_BYTES = 1 << 30
+_BRIEF_S = 1e-4  # an absence in which what came has not lain for long
 _SPARE = 6  # gradients beside those in flight: being made, summed up, owed
 
 
@@ -181,8 +182,7 @@ class Client:
         The array is read-only, and never written again while referred to; drop it when done.
         """
         wanted = self.clock if clock is None else clock
-        self._enter(Pull)
-        started, before = time.monotonic(), self.times.serialise_s
+        started, before = self._enter(Pull), self.times.serialise_s
         self._drop_before(wanted)
         if wanted not in self._prefetched:
             self._prefetched[wanted] = self._ask(wanted)
@@ -243,10 +243,10 @@ class Client:
             read_versions = self._replica.versions
         if steps < 1 or samples < 0:
             raise BadInput(f"push: expected steps >= 1 and samples >= 0, got {steps} and {samples}")
-        self._enter(Push)
-        started, before = time.monotonic(), self.times.serialise_s
+        started, before = self._enter(Push), self.times.serialise_s
         self._await_room(self._room)
-        self.times.network_s += time.monotonic() - started - (self.times.serialise_s - before)
+        now = time.monotonic()
+        self.times.network_s += now - started - (self.times.serialise_s - before)
         request, sends = self._session.push(
             self._placed(gradient),
             self._versions(read_versions),
@@ -257,9 +257,9 @@ class Client:
             loss=float(loss),
             rtt_s=self.rtt_s,
             wait_s=self._wait_s,
-            now=time.monotonic(),
+            now=now,
         )
-        self._paces[Push].sent(request, time.monotonic())
+        self._paces[Push].sent(request, now)
         self.clock += steps
         self.step += steps
         if prefetch is not None and prefetch not in self._prefetched:
@@ -523,16 +523,22 @@ class Client:
         while self._session.unacknowledged > unacknowledged:
             self._turn()
 
-    def _enter(self, kind: type[Pull | Push]) -> None:
-        """The caller is back: note how long it was busy, and take in what came meanwhile."""
+    def _enter(self, kind: type[Pull | Push]) -> float:
+        """The caller is back: note how long it was busy, and take in what came meanwhile.
+
+        What came in a brief absence need not be told apart from what comes now. Returns when it is.
+        """
         now = time.monotonic()
-        self._own_s += now - self._left_at
+        away_s = now - self._left_at
+        self._own_s += away_s
         self._paces[kind].computed(self._own_s - self._told_s[kind])
         self._told_s[kind] = self._own_s
-        deadline = self._session.next_deadline if self._in_flight is None else None
-        if deadline is not None and (deadline <= now or self._links.waiting):
-            self._turn(0.0)
+        if self._in_flight is None and away_s > _BRIEF_S:
+            deadline = self._session.next_deadline
+            if deadline is not None and (deadline <= now or self._links.waiting):
+                self._turn(0.0)
         self._listens = True
+        return now
 
     def _leave(self) -> None:
         self._listens = False
@@ -548,7 +554,8 @@ class Client:
         for shard, reply, frames in self._links.receive(timeout):
             now = time.monotonic()
             sends, events = self._session.receive(shard, reply, frames, now)
-            self._send(sends)
+            if sends:
+                self._send(sends)
             for event in events:
                 self._note(event, now)
         if self._successors is not None and self._session.ready is not None:
@@ -623,7 +630,8 @@ class Client:
         if whole is not None or len(frames) > 1 or self._pinned:
             return whole
         whole = np.frombuffer(frames[0], np.float32)
-        return _read_only(whole) if whole.flags.aligned else None
+        whole.flags.writeable = False
+        return whole if whole.flags.aligned else None
 
 
 def _most_in_flight(table: DenseTable) -> int:

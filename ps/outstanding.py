@@ -7,6 +7,7 @@ be on its way. Silence is a shard's, not a message's: it begins when the shard i
 while it owes nothing, ends with any word from it, and does not count while the driver was away.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -36,38 +37,40 @@ class Outstanding:
         self.patience_s = patience_s
         self.rtt_s = 0.0
         self._worker = worker
-        self._pending: dict[tuple[int, int], Pending] = {}
+        self._pending: defaultdict[int, dict[int, Pending]] = defaultdict(dict)
         self._heard: dict[int, float] = {}
 
     def keep(self, shard: int, asked: int, message: FromWorker, frames: Frames, now: float) -> Send:
         """Note a message that is sent now, or once the shard may be sent it."""
-        if all(to != shard for to, _ in self._pending):
+        owed = self._pending[shard]
+        if not owed:
             self._heard[shard] = now  # it was asked nothing, so its silence begins here
         wait_s = self.first_s
-        self._pending[shard, message.request] = Pending(
-            message, frames, asked, now + wait_s, wait_s
-        )
+        owed[message.request] = Pending(message, frames, asked, now + wait_s, wait_s)
         return Send(shard, message, frames)
 
     def heard(self, shard: int, request: int, now: float) -> Pending | None:
         """`shard` has said something; what it answers, if that is still to be answered."""
         self._heard[shard] = now
-        return self._pending.get((shard, request))
+        return self._pending[shard].get(request)
 
     def settle(self, shard: int, request: int) -> None:
         """This message has been answered."""
-        del self._pending[shard, request]
+        del self._pending[shard][request]
 
     def to(self, shard: int) -> list[Pending]:
         """What `shard` has not answered, in the order asked."""
-        return [pending for (other, _), pending in self._pending.items() if other == shard]
+        return list(self._pending[shard].values())
 
     def __len__(self) -> int:
-        return len(self._pending)
+        return sum(map(len, self._pending.values()))
 
     def __iter__(self) -> Iterator[tuple[int, Pending]]:
-        """Shard and message, in the order asked; what is kept or settled meanwhile is not seen."""
-        return iter([(shard, pending) for (shard, _), pending in self._pending.items()])
+        """Shard and message, each shard's in the order asked.
+
+        What is kept or settled meanwhile is not seen.
+        """
+        return iter([(to, one) for to, owed in self._pending.items() for one in owed.values()])
 
     # --- sending again ----------------------------------------------------------------------------
 
@@ -84,7 +87,7 @@ class Outstanding:
             away_s = now - deadline
             self._heard = {shard: min(now, at + away_s) for shard, at in self._heard.items()}
         sends = []
-        for (shard, _), pending in self._pending.items():
+        for shard, pending in self:
             if pending.resend_at > now:
                 continue
             self._check_patience(shard, pending, now)
@@ -117,17 +120,16 @@ class Outstanding:
 
     def drop_greetings(self, shard: int) -> None:
         """Another greeting of `shard` takes their place."""
-        for key in [
-            (to, request)
-            for (to, request), pending in self._pending.items()
-            if to == shard and isinstance(pending.message, Hello | Join)
-        ]:
-            del self._pending[key]
+        owed = self._pending[shard]
+        for request, pending in list(owed.items()):
+            if isinstance(pending.message, Hello | Join):
+                del owed[request]
 
     @property
     def next_deadline(self) -> float | None:
         """When something is `due` next; None while nothing is outstanding."""
-        return min((pending.resend_at for pending in self._pending.values()), default=None)
+        waits = [one.resend_at for owed in self._pending.values() for one in owed.values()]
+        return min(waits, default=None)
 
     def took(self, push_s: float) -> None:
         """A push was answered after so long, which tells what the link is like."""

@@ -28,7 +28,7 @@ it, their memory must not change. A compressed push is written once, into arrays
 repeated as it was: written again it would take the residual a second time (feedback.py).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -104,6 +104,8 @@ class Session:
         self.build = build
         self.table = table
         self.map = shard_map
+        self._shards = range(shard_map.shards)
+        self._keys = [codec.flatten(ranges) for ranges in shard_map.ranges]
         self._outstanding = Outstanding(worker, retry_s, patience_s)
         self.cargo = Cargo(table, shard_map, compression or Compression())
         self._unsaved = Unsaved(shard_map.shards) if self.cargo.feedback is not None else None
@@ -165,9 +167,8 @@ class Session:
         told_clock = clock + self._ahead
         self._reached = max(self._reached, told_clock)
         request = self._next(Push, now, clock)
-
-        def message(shard: int) -> FromWorker:
-            return Push(
+        messages = [
+            Push(
                 request,
                 self.job,
                 self.worker,
@@ -182,14 +183,15 @@ class Session:
                 samples,
                 read_versions[shard],
                 kind,
-                codec.flatten(self.map.ranges[shard]),
+                self._keys[shard],
                 loss,
                 rtt_s,
                 wait_s,
                 zstd,
             )
-
-        return request, self._to_all(request, message, now, lambda shard: written[shard])
+            for shard in self._shards
+        ]
+        return request, self._to_all(request, messages, now, written)
 
     def outstanding(self) -> Iterator[tuple[int, FromWorker, Frames]]:
         """What has not been answered: to which shard, the message, its frames."""
@@ -228,13 +230,11 @@ class Session:
     def leave(self, now: float) -> list[Send]:
         """Tell every shard not to wait for this worker any more; `Departed` follows."""
         request = self._next(Leave, now, 0)
-        return self._to_all(
-            request,
-            lambda shard: Leave(
-                request, self.job, self.worker, self.incarnation, self._boots[shard]
-            ),
-            now,
-        )
+        messages = [
+            Leave(request, self.job, self.worker, self.incarnation, self._boots[shard])
+            for shard in self._shards
+        ]
+        return self._to_all(request, messages, now)
 
     # --- what happens -----------------------------------------------------------------------------
 
@@ -256,30 +256,34 @@ class Session:
             ):
                 raise error_of(reply)
             return [], []
-        match reply:
+        match reply:  # the usual first: every other case that is tried costs
+            case Ack():
+                exported = None
+                if self._unsaved is not None:
+                    exported = self._unsaved.told(shard, reply.saved, self.outstanding())
+                self._outstanding.settle(shard, reply.request)
+                answered = self._answered(shard, pending.asked, reply, frames, now)
+                return [], [*answered, exported] if exported is not None else answered
+            case Weights():
+                self._outstanding.settle(shard, reply.request)
+                read = self.cargo.read(reply, frames)
+                if read is None:
+                    return self._ask_whole(shard, pending, now), []
+                return [], self._answered(shard, pending.asked, *read, now)
             case Refusal(remedy=Remedy.MOVED):
                 return [], [self._relocated(frames)]
             case Refusal():
                 return self._refused(shard, reply, pending, now), []
             case Parked() | Renewed():
                 return [], []
-        exported: Exported | None = None
-        if self._unsaved is not None and isinstance(reply, Ack):
-            exported = self._unsaved.told(shard, reply.saved, self.outstanding())
         self._outstanding.settle(shard, reply.request)
         match reply:
             case Welcome():
                 return self._welcomed(shard, reply, now), []
             case Joined():
                 return self._admitted(shard, reply, now)
-            case Weights():
-                read = self.cargo.read(reply, frames)
-                if read is None:
-                    return self._ask_whole(shard, pending, now), []
-                return [], self._answered(shard, pending.asked, *read, now)
             case _:
-                answered = self._answered(shard, pending.asked, reply, frames, now)
-                return [], [*answered, exported] if exported is not None else answered
+                return [], self._answered(shard, pending.asked, reply, frames, now)
 
     def moved(self, shard: int, now: float) -> list[Send]:
         """Another copy of `shard` serves from now on, and the driver's link leads there."""
@@ -459,8 +463,8 @@ class Session:
         request = self._count()
         compression = self.cargo.compression
 
-        def message(shard: int) -> FromWorker:
-            return Pull(
+        messages = [
+            Pull(
                 request,
                 self.job,
                 self.worker,
@@ -474,11 +478,12 @@ class Session:
                 self.cargo.base(shard),
                 compression.pull_share,
             )
-
-        return self._to_all(asked, message, now)
+            for shard in self._shards
+        ]
+        return self._to_all(asked, messages, now)
 
     def _check_versions(self, read: Sequence[int]) -> None:
-        if len(read) != self.map.shards:
+        if len(read) != len(self._shards):
             raise BadInput(
                 f"push to table {self.table.name}: expected {self.map.shards} read versions,"
                 f" one a shard, got {len(read)}"
@@ -487,13 +492,15 @@ class Session:
     def _to_all(
         self,
         asked: int,
-        message: Callable[[int], FromWorker],
+        messages: Sequence[FromWorker],
         now: float,
-        frames: Callable[[int], Frames] = lambda _: (),
+        frames: Sequence[Frames] = (),
     ) -> list[Send]:
+        """Ask each shard with its own of `messages`, behind which go its own of `frames`."""
         sends = []
-        for shard in range(self.map.shards):
-            send = self._outstanding.keep(shard, asked, message(shard), frames(shard), now)
+        for shard in self._shards:
+            own = frames[shard] if frames else ()
+            send = self._outstanding.keep(shard, asked, messages[shard], own, now)
             if self._unsaved is not None:
                 self._unsaved.pushed(shard, send.message, send.frames)
             if shard in self._joined:
@@ -511,14 +518,13 @@ class Session:
         if asked is None:
             return []
         asked.answers[shard] = (reply, frames)
-        if len(asked.answers) < self.map.shards:
+        if len(asked.answers) < len(self._shards):
             return []
         del self._asked[request]
-        if asked.kind is Pull:
-            self._reached = max(self._reached, asked.clock + self._ahead + 1)
-        answers = [asked.answers[s] for s in range(self.map.shards)]
+        answers = [asked.answers[one] for one in self._shards]
         replies = [reply for reply, _ in answers]
         if asked.kind is Pull:
+            self._reached = max(self._reached, asked.clock + self._ahead + 1)
             return [self._pulled(request, _all(Weights, replies), [own for _, own in answers])]
         if asked.kind is Push:
             return [self._pushed(request, _all(Ack, replies), now - asked.since)]

@@ -130,7 +130,7 @@ class Held:
         out = self._buffers.take()
         squares = self._one_pass.apply(self._spec.rule, self.weights(), gradients, out, rate)
         most = self._spec.guard.most_squares
-        if not all([square <= most for square in squares]):
+        if not all(square <= most for square in squares):
             return None
         self._become(self.version + len(gradients), out)
         return squares
