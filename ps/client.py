@@ -263,7 +263,7 @@ class Client:
         self.clock += steps
         self.step += steps
         if prefetch is not None and prefetch not in self._prefetched:
-            self._prefetched[prefetch], pulls = self._pull(prefetch)
+            self._prefetched[prefetch], pulls = self._pull(prefetch, now)
             sends += pulls
         self._send(sends)
         self._leave()
@@ -509,12 +509,11 @@ class Client:
                 self._unwanted.add(request)
 
     def _ask(self, clock: int) -> int:
-        request, sends = self._pull(clock)
+        request, sends = self._pull(clock, time.monotonic())
         self._send(sends)
         return request
 
-    def _pull(self, clock: int) -> tuple[int, list[Send]]:
-        now = time.monotonic()
+    def _pull(self, clock: int, now: float) -> tuple[int, list[Send]]:
         request, sends = self._session.pull(clock, now)
         self._paces[Pull].sent(request, now)
         return request, sends

@@ -8,7 +8,6 @@ joins each process that it is led to, and then its links go there. Links that we
 and made anew as soon as they can be (watch.py); whoever holds them asks which were `renewed`.
 """
 
-import contextlib
 import math
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -345,10 +344,12 @@ class Links:
             stripes = self._stripes[shard]
             if not stripes:
                 return  # we have yet to be let in
-            with contextlib.suppress(zmq.Again):
-                requests = [message.request for message, _ in together]
-                cut = self._cutter.cut(parts, len(stripes))
+            requests = [message.request for message, _ in together]
+            cut = self._cutter.cut(parts, len(stripes))
+            try:
                 self._leaving.send(zip(stripes, cut, strict=True), shard, requests)
+            except zmq.Again:
+                return  # nor would what follows it go
 
     def receive(self, timeout_s: float) -> Iterator[tuple[int, Reply, Sequence[Buffer]]]:
         """What has arrived within `timeout_s`, at least one message if any came: what waits.
@@ -378,7 +379,7 @@ class Links:
         while True:
             left_s = until - time.monotonic()
             ready = self._poller.poll(_ms(min(left_s, LOOK_S) if self._watches else left_s))
-            told = sum(socket in self._monitors for socket, _ in ready)
+            told = sum([socket in self._monitors for socket, _ in ready]) if self._monitors else 0
             now = time.monotonic()
             renewed = (told or now >= self._look_at) and self._look(now)
             if renewed or left_s <= 0 or len(ready) > told:

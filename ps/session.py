@@ -41,7 +41,6 @@ from ps.events import (
     Asked,
     Departed,
     Event,
-    Exported,
     Frames,
     Pulled,
     Pushed,

@@ -5,6 +5,7 @@ feedback: a pull replaces what the worker had, so nothing adds up.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,8 @@ class Served:
     """The frames of one version, one a key range."""
 
     def __init__(self, ranges: Sequence[KeyRange]) -> None:
-        self._ranges = ranges
+        ends = list(accumulate(map(len, ranges)))
+        self._cuts = [slice(*cut) for cut in pairwise([0, *ends])]
         self._version = -1
         self._made: dict[tuple[Kind, bool], Frames] = {}
 
@@ -66,8 +68,4 @@ class Served:
         return tuple(packing.pack(part) for part in cut) if zstd else cut
 
     def _cut(self, whole: NDArray[Any]) -> Frames:
-        parts, base = [], 0
-        for keys in self._ranges:
-            parts.append(whole[base : base + len(keys)])
-            base += len(keys)
-        return tuple(parts)
+        return tuple([whole[cut] for cut in self._cuts])

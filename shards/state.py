@@ -70,6 +70,7 @@ class Held:
         self.sums = place == HOST and may_be_summed(spec.rule, spec.decay)
         self._spec = spec
         self._place = place
+        self._here = place == HOST
         self._weights: Floats | None = None
         self._slots: list[Floats] = []
         self._spare: list[Floats] = []  # their other set, once somebody has read the one
@@ -93,7 +94,7 @@ class Held:
     def on_the_host(self) -> Floats:
         """The present version where it can be sent from: a device's as one copy for all who ask."""
         weights = self.weights()
-        if self._place == HOST:
+        if self._here:
             return weights
         if self._read is None:
             self._read = self._readable.take()
@@ -102,7 +103,7 @@ class Held:
 
     def placed(self, gradient: Floats) -> Floats:
         """A gradient of the host's, where the weights live."""
-        return gradient if self._place == HOST else places.copied(gradient, self._place)
+        return gradient if self._here else places.copied(gradient, self._place)
 
     def apply(self, gradient: Floats, rate: float) -> None:
         """Make the next version out of a gradient that lies where the weights do."""
@@ -141,8 +142,7 @@ class Held:
         Drop them when done: meanwhile the shard writes into others.
         """
         weights = self.on_the_host()
-        here = self._place == HOST
-        slots = [slot if here else places.copied(slot, HOST) for slot in self._slots]
+        slots = [slot if self._here else places.copied(slot, HOST) for slot in self._slots]
         return weights, dict(zip(self._spec.rule.slot_names, slots, strict=True))
 
     def restore(self, version: int, weights: Floats, slots: dict[str, Floats]) -> None:
