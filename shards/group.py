@@ -73,9 +73,9 @@ class Replicate(msgspec.Struct, frozen=True, tag="replicate", forbid_unknown_fie
 class Sync(msgspec.Struct, frozen=True, tag="sync", forbid_unknown_fields=True):
     """The primary's whole state after entry `position`, as it was `at` its clock.
 
-    Frames: the saved ledger and counters, the weights, each slot; none before any are installed.
-    Then what waits for others, each request's header and payload, together as many frames as
-    `waiting` says of it.
+    Frames: the saved ledger and counters, the stance in a move (standstill.py), the weights, each
+    slot; none before any are installed. Then what waits for others, each request's header and
+    payload, together as many frames as `waiting` says of it.
     """
 
     epoch: Epoch

@@ -48,22 +48,16 @@ from shards.codec import Buffer
 from shards.errors import BadInput
 from shards.journal import Counts
 from shards.messages import (
+    CHANGING,
     Ack,
     Count,
-    Hello,
-    Hold,
-    Install,
-    Join,
-    Leave,
     Message,
     Name,
     Parked,
     Pull,
-    Push,
     Refusal,
     Registered,
     Remedy,
-    Retire,
 )
 from shards.shard import Arrival, Outgoing, Shard
 from shards.spec import ShardSpec
@@ -71,9 +65,6 @@ from shards.state import Saved
 
 FORMAT = 1
 MAGIC = b"\x93DPSLOG\n"
-LOGGED = (Hello, Join, Push, Leave, Install, Hold, Retire)
-"""The kinds of requests that can change a shard's state."""
-
 _HEAD = struct.Struct("<8sIQII")
 _ALIGNED = 64  # a record, and the frames in it, begin at multiples of this
 _ROWS, _WORDS = 128, 1024
@@ -265,7 +256,7 @@ def turn_of(
     frames: list[Buffer] = []
     apart = changed = False
     for one in arrivals:
-        if not isinstance(one.message, LOGGED):
+        if not isinstance(one.message, CHANGING):
             apart = apart or not isinstance(one.message, Pull)
             continue
         key = _key(one.sender, one.message)

@@ -222,6 +222,9 @@ Request = (
     | AskRecords
 )
 
+CHANGING = (Hello, Join, Push, Leave, Install, Hold, Retire)
+"""The kinds of requests that can change a shard's state: what its log and its copies are told."""
+
 
 # --- from a shard ---------------------------------------------------------------------------------
 

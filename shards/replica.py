@@ -7,9 +7,9 @@ an acknowledged push is never lost is one rule about *answers*: an answer leaves
 it shows is *committed*, that is, held by every copy that the configuration counts on.
 
 - The primary numbers each request that changes something (a hello, a join, a push, a departure, an
-  install, a lease that ran out) and sends it to the backup. It applies it at once; the answers are
-  held back until the backup has reported that number. A request that only reads shows the state
-  after the newest entry, so its answer waits for that one.
+  install, a standstill, a move, a lease that ran out) and sends it to the backup. It applies it at
+  once; the answers are held back until the backup has reported that number. A request that only
+  reads shows the state after the newest entry, so its answer waits for that one.
 - Without a backup everything is committed at once.
 - A backup counts as *in sync* once it has been sent the whole state and has reported everything
   that was committed. From that moment nothing is committed without it, and only then does the
@@ -48,13 +48,12 @@ from shards.group import (
     Sync,
     ToPeer,
 )
-from shards.messages import Hello, Install, Join, Leave, Push, Refusal, Registered, Request
+from shards.messages import CHANGING, Refusal, Registered, Request
 from shards.shard import Outgoing, Shard
+from shards.standstill import Stance
 from shards.state import Saved
 
 Frames = tuple[NDArray[np.float32] | Buffer, ...]
-
-_LOGGED = (Hello, Join, Push, Leave, Install)
 
 
 class Post(msgspec.Struct, frozen=True):
@@ -172,7 +171,7 @@ class Replica:
             return Effects([self.shard.refuse(sender, message.request, reason)])
         answers = self.shard.handle(sender, message, frames, now)
         refused = any(isinstance(answer.message, Refusal) for answer in answers)
-        if refused or not isinstance(message, _LOGGED):
+        if refused or not isinstance(message, CHANGING):
             return self._answer(answers)  # a request that is refused changes nothing
         return self._log(now, (codec.encode(message), *frames), (), answers)
 
@@ -265,7 +264,8 @@ class Replica:
         waiting = [(codec.encode(one), *payload) for one, payload in self.shard.waiting()]
         counts = [len(frames) for frames in waiting]
         message = Sync(self._active.epoch, self.position, list(slots), now, counts)
-        frames: Frames = (codec.encode_state(saved), weights, *slots.values(), *chain(*waiting))
+        kept: Frames = codec.encode_state(saved), codec.encode_state(self.shard.stance)
+        frames: Frames = (*kept, weights, *slots.values(), *chain(*waiting))
         return [Post(self._active.backup, message, frames)]
 
     def _replicate(self, entry: _Entry) -> Post:
@@ -322,10 +322,11 @@ class Replica:
             return  # a repetition that comes late
         self.shard = self._make_shard()
         if frames:
-            rest = 2 + len(message.slots)
+            rest = 3 + len(message.slots)
             saved = codec.decode_state(frames[0], Saved)
-            weights, *slots = [np.frombuffer(frame, np.float32) for frame in frames[1:rest]]
+            weights, *slots = [np.frombuffer(frame, np.float32) for frame in frames[2:rest]]
             self.shard.restore(saved, weights, dict(zip(message.slots, slots, strict=True)))
+            self.shard.stance = codec.decode_state(frames[1], Stance)
             for count in message.waiting:
                 request = codec.decode_request(frames[rest])
                 self.shard.let_wait(request, frames[rest + 1 : rest + count], message.at)

@@ -78,7 +78,7 @@ from shards.pushes import Arrived, Pushes
 from shards.refusals import refusal
 from shards.serving import Serving
 from shards.spec import ShardSpec
-from shards.standstill import Standstill
+from shards.standstill import Stance, Standstill
 from shards.state import Held, Saved
 from shards.updates import Applied, Updates
 from shards.versions import Buffers
@@ -515,8 +515,17 @@ class Shard:
         return [*pushes, *((join, ()) for join in joins)]
 
     def moving(self, now: float) -> bool:
-        """Whether it stands still, or has handed over its part: neither is in a copy of it."""
+        """Whether it stands still, or has handed over its part: `copy` tells of neither."""
         return self._moved_to is not None or self._standstill.holds(now)
+
+    @property
+    def stance(self) -> Stance:
+        """What `moving` asks for, for a copy that is to be as far in a move as this one."""
+        return Stance(self._standstill.told, self._moved_to)
+
+    @stance.setter
+    def stance(self, stance: Stance) -> None:
+        self._standstill, self._moved_to = Standstill(stance.standstill), stance.moved_to
 
     def let_wait(self, message: Request, frames: Sequence[Buffer], now: float) -> None:
         """Have a request wait here as it does at the copy whose state was restored.

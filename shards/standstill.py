@@ -11,23 +11,47 @@ all have it. One that is dead is not waited for; its last push was never acknowl
 Pushes beyond the cut are refused and will be repeated; pulls go on. A standstill ends by itself, so
 that an operator that dies holds nobody up.
 
-Who takes a shard's place, from its log, must not go beyond the cut either: it would apply what the
-operator believes is left to others. When the standstill ends was told by another clock, so it lasts
-as long again from there, unless it has been seen to be over.
+Who takes a shard's place, from its log or as another copy of it, must not go beyond the cut either:
+it would apply what the operator believes is left to others. When the standstill ends was told by
+another clock, so it lasts as long again from there, unless it has been seen to be over.
 """
 
 from collections.abc import Mapping
 
+import msgspec
+
 from shards.errors import Retry
+from shards.messages import Count, Name
+
+
+class Told(msgspec.Struct, frozen=True):
+    """A standstill as a value: the cut, how long it was to last, and when the shard sees it end."""
+
+    cut: dict[Name, Count] = {}
+    seconds: float = 0.0
+    ends_at: float | None = None
+
+
+class Stance(msgspec.Struct, frozen=True):
+    """How far a shard is in a move: where it stands still, and who has its part by now."""
+
+    standstill: Told
+    moved_to: bytes | None
 
 
 class Standstill:
     """How far this shard may go with each worker, and until when that counts."""
 
-    def __init__(self) -> None:
-        self._cut: Mapping[str, int] = {}
-        self._seconds = 0.0
-        self._ends_at: float | None = None
+    def __init__(self, told: Told | None = None) -> None:
+        """None in force, or the same as another's."""
+        told = told or Told()
+        self._cut: Mapping[str, int] = told.cut
+        self._seconds, self._ends_at = told.seconds, told.ends_at
+
+    @property
+    def told(self) -> Told:
+        """It as a value."""
+        return Told(dict(self._cut), self._seconds, self._ends_at)
 
     def begin(self, cut: Mapping[str, int], seconds: float, now: float) -> None:
         """Let nobody beyond `cut`, and who is not in it nowhere, for so long; 0 ends it."""

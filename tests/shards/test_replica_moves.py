@@ -1,0 +1,175 @@
+"""Copies of a shard that moves: whoever takes over is as far in it as the primary had said."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from shards import codec
+from shards.codec import Buffer
+from shards.group import Assignment, Configuration
+from shards.messages import (
+    Ack,
+    Cut,
+    FromShard,
+    Hold,
+    Holding,
+    Install,
+    Refusal,
+    Remedy,
+    Request,
+    Retire,
+    Retired,
+    Welcome,
+)
+from shards.replica import Effects, Replica
+from shards.shard import Outgoing, Shard
+from shards.spec import Merge
+from tests.shards.talk import SIZE, fresh, hello, join, leave, push, spec
+
+GRADIENT = [np.ones(SIZE, np.float32).tobytes()]
+HERE = b"here"
+
+
+class Copies:
+    """Copies of one shard by their boots; what one posts arrives at once, unless it is cut off."""
+
+    def __init__(self, merge: Merge = Merge.EACH) -> None:
+        """Copy 1 is the primary and has two workers, copy 2 its backup."""
+        self._spec = spec(merge=merge, bound=None if merge is Merge.EACH else 0)
+        self._epoch = 0
+        self.copies: dict[int, Replica] = {}
+        self.cut_off: set[int] = set()
+        self.configure(1)
+        self.say(1, Install(1, "job", "net", []), fresh())
+        for worker in "ab":
+            self.say(1, hello(worker))
+            self.say(1, join(worker))
+        self.configure(1, 2)
+
+    def configure(self, primary: int, backup: int | None = None, now: float = 0.0) -> None:
+        """Have the coordinator decide who holds the shard, and tell those who hear it."""
+        self._epoch += 1
+        decided = Configuration(0, self._epoch, primary, backup)
+        for boot in sorted(decided.members):
+            self.copies.setdefault(
+                boot, Replica(0, boot, lambda boot=boot: Shard(self._spec, boot))
+            )
+        for confirmed in (False, True):
+            for boot in sorted(decided.members, reverse=True):
+                effects = self.copies[boot].assign(Assignment(decided, confirmed), now)
+                self._carry(boot, effects, now)
+
+    def say(
+        self, boot: int, message: Request, frames: Sequence[Buffer] = (), now: float = 0.0
+    ) -> list[FromShard]:
+        """What this copy lets go by it."""
+        effects = self.copies[boot].handle(b"sender", message, frames, now)
+        return [answer.message for answer in self._carry(boot, effects, now)]
+
+    def pushed(self, boot: int, worker: str, seq: int, now: float = 0.0) -> FromShard:
+        """The answer to a push, of a worker that knows this copy's boot number."""
+        (answer,) = self.say(boot, push(worker, seq, boot=boot), GRADIENT, now)
+        return answer
+
+    def _carry(self, origin: int, effects: Effects, now: float) -> list[Outgoing]:
+        out = list(effects.answers)
+        for post in effects.posts:
+            if not self.cut_off & {origin, post.to}:
+                frames = [f.tobytes() if isinstance(f, np.ndarray) else f for f in post.frames]
+                back = self.copies[post.to].receive(origin, post.message, frames, now)
+                out += self._carry(post.to, back, now)
+        return out
+
+
+def refused(answer: FromShard) -> tuple[Remedy, str]:
+    assert isinstance(answer, Refusal)
+    return answer.remedy, answer.text
+
+
+def hold(seconds: float = 60.0) -> Hold:
+    return Hold(2, "job", "net", seconds)
+
+
+def cut(**pushes: int) -> list[bytes]:
+    return [codec.encode_state(Cut(pushes))]
+
+
+WAITS = (Remedy.RETRY, "worker a: push 2 waits while the shards stand still")
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["told of it", "brought up to date later"])
+def test_a_successor_stands_still_where_its_predecessor_did(later: bool) -> None:
+    """Nothing goes beyond the cut, for as long again by the successor's clock; then it does."""
+    group = Copies()
+    group.pushed(1, "a", 1)
+    (held,) = group.say(1, hold(), cut(a=1, b=1))
+    assert isinstance(held, Holding)
+    assert held.missing
+    if later:
+        group.configure(1, 3)
+    successor = 3 if later else 2
+    group.configure(successor, now=1000.0)
+    for worker in "ab":
+        (welcome,) = group.say(successor, hello(worker), now=1000.0)
+        assert isinstance(welcome, Welcome)
+        assert welcome.seq == (1 if worker == "a" else 0)
+    assert refused(group.pushed(successor, "a", 2, now=1059.0)) == WAITS
+    assert isinstance(group.pushed(successor, "b", 1, now=1059.0), Ack)
+    assert isinstance(group.pushed(successor, "a", 2, now=1060.0), Ack)
+
+
+def test_a_standstill_is_not_told_before_a_successor_would_keep_it() -> None:
+    """What the backup has not reported is not answered, and its like is not in force there."""
+    group = Copies()
+    group.cut_off = {2}
+    assert group.say(1, hold()) == []
+    group.configure(2, now=10.0)
+    group.say(2, hello("a"), now=10.0)
+    assert isinstance(group.pushed(2, "a", 1, now=10.0), Ack)
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["told of it", "brought up to date later"])
+def test_a_successor_sends_workers_on(later: bool) -> None:
+    """To where its predecessor had been told to send them; another operator is refused there."""
+    group = Copies()
+    group.say(1, hold())
+    (told,) = group.say(1, Retire(3, "job", "net", len(HERE)), [HERE])
+    assert isinstance(told, Retired)
+    if later:
+        group.configure(1, 3)
+    successor = 3 if later else 2
+    group.configure(successor, now=1000.0)
+    effects = group.copies[successor].handle(b"a", hello("a"), (), 1000.0)
+    assert [answer.frames for answer in effects.answers] == [(HERE,)]
+    (again,) = group.say(successor, Retire(3, "job", "net", len(HERE)), [HERE], now=1000.0)
+    assert isinstance(again, Retired)
+    (other,) = group.say(successor, Retire(4, "job", "net", 5), [b"there"], now=1000.0)
+    assert refused(other)[1] == "retire: shard 0 has handed over its part to others"
+
+
+def test_nobody_is_sent_on_before_a_successor_would() -> None:
+    """A retirement that the backup has not reported shows in no answer, and dies with its copy."""
+    group = Copies()
+    group.say(1, hold())
+    group.cut_off = {2}
+    assert group.say(1, Retire(3, "job", "net", len(HERE)), [HERE]) == []
+    assert group.say(1, hello("a")) == []
+    group.configure(2, now=10.0)
+    (welcome,) = group.say(2, hello("a"), now=10.0)
+    assert isinstance(welcome, Welcome)
+    assert refused(group.pushed(2, "a", 1, now=10.0))[0] is Remedy.RETRY, "it still stands still"
+
+
+def test_a_round_beyond_the_cut_stays_open_at_a_new_copy() -> None:
+    """It would have closed when the other left; both copies close it after the standstill."""
+    group = Copies(Merge.ROUND)
+    group.say(1, push("a", 1), GRADIENT)
+    group.say(1, hold())
+    group.say(1, leave("b"))
+    group.configure(1, 3)
+    group.say(1, hello("b"))
+    assert [group.copies[boot].shard.version for boot in (1, 3)] == [0, 0]
+    group.say(1, hold(0.0))
+    group.say(1, push("a", 1), GRADIENT)
+    assert [group.copies[boot].shard.version for boot in (1, 3)] == [1, 1]
