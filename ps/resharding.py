@@ -9,7 +9,6 @@ asked of whom, and when, is operations.py's.
 
 from ps import operations
 from ps.console import Console, carry_out
-from shards.errors import BadInput
 
 
 def move(old: Console, new: Console) -> None:
@@ -18,9 +17,7 @@ def move(old: Console, new: Console) -> None:
     Both are of one job and table; the new map's epoch is higher. Workers wait meanwhile: for as
     long as the state takes to travel twice. Keep the old shards until the job ends: a worker that
     starts late may ask there. Raises what either console raises; then the job goes on where it was,
-    unless the error came while workers were being told, and BadInput for replicated shards.
+    unless it is `operations.Untold`: then no old shard has answered that it sends its workers on.
     """
-    if old.cluster.coordinator is not None or new.cluster.coordinator is not None:
-        raise BadInput("move: expected shards with one copy each, got replicated ones")
     successors = new.cluster.for_workers().encode()
     carry_out(operations.move(old.side, new.side, successors), old, new)

@@ -112,8 +112,6 @@ class Residence:
         assert self._moving is None, "one after another"
         have = len(self._specs)
         try:
-            if self.cluster.coordinator is not None:
-                raise BadInput("reshard: expected shards with one copy each, got replicated ones")
             if wish.shards == have:
                 raise BadInput(f"reshard: expected another number of shards than {have}, got it")
             specs = successors(self._specs, wish.shards)

@@ -21,6 +21,8 @@ class Seat(Party):
         super().__init__(world.clock, "coordinator")
         self.record: dict[int, Group] = {shard: Group() for shard in range(len(groups))}
         self._world, self._groups = world, groups
+        for group in groups:
+            group.seat = self
         self._coordinator: Coordinator | None = self._anew()
 
     def begin(self) -> None:

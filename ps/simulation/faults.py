@@ -8,6 +8,7 @@ does nothing, so any fault can be taken out of a list, or all but it, and the re
 A new kind of fault is one class here, and one line in profiles.py that draws it.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from ps.simulation.network import Ill, Spell
 
 if TYPE_CHECKING:
+    from ps.simulation.hosts import Host
     from ps.simulation.world import World
 
 NOBODY = "nobody"  # the end of a link that is not there
@@ -218,15 +220,17 @@ class FullDisk(Fault, frozen=True, kw_only=True, tag="full disk"):
 class Move(Fault, frozen=True, kw_only=True, tag="move"):
     """No fault, but what others may strike: an operator moves the job to so many shards.
 
-    Just `before` it first asks a question of this kind, the old `shard` dies, if it keeps a log.
+    Just `before` it first asks a question of this kind, the old `shard` dies, or the `fresh` one:
+    if it keeps a log; and of a group that is whole, its primary.
     """
 
     shards: int
     before: str = ""
     shard: int = 0
+    fresh: bool = False
 
     def strike(self, world: "World") -> None:
-        world.move(self.shards, self.before, self.shard)
+        world.move(self)
 
 
 class Crash(Fault, frozen=True, kw_only=True, tag="crash"):
@@ -242,10 +246,10 @@ class Crash(Fault, frozen=True, kw_only=True, tag="crash"):
     told: bool = False
 
     def strike(self, world: "World") -> None:
-        host = world.hosts[_number(self.who)]
-        died = host.crash(self.who, self.back_s, reckless=self.reckless, told=self.told)
-        if not died and world.clock.now < world.setting.quiet_s:
-            world.clock.after(AGAIN_S, self.strike, world)
+        for host in _hosts(world, self.who):
+            died = host.crash(self.who, self.back_s, reckless=self.reckless, told=self.told)
+            if not died and world.clock.now < world.setting.quiet_s:
+                world.clock.after(AGAIN_S, self.strike, world)
 
 
 class Ambush(Fault, frozen=True, kw_only=True, tag="ambush"):
@@ -256,7 +260,8 @@ class Ambush(Fault, frozen=True, kw_only=True, tag="ambush"):
     back_s: float
 
     def strike(self, world: "World") -> None:
-        world.hosts[_number(self.who)].ambushes.append(self)
+        for host in _hosts(world, self.who):
+            host.ambushes.append(self)
 
 
 class Break(Fault, frozen=True, kw_only=True, tag="break"):
@@ -265,7 +270,8 @@ class Break(Fault, frozen=True, kw_only=True, tag="break"):
     who: str
 
     def strike(self, world: "World") -> None:
-        world.hosts[_number(self.who)].lose_connection(self.who)
+        for host in _hosts(world, self.who):
+            host.lose_connection(self.who)
 
 
 class CoordinatorCrash(Fault, frozen=True, kw_only=True, tag="coordinator crash"):
@@ -277,9 +283,10 @@ class CoordinatorCrash(Fault, frozen=True, kw_only=True, tag="coordinator crash"
         world.crash_coordinator(self.back_s)
 
 
-def _number(role: str) -> int:
-    """Of the shard in a name like `primary 0`."""
-    return int(role.partition(" ")[2])
+def _hosts(world: "World", role: str) -> "Sequence[Host]":
+    """The shard in a name like `primary 0`, where the job has one of that number now."""
+    number = int(role.partition(" ")[2])
+    return world.hosts[number : number + 1]
 
 
 AnyFault = (

@@ -5,7 +5,7 @@ Copies are killed within the budget only while their group is in sync and whole,
 that dies or retires is followed by an empty one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from ps.coordinator import Group
 from ps.simulation import invariants
 from ps.simulation.clock import Party
 from ps.simulation.hosts import End, Host
-from ps.simulation.invariants import Promise, Violation
+from ps.simulation.invariants import BLOCK, Promise, Violation
 from ps.simulation.network import Deliver
 from shards import codec
 from shards.errors import DownpourError
@@ -23,8 +23,10 @@ from shards.messages import Ack, Refusal, Remedy
 from shards.replica import Effects, Post, Replica
 from shards.shard import Outgoing, Shard
 from shards.spec import Merge
+from shards.state import Saved
 
 if TYPE_CHECKING:
+    from ps.simulation.coordination import Seat
     from ps.simulation.world import World
 
 BEAT_S = 0.4
@@ -72,11 +74,13 @@ class Copy(Party):
 class Copies(Host):
     """All copies of one shard that ever were."""
 
-    def __init__(self, world: "World", number: int) -> None:
-        super().__init__(world, number)
+    seat: "Seat"
+
+    def __init__(self, world: "World", number: int, *, fresh: bool = False) -> None:
+        super().__init__(world, number, fresh=fresh)
         self.copies: dict[int, Copy] = {}
         self._images: dict[tuple[int, int], tuple[object, ...]] = {}
-        self._installed = False
+        self._installed = fresh
         self._acknowledged: dict[str, int] = {}
         self._primaries: dict[int, int] = {}
         self._routes: dict[str, Copy] = {}
@@ -92,12 +96,22 @@ class Copies(Host):
 
     @property
     def _group(self) -> Group:
-        return self._world.seat.record[self.number]
+        return self.seat.record[self.number]
+
+    @property
+    def _living(self) -> list[Copy]:
+        """Those that may be promoted, or serve."""
+        return [self.copies[boot] for boot in self._group.promotable if self.copies[boot].alive]
 
     @property
     def shard(self) -> Shard:
-        living = [self.copies[boot] for boot in self._group.promotable if self.copies[boot].alive]
-        return living[0].replica.shard
+        return self._living[0].replica.shard
+
+    @property
+    def moved_to(self) -> bytes | None:
+        """Where whoever may be promoted would send them, too."""
+        told = {copy.replica.shard.stance.moved_to for copy in self._living}
+        return told.pop() if len(told) == 1 else None
 
     def party(self, role: str) -> Copy | None:
         settled = self._group.settled
@@ -146,7 +160,7 @@ class Copies(Host):
         effects = replica.receive(origin, post.message, frames, copy.now)
         if isinstance(post.message, Replicate) and replica.position == before + 1:
             theirs = self._images.get((post.message.epoch, replica.position))
-            if theirs is not None and theirs != invariants.image(replica.shard):
+            if theirs is not None and theirs != _image(replica.shard):
                 raise Violation(
                     Promise.SAME_COPY, f"backup {copy.boot} after entry {replica.position}"
                 )
@@ -171,7 +185,7 @@ class Copies(Host):
     def _keep_image(self, copy: Copy) -> None:
         key = copy.epoch, copy.replica.position
         if key not in self._images:
-            self._images[key] = invariants.image(copy.replica.shard)
+            self._images[key] = _image(copy.replica.shard)
             if len(self._images) > KEPT:
                 del self._images[next(iter(self._images))]
 
@@ -181,7 +195,7 @@ class Copies(Host):
                 self._check_acknowledged(copy, answer.to, answer.message.seq)
             elif type(answer.message) is Refusal and answer.message.remedy is Remedy.RETRY:
                 # Told that this copy does not serve, the worker tries another.
-                self._routes.pop(self._world.life_at(answer.to).name, None)
+                self._routes.pop(self._world.end_at(answer.to).name, None)
         self._pulls.check(copy.replica.shard, answers, self._world.calm)
         self.answer(copy, answers)
 
@@ -197,7 +211,7 @@ class Copies(Host):
 
     def report(self, copy: Copy, beat: Beat) -> None:
         """Tell the coordinator."""
-        seat = self._world.seat
+        seat = self.seat
         self._world.network.post(copy.name, seat.name, seat.at, seat.hear, beat)
 
     # --- promises ---------------------------------------------------------------------------------
@@ -270,14 +284,18 @@ class Copies(Host):
             self._world.counted.deaths += 1
             self._world.note(f"{copy.name}, {role}, dies")
             if told:
-                self._world.seat.broken(copy.boot)
+                self.seat.broken(copy.boot)
             self._world.clock.after(back_s, self._bear)
         return True
+
+    def struck(self) -> None:
+        told = self._world.clock.random.random() < 0.5
+        self.crash("primary", REBIRTH_S, reckless=False, told=told)
 
     def lose_connection(self, role: str) -> None:
         copy = self.party(role.partition(" ")[0])
         if copy is not None:
-            self._world.seat.broken(copy.boot)
+            self.seat.broken(copy.boot)
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -310,12 +328,38 @@ class Copies(Host):
                     Promise.EXACTLY_ONCE, f"{life.name} has {held} pushes in the ledger"
                 )
             if setting.merge is Merge.EACH:
-                wanted = (setting.steps, setting.steps * (setting.steps + 1) / 2)
-                found = invariants.applied(shard.held.weights(), number)
-                if found != wanted:
-                    raise Violation(
-                        Promise.EXACTLY_ONCE, f"{life.name} has {found}, {wanted} expected"
-                    )
+                self._check_weights(shard.held.weights(), number)
+
+    def _check_weights(self, weights: invariants.Array, number: int) -> None:
+        """Each block holds a worker's pushes, once."""
+        for place, block in enumerate(self.blocks):
+            lacks = self._excused.get(block, {}).get(f"w{number}", set())
+            wanted = set(range(1, self._world.setting.steps + 1)) - lacks
+            found = invariants.applied(weights[BLOCK * place :], number)
+            if found != (len(wanted), sum(wanted)):
+                raise Violation(
+                    Promise.EXACTLY_ONCE, f"w{number} has {found}, pushes {wanted} expected"
+                )
+
+    # --- moving -----------------------------------------------------------------------------------
+
+    def elsewhere(self, reply: Refusal) -> bool:
+        return reply.remedy is Remedy.RETRY
+
+    def hand_over(self, to: Sequence[Host], saved: Saved, short: Mapping[str, set[int]]) -> None:
+        super().hand_over(to, saved, short)
+        for heir in to:
+            assert isinstance(heir, Copies)
+            for worker, seq in self._acknowledged.items():
+                heir._acknowledged[worker] = max(seq, heir._acknowledged.get(worker, 0))
+            heir._check_held("it is given what was acknowledged elsewhere")
+
+
+def _image(shard: Shard) -> tuple[object, ...]:
+    """What a backup has in common with its primary."""
+    stands = shard.stance.standstill
+    # When one ends is forgotten when that is seen, which by itself is no entry.
+    return (*invariants.image(shard), stands.cut, stands.seconds, shard.stance.moved_to)
 
 
 def _primary(group: Group) -> int | None:

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ps.simulation.clock import Action, Party
-from ps.simulation.invariants import BLOCK, PullWatch, exact
+from ps.simulation.invariants import BLOCK, Promise, PullWatch, Violation, exact
 from ps.simulation.network import Deliver
 from shards import codec
 from shards.ledger import Ledger
-from shards.messages import Install
+from shards.messages import Install, Refusal
 from shards.shard import Outgoing, Shard
 from shards.state import Saved
 
@@ -35,7 +35,8 @@ class End(Protocol):
 class Host:
     """One shard as the world sees it; single.py and groups.py say what it is made of."""
 
-    def __init__(self, world: "World", number: int) -> None:
+    def __init__(self, world: "World", number: int, *, fresh: bool = False) -> None:
+        """A `fresh` one is given its state by an operator who moves the job there."""
         setting = world.setting
         self.number = number
         self.map = world.map
@@ -44,6 +45,10 @@ class Host:
         self.views: dict[int, bytes] = {}
         self.ambushes: list[Ambush] = []
         self._world = world
+        self._fresh = fresh
+        self._handed_over: int | None = None
+        # For each block, what it need not hold of whom: pushes that were cut off by a move.
+        self._excused: dict[int, dict[str, set[int]]] = {}
         self._pulls = PullWatch(
             number, setting.workers, setting.bound, exact(setting.merge, setting.push, setting.pull)
         )
@@ -61,11 +66,31 @@ class Host:
         """The process that plays a role: shard, primary or backup."""
         raise NotImplementedError
 
-    def hand_over(self, to: Sequence["Host"], version: int, short: Mapping[str, set[int]]) -> None:
-        """Others are given what this one holds at `version`, which lacks pushes that others have.
+    @property
+    def moved_to(self) -> bytes | None:
+        """Where it sends its workers, if it does."""
+        return self.shard.stance.moved_to
 
-        Only single processes are moved.
-        """
+    def hand_over(self, to: Sequence["Host"], saved: Saved, short: Mapping[str, set[int]]) -> None:
+        """Others are given what this one holds, which lacks pushes that others have."""
+        self._handed_over = saved.version
+        for block in self.blocks:
+            heir, known = heir_of(block, to), self._excused.get(block, {})
+            heir._excused[block] = {w: known.get(w, set()) | seqs for w, seqs in short.items()}
+            heir._pulls.exact &= not any(heir._excused[block].values())
+
+    def check_handed_over(self) -> None:
+        """Its workers were sent on: what it has applied since is nowhere else."""
+        if self._handed_over is not None and self.shard.version > self._handed_over:
+            raise Violation(
+                Promise.EXACTLY_ONCE,
+                f"shard {self.number} was moved at version {self._handed_over} and is at"
+                f" {self.shard.version}",
+            )
+
+    def struck(self) -> None:
+        """Lose the process that serves, at a moment that a move has chosen, if that may be."""
+        raise NotImplementedError
 
     def route(self, life: End) -> tuple[str, Deliver] | None:
         """The end that this worker now sends to, and what takes a message there."""
@@ -91,6 +116,10 @@ class Host:
     def lose_connection(self, role: str) -> None:
         """Have the coordinator miss a copy that lives."""
 
+    def elsewhere(self, reply: Refusal) -> bool:
+        """Whether an operator is told so by who does not serve, and is to ask another."""
+        return False
+
     def drained(self) -> bool:
         """Whether everything that was asked has been dealt with."""
         return True
@@ -114,6 +143,11 @@ class Host:
             self._world.network.carry(
                 party.name, life.name, codec.encode(answer.message), answer.frames, _to(life, self)
             )
+
+
+def heir_of(block: int, hosts: Sequence[Host]) -> Host:
+    """Who of these has a block of floats."""
+    return next(host for host in hosts if block in host.blocks)
 
 
 def _to(life: End, host: Host) -> Deliver:

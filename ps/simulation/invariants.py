@@ -41,6 +41,7 @@ class Promise(StrEnum):
     VERSIONS = "versions never go back"
     UNTORN = "what is sent does not change on its way"
     ONE_CUT = "what is moved holds the same pushes of every living worker"
+    MOVED = "a job that has moved, as its operator was told, does not move back"
     RECOVERY = "what a shard is made from again is what it was, bit for bit"
     SAME_COPY = "a backup is what its primary was at the same entry"
     ONE_PRIMARY = "at most one primary commits in an epoch"

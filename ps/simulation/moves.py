@@ -22,23 +22,24 @@ from shards.refusals import error_of
 from shards.tables import cut_evenly
 
 if TYPE_CHECKING:
+    from ps.simulation.faults import Move
     from ps.simulation.world import World
 
 PATIENCE_S = 30.0
 RETRY_S = 0.7
+ELSEWHERE_S = 0.2  # until another copy is asked than the one that does not serve
 
 
 class Operator(Party):
     """One attempt at one move."""
 
-    def __init__(self, world: "World", shards: int, first: str = "", dies: int = 0) -> None:
-        """Just before it first asks a question of the kind `first`, that old shard dies."""
+    def __init__(self, world: "World", wanted: "Move") -> None:
         super().__init__(world.clock, "operator")
-        self._dies_before, self._dies = first, dies
+        self._wanted, self._death_is_due = wanted, True
         self._world = world
         self._old: Sequence[Host] = world.hosts
         before = self._old[0].map
-        after = cut_evenly(world.table, shards, before.epoch + 1)
+        after = cut_evenly(world.table, wanted.shards, before.epoch + 1)
         generation, self._new = world.add_generation(after)
         self.address = f"operator/{generation}".encode()
         self._sides = {
@@ -52,6 +53,7 @@ class Operator(Party):
         self._answers: dict[int, Answer] = {}
         self._exported: dict[int, Answer] = {}
         self._since = 0.0
+        self._turns_elsewhere = False
 
     def begin(self) -> None:
         """Carry out the plan."""
@@ -62,6 +64,8 @@ class Operator(Party):
         try:
             step = on()
         except StopIteration:
+            if self._old[0].moved_to is None:
+                raise Violation(Promise.MOVED, "shard 0 said so, and serves on") from None
             self._end("the job has moved")
         except DownpourError as error:
             self._end(f"the move is off: {error}")
@@ -73,9 +77,10 @@ class Operator(Party):
                 question = step.question(0)
                 if isinstance(question, Retire):
                     self._hand_over(self._exported)
-                if type(question).__name__ == self._dies_before:
-                    self._dies_before = ""
-                    self._old[self._dies % len(self._old)].restart(0.0)
+                if self._death_is_due and type(question).__name__ == self._wanted.before:
+                    self._death_is_due = False
+                    side = self._new if self._wanted.fresh else self._old
+                    side[self._wanted.shard % len(side)].struck()
                 self._asked, self._answers, self._since = step, {}, self.now
                 self._ask(self._request, RETRY_S)
 
@@ -87,17 +92,28 @@ class Operator(Party):
         asked = self._asked
         if asked is None or request != self._request:
             return
-        missing = [shard for shard in asked.shards if shard not in self._answers]
+        missing = self._missing(asked)
         if self.now - self._since > PATIENCE_S:
             error = Unreachable(f"shard {missing[0]} has not answered the operator", missing[0])
             self._go(lambda: self._plan.throw(error))
             return
-        for shard in missing:
+        self._send(asked)
+        self.after(wait_s, self._ask, request, 2 * wait_s)
+
+    def _missing(self, asked: Ask) -> list[int]:
+        return [shard for shard in asked.shards if shard not in self._answers]
+
+    def _send(self, asked: Ask) -> None:
+        header = codec.encode(asked.question(self._request))
+        for shard in self._missing(asked):
             route = self._sides[asked.of][shard].route(self)
             if route is not None:
-                header = codec.encode(asked.question(request))
                 self._world.network.carry(self.name, route[0], header, asked.frames, route[1])
-        self.after(wait_s, self._ask, request, 2 * wait_s)
+
+    def _turn_elsewhere(self) -> None:
+        self._turns_elsewhere = False
+        if self._asked is not None:
+            self._send(self._asked)
 
     def receive(self, host: Host, header: bytes, frames: Sequence[Any]) -> None:
         """An answer has come."""
@@ -111,6 +127,11 @@ class Operator(Party):
         if reply.request not in {0, self._request}:
             return
         if isinstance(reply, Refusal):
+            if host.elsewhere(reply):
+                if not self._turns_elsewhere:
+                    self._turns_elsewhere = True
+                    self.after(ELSEWHERE_S, self._turn_elsewhere)
+                return
             error = error_of(reply)
             self._go(lambda: self._plan.throw(error))
         elif reply.request and host.number in asked.shards:
@@ -138,4 +159,4 @@ class Operator(Party):
                         Promise.ONE_CUT, f"shard {host.number} is moved without push {last}"
                     )
                 short[worker] = set(range(seq + 1, last + 1))
-            host.hand_over(self._new, saved.version, short)
+            host.hand_over(self._new, saved, short)

@@ -44,7 +44,7 @@ def swarm(seed: int, profile: Profile = Profile.WITHIN, cluster: Cluster | None 
                 found += wanted(draw, setting)
     if profile is Profile.WITHIN and setting.durability is Durability.PROCESS:
         found = [_with_the_power_on(fault) for fault in found]
-    if profile is Profile.WITHIN and kind is not Cluster.REPLICATED and draw.random() < MOVED:
+    if profile is Profile.WITHIN and draw.random() < MOVED:
         found += _move(draw, setting)
         # A shard in memory that dies ends its job; only a log brings back where it was moving.
         found = [f for f in found if kind is Cluster.LOGGED or not isinstance(f, faults.Restart)]
@@ -225,7 +225,7 @@ def _full_disk(draw: Draw, setting: Setting) -> list[AnyFault]:
 def _move(draw: Draw, setting: Setting) -> list[AnyFault]:
     times = range(draw.choice((1, 1, 1, 2)))
     moves = [faults.Move(at=_time(draw, setting), shards=draw.randint(1, 3)) for _ in times]
-    if setting.cluster is not Cluster.LOGGED:
+    if setting.cluster not in (Cluster.LOGGED, Cluster.REPLICATED):
         return [*moves]
     return [fault for move in moves for fault in _with_a_death(draw, setting, move)]
 
@@ -234,10 +234,13 @@ def _with_a_death(draw: Draw, setting: Setting, move: faults.Move) -> list[AnyFa
     """The moments between two questions are too short for other faults to strike often."""
     before = draw.choice(("", "Hold", "Export", "Install", "Retire", "Retire"))
     dies = draw.randrange(setting.shards)
-    found: list[AnyFault] = [msgspec.structs.replace(move, before=before, shard=dies)]
+    replicated = setting.cluster is Cluster.REPLICATED
+    fresh = replicated and draw.random() < 0.3
+    found: list[AnyFault] = [msgspec.structs.replace(move, before=before, shard=dies, fresh=fresh)]
     if before == "Retire" and draw.random() < 0.5:
         at = _rounded(move.at + draw.uniform(0.3, 1.5))  # shard 0, which decides, is not heard
-        found.append(faults.Cut(at=at, for_s=_lasting(draw, 4), a="shard 0"))
+        first = "primary 0" if replicated else "shard 0"
+        found.append(faults.Cut(at=at, for_s=_lasting(draw, 4), a=first))
     return found
 
 

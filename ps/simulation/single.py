@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ps.shard_log import Logged
 from ps.simulation import invariants
 from ps.simulation.clock import Party
-from ps.simulation.hosts import End, Host
+from ps.simulation.hosts import End, Host, heir_of
 from ps.simulation.invariants import BLOCK, Promise, Violation
 from ps.simulation.network import Deliver
 from shards import codec
@@ -17,6 +17,7 @@ from shards.errors import DownpourError
 from shards.messages import Export, Install, State
 from shards.records import RECORD
 from shards.shard import Arrival, Outgoing, Shard
+from shards.state import Saved
 from shards.views import Change, Views
 
 if TYPE_CHECKING:
@@ -45,12 +46,8 @@ class Single(Host):
     """One process, its lives, and the checks on everything that it answers."""
 
     def __init__(self, world: "World", number: int, *, fresh: bool = False) -> None:
-        """A `fresh` one is given its state by an operator who moves the job there."""
-        super().__init__(world, number)
-        self._fresh = fresh
+        super().__init__(world, number, fresh=fresh)
         self._before: dict[int, NDArray[np.void]] = {}
-        self._excused: dict[int, dict[str, set[int]]] = {}
-        self._handed_over: int | None = None
         self._process = Party(world.clock, f"shard {number}")
         self._boot = 0
         self._shard: Shard
@@ -149,6 +146,9 @@ class Single(Host):
         if lost_s:
             self._rows = self._rows[self._rows["apply_version"] <= self._shard.version]
 
+    def struck(self) -> None:
+        self.restart(0.0)
+
     def _install(self, message: Install, frames: Sequence[bytes]) -> None:
         self._live()
         self._operate(message, frames)
@@ -204,24 +204,12 @@ class Single(Host):
 
     # --- moving -----------------------------------------------------------------------------------
 
-    def hand_over(self, to: Sequence[Host], version: int, short: Mapping[str, set[int]]) -> None:
-        self._handed_over = version
+    def hand_over(self, to: Sequence[Host], saved: Saved, short: Mapping[str, set[int]]) -> None:
+        super().hand_over(to, saved, short)
         rows = self._collected()
-        rows = rows[rows["apply_version"] <= version]
+        rows = rows[rows["apply_version"] <= saved.version]
         for block in self.blocks:
-            heir = next(host for host in to if block in host.blocks)
+            heir = heir_of(block, to)
             assert isinstance(heir, Single)
             before = [self._before[block], rows] if self._fresh else [rows]
             heir._before[block] = np.concatenate(before)
-            known = self._excused.get(block, {})
-            heir._excused[block] = {w: known.get(w, set()) | seqs for w, seqs in short.items()}
-            heir._pulls.exact &= not any(heir._excused[block].values())
-
-    def check_handed_over(self) -> None:
-        """Its workers were sent on: what it has applied since is nowhere else."""
-        if self._handed_over is not None and self._shard.version > self._handed_over:
-            raise Violation(
-                Promise.EXACTLY_ONCE,
-                f"shard {self.number} was moved at version {self._handed_over} and is at"
-                f" {self._shard.version}",
-            )

@@ -80,13 +80,8 @@ class World:
         self._boots = 0
         self._unfinished: set[int] = set()
         self.generations: list[Sequence[Host]] = []
-        if setting.cluster is Cluster.REPLICATED:
-            groups = [Copies(self, shard) for shard in range(setting.shards)]
-            self.generations.append(groups)
-            self.seat = Seat(self, groups)
-        else:
-            self._kind = OnDisk if setting.cluster is Cluster.LOGGED else Single
-            self.generations.append([self._kind(self, shard) for shard in range(setting.shards)])
+        self._seats: list[Seat] = []
+        self._settle(fresh=False)
         for fault in scenario.faults:
             self.clock.after(fault.at, self._strike, fault)
 
@@ -96,11 +91,7 @@ class World:
 
     def run(self) -> None:
         """Play to the end; raises Violation, or whatever else the code under test raises."""
-        replicated = self.setting.cluster is Cluster.REPLICATED
-        if replicated:
-            self.seat.begin()
-        for host in self.hosts:
-            host.begin()
+        self._begin()
         for number in range(self.setting.workers):
             self._bear(number, 0, self.clock.random.random() * 1.5)
         end = HORIZON_S if self.durable else self.setting.quiet_s + BEYOND_S
@@ -153,7 +144,7 @@ class World:
     def party(self, name: str) -> Party | None:
         """Who is meant by a name as faults use it; None if there is nobody now."""
         if name == "coordinator":
-            return self.seat if self.setting.cluster is Cluster.REPLICATED else None
+            return self.seat if self._seats else None
         role, _, number = name.partition(" ")
         if number:
             hosts = self.hosts
@@ -186,26 +177,48 @@ class World:
             hosts = self.generations[to]
         return hosts
 
-    def move(self, shards: int, before: str = "", dies: int = 0) -> None:
-        """Have an operator begin to move the job; just `before` such a question a shard dies."""
-        operator = Operator(self, shards, before, dies)
+    @property
+    def seat(self) -> Seat:
+        """The coordinator of the shards that hold the job."""
+        return self._seats[self.generations.index(self.hosts)]
+
+    def move(self, wanted: Move) -> None:
+        """Have an operator begin to move the job."""
+        operator = Operator(self, wanted)
         self._operators[operator.address] = operator
         operator.begin()
 
     def add_generation(self, shard_map: ShardMap) -> tuple[int, Sequence[Host]]:
         """Fresh shards, and what an operator calls them."""
         self.map = shard_map
-        hosts = [self._kind(self, shard, fresh=True) for shard in range(shard_map.shards)]
-        for host in hosts:
+        self._settle(fresh=True)
+        self._begin()
+        return len(self.generations) - 1, self.generations[-1]
+
+    def _settle(self, *, fresh: bool) -> None:
+        """Make the shards of the newest map."""
+        numbers = range(self.map.shards)
+        match self.setting.cluster:
+            case Cluster.REPLICATED:
+                groups = [Copies(self, shard, fresh=fresh) for shard in numbers]
+                self._seats.append(Seat(self, groups))
+                self.generations.append(groups)
+            case Cluster.LOGGED:
+                self.generations.append([OnDisk(self, shard, fresh=fresh) for shard in numbers])
+            case _:
+                self.generations.append([Single(self, shard, fresh=fresh) for shard in numbers])
+
+    def _begin(self) -> None:
+        """Let the newest shards live, and whoever coordinates them."""
+        for seat in self._seats[-1:]:
+            seat.begin()
+        for host in self.generations[-1]:
             host.begin()
-        self.generations.append(hosts)
-        return len(self.generations) - 1, hosts
 
     def _check_left(self) -> None:
         for hosts in self.generations:
             if len(self.generations) > 1 and _successors(hosts) is not None:
                 for host in hosts:
-                    assert isinstance(host, Single)
                     host.check_handed_over()
 
     # --- lives of workers -------------------------------------------------------------------------
@@ -247,13 +260,13 @@ class World:
         self._unfinished.discard(life.number)
 
     def crash_coordinator(self, back_s: float) -> None:
-        """End the coordinator for a while, where there is one."""
-        if self.setting.cluster is Cluster.REPLICATED:
-            self.seat.crash(back_s)
+        """End the coordinators for a while, where there are any."""
+        for seat in self._seats:
+            seat.crash(back_s)
 
 
 def _successors(hosts: Sequence[Host]) -> int | None:
-    told = [host.shard._moved_to for host in hosts if host.shard._moved_to is not None]
+    told = [to for host in hosts if (to := host.moved_to) is not None]
     return generation_of(told[0]) if told else None
 
 

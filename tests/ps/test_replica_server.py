@@ -5,7 +5,7 @@ and that a client follows. A copy that is stopped drops its connections, as a ki
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,6 +24,7 @@ from ps.replica_server import ReplicaServer
 from shards.errors import BadInput, BadMessage
 from shards.group import Beat
 from shards.schedules import Fixed
+from shards.spec import ShardSpec
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
 ANYWHERE = "tcp://127.0.0.1:*"
@@ -33,10 +34,15 @@ ONE = np.ones(512, np.float32)
 class Group:
     """One shard's coordinator and copies, with keys where others than these are kept out."""
 
-    def __init__(self, folder: Path, keys: tuple[Access, Admission] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        keys: tuple[Access, Admission] | None = None,
+        specs: Sequence[ShardSpec] | None = None,
+    ) -> None:
         self.access = None if keys is None else keys[0]
         self.admission = None if keys is None else keys[1]
-        self.specs = ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0), lease_s=60.0)
+        self.specs = specs or ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0), lease_s=60.0)
         self._record = folder / "record"
         self.coordinator = self.coordinate(ANYWHERE)
         self.copies: list[ReplicaServer] = []
@@ -198,8 +204,40 @@ def test_an_address_that_is_none(tmp_path: Path) -> None:
 
 
 def test_what_replicated_shards_cannot_do_yet(group: Group) -> None:
-    """A modelled link leads to one place, and these move; a move would be forgotten by a backup."""
-    with ps.Console(group.cluster) as console, pytest.raises(BadInput, match=r"^move: expected"):
-        ps.move(console, console)
+    """A modelled link leads to one place, and these move."""
     with pytest.raises(BadInput, match="expected shards with one copy each, got replicated ones"):
         ps.Client(group.cluster, worker="w", link=parse_link("rtt=10ms"))
+
+
+def test_a_group_moves_to_another(group: Group, tmp_path: Path) -> None:
+    """A worker follows, each push counting once; and every copy of the group that was left sends
+    newcomers on: its backup, and one that was made of that when the job had moved."""
+    (tmp_path / "next").mkdir()
+    following = Group(tmp_path / "next", specs=ps.successors(group.specs, 1))
+    try:
+        following.join()
+        await_that(lambda: following.holders() == (1,))
+        with ps.Console(group.cluster) as old, ps.Console(following.cluster) as new:
+            old.install(TABLE.empty())
+            with ps.Client(group.cluster, worker="w") as client:
+                client.pull()
+                push(client, 5)
+                ps.move(old, new)
+                push(client, 5)
+                assert client.cluster == following.cluster
+            assert set(new.read()) == {-10.0}
+            group.copies[0].stop()
+            group.join()
+            await_that(lambda: group.holders() == (2, 3))
+            check_sent_on(group, following, "late")
+            group.copies[1].stop()
+            await_that(lambda: group.holders() == (3,))
+            check_sent_on(group, following, "later")
+    finally:
+        following.stop()
+
+
+def check_sent_on(group: Group, following: Group, worker: str) -> None:
+    with ps.Client(group.cluster, worker=worker) as late:
+        assert late.cluster == following.cluster
+        assert set(late.pull().weights) == {-10.0}

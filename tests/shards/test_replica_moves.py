@@ -1,6 +1,7 @@
 """Copies of a shard that moves: whoever takes over is as far in it as the primary had said."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -52,9 +53,7 @@ class Copies:
         self._epoch += 1
         decided = Configuration(0, self._epoch, primary, backup)
         for boot in sorted(decided.members):
-            self.copies.setdefault(
-                boot, Replica(0, boot, lambda boot=boot: Shard(self._spec, boot))
-            )
+            self.copies.setdefault(boot, Replica(0, boot, partial(Shard, self._spec, boot)))
         for confirmed in (False, True):
             for boot in sorted(decided.members, reverse=True):
                 effects = self.copies[boot].assign(Assignment(decided, confirmed), now)

@@ -10,15 +10,18 @@ from ps.operations import Plan, Side
 from ps.session import Session
 from ps.simulation.planting import Bugs, Patch
 from ps.simulation.setting import Cluster
-from shards import recut
+from shards import codec, recut, replica
 from shards.ledger import Ledger
+from shards.messages import CHANGING, Hold, Retire
+from shards.replica import Effects, Replica
 from shards.shard import Outgoing, Shard
-from shards.standstill import Standstill
+from shards.standstill import Stance, Standstill
 from shards.updates import Updates
 
 BUGS = Bugs(Cluster.SINGLE)
 LOGGED = Bugs(Cluster.LOGGED)
 COMPRESSED = Bugs(Cluster.COMPRESSED)
+REPLICATED = Bugs(Cluster.REPLICATED)
 
 
 @BUGS.add
@@ -151,6 +154,58 @@ def a_residual_stays_behind(patch: Patch) -> None:
     patch.setattr(Session, "follow", follow)
 
 
+@REPLICATED.add
+def a_backup_is_not_told_that_its_shard_stands_still(patch: Patch) -> None:
+    """Promoted, it applies what the operator believes is left to others."""
+    patch.setattr(replica, "CHANGING", tuple(kind for kind in CHANGING if kind is not Hold))
+
+
+@REPLICATED.add
+def a_backup_is_not_told_where_its_shard_has_moved(patch: Patch) -> None:
+    patch.setattr(replica, "CHANGING", tuple(kind for kind in CHANGING if kind is not Retire))
+
+
+@REPLICATED.add
+def a_new_copy_is_not_told_that_its_shard_stands_still(patch: Patch) -> None:
+    def take(self: Shard, stance: Stance) -> None:
+        self._moved_to = stance.moved_to
+
+    patch.setattr(Shard, "stance", vars(Shard)["stance"].setter(take))
+
+
+@REPLICATED.add
+def a_new_copy_is_not_told_where_its_shard_has_moved(patch: Patch) -> None:
+    def take(self: Shard, stance: Stance) -> None:
+        self._standstill = Standstill(stance.standstill)
+
+    patch.setattr(Shard, "stance", vars(Shard)["stance"].setter(take))
+
+
+@REPLICATED.add
+def a_promoted_copy_forgets_that_it_stands_still(patch: Patch) -> None:
+    def take_over(self: Shard, now: float) -> None:
+        original(self, now)
+        self._standstill = Standstill()
+
+    original = Shard.take_over
+    patch.setattr(Shard, "take_over", take_over)
+
+
+@REPLICATED.add
+def a_retirement_is_told_before_the_backup_has_it(patch: Patch) -> None:
+    """Who asked believes that it holds, and a successor goes on serving."""
+
+    def handle(self: Replica, sender: bytes, message: Any, frames: Any, now: float) -> Effects:
+        if not self.serving or not isinstance(message, Retire):
+            return original(self, sender, message, frames, now)
+        answers = self.shard.handle(sender, message, frames, now)
+        posts = self._log(now, (codec.encode(message), *frames), (), []).posts
+        return Effects(answers, posts)
+
+    original = Replica.handle
+    patch.setattr(Replica, "handle", handle)
+
+
 def all_bugs() -> Sequence[Bugs]:
     """Those of each kind of cluster."""
-    return BUGS, LOGGED, COMPRESSED
+    return BUGS, LOGGED, COMPRESSED, REPLICATED
