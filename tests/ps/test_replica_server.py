@@ -7,6 +7,7 @@ and that a client follows. A copy that is stopped drops its connections, as a ki
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import zmq
 
 import ps
+from ps import console, operations
 from ps.admission import Admission
 from ps.cluster import Access
 from ps.coordinator_server import CoordinatorServer
@@ -233,6 +235,48 @@ def test_a_group_moves_to_another(group: Group, tmp_path: Path) -> None:
             group.copies[1].stop()
             await_that(lambda: group.holders() == (3,))
             check_sent_on(group, following, "later")
+    finally:
+        following.stop()
+
+
+@pytest.mark.parametrize("question", ["Hold", "Export", "Install", "Retire"])
+def test_a_primary_dies_in_the_midst_of_a_move(
+    question: str, group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Just before it is first asked this, while a worker has pushes under way that no shard has
+    applied: its backup, or that of the new group, goes on with the move, and each counts once."""
+    (tmp_path / "next").mkdir()
+    following = Group(tmp_path / "next", specs=ps.successors(group.specs, 1))
+    dies = following if question == "Install" else group
+    asked: list[str] = []
+
+    def done(step: Any, by_side: Any) -> Any:
+        kind = type(step.question(0)).__name__ if isinstance(step, operations.Ask) else ""
+        if kind == question and not asked:
+            asked.append(kind)
+            dies.copies[0].stop()
+        return carried_out(step, by_side)
+
+    carried_out = console._done
+    monkeypatch.setattr(console, "_done", done)
+    try:
+        following.join()
+        await_that(lambda: following.holders() == (1,))
+        following.join()
+        await_that(lambda: following.holders() == (1, 2))
+        with ps.Console(group.cluster) as old, ps.Console(following.cluster) as new:
+            old.install(TABLE.empty())
+            with ps.Client(group.cluster, worker="w", in_flight=4) as client:
+                client.pull()
+                push(client, 5)
+                old.stand_still(60.0)
+                for _ in range(3):
+                    client.push(ONE)
+                ps.move(old, new)
+                push(client, 5)
+                assert client.cluster == following.cluster
+            assert asked == [question]
+            assert set(new.read()) == {-13.0}
     finally:
         following.stop()
 
