@@ -35,6 +35,13 @@ class Writing(Protocol):
         """What is in it survives a power failure once this has returned."""
         ...
 
+    def end(self, *, synced: bool) -> None:
+        """Nothing follows what was written, nor anything of a former use; when `synced`, for good.
+
+        What was written must be safe by then, if it is to be.
+        """
+        ...
+
     def close(self) -> None: ...
 
 
@@ -58,8 +65,12 @@ class Disk(Protocol):
         """A file's bytes; they stay valid while referred to."""
         ...
 
-    def create(self, name: str) -> Writing:
-        """An empty file to write, in the place of any of this name."""
+    def create(self, name: str, over: str | None = None) -> Writing:
+        """A file to write, in the place of any of this name.
+
+        It is empty, or it is the file `over` by another name: written from its beginning on, and
+        behind that as it was until it ends.
+        """
         ...
 
     def cut(self, name: str, size: int, *, synced: bool) -> None:
@@ -132,8 +143,10 @@ class Folder:
         mapped.madvise(mmap.MADV_SEQUENTIAL)
         return memoryview(mapped)
 
-    def create(self, name: str) -> Writing:
-        return _File(self.where / name)
+    def create(self, name: str, over: str | None = None) -> Writing:
+        if over is not None:
+            self.rename(over, name)
+        return _File(self.where / name, empty=over is None)
 
     def cut(self, name: str, size: int, *, synced: bool) -> None:
         os.truncate(self.where / name, size)
@@ -156,9 +169,11 @@ class Folder:
 
 
 class _File:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, empty: bool) -> None:
         # One that a life created and died before it had written anything may lie there.
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        flags = os.O_CREAT | os.O_TRUNC if empty else 0
+        self._descriptor = os.open(path, os.O_WRONLY | flags, 0o600)
+        self._written = 0
 
     def write(self, pieces: Sequence[Buffer]) -> int:
         waiting = [memoryview(piece) for piece in pieces if len(piece)]
@@ -169,10 +184,17 @@ class _File:
                 written -= len(waiting.pop(0))
             if written:
                 waiting[0] = waiting[0][written:]
+        self._written += total
         return total
 
     def sync(self) -> None:
         os.fdatasync(self._descriptor)  # and its length with it
+
+    def end(self, *, synced: bool) -> None:
+        if os.fstat(self._descriptor).st_size > self._written:
+            os.ftruncate(self._descriptor, self._written)
+            if synced:
+                os.fsync(self._descriptor)
 
     def close(self) -> None:
         os.close(self._descriptor)

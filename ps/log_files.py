@@ -6,9 +6,14 @@
 What a shard knew is the newest whole base and the logs from there on, or all logs from number 0.
 A kill or a power failure may have left a record unfinished, at the very end: it was never
 acknowledged, and is cut off. Damage anywhere else is an error that names file and offset.
+
+Files older than that base are superfluous, and room for later ones: a log or a base is written over
+one of them, which takes a third of the time that a new file takes, and no more of the disk. So
+behind the last record may stand what the file was before, which is no record of this one.
 """
 
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +34,12 @@ from shards.shard import Shard
 from shards.spec import ShardSpec
 from shards.state import ShardState
 
-_LOG, _BASE = "log-", "base-"
+
+class Kind(StrEnum):
+    """What a file's name begins with."""
+
+    LOG = "log-"
+    BASE = "base-"
 
 
 class Chain(NamedTuple):
@@ -39,24 +49,34 @@ class Chain(NamedTuple):
     logs: list[str]
 
     @property
+    def first(self) -> int:
+        """The number of the oldest log; there is one."""
+        return _number(self.logs[0])
+
+    @property
     def last(self) -> int:
         """The number of the newest log; -1 where there is none."""
         return _number(self.logs[-1]) if self.logs else -1
 
 
 def log_name(number: int) -> str:
-    return f"{_LOG}{number:08}"
+    return f"{Kind.LOG}{number:08}"
 
 
 def base_name(number: int) -> str:
-    return f"{_BASE}{number:08}"
+    return f"{Kind.BASE}{number:08}"
 
 
 def numbered(disk: Disk) -> Iterator[tuple[int, str]]:
     """Every log and base, with its number."""
-    for prefix in (_LOG, _BASE):
-        for name in _named(disk, prefix):
+    for kind in Kind:
+        for name in _named(disk, kind):
             yield _number(name), name
+
+
+def kind_of(name: str) -> Kind:
+    """What a file with a number is."""
+    return Kind.LOG if name.startswith(Kind.LOG) else Kind.BASE
 
 
 def find_chain(disk: Disk) -> Chain:
@@ -64,7 +84,7 @@ def find_chain(disk: Disk) -> Chain:
     logs = {_number(name): name for name in _logs(disk)}
     damage: Damage | None = None
     base = None
-    for name in reversed(_named(disk, _BASE)):
+    for name in reversed(_named(disk, Kind.BASE)):
         try:
             _state(disk, name)
         except Damage as error:
@@ -88,12 +108,14 @@ def replay(disk: Disk, chain: Chain, replayed: Replay) -> int | None:
         record = _state(disk, chain.base)
         replayed.take(record.entry, record.frames)
     for name in chain.logs:
-        content, offset = _content(disk, name), 0
+        content, offset, number = _content(disk, name), 0, _number(name)
         while offset < len(content):
             try:
-                record = read(content, offset, f"log {disk.where / name}")
+                record = read(content, offset, f"log {disk.where / name}", number=number)
             except Damage:
-                if name != chain.logs[-1] or next_record(content, offset) is not None:
+                if name != chain.logs[-1]:
+                    raise
+                if next_record(content, offset, number=number) is not None:
                     raise
                 return offset
             replayed.take(record.entry, record.frames)
@@ -118,7 +140,7 @@ def spec_in(folder: Path) -> ShardSpec:
 def spec_of(disk: Disk, name: str) -> ShardSpec:
     """The spec in a log's opening; raises BadInput."""
     what = f"log {disk.where / name}"
-    opening = read(_content(disk, name), 0, what).entry
+    opening = read(_content(disk, name), 0, what, number=_number(name)).entry
     if not isinstance(opening, Opening):
         raise Damage(f"{what}: expected an opening at byte 0", 0)
     if opening.format != FORMAT:
@@ -145,9 +167,9 @@ def looked_at(disk: Disk, spec: ShardSpec) -> Shard:
     return shard
 
 
-def _named(disk: Disk, prefix: str) -> list[str]:
+def _named(disk: Disk, kind: Kind) -> list[str]:
     """The files of this kind, by number; a base that is being written is not one yet."""
-    found = [n for n in disk.names() if n.startswith(prefix) and n[len(prefix) :].isdecimal()]
+    found = [n for n in disk.names() if n.startswith(kind) and n[len(kind) :].isdecimal()]
     return sorted(found, key=_number)
 
 
@@ -157,21 +179,21 @@ def _number(name: str) -> int:
 
 def _logs(disk: Disk) -> list[str]:
     """Those that have an opening: one that is created just before a crash has none."""
-    return [name for name in _named(disk, _LOG) if _begun(disk, name)]
+    return [name for name in _named(disk, Kind.LOG) if _begun(disk, name)]
 
 
 def _begun(disk: Disk, name: str) -> bool:
-    content = _content(disk, name)
+    content, number = _content(disk, name), _number(name)
     try:
-        read(content, 0, f"log {disk.where / name}")
+        read(content, 0, f"log {disk.where / name}", number=number)
     except Damage:
-        return next_record(content, 0) is not None
+        return next_record(content, 0, number=number) is not None
     return True
 
 
 def _state(disk: Disk, name: str) -> Record:
     what = f"log {disk.where / name}"
-    record = read(_content(disk, name), 0, what)
+    record = read(_content(disk, name), 0, what, number=_number(name))
     if not isinstance(record.entry, State):
         raise Damage(f"{what}: expected a state at byte 0", 0)
     return record

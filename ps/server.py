@@ -13,6 +13,7 @@ from ps.reception import Reception
 from ps.shard_log import Logged, ShardLog
 from ps.sockets import drop_with
 from ps.transport import Transport
+from shards.log import prepare
 from shards.shard import Shard
 from shards.spec import ShardSpec
 from shards.versions import staging
@@ -65,6 +66,7 @@ class Server(Looping):
         # Compiling takes seconds, in which the first push would be taken for lost.
         spec.rule.prepare(place)
         if log is not None:
+            prepare()
             log.recover(self.shard, time.monotonic())
         self._acts = self.shard if log is None else Logged(self.shard, log)
 

@@ -4,9 +4,14 @@ Each turn of the server loop is one record, written with one call, and at the le
 with one fdatasync: all messages of a turn, one flush, then all answers. At the level `process` the
 page cache holds it, which survives any process, not the kernel.
 
-A log that has outgrown the state a few times is left, and another one begun; beside the serving of
-requests a thread then writes the state at that moment, a version that no longer changes, under a
-temporary name. Its rename makes what came before it superfluous.
+A log is a few files, one begun when another is long enough. Once together they have outgrown the
+state a few times, the next begins with a base: beside the serving of requests a thread writes the
+state at that moment, a version that no longer changes, under a temporary name. Its rename makes
+what came before it superfluous.
+
+Superfluous files are not removed, but kept to be written over, as many as the next such turn will
+need: their room on the disk is found already, and their pages lie in the page cache. That is why a
+log is several files: one would be needed twice, for it is superfluous only when the next has begun.
 
 A write that fails ends the shard, for what the disk then holds is unknown: nothing of the turn is
 answered, and the next life begins at the last record that is whole.
@@ -19,7 +24,16 @@ from typing import Protocol
 
 from ps.durability import Durability
 from ps.log_disk import Disk, Folder, Writing
-from ps.log_files import base_name, find_chain, log_name, numbered, replay, spec_of
+from ps.log_files import (
+    Kind,
+    base_name,
+    find_chain,
+    kind_of,
+    log_name,
+    numbered,
+    replay,
+    spec_of,
+)
 from shards import log
 from shards.errors import BadInput, GiveUp
 from shards.log import Entry, Replay, State
@@ -27,7 +41,9 @@ from shards.shard import Arrival, Outgoing, Shard
 from shards.spec import ShardSpec
 
 _TIMES = 4  # the state's size is what a log may grow to,
-_LEAST_BYTES = 64 << 20  # but this at least
+_LEAST_BYTES = 64 << 20  # but this at least,
+_FILES = 4  # in so many files
+_SPARES = {Kind.LOG: _FILES + 1, Kind.BASE: 1}
 _PARTIAL = ".partial"
 
 
@@ -67,7 +83,10 @@ class ShardLog:
         self._file: Writing | None = None
         self._name = ""
         self._number = -1
-        self._grown = 0
+        self._grown = 0  # all files since the base,
+        self._filled = 0  # and the present one
+        self._oldest = 0  # the first file that is not superfluous
+        self._spares: dict[Kind, list[str]] = {Kind.LOG: [], Kind.BASE: []}
         self._base: Aside | None = None
         self._failure: GiveUp | None = None
 
@@ -92,6 +111,7 @@ class ShardLog:
                 last = chain.logs[-1]
                 self._cut(last, self._disk.size(last) if size is None else size)
             self._grown = sum(map(self._disk.size, chain.logs))
+            self._spare(chain.first)
         shard.take_over(now)
         self._begin(shard, chain.last + 1, begins=True, now=now)
 
@@ -101,27 +121,29 @@ class ShardLog:
             raise self._failure
         assert self._file is not None, "it recovers before it is written"
         try:
-            self._grown += self._file.write(log.encode(entry, frames))
+            size = self._file.write(log.encode(entry, frames, number=self._number))
+            self._grown, self._filled = self._grown + size, self._filled + size
             if self._synced:
                 self._file.sync()
         except OSError as error:
             raise self._refused(self._name, error) from None
 
     def shorten(self, shard: Shard, now: float) -> None:
-        """Begin another file and write the state beside it, if the log is long enough for that."""
+        """Begin another file if this one is long enough, and with a base if all of them are."""
         if shard.moving(now) or shard.held.empty:
             return  # it would be in no base, or there is none to write
         slots = len(shard.spec.rule.slot_names)
-        if self._grown < max(self._least_bytes, _TIMES * 4 * shard.size * (1 + slots)):
-            return
-        if self._base is not None and self._base.is_alive():
-            return
-        self._begin(shard, self._number + 1, begins=False, now=now)
-        for entry, frames in log.carried(shard, now):
-            self.append(entry, frames)
-        self._grown = 0
-        state, held = log.state_of(shard, self._number)
-        self._base = self._aside(lambda: self._save(state, held))
+        limit = max(self._least_bytes, _TIMES * 4 * shard.size * (1 + slots))
+        idle = self._base is None or not self._base.is_alive()
+        if idle and self._grown >= limit:
+            self._begin(shard, self._number + 1, begins=False, now=now)
+            for entry, frames in log.carried(shard, now):
+                self.append(entry, frames)
+            self._grown = 0
+            state, held = log.state_of(shard, self._number)
+            self._base = self._aside(lambda: self._save(state, held))
+        elif self._filled >= limit // _FILES:
+            self._begin(shard, self._number + 1, begins=False, now=now)
 
     def close(self) -> None:
         """Let another have the folder."""
@@ -156,25 +178,27 @@ class ShardLog:
 
     def _begin(self, shard: Shard, number: int, *, begins: bool, now: float) -> None:
         self._name, self._number = log_name(number), number
-        former = self._file
         try:
-            self._file = self._disk.create(self._name)
-            if former is not None:
-                former.close()
+            if self._file is not None:
+                self._file.end(synced=self._synced)
+                self._file.close()
+            self._file = self._disk.create(self._name, self._take_spare(self._name))
             if self._synced:
                 self._disk.settle()
         except OSError as error:
             raise self._refused(self._name, error) from None
+        self._filled = 0
         self.append(log.opening(shard, number, begins=begins, now=now))
 
     def _save(self, state: State, frames: log.Frames) -> None:
-        """Write a base, and remove what it makes superfluous; beside everything else."""
+        """Write a base, and spare what it makes superfluous; beside everything else."""
         final = base_name(state.number)
         partial = final + _PARTIAL
         try:
-            file = self._disk.create(partial)
+            file = self._disk.create(partial, self._take_spare(final))
             try:
-                file.write(log.encode(state, frames))
+                file.write(log.encode(state, frames, number=state.number))
+                file.end(synced=False)
                 if self._synced:
                     file.sync()
             finally:
@@ -182,11 +206,28 @@ class ShardLog:
             self._disk.rename(partial, final)
             if self._synced:
                 self._disk.settle()
-            for number, name in list(numbered(self._disk)):
-                if number < state.number:
-                    self._disk.remove(name)
+            self._spare(state.number)
         except OSError as error:
             self._failure = self._refused(final, error)
+
+    def _spare(self, before: int) -> None:
+        """Keep what is older than file `before` to be written over, and remove what is too much.
+
+        It may run beside `_begin`: this one only adds names, and that one only takes some.
+        """
+        for number, name in list(numbered(self._disk)):
+            if self._oldest <= number < before:
+                kept = self._spares[kind_of(name)]
+                if len(kept) < _SPARES[kind_of(name)]:
+                    kept.append(name)
+                else:
+                    self._disk.remove(name)
+        self._oldest = before
+
+    def _take_spare(self, name: str) -> str | None:
+        """What the file of this name may be written over."""
+        kept = self._spares[kind_of(name)]
+        return kept.pop() if kept else None
 
     def _refused(self, name: str, error: OSError) -> GiveUp:
         where = self._disk.where / name

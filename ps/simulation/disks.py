@@ -3,7 +3,8 @@
 It knows two states of every file and of every name: what its processes see, and what is safe. The
 death of a process leaves what was seen, and of a write that it was in the midst of any part. A
 failing power leaves what was safe, and of the rest what chance has: a file's end up to any byte,
-its sectors in any order, a bit of one flipped; a new name, or the former one.
+its sectors in any order, a bit of one flipped, what a file held in a former use; a new name, or the
+former one.
 """
 
 import random
@@ -21,11 +22,25 @@ class Died(BaseException):
 
 
 class _File:
-    """Bytes as they are seen, and how many of them are safe."""
+    """Bytes as they are seen, written up to `end`, and how many of them are safe.
+
+    `former` is what the file held when it began to be written over.
+    """
 
     def __init__(self) -> None:
         self.seen = bytearray()
+        self.former = b""
+        self.end = 0
         self.safe = 0
+
+    def begin(self) -> None:
+        """Be written over."""
+        self.former = bytes(self.seen)
+        self.end = self.safe = 0
+
+    def write(self, content: bytes) -> None:
+        self.seen[self.end : self.end + len(content)] = content
+        self.end += len(content)
 
 
 class Disk:
@@ -51,18 +66,23 @@ class Disk:
         """A copy: who reads it keeps views of it."""
         return memoryview(bytes(self._files[name].seen))
 
-    def create(self, name: str) -> "_Writing":
+    def create(self, name: str, over: str | None = None) -> "Writing":
+        if over is not None:
+            self.rename(over, name)
+            self._files[name].begin()
+            return Writing(self, self._files[name])
         self._step()
         if self.full:
             raise FULL
         self._files[name] = _File()
-        return _Writing(self, self._files[name])
+        return Writing(self, self._files[name])
 
     def cut(self, name: str, size: int, *, synced: bool) -> None:
         """What was cut off is of no record, so it does no harm if it is back."""
         self._step()
         file = self._files[name]
         del file.seen[size:]
+        file.end = size
         file.safe = size if synced else min(file.safe, size)
 
     def rename(self, name: str, to: str) -> None:
@@ -96,17 +116,22 @@ class Disk:
 
     def _tear(self, file: _File) -> None:
         """Of what was not safe: the length may be there, and not all of the sectors."""
-        chance = self._chance
-        if len(file.seen) > file.safe and chance.random() < 0.5:
-            del file.seen[chance.randint(file.safe, len(file.seen)) :]
-        for start in range(file.safe, len(file.seen), SECTOR):
+        chance, former = self._chance, file.former
+        least = max(file.safe, min(file.end, len(former)))
+        if file.end > least and chance.random() < 0.5:
+            del file.seen[chance.randint(least, file.end) :]
+        elif len(former) > len(file.seen) and chance.random() < 0.5:
+            file.seen += former[len(file.seen) :]  # what was cut off is back
+        for start in range(file.safe, min(file.end, len(file.seen)), SECTOR):
             stop = min(start + SECTOR, len(file.seen))
             luck = chance.random()
             if luck < 0.1:
-                file.seen[start:stop] = bytes(stop - start)
+                was = former[start:stop]
+                file.seen[start:stop] = was + bytes(stop - start - len(was))
             elif luck < 0.2:
                 file.seen[chance.randrange(start, stop)] ^= 1 << chance.randrange(8)
-        file.safe = len(file.seen)
+        file.former = b""
+        file.end = file.safe = len(file.seen)
 
     def _step(self) -> None:
         """One more operation, before it is done; the fuse may end here."""
@@ -123,17 +148,25 @@ class Disk:
             if self.full:
                 raise FULL
         except BaseException:
-            file.seen += whole[: self._chance.randint(0, len(whole))]
+            file.write(whole[: self._chance.randint(0, len(whole))])
             raise
-        file.seen += whole
+        file.write(whole)
         return len(whole)
 
     def _sync(self, file: _File) -> None:
         self._step()
-        file.safe = len(file.seen)
+        file.safe = file.end
+
+    def _end(self, file: _File, *, synced: bool) -> None:
+        self._step()
+        del file.seen[file.end :]
+        if synced:
+            file.former = file.former[: file.end]
 
 
-class _Writing:
+class Writing:
+    """A file of it, as it is written."""
+
     def __init__(self, disk: Disk, file: _File) -> None:
         self._disk, self._file = disk, file
 
@@ -142,6 +175,9 @@ class _Writing:
 
     def sync(self) -> None:
         self._disk._sync(self._file)
+
+    def end(self, *, synced: bool) -> None:
+        self._disk._end(self._file, synced=synced)
 
     def close(self) -> None:
         pass

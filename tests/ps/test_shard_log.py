@@ -6,6 +6,7 @@ Shards without a network; a crash is a log that nobody closes, or bytes that a k
 import os
 import random
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -131,23 +132,45 @@ def test_what_a_life_goes_on_from_is_flushed(seed: int) -> None:
     assert Life(disk, Durability.LOGGED).shard.version == 3
 
 
-def test_old_files_go(tmp_path: Path) -> None:
-    """A long log is left for a base and another one, again and again, and neither bits nor a
-    push are lost on the way."""
+def test_old_files_are_written_over(tmp_path: Path) -> None:
+    """A long log is left for a base and another one, again and again, in the same few files, and
+    neither bits nor a push are lost on the way."""
     folder = tmp_path / "shard-0"
     with life(folder, Durability.PROCESS, 1 << 14) as one:
         one.enter()
-        for _ in range(30):
-            one.push(10)
+        seen: list[set[int]] = []
+        for _ in range(300):
+            one.push()
             if one.log._base is not None:
                 one.log._base.join()
+            seen.append({path.stat().st_ino for path in folder.iterdir()})
         held, version = one.held(), one.shard.version
-    names = sorted(path.name.partition("-")[0] for path in folder.iterdir())
-    assert names == ["base", "lock", "log"]
-    assert sum(path.stat().st_size for path in folder.iterdir()) < 200_000
+    assert set().union(*seen[150:]) == set().union(*seen[:150]), "no file is new"
+    kinds = Counter(path.name.partition("-")[0] for path in folder.iterdir())
+    assert (kinds["base"], kinds["lock"]) == (2, 1)
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 60_000
     with life(folder) as again:
         assert (again.held(), again.shard.version, version) == (held, 300, 300)
         assert again.shard.journal.pushes == 300
+
+
+@pytest.mark.parametrize("durability", LEVELS)
+def test_what_a_file_held_before_does_not_count(durability: Durability, tmp_path: Path) -> None:
+    """Lives that die anywhere in files that are written over: behind their last record stands what
+    was there before, whole records of earlier pushes among it, and none of it is replayed."""
+    folder, held, pushes, behind = tmp_path / "shard-0", list[bytes](), 0, 0
+    for lives in range(25):
+        with life(folder, durability, 1 << 14) as one:
+            assert one.shard.version == pushes
+            assert not held or one.held() == held
+            one.enter()
+            for _ in range(5 + lives % 4):
+                one.push(3)
+                if one.log._base is not None:
+                    one.log._base.join()
+            held, pushes = one.held(), one.shard.version
+        behind += last_log(folder).stat().st_size > one.log._filled
+    assert behind > 5, "it did happen"
 
 
 def test_a_base_that_was_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +198,7 @@ def test_a_base_that_lacks_only_its_name(tmp_path: Path) -> None:
         one.push(20)
         held = one.held()
         unfinished = folder / "base-00000001.partial"
-        unfinished.write_bytes(b"".join(log.encode(*log.state_of(one.shard, 1))))
+        unfinished.write_bytes(b"".join(log.encode(*log.state_of(one.shard, 1), number=1)))
     _, state = recovered(folder)
     assert state.weights.tobytes() == held[0]
     assert unfinished.exists()
@@ -246,10 +269,10 @@ def test_a_damaged_base_is_named(tmp_path: Path) -> None:
     with life(folder, Durability.PROCESS, 1 << 14) as one:
         one.enter()
         one.push(30)
-    (base,) = folder.glob("base-*")
-    content = bytearray(base.read_bytes())
-    content[-500] ^= 1
-    base.write_bytes(content)
+    for base in sorted(folder.glob("base-*")):
+        content = bytearray(base.read_bytes())
+        content[-500] ^= 1
+        base.write_bytes(content)
     with pytest.raises(BadInput, match=rf"^log {base}: the record at byte 0 does not match"):
         Life(folder)
 
@@ -313,7 +336,7 @@ def test_a_full_disk(small_disk: Path) -> None:
     """The push that found no room is not answered, nor any after it; the error names the file. With
     room again, every acknowledged push is there, and no other."""
     folder = small_disk / "shard-0"
-    with life(folder, Durability.LOGGED) as one:
+    with life(folder, Durability.LOGGED, 1 << 22) as one:
         one.enter()
         with pytest.raises(GiveUp) as caught:
             one.push(1000)

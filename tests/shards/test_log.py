@@ -13,7 +13,7 @@ import pytest
 
 from shards import log
 from shards.errors import BadInput
-from shards.log import Damage, Expired, Opening, Replay, Turn
+from shards.log import Damage, Entry, Expired, Frames, Opening, Replay, Turn
 from shards.messages import AskStatus, Install, Refusal, Request
 from shards.rules import SGD, Decay, Momentum
 from shards.shard import Arrival, Shard
@@ -27,7 +27,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "warm": {"warm_steps": 6, "bound": 2},
 }
 NAMES = "abcd"
+NUMBER = 6  # of the file that all records are of
 Written = list[bytes]
+
+
+def encoded(entry: Entry, frames: Frames = ()) -> bytes:
+    return b"".join(log.encode(entry, frames, number=NUMBER))
 
 
 def values(dice: random.Random) -> bytes:
@@ -78,7 +83,7 @@ def life(shard: Shard, dice: random.Random, turns: int, written: Written) -> Non
         take(shard, list(arrivals.values()), now, written)
         if dice.random() < 0.05 and (silent := shard.ledger.active[:1]):
             shard.expire(silent, now)
-            written.append(b"".join(log.encode(Expired(now, silent))))
+            written.append(encoded(Expired(now, silent)))
 
 
 def _some(shard: Shard, dice: random.Random) -> list[Arrival]:
@@ -89,13 +94,13 @@ def take(shard: Shard, arrivals: list[Arrival], now: float, written: Written) ->
     answers = shard.handle_together(arrivals, now)
     noted = log.turn_of(arrivals, answers, now)
     if noted is not None:
-        written.append(b"".join(log.encode(*noted)))
+        written.append(encoded(*noted))
 
 
 def begun(kind: str, written: Written) -> Shard:
     """A shard with weights, whose log begins."""
     shard = Shard(spec(**KINDS[kind]), boot=1)
-    written.append(b"".join(log.encode(log.opening(shard, 0, begins=True, now=0.0))))
+    written.append(encoded(log.opening(shard, 0, begins=True, now=0.0)))
     install = Arrival(b"operator", Install(1, "job", "net", []), fresh())
     take(shard, [install], 0.0, written)
     return shard
@@ -105,7 +110,7 @@ def replayed(kind: str, written: Written) -> Shard:
     shard = Shard(spec(**KINDS[kind]), boot=2)
     replay, content, at = Replay(shard), memoryview(b"".join(written)), 0
     while at < len(content):
-        record = log.read(content, at, "log")
+        record = log.read(content, at, "log", number=NUMBER)
         replay.take(record.entry, record.frames)
         at = record.end
     return shard
@@ -145,9 +150,9 @@ def test_a_base_stands_for_what_came_before_it(kind: str, seed: int) -> None:
     dice, written = random.Random(100 + seed), Written()
     shard = begun(kind, written)
     life(shard, dice, 40, written)
-    second = [b"".join(log.encode(log.opening(shard, 1, begins=False, now=40.0)))]
-    second += [b"".join(log.encode(*one)) for one in log.carried(shard, 40.0)]
-    base = b"".join(log.encode(*log.state_of(shard, 1)))
+    second = [encoded(log.opening(shard, 1, begins=False, now=40.0))]
+    second += [encoded(*one) for one in log.carried(shard, 40.0)]
+    base = encoded(*log.state_of(shard, 1))
     life(shard, dice, 40, second)
     assert held(replayed(kind, [base, *second])) == held(shard)
     assert held(replayed(kind, written + second)) == held(shard)
@@ -163,9 +168,9 @@ def test_what_waits_is_not_judged_again() -> None:
     take(shard, [Arrival(b"a", push("a", 1), [bytes(4 * SIZE)])], 2.0, written)
     shard.expire(["a"], 3.0)
     assert list(shard.updates.round) == ["a"]
-    base = b"".join(log.encode(*log.state_of(shard, 1)))
-    second = [b"".join(log.encode(log.opening(shard, 1, begins=False, now=4.0)))]
-    second += [b"".join(log.encode(*one)) for one in log.carried(shard, 4.0)]
+    base = encoded(*log.state_of(shard, 1))
+    second = [encoded(log.opening(shard, 1, begins=False, now=4.0))]
+    second += [encoded(*one) for one in log.carried(shard, 4.0)]
     assert held(replayed("rounds", [base, *second])) == held(shard)
 
 
@@ -200,7 +205,7 @@ def test_a_new_life_forgets_who_waited() -> None:
     assert [one.message.worker for one in shard.gate.waiting] == ["b"]
     again = replayed("warm", written)
     again.take_over(2.0)
-    written.append(b"".join(log.encode(log.opening(again, 1, begins=True, now=2.0))))
+    written.append(encoded(log.opening(again, 1, begins=True, now=2.0)))
     third = replayed("warm", written)
     assert third.gate.waiting == again.gate.waiting == []
     late = third.handle(b"operator", Install(1, "job", "net", []), fresh(), 3.0)
@@ -238,8 +243,8 @@ def test_one_flipped_bit_shows(size: int) -> None:
     """Anywhere in a record, head, description, frames; the padding between them is nobody's."""
     rng = np.random.default_rng(size)
     frames = [rng.bytes(size), rng.bytes(17)]
-    record = b"".join(log.encode(Expired(1.0, ["w"]), frames))
-    assert [bytes(f) for f in log.read(memoryview(record), 0, "x").frames] == frames
+    record = encoded(Expired(1.0, ["w"]), frames)
+    assert [bytes(f) for f in log.read(memoryview(record), 0, "x", number=NUMBER).frames] == frames
     assert len(record) % 64 == 0
     end = len(record) - len(b"".join(frames)) - (-(size + 17) % 64)
     places = [0, 9, 13, 21, 25, 30, 40, end + 16, end, end + size // 2, end + size - 1]
@@ -247,7 +252,7 @@ def test_one_flipped_bit_shows(size: int) -> None:
         broken = bytearray(record)
         broken[place] ^= 1 << int(rng.integers(8))
         with pytest.raises(Damage):
-            log.read(memoryview(broken), 0, "x")
+            log.read(memoryview(broken), 0, "x", number=NUMBER)
 
 
 def test_a_swapped_page_shows() -> None:
@@ -262,29 +267,41 @@ def test_a_swapped_page_shows() -> None:
 
 def test_what_follows_a_damaged_record_is_found() -> None:
     """So that damage in the middle is told from the end of a log that was being written."""
-    one = b"".join(log.encode(Expired(1.0, ["w"]), [bytes(100)]))
+    one = encoded(Expired(1.0, ["w"]), [bytes(100)])
     content = memoryview(one[:64] + b"\x01" + one[65:] + one + one[:-64])
-    assert log.next_record(content, 0) == len(one)
-    assert log.next_record(content, len(one)) == 2 * len(one)
-    assert log.next_record(content, 2 * len(one)) is None
+    assert log.next_record(content, 0, number=NUMBER) == len(one)
+    assert log.next_record(content, len(one), number=NUMBER) == 2 * len(one)
+    assert log.next_record(content, 2 * len(one), number=NUMBER) is None
     text = r"^log f: the record at byte \d+ is cut off$"
     with pytest.raises(Damage, match=text) as caught:
-        log.read(content, 2 * len(one), "log f")
+        log.read(content, 2 * len(one), "log f", number=NUMBER)
     assert caught.value.offset == 2 * len(one)
+
+
+def test_a_record_of_another_file_is_none() -> None:
+    """A file that is written over another one's bytes does not hold the other's records, whatever
+    they say and however close the numbers are."""
+    entry, frames = Expired(1.0, ["w"]), [bytes(100)]
+    content = memoryview(bytes(64) + encoded(entry, frames))
+    assert log.next_record(content, 0, number=NUMBER) == 64
+    for number in (*range(NUMBER), *range(NUMBER + 1, 200), NUMBER << 8, 2**32 - 1):
+        assert log.next_record(content, 0, number=number) is None
+        with pytest.raises(Damage):
+            log.read(content, 64, "x", number=number)
 
 
 def test_random_bytes_are_no_record() -> None:
     """Whatever stands in a file, the answer is Damage, not another error. (Seed 11.)"""
     rng = np.random.default_rng(11)
     turn = Turn(1.0, [log.Call(b"header", 1)])
-    record = b"".join(log.encode(turn, [bytes(200)]))
+    record = encoded(turn, [bytes(200)])
     for _ in range(500):
         noise = rng.bytes(int(rng.integers(200)))
         cut = int(rng.integers(len(record) - 64))  # what pads the end means nothing
         for content in (noise, log.MAGIC + noise, record[:cut] + noise):
             if content[: len(record)] != record:
                 with pytest.raises(Damage):
-                    log.read(memoryview(content), 0, "x")
+                    log.read(memoryview(content), 0, "x", number=NUMBER)
 
 
 def test_the_spec_travels() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ps import log_files
 from ps.shard_log import Logged, ShardLog
-from ps.simulation.disks import Disk
+from ps.simulation.disks import Disk, Writing
 from ps.simulation.planting import Bugs, Patch
 from ps.simulation.setting import Cluster
 from shards import log
@@ -113,15 +113,34 @@ def a_base_is_named_before_it_is_safe(patch: Patch) -> None:
 
 
 @BUGS.add
-def old_files_go_before_the_base_is_there(patch: Patch) -> None:
+def old_files_are_written_over_before_the_base_is_there(patch: Patch) -> None:
     def save(self: ShardLog, state: State, frames: Any) -> None:
-        for number, name in list(log_files.numbered(self._disk)):
-            if number < state.number:
-                self._disk.remove(name)
+        self._spare(state.number)
         original(self, state, frames)
 
     original = ShardLog._save
     patch.setattr(ShardLog, "_save", save)
+
+
+@BUGS.add
+def what_a_file_held_before_is_read_as_well(patch: Patch) -> None:
+    """A record does not tell which file it is of."""
+
+    def head(described: bytes, frame_bytes: int, check: int, _: int) -> bytes:
+        return original(described, frame_bytes, check, 0)
+
+    original = log._head
+    patch.setattr(log, "_head", head)
+
+
+@BUGS.add
+def what_a_file_held_before_stays_behind_its_end(patch: Patch) -> None:
+    """A log is left as it is, the one behind it begun."""
+
+    def end(*_: Any, **__: Any) -> None:
+        pass
+
+    patch.setattr(Writing, "end", end)
 
 
 @BUGS.add
