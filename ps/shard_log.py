@@ -177,16 +177,18 @@ class ShardLog:
             raise self._refused(name, error) from None
 
     def _begin(self, shard: Shard, number: int, *, begins: bool, now: float) -> None:
-        self._name, self._number = log_name(number), number
+        name, former = log_name(number), self._file
         try:
-            if self._file is not None:
-                self._file.end(synced=self._synced)
-                self._file.close()
-            self._file = self._disk.create(self._name, self._take_spare(self._name))
+            if former is not None:
+                former.end(synced=self._synced)
+            self._file = self._disk.create(name, self._take_spare(name))
+            if former is not None:
+                former.close()
             if self._synced:
                 self._disk.settle()
         except OSError as error:
-            raise self._refused(self._name, error) from None
+            raise self._refused(name, error) from None
+        self._name, self._number = name, number
         self._filled = 0
         self.append(log.opening(shard, number, begins=begins, now=now))
 
