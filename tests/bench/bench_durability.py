@@ -7,8 +7,9 @@ An *update* is a worker pushing N float32 and pulling N float32 over TCP, plain 
 counts both ways. Rounds visit the levels in a freshly shuffled order; CPU seconds are those of both
 processes. Beside `logged` stands the bare disk: write and fdatasync of the same bytes in the same
 chunks. What comes first is not counted, until a log is written over its own old files, as it is
-for all but the beginning of a job. Last, a shard of so many MB with a log of two pushes is killed, and the time taken from its
-successor's start to its first answer. The logs lie below `folder`, whose disk is what is measured.
+for all but the beginning of a job. Last, a shard of so many MB with a log of two pushes is killed,
+and the time taken from its successor's start to its first answer. The logs lie below `folder`,
+whose disk is what is measured.
 """
 
 import argparse
