@@ -268,11 +268,14 @@ def train(
         _told(
             "What survives the death of a shard: memory, the newest snapshot; process, every"
             " acknowledged push; logged, also when the power fails; replicated, every acknowledged"
-            " push, without a pause, by a second copy. `process` and `logged` write logs into the"
-            " run folder and need --shards-in processes.",
+            " push, without a pause, by a second copy. `process` and `logged` write logs.",
             _PLACE,
             _DEFAULTS["durability"],
         ),
+    ] = None,
+    logs: Annotated[
+        Path | None,
+        _told("Where each shard's machine keeps its log: a folder.", _PLACE, "the run folder"),
     ] = None,
 ) -> None:
     """Train a network: starts the shards and the workers, shows progress, leaves a run folder.
@@ -463,7 +466,7 @@ def _settings(given: dict[str, object], origin: "Origin | None") -> TrainSetting
                 f"train: expected --out for the new run that goes on from {origin.shelf}"
                 f" at {origin.name}; got none"
             )
-        return replace(earlier, **({"weights": None, "snapshots": None} | given))
+        return replace(earlier, **({"weights": None, "snapshots": None, "logs": None} | given))
     if "out" in given:
         raise BadInput(
             "train: expected --out or --resume, got both; a new run: --resume RUN@NUMBER"

@@ -37,7 +37,8 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     ("auto", "cpu", "gpu", "gpu:N"), a GPU with products in `precision`; shards on a
     `shard_device`. `link` describes a slow link to put
     each worker behind; `transport` carries the data on one host; `compress` and `compress_pull` say
-    how pushes and weights travel; `durability` is what survives the death of a shard. Snapshots go
+    how pushes and weights travel; `durability` is what survives the death of a shard, and `logs`
+    where on a shard's machine its log lies, if it keeps one (None: in the run folder). Snapshots go
     to `snapshots`, a path or URI (None: the run folder), every `snapshot_every` ("500" iterations,
     or a time as "30s"; None: as the solver says), `snapshot_aligned` or not; `snapshot_keep` of
     them stay, and for `snapshot_keep_for`, a time; the newest stays in any case.
@@ -74,6 +75,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     compress: str = NONE
     compress_pull: str = NONE
     durability: Durability = Durability.MEMORY
+    logs: Path | None = None
     snapshots: str | None = None
     snapshot_every: str | None = None
     snapshot_aligned: bool = False
@@ -112,18 +114,15 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
         return not on_this_host(self.bind) and not self.plaintext
 
     def _check_durability(self) -> None:
-        """A log must be found again."""
+        """Raise BadInput for what the level cannot have."""
         if self.durability is Durability.REPLICATED:
             check_replicable(self.port, self.transport, self.shard_device)
             if self.link is not None:
                 raise BadInput("--link: expected shards with one copy each, got replicated ones")
-        if not self.durability.keeps_log:
-            return
-        what = f"--durability {self.durability}"
-        if self.shards_in is Home.RAY:
+        if self.logs is not None and not self.durability.keeps_log:
             raise BadInput(
-                f"{what}: expected --shards-in processes, for a shard that dies must find its log"
-                " again; got shards in Ray"
+                f"--logs {self.logs}: expected --durability process or logged, got"
+                f" {self.durability}"
             )
 
     def build_strategy(self) -> Strategy:

@@ -60,8 +60,8 @@ def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | N
     inputs = _Inputs(settings)
     shelf = shelf_of(settings, settings.out)
     in_place = origin is not None and origin.run == settings.out
-    if not in_place and settings.snapshots is not None:
-        _check_empty(settings.snapshots)
+    if not in_place:
+        _check_own(settings)
     found = _found(origin, inputs) if origin is not None else None
     _check_guarded(settings)
     _reach_spark(settings.spark)
@@ -92,7 +92,7 @@ def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | N
             snapshots=shelf,
             asked=asked,
             wishes=Wishes(folder.path),
-            logs=folder.logs,
+            logs=settings.logs or folder.logs,
             observer=observer,
         )
         if not outcome.interrupted:
@@ -100,12 +100,15 @@ def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | N
         return _finish(inputs, outcome, folder, observer)
 
 
-def _check_empty(shelf: str) -> None:
-    """Raise BadInput where another job's snapshots are."""
-    if Shelf(shelf).entries():
+def _check_own(settings: TrainSettings) -> None:
+    """Raise BadInput where another job's snapshots or logs are."""
+    shelf, logs = settings.snapshots, settings.logs
+    if shelf is not None and Shelf(shelf).entries():
         raise BadInput(
             f"--snapshots {shelf}: expected a place of this run's own, got one with snapshots"
         )
+    if logs is not None and logs.is_dir() and any(logs.iterdir()):
+        raise BadInput(f"--logs {logs}: expected a folder of this run's own, got one with files")
 
 
 def _found(origin: Origin, inputs: "_Inputs") -> Found:
@@ -116,7 +119,8 @@ def _found(origin: Origin, inputs: "_Inputs") -> Found:
 
     shelf = origin.open()
     if origin.name is None:
-        logs = newest_logs(origin.run / LOGS) if origin.run is not None else None
+        kept = None if origin.run is None else inputs.settings.logs or origin.run / LOGS
+        logs = newest_logs(kept) if kept is not None else None
         if logs is None:
             return shelf.newest_good(check)
         check(logs.place, logs.manifest)
@@ -159,6 +163,7 @@ class _Inputs:
             device=settings.build_device(),
             precision=settings.precision,
             durability=settings.durability,
+            logs_apart=settings.logs is not None,
             snapshot_every=every,
             snapshot_every_s=every_s,
             snapshot_aligned=settings.snapshot_aligned,

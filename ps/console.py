@@ -5,7 +5,7 @@ counters, collect the records of applied updates. Blocking, one question at a ti
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
 import numpy as np
@@ -39,13 +39,24 @@ from shards.state import Saved, ShardState
 __all__ = ["Console", "ShardState"]
 
 _RETRY_S = 2.0
+_CHECK_S = 0.5
 
 
 class Console:
-    """Connections of an operator to every shard of a job; `patience_s` bounds every answer."""
+    """Connections of an operator to every shard of a job; `patience_s` bounds every answer.
 
-    def __init__(self, cluster: Cluster, *, patience_s: float = 30.0) -> None:
+    While one is awaited, `check` is called now and then, which may raise why none will come.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        patience_s: float = 30.0,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         self.cluster = cluster
+        self._check = check
         self._links = Links(cluster.endpoints, own=operator_key(cluster), guided=cluster)
         self._links.await_connections(min(_RETRY_S, patience_s))
         self._patience_s = patience_s
@@ -215,13 +226,15 @@ class Console:
         Or until a shard is served by another copy, which has not been asked.
         """
         while len(answers) < len(shards) and (now := time.monotonic()) < until:
-            for origin, reply, frames in self._links.receive(until - now):
+            for origin, reply, frames in self._links.receive(min(until - now, _CHECK_S)):
                 if self._elsewhere(reply):
                     continue
                 if isinstance(reply, Refusal) and reply.request in (0, self._request):
                     raise error_of(reply)  # 0: the shard could not even read the question
                 if origin in shards and reply.request == self._request:
                     answers.setdefault(origin, (reply, frames))
+            if len(answers) < len(shards):
+                self._check()
             moved = self._links.moved()
             for shard in moved:
                 self._collected[shard] = 0

@@ -6,18 +6,15 @@ to join again. The file lies beside the log, is its user's alone, and holds publ
 A job's new driver has new keys, and a book of its former ones lets nobody in.
 """
 
-import os
 from pathlib import Path
 
 import msgspec
 
 from ps.admission import Admission, Enrolments
-from ps.stores import flush
+from ps.private import replace_private
 from shards.errors import BadInput, GiveUp
 
 _NAME = "joined"
-_PARTIAL = ".partial"
-_ANEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
 
 class _Page(msgspec.Struct, frozen=True):
@@ -48,14 +45,8 @@ class GuestBook:
     def write(self, enrolments: Enrolments) -> None:
         """Return when it will survive; raises GiveUp, and the last one stays."""
         assert self._admission is not None, "it was read first"
-        partial = self.path.with_name(_NAME + _PARTIAL)
         content = msgspec.json.encode(_Page(self._admission, enrolments))
         try:
-            with os.fdopen(os.open(partial, _ANEW, 0o600), "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.rename(self.path)
-            flush(self.path.parent)
+            replace_private(self.path, content)
         except OSError as error:
             raise GiveUp(f"joined workers {self.path}: {error.strerror}") from None

@@ -19,7 +19,7 @@ from ps.admission import Admission, issue
 from ps.build import build_id
 from ps.cluster import Access, Cluster
 from ps.durability import Durability
-from ps.keys import KeyPair
+from ps.kept_key import kept_keys
 from ps.reach import on_this_host
 from ps.server import Server
 from ps.shard_log import ShardLog
@@ -57,6 +57,10 @@ class Hosts(Protocol):
         """Raise GiveUp naming a shard that has died or failed."""
         ...
 
+    def forget_logs(self) -> None:
+        """Nobody will go on from the logs: those where only the shards are go with these."""
+        ...
+
 
 def start_shards(
     home: Home,
@@ -69,6 +73,7 @@ def start_shards(
     secure: bool | None = None,
     durability: Durability = Durability.MEMORY,
     logs: Path | None = None,
+    logs_apart: bool = False,
 ) -> AbstractContextManager[Hosts]:
     """Start one shard a spec at `home`; see `ray_shards`, `process_shards`, `replicated_shards`."""
     if durability is Durability.REPLICATED:
@@ -76,15 +81,18 @@ def start_shards(
         return _start_replicated(home, specs, host, secure)
     match home:
         case Home.RAY:
-            if durability.keeps_log:
-                raise BadInput(
-                    f"durability {durability}: expected shards in processes of this machine, where"
-                    " a shard that dies finds its log again; got shards in Ray"
-                )
             from ps.ray_host import ray_shards
 
             return ray_shards(
-                specs, host=host, port=port, transport=transport, device=device, secure=secure
+                specs,
+                host=host,
+                port=port,
+                transport=transport,
+                device=device,
+                secure=secure,
+                durability=durability,
+                logs=logs,
+                logs_apart=logs_apart,
             )
         case Home.PROCESSES:
             from ps.process_host import process_shards
@@ -165,16 +173,18 @@ def serve(
     admission: Admission | None,
     durability: Durability = Durability.MEMORY,
     log_folder: Path | None = None,
-    keys: KeyPair | None = None,
 ) -> Server:
     """A server for `spec`, not started yet; its life is numbered by the time of its birth.
 
-    With a `log_folder` it goes on from the log that lies there. `keys` are the server's own, where
-    a later life is to be known by them; else each life has others.
+    With a `log_folder` it goes on from the log that lies there, and proves to be the shard by the
+    same key as its former life.
     """
     boot, place = time.time_ns() // 1000, place_of(device)
     told = bind, transport, place, admission
-    log = ShardLog(log_folder, durability) if log_folder is not None else None
+    if log_folder is None:
+        return Server(spec, boot, *told, plaintext=admission is None)
+    log = ShardLog(log_folder, durability)
+    keys = kept_keys(log_folder) if admission is not None else None
     return Server(spec, boot, *told, plaintext=admission is None, keys=keys, log=log)
 
 

@@ -9,6 +9,7 @@ its shards, left in them every push that it had acknowledged.
 
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ps.log_files import has_begun, recovered
@@ -25,22 +26,25 @@ def logs_of(folder: Path, specs: Sequence[ShardSpec]) -> Path:
 
 
 def load_logs(folder: Path) -> Found:
-    """What a job's shards held, in the form of a snapshot.
+    """What a job's shards held, in the form of a snapshot; one of them has begun its log.
 
     Raises BadInput naming what is missing or damaged, Retry where a shard had no weights yet.
     """
-    spec, state = recovered(folder / "shard-0")
-    states = [state]
-    for shard in range(1, spec.map.shards):
-        if not (folder / f"shard-{shard}").is_dir():
-            raise BadInput(f"logs {folder}: expected {spec.map.shards} shards, got {shard}")
-        states.append(recovered(folder / f"shard-{shard}")[1])
+    held = {path.name: recovered(path) for path in _begun(folder)}
+    spec, _ = next(iter(held.values()))
+    names = [f"shard-{shard}" for shard in range(spec.map.shards)]
+    if missing := [name for name in names if name not in held]:
+        raise BadInput(
+            f"logs {folder}: expected those of {spec.map.shards} shards, got {len(held)}:"
+            f" {missing[0]} is missing, which may be on another machine"
+        )
+    states = [held[name][1] for name in names]
     manifest = Manifest(
         table=spec.table,
         map=spec.map,
         rule=str(spec.rule.__struct_config__.tag),
         workers=spec.workers,
-        steps=state.saved.steps,
+        steps=states[0].saved.steps,
         taken_at=max(path.stat().st_mtime for path in folder.glob("*/*")),
         aligned=False,
         parts=(),
@@ -54,7 +58,7 @@ def newest_logs(folder: Path) -> Found | None:
     Where a job was about to move, that is where it was: the new shards know no more than the old.
     """
     found = []
-    for job in (path for path in folder.glob("*") if has_begun(path / "shard-0")):
+    for job in (path for path in folder.glob("*") if _begun(path)):
         try:
             found.append(load_logs(job))
         except Retry:
@@ -62,10 +66,15 @@ def newest_logs(folder: Path) -> Found | None:
     return max(found, key=lambda logs: logs.manifest.steps, default=None)
 
 
+def _begun(job: Path) -> list[Path]:
+    return [path for path in sorted(job.glob("shard-*")) if has_begun(path)]
+
+
 def drop_logs(folder: Path, *, but: str | None = None) -> None:
     """Remove the logs of every job in `folder`, but this one's: what they held is elsewhere now."""
     for job in folder.glob("*"):
-        if job.name != but:
+        if job.name != but and any(job.glob("shard-*")):
             shutil.rmtree(job, ignore_errors=True)
     if but is None:
-        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # what else lies there is not ours
+            folder.rmdir()

@@ -101,6 +101,9 @@ class ReplicatedShards:
         """Raise GiveUp naming a shard that nobody is left of who holds its pushes."""
         self._keeper.check()
 
+    def forget_logs(self) -> None:
+        """Nothing: they keep none."""
+
 
 @contextmanager
 def keep(

@@ -12,7 +12,6 @@ import msgspec
 from ps.admission import Admission
 from ps.durability import Durability
 from ps.hosting import ShardDevice
-from ps.keys import KeyPair
 from ps.transport import Transport
 from shards.spec import ShardSpec
 
@@ -25,8 +24,8 @@ class Order(msgspec.Struct, frozen=True):
     """What the parent wants: a shard on a device, listening on the ZeroMQ address `bind`.
 
     `transport` is what it offers beside; `admission` who is let in, None for anybody. Where its
-    `durability` asks for a log, that lies in `log_folder`, and `keys` are what each of its lives
-    proves to be the shard by: a secret, which a pipe tells nobody else.
+    `durability` asks for a log, that lies in `log_folder`, which its starter has made where it is
+    `seen`. Nothing in here is secret.
     """
 
     spec: ShardSpec
@@ -36,7 +35,7 @@ class Order(msgspec.Struct, frozen=True):
     admission: Admission | None = None
     durability: Durability = Durability.MEMORY
     log_folder: str | None = None
-    keys: KeyPair | None = None
+    seen: bool = False
 
 
 class CopyOrder(msgspec.Struct, frozen=True):

@@ -4,8 +4,11 @@ import os
 import stat
 from pathlib import Path
 
+from ps.stores import flush
 from shards.errors import BadInput
 
+_PARTIAL = ".partial"
+_ANEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -30,3 +33,14 @@ def write_private(path: Path, content: bytes) -> None:
     path.touch(mode=0o600)
     path.chmod(0o600)  # it may have been there
     path.write_bytes(content)
+
+
+def replace_private(path: Path, content: bytes) -> None:
+    """The same, whole or not at all; it survives the power's failure once this has returned."""
+    partial = path.with_name(path.name + _PARTIAL)
+    with os.fdopen(os.open(partial, _ANEW, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)
+    flush(path.parent)

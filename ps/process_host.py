@@ -26,7 +26,6 @@ from ps.cluster import Cluster
 from ps.durability import Durability
 from ps.hosting import START_S, ShardDevice, bind_address, bind_again, check_build, keys_for
 from ps.job import describe
-from ps.keys import KeyPair
 from ps.pipe import Failed, Listening, Order, hear, tell
 from ps.supervision import Fate, Kept
 from ps.transport import Transport
@@ -39,14 +38,14 @@ _END_S = 10.0
 class ProcessShards:
     """The processes of one job, and the cluster they form."""
 
-    def __init__(self, cluster: Cluster, children: Sequence["Child | Kept"]) -> None:
+    def __init__(self, cluster: Cluster, children: Sequence["Child | Kept[Child]"]) -> None:
         self.cluster = cluster
         self._children = children
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Each shard's process id; it changes when the process is started again."""
-        return tuple(child.pid for child in self._children)
+        return tuple((one.child if isinstance(one, Kept) else one).pid for one in self._children)
 
     @property
     def deaths(self) -> int:
@@ -57,6 +56,9 @@ class ProcessShards:
         """Raise GiveUp naming a shard whose process or server loop has died for good, and how."""
         for child in self._children:
             child.check()
+
+    def forget_logs(self) -> None:
+        """Nothing: they are on this machine, and whoever named their folder removes it."""
 
 
 @contextmanager
@@ -91,7 +93,7 @@ def process_shards(
     if durability is Durability.REPLICATED:
         raise BadInput("durability replicated: expected `replicated_shards`, got `process_shards`")
     children: list[Child] = []
-    kept: list[Kept] = []
+    kept: list[Kept[Child]] = []
     access, admission = keys_for(specs, host, secure)
     orders = []
     try:
@@ -100,9 +102,7 @@ def process_shards(
                 bind_address(host, port, spec.shard),
                 durability.folder_for(logs, spec.shard),
             )
-            # One that is started again is to be known by its workers.
-            keys = KeyPair.new() if admission is not None and durability.keeps_log else None
-            order = Order(spec, bind, transport, device, admission, durability, folder, keys)
+            order = Order(spec, bind, transport, device, admission, durability, folder)
             orders.append(order)
             # One by one, so that `finally` knows of each.
             children.append(Child(f"shard {spec.shard}", "ps.shard_process", order))
@@ -118,7 +118,7 @@ def process_shards(
             child.end()
 
 
-def _kept(child: "Child", order: Order, endpoint: str) -> Kept:
+def _kept(child: "Child", order: Order, endpoint: str) -> "Kept[Child]":
     """A child whose place another one takes when it dies, on the same endpoint."""
     again = msgspec.structs.replace(order, bind=bind_again(order.bind, endpoint))
     return Kept(child, lambda: Child(child.name, "ps.shard_process", again), START_S)

@@ -2,7 +2,8 @@
 
 An actor hosts a server loop in a thread of its own, so Ray's calls stay quick while ZeroMQ carries
 the data. Ray places the actors and tells when one dies; it never sees a gradient, and starts none
-again: by then its backup serves, or the job has ended.
+again: by then its backup serves, or its host has started another where its log is, or the job has
+ended.
 """
 
 import os
@@ -10,6 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +25,7 @@ from ps.build import build_id
 from ps.hosting import START_S, check_build
 from ps.looping import Looping
 from ps.pipe import CoordinatorOrder, CopyOrder, Order
-from ps.supervision import Fate
+from ps.supervision import Fate, Stranded
 from shards.errors import BadInput, DownpourError, GiveUp
 
 _END_S = 5.0
@@ -55,16 +57,37 @@ class _Serving:
         self._server.wait()
         self._server.check()
 
-    def stop(self) -> None:
+    def stop(self, forget: bool = False) -> None:
+        """End the loop; `forget` what is on this node's disk for a next one."""
         self._server.stop()
 
 
 class ShardActor(_Serving):
-    """One shard, the only copy."""
+    """One shard, the only copy. Its log, if it keeps one, lies on this node."""
+
+    _log: Path | None
 
     def __init__(self, order: bytes) -> None:
         # Of keys it is given public ones alone: its own secret one is made here and never leaves.
         super().__init__(order, Order, shard_process.make)
+
+    def _as_here(self, order: T) -> T:
+        assert isinstance(order, Order)
+        self._log = None if order.log_folder is None else Path(order.log_folder)
+        if self._log is not None and order.seen and not self._log.is_dir():
+            raise BadInput(
+                f"shard {order.spec.shard} on node {ray.util.get_node_ip_address()}: expected the"
+                f" folder for its log, {self._log}, there; that is another machine: name a folder"
+                " that each node has to itself (--logs)"
+            )
+        return order
+
+    def stop(self, forget: bool = False) -> None:
+        super().stop()
+        if forget and self._log is not None:
+            shutil.rmtree(self._log, ignore_errors=True)
+            with suppress(OSError):  # another shard's log lies there, too
+                self._log.parent.rmdir()
 
 
 class CopyActor(_Serving):
@@ -91,7 +114,7 @@ class CoordinatorActor(_Serving):
         self._record.parent.mkdir(mode=0o700, exist_ok=True)
         return msgspec.structs.replace(order, record=str(self._record))
 
-    def stop(self) -> None:
+    def stop(self, forget: bool = True) -> None:
         try:
             super().stop()
         finally:
@@ -99,7 +122,13 @@ class CoordinatorActor(_Serving):
 
 
 class Actor:
-    """One actor, from its host's side; `name` is what it is called in errors."""
+    """One actor, from its host's side; `name` is what it is called in errors.
+
+    Where it `forgets`, what it keeps on its node's disk goes when it is asked to end.
+    """
+
+    deaths = 0  # it has but one life
+    forgets = False
 
     def __init__(
         self,
@@ -125,18 +154,24 @@ class Actor:
         self._stopped: Any = None
         self._pid: int | None = None
         self._node = node
+        self._bound = node is not None and not elsewhere
 
     def endpoint(self, until: float) -> str:
-        """Where it listens; waits until `until` on the monotonic clock."""
+        """Where it listens; waits until `until` on the monotonic clock.
+
+        Raises Stranded when the node that it must be on is gone.
+        """
         try:
             endpoint, build, self._pid, self._node = ray.get(
                 self._told, timeout=max(0.0, until - time.monotonic())
             )
         except GetTimeoutError:
+            self._check_node()
             raise GiveUp(f"{self.name} did not start within {START_S:g} s: has Ray room?") from None
         except RayError as error:
             if BadInput.__name__ in str(error):
                 raise BadInput(_cause(error)) from None
+            self._check_node()
             raise GiveUp(f"{self.name} did not start: {_cause(error)}") from None
         check_build(self.name, build)
         return str(endpoint)
@@ -182,16 +217,31 @@ class Actor:
 
     def ask_to_end(self) -> None:
         if self._stopped is None:
-            self._stopped = self._actor.stop.remote()
+            self._stopped = self._actor.stop.remote(self.forgets)
 
     def end(self) -> None:
+        self.stop()
+
+    def stop(self) -> None:
         """Wait until it has ended; kill it when that takes long."""
         try:
             self.ask_to_end()
             ray.get(self._stopped, timeout=_END_S)
         except (RayError, DownpourError, TimeoutError):
             pass  # It is to be gone, and killing it next makes sure.
+        self.close()
+
+    def close(self) -> None:
+        """Make sure that it has ended: Ray may take one for dead that it has lost sight of."""
         ray.kill(self._actor)
+
+    def _check_node(self) -> None:
+        """Raise Stranded when it had to be on a node that is gone."""
+        if self._bound and self._node not in nodes():
+            where = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+            raise Stranded(
+                f"{self.name} cannot go on: node {where.get(self._node, self._node)} of Ray is gone"
+            )
 
 
 def own_node() -> str:

@@ -8,23 +8,33 @@ The actors (ray_actors.py) are this process's own: Ray ends them with it. One co
 over the nodes by Ray. Of replicated shards the two copies are put on two nodes, where there are as
 many, and the coordinator on this process's own: it finds its record again when its actor dies, and
 that node's death is the end of the job in any case. What died is followed as keeper.py has it.
+
+A shard that keeps a log has it on the node where Ray has put it first, and is bound to that node
+from then on: when its actor dies, another one there goes on from the log, at the same port, as
+supervision.py has it. A node that is gone has taken the log along, and the job has ended.
 """
 
 import secrets
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from time import monotonic
+
+from msgspec.structs import replace
 
 from ps import ray_actors
 from ps.cluster import Cluster
 from ps.coordinator_server import SILENCE_S
-from ps.hosting import START_S, ShardDevice, bind_address, keys_for
+from ps.durability import Durability
+from ps.hosting import START_S, ShardDevice, bind_address, bind_again, keys_for
 from ps.job import describe
 from ps.keeper import ReplicatedShards, keep
+from ps.log_disk import Folder
 from ps.pipe import CoordinatorOrder, CopyOrder, Order
 from ps.ray_actors import Actor, CoordinatorActor, CopyActor, ShardActor
 from ps.record import RECORD
+from ps.supervision import Kept
 from ps.transport import Transport
 from shards.errors import BadInput
 from shards.spec import ShardSpec
@@ -33,14 +43,39 @@ from shards.spec import ShardSpec
 class RayShards:
     """The actors of one job, and the cluster they form."""
 
-    def __init__(self, cluster: Cluster, actors: Sequence[Actor]) -> None:
+    def __init__(
+        self, cluster: Cluster, actors: Sequence[Actor | Kept[Actor]], apart: bool
+    ) -> None:
+        """`apart`: whether each node keeps its shards' logs in a folder of its own."""
         self.cluster = cluster
         self._actors = actors
+        self._apart = apart
+
+    @property
+    def pids(self) -> tuple[int | None, ...]:
+        """Each shard's process id on its node; it changes when the actor is followed by another.
+
+        None for one that has not told it yet.
+        """
+        return tuple(actor.pid for actor in self._present())
+
+    @property
+    def deaths(self) -> int:
+        """How often an actor has died, serving or about to, and another was to take its place."""
+        return sum(actor.deaths for actor in self._actors)
 
     def check(self) -> None:
-        """Raise GiveUp naming a shard whose actor or server loop has died."""
+        """Raise GiveUp naming a shard whose actor or server loop has died for good, and how."""
         for actor in self._actors:
             actor.check()
+
+    def forget_logs(self) -> None:
+        """Have the nodes' own logs go when the shards end."""
+        for actor in self._present():
+            actor.forgets = self._apart
+
+    def _present(self) -> list[Actor]:
+        return [one.child if isinstance(one, Kept) else one for one in self._actors]
 
 
 @contextmanager
@@ -52,37 +87,74 @@ def ray_shards(
     transport: Transport = Transport.AUTO,
     device: ShardDevice = ShardDevice.CPU,
     secure: bool | None = None,
+    durability: Durability = Durability.MEMORY,
+    logs: Path | None = None,
+    logs_apart: bool = False,
 ) -> Iterator[RayShards]:
     """Start one actor a spec in the Ray that this process is connected to; end them on leaving.
 
     Each listens on `host`, which for 0.0.0.0 is every address of its node, and is told to workers
     as that node's own. Shard i's port is `port + i`; 0 picks free ones. With `device` gpu each asks
     Ray for a GPU of its own. Shards that other hosts can reach speak CURVE and let in only who
-    holds `cluster.access`, unless `secure` says otherwise. Raises BadInput when a port cannot be
-    bound, or Ray has too few GPUs, GiveUp when Ray has no room for the actors within a minute,
-    WrongBuild when a node runs other code.
+    holds `cluster.access`, unless `secure` says otherwise.
+
+    With a `durability` that keeps a log (docs/durability.md), each shard has a folder below `logs`,
+    made here, which its node must see: it is this machine, or has mounted the same files. With
+    `logs_apart` it is a folder of that path which each node has to itself. Where a log lies there
+    already, of a job with these very specs, the shard goes on from its end. One that dies is
+    started again on the same node, at the same endpoint (supervision.py).
+
+    Raises BadInput when a port cannot be bound, a node does not see `logs`, a log is damaged or
+    another job's, or Ray has too few GPUs, GiveUp when Ray has no room for the actors within
+    minutes, WrongBuild when a node runs other code.
     """
+    if durability is Durability.REPLICATED:
+        raise BadInput("durability replicated: expected `replicated_ray_shards`, got `ray_shards`")
     if device is ShardDevice.GPU and (has := ray_actors.gpus()) < len(specs):
         raise BadInput(
             f"shard device gpu: expected a Ray with {len(specs)} GPUs, one a shard, got one with"
             f" {has:g}"
         )
     access, admission = keys_for(specs, host, secure)
-    actors = []
+    orders: list[Order] = []
+    actors: list[Actor] = []
+    kept: list[Kept[Actor]] = []
     try:
         for spec in specs:
-            bind = bind_address(host, port, spec.shard)
-            order = Order(spec, bind, transport, device, admission)
-            gpus = int(device is ShardDevice.GPU)
-            actors.append(Actor(f"shard {spec.shard}", ShardActor, order, gpus=gpus))
+            bind, folder = (
+                bind_address(host, port, spec.shard),
+                durability.folder_for(logs, spec.shard),
+            )
+            seen = folder is not None and not logs_apart
+            if folder is not None and seen:
+                Folder(Path(folder)).make()
+            order = Order(spec, bind, transport, device, admission, durability, folder, seen)
+            orders.append(order)
+            # One by one, so that `finally` knows of each.
+            actors.append(_shard(order))
         until = monotonic() + START_S
         endpoints = [actor.endpoint(until) for actor in actors]
-        yield RayShards(describe(specs, endpoints, access), actors)
+        if durability.keeps_log:
+            kept += map(_kept, actors, orders, endpoints)
+        yield RayShards(describe(specs, endpoints, access), kept or actors, logs_apart)
     finally:
-        for actor in actors:
-            actor.ask_to_end()
-        for actor in actors:
-            actor.end()
+        for one in kept or actors:
+            one.ask_to_end()
+        for one in kept or actors:
+            one.end()
+
+
+def _shard(order: Order, node: str | None = None) -> Actor:
+    """Start a shard's actor; on that node or none, if one is named."""
+    gpus = int(order.device is ShardDevice.GPU)
+    name = f"shard {order.spec.shard}"
+    return Actor(name, ShardActor, order, gpus=gpus, node=node, elsewhere=False)
+
+
+def _kept(actor: Actor, order: Order, endpoint: str) -> Kept[Actor]:
+    """An actor whose place another one takes when it dies, where its log is."""
+    again = replace(order, bind=bind_again(order.bind, endpoint))
+    return Kept(actor, lambda: _shard(again, actor.node), START_S)
 
 
 @contextmanager

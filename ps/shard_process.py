@@ -13,7 +13,7 @@ def make(order: Order, address: str) -> tuple[Server, str]:
     """The shard's server, and where it is reached on a host with that address."""
     folder = Path(order.log_folder) if order.log_folder is not None else None
     told = order.bind, order.transport, order.device, order.admission
-    server = serve(order.spec, *told, order.durability, folder, order.keys)
+    server = serve(order.spec, *told, order.durability, folder)
     return server, told_as(server.endpoint, address)
 
 

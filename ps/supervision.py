@@ -3,7 +3,7 @@
 A process that is killed, or that the kernel ends for want of memory, is started again at once, on
 the same endpoint; its workers find it there, learn from its boot number that it is another life,
 and send what it did not acknowledge. A process that says what failed, such as a full disk, is not:
-that would fail again.
+that would fail again. Nor is one whose machine is gone.
 
 A process that dies soon after each start is given up after a few times, each after a longer pause,
 with what it died of.
@@ -12,7 +12,7 @@ with what it died of.
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from shards.errors import DownpourError, GiveUp
 
@@ -22,6 +22,10 @@ MOST_QUICK = 5
 """so many quick deaths in a row are enough;"""
 PAUSE_S = 0.1
 """and this, doubled each time, is the pause between them."""
+
+
+class Stranded(GiveUp):
+    """Where it would have to be started again there is nothing any more; trying is of no use."""
 
 
 class Fate(NamedTuple):
@@ -36,15 +40,12 @@ class Child(Protocol):
 
     name: str
 
-    @property
-    def pid(self) -> int: ...
-
     def wait(self) -> Fate:
         """Return when it has ended, with how."""
         ...
 
     def endpoint(self, until: float) -> str:
-        """Where it listens; raises a DownpourError when it does not."""
+        """Where it listens; raises a DownpourError when it does not, Stranded if none can."""
         ...
 
     def ask_to_end(self) -> None: ...
@@ -58,13 +59,19 @@ class Child(Protocol):
         ...
 
 
-class Kept:
-    """One shard, in one process after another; `restart` makes the next, without waiting for it."""
+C = TypeVar("C", bound=Child)
 
-    def __init__(self, child: Child, restart: Callable[[], Child], start_s: float) -> None:
+
+class Kept(Generic[C]):
+    """One shard, in one process after another; `restart` makes the next, without waiting for it.
+
+    `child` is the present one; one that has just died, until the next is started.
+    """
+
+    def __init__(self, child: C, restart: Callable[[], C], start_s: float) -> None:
         """`child` serves by now; a later one is waited for `start_s`."""
         self.deaths = 0
-        self._child = child
+        self.child = child
         self._restart = restart
         self._start_s = start_s
         self._since = time.monotonic()
@@ -76,11 +83,6 @@ class Kept:
         self._thread = threading.Thread(target=self._keep, name=name, daemon=True)
         self._thread.start()
 
-    @property
-    def pid(self) -> int:
-        """Its present process; one that has just died, until the next is started."""
-        return self._child.pid
-
     def check(self) -> None:
         """Raise GiveUp when it has been given up."""
         if self._failure is not None:
@@ -89,18 +91,18 @@ class Kept:
     def ask_to_end(self) -> None:
         with self._lock:
             self._ending.set()
-        self._child.ask_to_end()
+        self.child.ask_to_end()
 
     def end(self) -> None:
         """Wait until its process has ended; kill it when that takes long."""
-        self._child.stop()
+        self.child.stop()
         self._thread.join()
-        self._child.close()
+        self.child.close()
 
     def _keep(self) -> None:
-        name = self._child.name
+        name = self.child.name
         while True:
-            fate = self._child.wait()
+            fate = self.child.wait()
             if self._ending.is_set():
                 return
             if fate.told:
@@ -119,12 +121,15 @@ class Kept:
                 return False
             try:
                 return self._started()
+            except Stranded as error:
+                self._failure = str(error)
+                return False
             except DownpourError as error:
                 how = str(error)
                 self.deaths += 1
                 self._quick += 1
         self._failure = (
-            f"{self._child.name} has died {self._quick} times in a row, each within"
+            f"{self.child.name} has died {self._quick} times in a row, each within"
             f" {QUICK_S:g} s of its start; the last time: {how}"
         )
         return False
@@ -134,8 +139,8 @@ class Kept:
         with self._lock:
             if self._ending.is_set():
                 return False
-            former, self._child = self._child, self._restart()
+            former, self.child = self.child, self._restart()
         former.close()
-        self._child.endpoint(time.monotonic() + self._start_s)
+        self.child.endpoint(time.monotonic() + self._start_s)
         self._since = time.monotonic()
         return True

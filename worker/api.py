@@ -97,9 +97,9 @@ def train(
     `device` is what each worker computes on: "cpu", "gpu" (one of its own), "gpu:N", or "auto", a
     GPU where one answers. `precision` is what a GPU rounds the factors of products to: "fp32" (not
     at all), "tf32" or "bf16"; sums stay in float32, and so does the CPU.
-    `durability` is what survives the death of a shard: "memory" (the newest snapshot), "process"
-    "logged" or "replicated" (docs/durability.md); the two between need
-    `shards_in="processes"` and a folder `logs`.
+    `durability` is what survives the death of a shard: "memory" (the newest snapshot), "process",
+    "logged" or "replicated" (docs/durability.md); the two between need a folder `logs`, of this job
+    alone, which each node with a shard has to itself or shares with others.
 
     Call it from the main thread, and after `ray.init` for shards in Ray. Raises BadInput for what
     the caller can mend, GiveUp when a worker or a shard fails for good.
@@ -128,6 +128,7 @@ def train(
         device=parse_device(device),
         precision=_named("precision", precision, Precision),
         durability=_named("durability", durability, Durability),
+        logs_apart=True,
     )
     outcome = run_job(
         spark.partitions(df, count),

@@ -57,7 +57,8 @@ class Residence:
     """The shards that hold a job now, and a console to them; a context manager that ends all.
 
     A silent shard is waited for `patience_s`, during a move for a lease longer: as long as a worker
-    that died in the midst of a push counts. `told` is given what an operator should read.
+    that died in the midst of a push counts. `told` is given what an operator should read. Below
+    `logs` are the shards' logs, where they keep any.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Residence:
     ) -> None:
         self._specs = specs
         self._start = start
-        self._logs = logs
+        self.logs = logs
         self._patience_s = patience_s
         self._told = told
         self._ports = 0
@@ -99,6 +100,11 @@ class Residence:
             except GiveUp as error:
                 self._former.remove(hosts)
                 self._told(f"{error}; it held nothing any more, but told late workers where to go")
+
+    def forget_logs(self) -> None:
+        """Nobody will go on from the logs, here or where the job was before."""
+        for hosts in (*self._former, self.hosts):
+            hosts.forget_logs()
 
     # --- moving -----------------------------------------------------------------------------------
 
@@ -154,19 +160,19 @@ class Residence:
 
     def _live_at(self, hosts: Hosts) -> None:
         self.hosts = hosts
-        console = Console(hosts.cluster, patience_s=self._patience_s)
+        console = Console(hosts.cluster, patience_s=self._patience_s, check=hosts.check)
         self.console = self._stack.enter_context(console)
 
     def _started(self, specs: Sequence[ShardSpec]) -> AbstractContextManager[Hosts]:
         taken, self._ports = self._ports, self._ports + len(specs)
-        logs = logs_of(self._logs, specs) if self._logs is not None else None
+        logs = logs_of(self.logs, specs) if self.logs is not None else None
         return self._start(specs, taken, logs)
 
     def _move(self, specs: Sequence[ShardSpec]) -> Moved:
         """Start these shards and move there; in the thread."""
         with ExitStack() as undone:
-            if self._logs is not None:
-                undone.callback(shutil.rmtree, logs_of(self._logs, specs), ignore_errors=True)
+            if self.logs is not None:
+                undone.callback(shutil.rmtree, logs_of(self.logs, specs), ignore_errors=True)
             stack = undone.enter_context(ExitStack())
             hosts = stack.enter_context(self._started(specs))
             untold = self._moved_to(hosts, self._patience_s + specs[0].lease_s)

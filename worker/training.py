@@ -62,8 +62,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     `keep` says which stay, `snapshot_aligned` that the shards stand still for one. The shards live
     at `shards_in`, hold their weights on `shard_device`, and listen on `bind` and `port`
     (ps/hosting.py): where others than this host can reach them, they speak CURVE and let in this
-    job's workers alone, unless `plaintext`. Each worker is put behind a `link` of this kind, to try
-    one out, and computes on a `device` as `worker.placement` says. `transport` carries the data.
+    job's workers alone, unless `plaintext`. If their logs are `logs_apart`, each node has a folder
+    to itself for them. Each worker is put behind a `link` of this kind, to try one out, and
+    computes on a `device` as `worker.placement` says. `transport` carries the data.
     """
 
     model: Callable[[], Model]
@@ -91,6 +92,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     compression: Compression = Compression()
     device: Wanted = ANY
     durability: Durability = Durability.MEMORY
+    logs_apart: bool = False
 
     @property
     def guarded(self) -> bool:
@@ -208,6 +210,8 @@ def run_job(
         with _snapshotter(job, cluster, shelf, told) as snapshotter:
             run = _Run(df, job, task, residence, snapshotter, asked, wishes, observer)
             outcome = run.run()
+        if outcome.snapshot is not None:
+            residence.forget_logs()
     if logs is not None and outcome.snapshot is not None:
         drop_logs(logs)
     return outcome
@@ -367,9 +371,11 @@ class _Run:
             self._save(self.residence.console.export())
         except DownpourError:
             pass  # The shards are what failed: the last snapshot is the one to name.
-        if self._snapshot is None:
-            return error
-        return type(error)(f"{error}; resume from {self._snapshot}")
+        places = [] if self._snapshot is None else [self._snapshot]
+        if self.job.durability.keeps_log:
+            where = " on the shards' nodes" if self.job.logs_apart else ""
+            places.append(f"the logs in {self.residence.logs}{where}")
+        return type(error)(f"{error}; resume from {' or '.join(places)}") if places else error
 
 
 def _snapshotter(
@@ -402,6 +408,7 @@ def _starting(job: Job) -> Start:
         secure=False if job.plaintext else None,
         durability=job.durability,
         logs=logs,
+        logs_apart=job.logs_apart,
     )
 
 

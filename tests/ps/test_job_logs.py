@@ -27,12 +27,16 @@ def test_the_one_that_came_farthest(tmp_path: Path) -> None:
     held = written(tmp_path / "long" / "shard-0", 5)
     found = newest_logs(tmp_path)
     assert found is not None
+    (tmp_path / "notes").mkdir()
     (state,) = found.states
     told = found.manifest
     assert (found.name, told.steps, told.rule, told.workers) == ("long", 5, "momentum", 2)
     assert [state.weights.tobytes(), *(s.tobytes() for s in state.slots.values())] == held
     drop_logs(tmp_path, but="short")
-    assert [path.name for path in tmp_path.iterdir()] == ["short"]
+    assert {path.name for path in tmp_path.iterdir()} == {"short", "notes"}, "not ours"
+    drop_logs(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+    (tmp_path / "notes").rmdir()
     drop_logs(tmp_path)
     assert not tmp_path.exists()
 
@@ -48,4 +52,10 @@ def test_a_shard_whose_log_is_missing(tmp_path: Path) -> None:
     log.close()
     with pytest.raises(BadInput) as caught:
         load_logs(tmp_path)
-    assert str(caught.value) == f"logs {tmp_path}: expected 2 shards, got 1"
+    assert str(caught.value) == (
+        f"logs {tmp_path}: expected those of 2 shards, got 1: shard-1 is missing, which may be on"
+        " another machine"
+    )
+    (tmp_path / "shard-0").rename(tmp_path / "shard-1")
+    with pytest.raises(BadInput, match="shard-0 is missing"):
+        load_logs(tmp_path)

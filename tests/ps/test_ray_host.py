@@ -59,7 +59,7 @@ def test_two_actors_serve_a_job_until_one_dies(ray_local: str) -> None:
                     client.push(np.ones(TABLE.size, np.float32))
             assert set(console.read()[:600]) == {-20.0}
             hosts.check()
-            ray.kill(hosts._actors[1]._actor)
+            ray.kill(hosts._present()[1]._actor)
             with pytest.raises(GiveUp, match=r"^shard 1 has died: its Ray actor is gone$"):
                 check_until_it_fails(hosts)
             until = time.monotonic() + 30

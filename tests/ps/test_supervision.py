@@ -82,7 +82,7 @@ def test_one_that_was_killed_is_started_again() -> None:
     shard = Shard()
     for pid in (1, 2):
         shard.dies()
-        assert shard.kept.pid == pid
+        assert shard.kept.child.pid == pid
         shard.kept.check()
     shard.ends()
     assert shard.kept.deaths == 2
@@ -121,7 +121,7 @@ def test_one_that_does_not_come_to_serve() -> None:
     shard = Shard("shard 3 cannot listen")
     shard.dies()
     shard.await_start()
-    assert shard.kept.pid == 2
+    assert shard.kept.child.pid == 2
     assert shard.kept.deaths == 2, "one that never served has died, too"
     shard.kept.check()
     shard.ends()

@@ -44,6 +44,7 @@ def caffe_job(
     device: Wanted = ANY,
     precision: Precision = Precision.FP32,
     durability: Durability = Durability.MEMORY,
+    logs_apart: bool = False,
     snapshot_every: int | None = None,
     snapshot_every_s: float = 0.0,
     snapshot_aligned: bool = False,
@@ -94,4 +95,5 @@ def caffe_job(
         compression=compression or Compression(),
         device=device,
         durability=durability,
+        logs_apart=logs_apart,
     )

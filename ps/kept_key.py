@@ -1,0 +1,32 @@
+"""The key of a shard that keeps a log, on disk beside it: each life proves the same one.
+
+Workers know a shard by the key in its endpoint (keys.py). The pair is made where the shard runs, by
+its first life, and its secret half never leaves that machine; the file is its user's alone.
+"""
+
+from pathlib import Path
+
+from ps.keys import KeyPair
+from ps.private import check_private, replace_private
+from shards.errors import BadInput
+
+_NAME = "key"
+
+
+def kept_keys(folder: Path) -> KeyPair:
+    """The pair in a shard's log `folder`, whose lock the caller holds; made if there is none.
+
+    Raises BadInput naming the file where others may read it, or it holds no key.
+    """
+    path = folder / _NAME
+    try:
+        if not path.exists():
+            keys = KeyPair.new()
+            replace_private(path, keys.secret.encode())
+            return keys
+        check_private(path, "shard's key")
+        return KeyPair.of(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"shard's key {path}: {error}") from None
+    except BadInput as error:
+        raise BadInput(str(error) if str(path) in str(error) else f"{path}: {error}") from None
