@@ -10,7 +10,7 @@ from ps.keys import KeyPair
 from ps.private import check_private, replace_private
 from shards.errors import BadInput
 
-_NAME = "key"
+_NAME, _WHAT = "key", "shard's key"
 
 
 def kept_keys(folder: Path) -> KeyPair:
@@ -20,13 +20,18 @@ def kept_keys(folder: Path) -> KeyPair:
     """
     path = folder / _NAME
     try:
-        if not path.exists():
-            keys = KeyPair.new()
-            replace_private(path, keys.secret.encode())
-            return keys
-        check_private(path, "shard's key")
-        return KeyPair.of(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"shard's key {path}: {error}") from None
+        if path.exists():
+            check_private(path, _WHAT)
+            return _told(path)
+        keys = KeyPair.new()
+        replace_private(path, keys.secret.encode())
+    except OSError as error:
+        raise BadInput(f"{_WHAT}: {path}: {error.strerror}") from None
+    return keys
+
+
+def _told(path: Path) -> KeyPair:
+    try:
+        return KeyPair.of(path.read_text(errors="replace"))
     except BadInput as error:
-        raise BadInput(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+        raise BadInput(f"{_WHAT}: {path}: {str(error).removeprefix('key: ')}") from None

@@ -136,9 +136,8 @@ def ray_head(
     ray://.
     """
     port = free_port()
-    command = [
-        *(sys.executable, "-c", _PATIENT_START, "start", "--head", "--block"),
-        *("--node-ip-address", "127.0.0.3", "--port", str(port), "--num-cpus", "2"),
+    options = [
+        *("--head", "--node-ip-address", "127.0.0.3", "--port", str(port), "--num-cpus", "2"),
         *("--include-dashboard", "false", "--disable-usage-stats", "--temp-dir", str(folder)),
         *("--ray-client-server-port", str(client_port or free_port())),
     ]
@@ -149,11 +148,32 @@ def ray_head(
         "GRPC_ENABLE_FORK_SUPPORT": "0",
         **environ,
     }
+    with _ray_start(folder.with_suffix(".log"), options, environ):
+        yield f"127.0.0.3:{port}"
+
+
+@contextmanager
+def ray_node(
+    log: Path, head: str, address: str, environ: Mapping[str, str]
+) -> Iterator[psutil.Process]:
+    """One more node, with two CPUs, of the Ray whose head is there; gives its first process.
+
+    `address` is another one of loopback; all the node's other processes descend from that one.
+    """
+    options = ["--address", head, "--node-ip-address", address, "--num-cpus", "2"]
+    with _ray_start(log, [*options, "--disable-usage-stats"], environ) as process:
+        yield psutil.Process(process.pid)
+
+
+@contextmanager
+def _ray_start(
+    log: Path, options: list[str], environ: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-c", _PATIENT_START, "start", "--block", *options]
     with ExitStack() as stack:
-        log = folder.with_suffix(".log")
         process = _process(stack, log, command, os.environ | environ)
         _wait(process, log, lambda: "Ray runtime started" in log.read_text())
-        yield f"127.0.0.3:{port}"
+        yield process
 
 
 def _gpu_defaults(folder: Path, count: int) -> str:

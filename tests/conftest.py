@@ -39,6 +39,7 @@ _ON_SHARED = (
     "tests/integration/test_cli.py::test_a_shard_process_that_dies",
     "tests/integration/test_serial.py::test_one_worker_over_spark_and_ray",
     "tests/integration/test_spark_training.py",
+    "tests/ps/test_ray_durability.py",
     "tests/ps/test_ray_host.py",
     "tests/ps/test_ray_replicated.py",
     "tests/worker/test_api.py",

@@ -16,6 +16,7 @@ from shards.messages import Standing
 from shards.rules import Momentum
 from shards.schedules import Fixed
 from shards.state import Saved
+from tests.clusters import free_port
 from tests.ps.answers import Array
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("a", (500,)), ps.TensorSpec("b", (500,))))
@@ -150,3 +151,23 @@ def test_a_question_that_no_shard_can_read(cluster: Cluster) -> None:
     nameless = msgspec.structs.replace(cluster, job="")
     with Console(nameless) as console, pytest.raises(BadMessage, match="header: Expected `str`"):
         console.read()
+
+
+def test_it_is_told_that_nobody_will_answer() -> None:
+    """Whoever started the shards may know it long before the console's patience is at its end."""
+    asked = 0
+
+    def check() -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            raise GiveUp("shard 0 has ended")
+
+    specs = ps.shard_specs(TABLE)
+    nowhere = describe(specs, [f"tcp://127.0.0.1:{free_port()}"])
+    with (
+        Console(nowhere, patience_s=600, check=check) as console,
+        pytest.raises(GiveUp, match=r"^shard 0 has ended$"),
+    ):
+        console.status()
+    assert asked == 2

@@ -15,6 +15,7 @@ from ps import Cluster, Console, Durability, process_shards, supervision
 from ps.admission import Admission, Enrolment, Enrolments, Invitation
 from ps.cluster import Access
 from ps.guest_book import GuestBook
+from ps.kept_key import kept_keys
 from ps.keys import KeyPair, address_of, pinned
 from ps.transport import Transport
 from shards.errors import BadInput, GiveUp
@@ -95,3 +96,22 @@ def test_a_guest_book_that_cannot_be_used(tmp_path: Path) -> None:
     book.read(ADMISSION)
     with pytest.raises(GiveUp, match=f"^joined workers {tmp_path}/joined: Is a directory"):
         book.write(Enrolments(3))
+
+
+def test_a_kept_key(tmp_path: Path) -> None:
+    """Each life has the first one's; a file that others may read, or that holds none, is refused
+    by its name, and what it holds is not repeated."""
+    keys, path = kept_keys(tmp_path), tmp_path / "key"
+    assert kept_keys(tmp_path) == keys
+    assert [found.name for found in tmp_path.iterdir()] == ["key"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.chmod(0o640)
+    with pytest.raises(BadInput, match=f"^shard's key: {path}: expected a file of yours of mode"):
+        kept_keys(tmp_path)
+    path.chmod(0o600)
+    path.write_text("12 monkeys")
+    with pytest.raises(BadInput) as caught:
+        kept_keys(tmp_path)
+    assert str(caught.value) == (
+        f"shard's key: {path}: expected 64 hexadecimal digits, got 10 characters"
+    )

@@ -30,7 +30,6 @@ from ps import (
     supervision,
 )
 from ps.log_files import recovered, spec_in
-from ps.process_host import ProcessShards
 from shards.errors import BadInput, GiveUp
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
@@ -58,7 +57,7 @@ def specs_of(shards: int) -> list[ShardSpec]:
     )
 
 
-def until(holds: Callable[[], bool], what: str, hosts: ProcessShards | None = None) -> None:
+def until(holds: Callable[[], bool], what: str, hosts: hosting.Hosts | None = None) -> None:
     """Wait until something holds; fail when that takes long, or a shard is given up."""
     give_up_at = time.monotonic() + PATIENCE_S
     while not holds():
@@ -120,7 +119,7 @@ def pushing(cluster: Cluster, workers: int = 3) -> Iterator[list[Pusher]]:
         assert one.failure is None, one.failure
 
 
-def more(pushers: Sequence[Pusher], hosts: ProcessShards | None = None) -> None:
+def more(pushers: Sequence[Pusher], hosts: hosting.Hosts | None = None) -> None:
     """Wait until each has been acknowledged some more pushes."""
     wanted = [one.acknowledged + 5 for one in pushers]
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from ps import supervision
-from ps.supervision import Fate, Kept
+from ps.supervision import Fate, Kept, Stranded
 from shards.errors import GiveUp
 
 KILLED = Fate("died: its process was ended by signal 9 (Killed)", told=False)
@@ -16,7 +16,7 @@ FULL = Fate("failed: log x: No space left on device", told=True)
 class Fake:
     """A process that ends when it is told how; one that is `broken` does not come to serve."""
 
-    def __init__(self, pid: int, broken: str = "") -> None:
+    def __init__(self, pid: int, broken: str | GiveUp = "") -> None:
         self.name = "shard 3"
         self.pid = pid
         self.broken = broken
@@ -28,7 +28,7 @@ class Fake:
 
     def endpoint(self, until: float) -> str:
         if self.broken:
-            raise GiveUp(self.broken)
+            raise self.broken if isinstance(self.broken, GiveUp) else GiveUp(self.broken)
         return "tcp://x"
 
     def ask_to_end(self) -> None:
@@ -44,7 +44,7 @@ class Fake:
 class Shard:
     """A kept shard: `made` has every process there was; `served` is told of each start."""
 
-    def __init__(self, *broken: str) -> None:
+    def __init__(self, *broken: str | GiveUp) -> None:
         self.made = [Fake(0)]
         self._broken = [*broken]
         self.started = threading.Semaphore(0)
@@ -143,3 +143,14 @@ def test_one_that_says_what_failed_is_not() -> None:
         shard.kept.check()
     shard.ends()
     assert len(shard.made) == 1
+
+
+def test_one_whose_machine_is_gone_is_not() -> None:
+    """There is nothing to start it on: it is tried once, and the error is told as it is."""
+    shard = Shard(Stranded("shard 3 cannot go on: node 10.0.0.7 of Ray is gone"))
+    shard.dies()
+    shard.kept._thread.join(30)
+    with pytest.raises(GiveUp, match=r"^shard 3 cannot go on: node 10\.0\.0\.7 of Ray is gone$"):
+        shard.kept.check()
+    shard.ends()
+    assert len(shard.made) == 2

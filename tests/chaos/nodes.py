@@ -1,0 +1,160 @@
+"""Kill every process of a Ray node at once, and look at what the shards that were on it do.
+
+    python -m tests.chaos.nodes
+
+A head and, twice, one more node of this machine, each at a loopback address of its own. First
+shards with two copies: training goes on with the copies on the other node, and new ones come up
+there. Then shards that keep logs: one is killed alone and goes on where its log is; its whole node
+is, and the job ends and says so. What the weights hold proves which pushes were applied.
+
+It tells how long each took, and ends with status 1 if a promise was not kept.
+"""
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import psutil
+import ray
+
+import ps
+from deploy.ray_cluster import connect
+from ps import Durability
+from ps.keeper import ReplicatedShards
+from ps.ray_actors import Actor
+from ps.ray_host import RayShards, ray_shards, replicated_ray_shards
+from shards.errors import GiveUp
+from shards.schedules import Fixed
+from tests.clusters import ray_head, ray_node
+from tests.ps.pushing import TABLE, Worker, await_that, check_applied_once, specs_of
+
+_TOKEN = "0123456789abcdef" * 4
+_HERE, _THERE, _ELSEWHERE = "127.0.0.3", "127.0.0.4", "127.0.0.5"
+_PATIENCE_S = 240.0
+
+
+def main() -> int:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp")))
+        token = folder / "token"
+        token.write_text(_TOKEN)
+        environ = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+        os.environ.update(environ)
+        head = stack.enter_context(ray_head(folder / "r", environ))
+        first = stack.enter_context(ray_node(folder / "first.log", head, _THERE, environ))
+        stack.enter_context(connect(head, 2))
+        say(f"nodes {_HERE}, which the driver is on, and {_THERE}; load {os.getloadavg()[0]:.1f}")
+        copies_die_with_their_node(first)
+        second = stack.enter_context(ray_node(folder / "second.log", head, _ELSEWHERE, environ))
+        logs_die_with_their_node(second, folder / "logs")
+    return 0
+
+
+def copies_die_with_their_node(other: psutil.Process) -> None:
+    """A shard's two copies are on two nodes; with one node gone each has two copies again."""
+    with replicated_ray_shards(specs_of()) as hosts, ps.Console(hosts.cluster) as console:
+        console.install(TABLE.empty())
+        say(f"copies at {' and '.join(places(hosts))}")
+        assert places(hosts) == [_HERE, _THERE]
+        workers = [Worker(hosts.cluster, name) for name in ("a", "b")]
+        for worker in workers:
+            worker.goes_on()
+        killed_at = kill(other)
+        say(f"killed {_THERE}, {sum(worker.acknowledged for worker in workers)} acknowledged")
+        for worker in workers:
+            worker.goes_on()
+        say(f"{since(killed_at)}: all workers are acknowledged again")
+        await_that(lambda: _THERE not in living())
+        say(f"{since(killed_at)}: Ray counts the node as gone")
+        await_that(lambda: hosts.redundant)
+        say(f"{since(killed_at)}: two copies again, at {' and '.join(places(hosts))}")
+        assert places(hosts) == [_HERE, _HERE]
+        hosts.check()
+        check_applied_once(hosts.cluster, workers)
+        say("every acknowledged push was applied once")
+
+
+def logs_die_with_their_node(other: psutil.Process, logs: Path) -> None:
+    """A shard's actor is followed on its node; when that is gone, the job says so and ends."""
+    specs = ps.shard_specs(
+        TABLE, shards=2, schedule=Fixed(base_rate=1.0), bound=None, workers=2, lease_s=60.0
+    )
+    with (
+        ray_shards(specs, durability=Durability.LOGGED, logs=logs, logs_apart=True) as hosts,
+        ps.Console(hosts.cluster) as console,
+    ):
+        console.install(TABLE.empty())
+        on = [where(actor.node) for actor in hosts._present()]
+        say(f"shards with logs: {', '.join(f'shard {n} at {at}' for n, at in enumerate(on))}")
+        there = on.index(_ELSEWHERE)
+        workers = [Worker(hosts.cluster, name) for name in ("a", "b")]
+        for worker in workers:
+            worker.goes_on()
+        pid = hosts.pids[there]
+        assert pid is not None
+        killed_at = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        for worker in workers:
+            worker.goes_on()
+        again = where(hosts._present()[there].node)
+        say(f"{since(killed_at)}: shard {there} was killed; all workers are acknowledged again")
+        say(f"its actor is at {again}")
+        assert again == _ELSEWHERE
+        killed_at = kill(other)
+        failure = ended(hosts)
+        say(f"{since(killed_at)} after {_ELSEWHERE} was killed: {failure}")
+        expected = f"shard {there} cannot go on: node {_ELSEWHERE} of Ray is gone"
+        assert failure == expected, failure
+
+
+def kill(first: psutil.Process) -> float:
+    """End all processes of a node by signal 9; returns when."""
+    family = [first, *first.children(recursive=True)]
+    killed_at = time.monotonic()
+    for process in family:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    return killed_at
+
+
+def ended(hosts: RayShards) -> str:
+    until = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < until:
+        try:
+            hosts.check()
+        except GiveUp as error:
+            return str(error)
+        time.sleep(0.05)
+    return "nothing was said of it"
+
+
+def places(hosts: ReplicatedShards) -> list[str]:
+    """The nodes of a job's living copies, by their addresses."""
+    lives = [life for _, life in hosts._keeper._copies.values() if life.alive]
+    return sorted(where(life.node) for life in lives if isinstance(life, Actor))
+
+
+def where(node: str | None) -> str:
+    """The address of a node, by its id."""
+    return str({one["NodeID"]: one["NodeManagerAddress"] for one in ray.nodes()}[node])
+
+
+def living() -> set[str]:
+    """The addresses of the nodes that Ray counts as alive."""
+    return {one["NodeManagerAddress"] for one in ray.nodes() if one["Alive"]}
+
+
+def since(then: float) -> str:
+    return f"{time.monotonic() - then:.2f} s"
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
