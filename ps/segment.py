@@ -82,8 +82,8 @@ class Segment:
             raise
         self._memory = memory
         _HEADER.pack_into(memory, 0, _MAGIC, self.nonce.encode(), self.stride, slots)
-        self._generations = np.frombuffer(memory, np.uint64, slots, _GENERATIONS)
-        self._start = _address(self._generations) - _GENERATIONS + PAGE
+        self._generations = _generations(memory, slots)
+        self._start = _address(np.frombuffer(memory, np.uint8)) + PAGE
 
     @property
     def name(self) -> str:
@@ -109,7 +109,7 @@ class Segment:
 
     def renew(self, slot: int) -> None:
         """Tell that this slot is about to be written: old references are void."""
-        self._generations[slot] += np.uint64(1)
+        self._generations[slot] += 1
 
     def refer(self, frames: Sequence[object]) -> list[Reference] | None:
         """A reference to each frame; None if there are none, or not all lie in one slot here."""
@@ -122,7 +122,7 @@ class Segment:
             if slot is None or (references and slot != references[0].slot):
                 return None
             offset = address - self._start - slot * self.stride
-            references.append(Reference(slot, offset, frame.nbytes, int(self._generations[slot])))
+            references.append(Reference(slot, offset, frame.nbytes, self._generations[slot]))
         return references or None
 
     def __contains__(self, array: NDArray[np.float32]) -> bool:
@@ -189,8 +189,8 @@ class Window:
         if magic != _MAGIC or self.slots > MAX_SLOTS or found.st_size != whole:
             raise BadMessage(f"segment {self.name}: expected one of {whole} bytes with our header")
         self.nonce = nonce.decode("ascii")
-        self._generations = np.frombuffer(self._memory, np.uint64, self.slots, _GENERATIONS)
-        self._start = _address(self._generations) - _GENERATIONS + PAGE
+        self._generations = _generations(self._memory, self.slots)
+        self._start = _address(np.frombuffer(self._memory, np.uint8)) + PAGE
 
     def view(self, reference: Reference) -> NDArray[np.uint8] | None:
         """The bytes referred to, an array that is the base of views of it; None if it is too late.
@@ -204,7 +204,7 @@ class Window:
                 f"reference to {length} bytes at {offset} of slot {slot}: segment {self.name} has"
                 f" {self.slots} slots of {self.stride} bytes"
             )
-        now = int(self._generations[slot])
+        now = self._generations[slot]
         if generation > now:
             raise BadMessage(f"reference to generation {generation} of slot {slot}, at {now}")
         if generation < now:
@@ -233,6 +233,11 @@ def _checked_path(job: str, name: str) -> Path:
     if not claims.is_memory(job, name):
         raise BadMessage(f"segment {name[:80]!r}: expected a name of this job's")
     return claims.ROOT / name
+
+
+def _generations(memory: mmap.mmap, slots: int) -> memoryview:
+    """Each slot's, as integers: an array's element is slower to take than all else about it."""
+    return memoryview(memory)[_GENERATIONS : _GENERATIONS + 8 * slots].cast("Q")
 
 
 def _address(array: NDArray[np.generic]) -> int:
