@@ -95,7 +95,7 @@ class Entrance:
                 # libzmq writes it beside every frame, once it has asked the porter.
                 key = str(came[0].get("User-Id")) if guarded else ""
                 parts = frames.views(came)
-                if not self._joins(address, key, parts):
+                if self._register is None or not self._joins(address, key, parts):
                     yield address, key, parts
 
     def check(self, key: str, message: Request | Probe) -> None:

@@ -311,7 +311,7 @@ class Session:
     @property
     def unacknowledged(self) -> int:
         """Pushes that not every shard has acknowledged."""
-        return sum(asked.kind is Push for asked in self._asked.values())
+        return sum([asked.kind is Push for asked in self._asked.values()])
 
     @property
     def boots(self) -> tuple[int, ...]:
@@ -520,11 +520,10 @@ class Session:
         if len(asked.answers) < len(self._shards):
             return []
         del self._asked[request]
-        answers = [asked.answers[one] for one in self._shards]
-        replies = [reply for reply, _ in answers]
+        replies, told = zip(*[asked.answers[one] for one in self._shards], strict=True)
         if asked.kind is Pull:
             self._reached = max(self._reached, asked.clock + self._ahead + 1)
-            return [self._pulled(request, _all(Weights, replies), [own for _, own in answers])]
+            return [self._pulled(request, _all(Weights, replies), told)]
         if asked.kind is Push:
             return [self._pushed(request, _all(Ack, replies), now - asked.since)]
         _all(Left, replies)

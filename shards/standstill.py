@@ -76,6 +76,8 @@ class Standstill:
 
         What is let through by the end of the time is the sign, in a log too, that it is over.
         """
+        if self._ends_at is None:
+            return
         if not self.holds(now):
             self._ends_at = None
         if not self.lets(worker, seq, now):

@@ -123,7 +123,7 @@ class ShardMap(msgspec.Struct, frozen=True):
 
     def cut(self, arena: NDArray[np.float32], shard: int) -> tuple[NDArray[np.float32], ...]:
         """The views of `arena` that `shard` owns, one a key range; nothing is copied."""
-        return tuple(arena[keys.start : keys.stop] for keys in self.ranges[shard])
+        return tuple([arena[keys.start : keys.stop] for keys in self.ranges[shard]])
 
     def join(self, parts: Sequence[NDArray[np.float32]], arena: NDArray[np.float32]) -> None:
         """Write each shard's own flat array, its key ranges one behind another, into `arena`."""
