@@ -6,6 +6,7 @@ One worker and one shard, each a process, over every transport, and a ZeroMQ str
 bytes; each once as the system places it and once with both on one core. An update is one thread
 after another, so its time is their sum and that of waking each. On one core none of them sleeps
 deeply: the difference is what waking idle cores costs. Linux only: threads are read from /proc.
+Last come the calls of Python functions that an update takes, which no busy machine changes.
 """
 
 import argparse
@@ -13,13 +14,17 @@ import multiprocessing
 import os
 import random
 import statistics
+import sys
+import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ps.server import Server
+from tests.bench.peers import ours
 from tests.bench.peers.contract import Setting
 from tests.bench.report import save
 
@@ -95,6 +100,44 @@ def measure(module: str, wanted: Setting, updates: int, pinned: bool) -> Spent:
     return spent
 
 
+class Calls(NamedTuple):
+    """Calls of Python functions an update, at each end; the median."""
+
+    worker: float
+    shard: float
+
+
+def calls(wanted: Setting, updates: int = 100) -> Calls:
+    """Counted in one process, in which the shard is a thread."""
+    found: Counter[str] = Counter()
+    at_worker: list[int] = []
+    at_shard: list[int] = []
+
+    def count(_frame: object, event: str, _what: object) -> None:
+        found[threading.current_thread().name] += event == "call"
+
+    threading.setprofile(count)  # of threads that begin from here on: the server's
+    try:
+        server = Server(ours.specs_of(wanted)[0], boot=1).start()
+    finally:
+        threading.setprofile(None)
+    try:
+        update, close = ours.connect(wanted, 0, [server.endpoint])
+        for number in range(2 * updates):
+            before = found.copy()
+            sys.setprofile(count)
+            update()
+            sys.setprofile(None)
+            if number >= updates:
+                at_worker.append((found - before)[threading.current_thread().name])
+                at_shard.append((found - before)["shard-0"])
+        close()
+    finally:
+        sys.setprofile(None)
+        server.stop()
+    return Calls(statistics.median(at_worker), statistics.median(at_shard))
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     options.add_argument("--floats", type=int, default=10_000)
@@ -109,7 +152,9 @@ def main() -> None:
             name = f"{module} {option}".strip() + (", one core" if pinned else "")
             wanted = Setting(given.floats, 1, 1, 0.0, option)
             rounds[name].append(measure(module, wanted, given.updates, pinned))
+    counted = calls(Setting(given.floats, 1, 1, 0.0, "ipc"))
     show({name: median(each) for name, each in sorted(rounds.items())})
+    print(f"calls an update: {counted.worker:.0f} at the worker, {counted.shard:.0f} at the shard")
 
 
 def median(each: list[Spent]) -> Spent:
