@@ -4,6 +4,8 @@ Servers in threads, which stop and are made again at chosen moments of a move. W
 rate 1, so what the weights hold proves which pushes were applied.
 """
 
+import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,13 +19,16 @@ from ps import Durability, console, operations
 from ps.hosting import ShardDevice, serve
 from ps.job import describe
 from ps.job_logs import newest_logs
+from ps.keeper import ReplicatedShards
 from ps.server import Server
 from ps.transport import Transport
 from shards.errors import DownpourError, GiveUp
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
-from tests.ps.test_durability import TABLE, more, pushing, until
+from tests.ps.test_durability import TABLE, more, pushing, quick_start, until
 from worker.residence import Moved, Residence
+
+__all__ = ["quick_start"]  # a fixture
 
 
 class Servers:
@@ -205,6 +210,46 @@ def test_deaths_with_logs(
     whole = found.manifest.table.empty()
     found.manifest.map.join([state.weights for state in found.states], whole)
     assert set(whole[:3000]) == {-float(acknowledged)}
+
+
+@pytest.mark.timeout(600)  # eight processes start
+def test_replicated_shards_that_are_killed(
+    quick_start: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Primaries in processes, over CURVE, one that holds the job and one where it moves to, die of
+    kill -9 just before workers are sent on: the job moves, and the copies left have everything."""
+    specs = ps.shard_specs(
+        TABLE, shards=2, bound=None, workers=3, schedule=Fixed(base_rate=1.0), lease_s=60.0
+    )
+    started: list[ReplicatedShards] = []
+
+    @contextmanager
+    def start(specs: Any, ports: int, folder: Path | None) -> Iterator[ReplicatedShards]:
+        with ps.replicated_shards(specs, secure=True, silence_s=5.0) as hosts:
+            started.append(hosts)
+            yield hosts
+
+    def kill() -> None:
+        for hosts in started:
+            os.kill(hosts.pids["shard 0 primary"], signal.SIGKILL)
+
+    wish = Wished(1)
+    notes: list[str] = []
+    with Residence(specs, start, logs=None, patience_s=60.0, told=notes.append) as residence:
+        residence.console.install(TABLE.empty())
+        with pushing(residence.cluster, 2) as pushers:
+            more(pushers)
+            before(monkeypatch, "Retire", 1, kill)
+            residence.begin(wish)
+            moved = residence.ended(waits=True)
+            assert moved is not None, notes
+            residence.enter(moved)
+            residence.entered()
+            more(pushers)
+        assert wish.answers == [None]
+        assert len(started) == 2
+        acknowledged = sum(one.acknowledged for one in pushers)
+        assert set(residence.console.read()[:3000]) == {-float(acknowledged)}
 
 
 def test_a_worker_that_dies_in_the_midst_of_a_push() -> None:
