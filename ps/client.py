@@ -624,10 +624,9 @@ class Client:
         """The weights as one read-only array where they arrived, if they lie there so."""
         if pulled.kind is not Kind.F4:
             return None
-        whole = self._sharing.whole(pulled.frames) if self._sharing is not None else None
         frames = [frame for of_shard in pulled.frames for frame in of_shard]
-        if whole is not None or len(frames) > 1 or self._pinned:
-            return whole
+        if len(frames) > 1 or self._pinned:
+            return self._sharing.whole(pulled.frames) if self._sharing is not None else None
         whole = np.frombuffer(frames[0], np.float32)
         whole.flags.writeable = False
         return whole if whole.flags.aligned else None

@@ -24,8 +24,10 @@ without the job's id learns nothing, and makes the shard open nothing.
 Here is what both sides do alike; what each does for itself is in worker_side.py and shard_side.py.
 """
 
-import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
 
 from ps.segment import Reference, Segment, Window
 from shards.codec import Buffer, Frames
@@ -36,7 +38,20 @@ Together = Sequence[tuple[Message, Frames]]
 
 
 class Share:
-    """Something borrowed, for as long as anything refers to it."""
+    """Something borrowed, for as long as anything refers to it; `give_back` is told its number."""
+
+    def __init__(self, give_back: Callable[[int], None], number: int) -> None:
+        self._give_back = give_back
+        self._number = number
+
+    def __del__(self) -> None:
+        self._give_back(self._number)
+
+
+class _Lent(np.ndarray[Any, np.dtype[np.uint8]]):
+    """An array that has a share in what it shows; a finalizer for each would cost much more."""
+
+    share: Share
 
 
 def has(messages: Together, kind: type[Message]) -> bool:
@@ -47,12 +62,14 @@ def has(messages: Together, kind: type[Message]) -> bool:
 def referring(segment: Segment, messages: Together) -> Together | None:
     """The messages, references for frames; None if there are none, or one lies elsewhere."""
     replaced: list[tuple[Message, Frames]] = []
+    found = False
     for message, frames in messages:
-        references = segment.refer(frames)
-        if references is None and frames:
+        references = segment.refer(frames) if frames else []
+        if references is None:
             return None
-        replaced.append((message, [reference.pack() for reference in references or ()]))
-    return replaced if any(frames for _, frames in replaced) else None
+        found = found or bool(references)
+        replaced.append((message, [reference.pack() for reference in references]))
+    return replaced if found else None
 
 
 def looked_up(window: Window, parts: Parts, share: Share | None = None) -> Parts | None:
@@ -63,7 +80,9 @@ def looked_up(window: Window, parts: Parts, share: Share | None = None) -> Parts
         if view is None:
             return None
         if share is not None:
-            weakref.finalize(view, let_go, share).atexit = False
+            lent = view.view(_Lent)
+            lent.share = share
+            view = lent
         found.append(view.data)
     return found
 

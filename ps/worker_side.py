@@ -136,6 +136,4 @@ class WorkerSide:
         window, borrowed = self._lenders[shard]
         if not borrowed.borrow(loan):
             return None
-        share = shared.Share()
-        weakref.finalize(share, borrowed.give_back, loan).atexit = False
-        return shared.looked_up(window, parts, share)
+        return shared.looked_up(window, parts, shared.Share(borrowed.give_back, loan))
