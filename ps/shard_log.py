@@ -121,7 +121,8 @@ class ShardLog:
             raise self._failure
         assert self._file is not None, "it recovers before it is written"
         try:
-            size = self._file.write(log.encode(entry, frames, number=self._number))
+            record = log.encode(entry, frames, number=self._number)
+            size = self._file.write(record, soon=self._synced)
             self._grown, self._filled = self._grown + size, self._filled + size
             if self._synced:
                 self._file.sync()
@@ -199,7 +200,7 @@ class ShardLog:
         try:
             file = self._disk.create(partial, self._take_spare(final))
             try:
-                file.write(log.encode(state, frames, number=state.number))
+                file.write(log.encode(state, frames, number=state.number), soon=self._synced)
                 file.end(synced=False)
                 if self._synced:
                     file.sync()

@@ -170,7 +170,7 @@ class Writing:
     def __init__(self, disk: Disk, file: _File) -> None:
         self._disk, self._file = disk, file
 
-    def write(self, pieces: Sequence[Buffer]) -> int:
+    def write(self, pieces: Sequence[Buffer], *, soon: bool) -> int:
         return self._disk._write(self._file, pieces)
 
     def sync(self) -> None:

@@ -319,6 +319,42 @@ def test_one_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ShardLog(Path("/proc/no"), Durability.PROCESS)
 
 
+@pytest.mark.parametrize("soon", [True, False])
+@pytest.mark.parametrize("system", ["linux", "other"])
+def test_what_is_written_in_slices_is_whole(
+    soon: bool, system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces of every size, more of them than one call takes, stand one behind another, and a disk
+    that is to begin soon is told of each slice, where the system can tell it. (Seed 7.)
+    """
+    told: list[tuple[int, int]] = []
+
+    def begin(_: int, at: int, size: int, how: int) -> int:
+        assert how == 2
+        told.append((at, size))
+        return 0
+
+    call = begin if system == "linux" else None
+    monkeypatch.setattr(log_disk, "_sync_file_range", lambda: call)
+    monkeypatch.setattr(log_disk, "_SLICE", 1 << 12)
+    rng = np.random.default_rng(7)
+    pieces = [rng.bytes(size) for size in (10, 1 << 12, 0, 20_000, *[3] * 1200, (1 << 13) + 1)]
+    file = log_disk.Folder(tmp_path).create("name")
+    sizes = [file.write(pieces, soon=soon), file.write([b"end"], soon=soon)]
+    file.sync()
+    file.close()
+    content = b"".join(pieces)
+    assert (tmp_path / "name").read_bytes() == content + b"end"
+    assert sizes == [len(content), 3]
+    if soon and system == "linux":
+        ends = [at + size for at, size in told]
+        assert [at for at, _ in told] == [0, *ends[:-1]], "one behind another"
+        assert max(size for _, size in told) < 2 << 12
+        assert ends[-1] == len(content), "and nothing for what is short"
+    else:
+        assert not told
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KB."""
