@@ -11,7 +11,7 @@ LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test sim lint format bench bench-datapath chaos cuts soak gpu fuzz lock
+.PHONY: help install demo test sim lint format bench bench-datapath chaos cuts nodes soak gpu fuzz lock
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -63,6 +63,9 @@ cuts: SECONDS = 300
 cuts: install ## cut links for 3 to 10 s, again and again for SECONDS=300: how soon they are of use again
 	$(BIN)/python -m tests.chaos.run --kinds cuts --shortest-s 3 --seconds $(SECONDS) --seed $(SEED) \
 		--workers 2 --linked 2 --rest-ms 10 --retry-s 1
+
+nodes: install ## kill all processes of a Ray node, twice, and see what copies and logs do; minutes
+	$(BIN)/python -m tests.chaos.nodes
 
 soak: SECONDS = 3600
 soak: install ## a fault every 2 s for SECONDS=3600; how many MB an hour shards and workers grow by

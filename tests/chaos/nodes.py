@@ -12,6 +12,7 @@ It tells how long each took, and ends with status 1 if a promise was not kept.
 
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -38,20 +39,33 @@ _PATIENCE_S = 240.0
 
 
 def main() -> int:
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp")))
-        token = folder / "token"
+    """Do it in a process whose Ray has known the cluster's token from the beginning."""
+    if len(sys.argv) == 2:
+        play(Path(sys.argv[1]))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:  # short, for sockets
+        token = Path(folder) / "token"
         token.write_text(_TOKEN)
-        environ = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
-        os.environ.update(environ)
+        command = [sys.executable, "-m", "tests.chaos.nodes", folder]
+        return subprocess.run(command, env=os.environ | guarded(token), check=False).returncode
+
+
+def guarded(token: Path) -> dict[str, str]:
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+
+
+def play(folder: Path) -> None:
+    environ = guarded(folder / "token")
+    with ExitStack() as stack:
         head = stack.enter_context(ray_head(folder / "r", environ))
         first = stack.enter_context(ray_node(folder / "first.log", head, _THERE, environ))
         stack.enter_context(connect(head, 2))
         say(f"nodes {_HERE}, which the driver is on, and {_THERE}; load {os.getloadavg()[0]:.1f}")
+        await_nodes(2)
         copies_die_with_their_node(first)
         second = stack.enter_context(ray_node(folder / "second.log", head, _ELSEWHERE, environ))
+        await_nodes(2)
         logs_die_with_their_node(second, folder / "logs")
-    return 0
 
 
 def copies_die_with_their_node(other: psutil.Process) -> None:
@@ -71,8 +85,8 @@ def copies_die_with_their_node(other: psutil.Process) -> None:
         await_that(lambda: _THERE not in living())
         say(f"{since(killed_at)}: Ray counts the node as gone")
         await_that(lambda: hosts.redundant)
-        say(f"{since(killed_at)}: two copies again, at {' and '.join(places(hosts))}")
-        assert places(hosts) == [_HERE, _HERE]
+        say(f"{since(killed_at)}: two copies again, of those at {' and '.join(places(hosts))}")
+        assert set(places(hosts)) == {_HERE}, "a spare may be among them"
         hosts.check()
         check_applied_once(hosts.cluster, workers)
         say("every acknowledged push was applied once")
@@ -141,6 +155,11 @@ def places(hosts: ReplicatedShards) -> list[str]:
 def where(node: str | None) -> str:
     """The address of a node, by its id."""
     return str({one["NodeID"]: one["NodeManagerAddress"] for one in ray.nodes()}[node])
+
+
+def await_nodes(count: int) -> None:
+    """Return when Ray can place something on so many: it lists one a moment before it can."""
+    await_that(lambda: ray.cluster_resources().get("CPU") == 2.0 * count)
 
 
 def living() -> set[str]:
