@@ -84,6 +84,8 @@ class Disk:
         del file.seen[size:]
         file.end = size
         file.safe = size if synced else min(file.safe, size)
+        if synced:
+            file.former = file.former[:size]
 
     def rename(self, name: str, to: str) -> None:
         self._step()
