@@ -8,7 +8,7 @@ A kill or a power failure may have left a record unfinished, at the very end: it
 acknowledged, and is cut off. Damage anywhere else is an error that names file and offset.
 
 Files older than that base are superfluous, and room for later ones: a log or a base is written over
-one of them, which takes a third of the time that a new file takes, and no more of the disk. So
+one of them, which takes half of the time that a new file takes, and no more of the disk. So
 behind the last record may stand what the file was before, which is no record of this one.
 """
 

@@ -22,7 +22,7 @@ from shards.errors import BadInput
 from shards.spec import Merge
 
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "5000"))
-SEEDS_A_BUG = 300
+SEEDS_A_BUG = 400
 SEEDS_A_TOLD_BUG = 25  # with a scenario, which is proof enough that it is caught
 SCENARIOS = sorted((Path(__file__).parent / "scenarios").glob("*.toml"))
 LOSSY = (Lose(at=0.0, for_s=99.0, share=0.3), Double(at=0.0, for_s=99.0, share=0.3))
