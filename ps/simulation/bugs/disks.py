@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from ps import log_files
 from ps.shard_log import Logged, ShardLog
-from ps.simulation.disks import Disk, Writing
+from ps.simulation.disks import Writing
 from ps.simulation.planting import Bugs, Patch
 from ps.simulation.setting import Cluster
 from shards import log
@@ -158,22 +157,6 @@ def a_base_tells_of_a_later_moment(patch: Patch) -> None:
     original, real = ShardLog.shorten, ShardLog._save
     patch.setattr(ShardLog, "shorten", shorten)
     patch.setattr(ShardLog, "_save", save)
-
-
-@BUGS.add
-def an_unfinished_base_is_taken_for_one(patch: Patch) -> None:
-    """It has no number, which was once taken for -1."""
-
-    def named(disk: Disk, prefix: str) -> list[str]:
-        found = [name for name in disk.names() if name.startswith(prefix)]
-        return sorted(found, key=number)
-
-    def number(name: str) -> int:
-        digits = name.rpartition("-")[2]
-        return int(digits) if digits.isdecimal() else -1
-
-    patch.setattr(log_files, "_named", named)
-    patch.setattr(log_files, "_number", number)
 
 
 @BUGS.add
