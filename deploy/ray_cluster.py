@@ -18,7 +18,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.resources import files
 from pathlib import Path
 from platform import python_version
@@ -36,7 +36,8 @@ NAMESPACE = "downpour"
 _TRIAL_S = 120.0  # a client of ray:// waits for a server of its own to start
 # Ray forks that server beside threads of gRPC, and now and then it dies of that at its birth.
 _STILLBORN = "Starting Ray client server failed"
-_BIRTHS = 3
+# An embedded one gives itself 30 s, which can't be set and are too few on a busy machine.
+_STARTS = 3
 _TRIAL = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level='ERROR')"
 # Ray rewrites 127.0.0.1 to an address of the network; the rest of 127/8 it leaves alone.
 _LOOPBACK = "127.0.0.2" if sys.platform == "linux" else None
@@ -56,7 +57,7 @@ def connect(address: str | None, cpus: int) -> Iterator[str]:
     keeps the handler it has.
 
     Raises BadInput when no Ray answers there in two minutes, WrongBuild when it is of another
-    version, GiveUp when an embedded one does not start.
+    version, GiveUp when an embedded one does not start, asked three times.
     """
     assert threading.current_thread() is threading.main_thread(), "start Ray from the main thread"
     if ray.is_initialized():
@@ -69,6 +70,19 @@ def connect(address: str | None, cpus: int) -> Iterator[str]:
 @contextmanager
 def _embedded(cpus: int) -> Iterator[str]:
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    with ExitStack() as stack:
+        for left in reversed(range(_STARTS)):
+            try:
+                head = stack.enter_context(_one_embedded(cpus))
+                break
+            except GiveUp:
+                if not left:
+                    raise
+        yield head
+
+
+@contextmanager
+def _one_embedded(cpus: int) -> Iterator[str]:
     with tempfile.TemporaryDirectory(
         prefix="downpour-ray-", dir=_short_folder(), ignore_cleanup_errors=True
     ) as folder:
@@ -124,7 +138,7 @@ def _init(address: str, **options: Any) -> str:
 
 def _ray_init(address: str, **options: Any) -> Any:
     """ray.init, and once more where the server that ray:// starts for a client was stillborn."""
-    for left in reversed(range(_BIRTHS)):
+    for left in reversed(range(_STARTS)):
         try:
             return ray.init(address, **options)
         except ConnectionAbortedError as error:
@@ -148,7 +162,7 @@ def _try(address: str) -> None:
     """Return when a child process can connect to the Ray at `address`; raise why it cannot."""
     if address != "auto":
         reach(f"Ray at {address}", [_host_and_port(address)])
-    for _ in range(_BIRTHS):
+    for _ in range(_STARTS):
         done = _trial(address)
         if _STILLBORN not in done.stderr:
             break

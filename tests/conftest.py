@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -97,16 +96,8 @@ def spark() -> Iterator["SparkSession"]:
 def ray_local() -> Iterator[str]:
     """The address of an embedded Ray of four CPUs that this process is connected to."""
     from deploy.ray_cluster import connect
-    from shards.errors import GiveUp
 
-    with ExitStack() as stack:
-        for tries_left in (2, 1, 0):
-            try:
-                address = stack.enter_context(connect(None, 4))
-                break
-            except GiveUp:  # Ray's own patience is 30 s, and cannot be set.
-                if not tries_left:
-                    raise
+    with connect(None, 4) as address:
         yield address
 
 

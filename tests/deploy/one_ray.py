@@ -1,7 +1,7 @@
 """A connection to Ray in a process of its own: `python -m tests.deploy.one_ray [ADDRESS] [TIMES]`.
 
-The address `-` is none: an embedded Ray; and `late` is one whose start takes Ray too long. Prints
-one line of JSON that says what was seen from inside, or the error; the test judges.
+The address `-` is none: an embedded Ray; and `late` is one whose first start takes Ray too long.
+Prints one line of JSON that says what was seen from inside, or the error; the test judges.
 """
 
 import json
@@ -66,14 +66,21 @@ def _folders() -> list[Path]:
     return sorted({session.parents[1] for session in sessions})
 
 
-def _be_late(*_: object) -> None:
-    raise Exception("The current node timed out during startup. This could")
+def _be_late_once() -> None:
+    """The next start of an embedded Ray takes longer than Ray has patience for."""
+    on_time = services.get_node
+
+    def late(*_: object) -> None:
+        services.get_node = on_time
+        raise Exception("The current node timed out during startup. This could")
+
+    services.get_node = late
 
 
 if __name__ == "__main__":
     address = sys.argv[1] if sys.argv[1:] and sys.argv[1] not in {"-", "late"} else None
     if "late" in sys.argv:
-        services.get_node = _be_late
+        _be_late_once()
     times = int(sys.argv[2]) if sys.argv[2:] else 1
     try:
         print(json.dumps([seen(address) for _ in range(times)]))

@@ -75,14 +75,27 @@ def test_embedded(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_an_embedded_ray_that_is_late(short_folder: Path) -> None:
-    """Where the machine is too busy for Ray's patience: one line, and what had begun is gone."""
+    """Where the machine is too busy for Ray's patience, it is started anew, and what had begun is
+    gone."""
     (late,) = run("late", TMPDIR=str(short_folder))
-    assert late == {
-        "error": "GiveUp: Ray at local did not start: The current node timed out during startup."
-        " This could",
-        "left": [],
-    }
+    assert late["actor"]["mode"] == "token"
+    assert (late["left"], late["left_folders"]) == ([], 0)
     assert list(short_folder.iterdir()) == []
+
+
+def test_an_embedded_ray_that_never_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After three starts it is told in one line."""
+    starts = []
+
+    def late(_: str, **options: Any) -> object:
+        starts.append(options["_temp_dir"])
+        raise RuntimeError("The current node timed out during startup. This could")
+
+    monkeypatch.setattr("ray.init", late)
+    line = r"^Ray at local did not start: The current node timed out during startup\."
+    with pytest.raises(GiveUp, match=line), ray_cluster._embedded(1):
+        pass
+    assert len(set(starts)) == 3
 
 
 @pytest.mark.slow
