@@ -18,7 +18,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from platform import python_version
@@ -42,9 +42,9 @@ _TRIAL = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_le
 # Ray rewrites 127.0.0.1 to an address of the network; the rest of 127/8 it leaves alone.
 _LOOPBACK = "127.0.0.2" if sys.platform == "linux" else None
 _OBJECT_STORE_BYTES = 80 << 20  # Ray's least: gradients travel over ZeroMQ, never through it.
-# A socket's path ends at 107 characters. Ray's sockets lie 64 below its folder, which lies 26 below
+# A socket's path ends at 107 characters. Ray's sockets lie 64 below its folder, which lies 24 below
 # the folder for temporary files.
-_LONGEST_FOLDER = 107 - 64 - 26
+_LONGEST_FOLDER = 107 - 64 - 24
 
 
 @contextmanager
@@ -70,19 +70,6 @@ def connect(address: str | None, cpus: int) -> Iterator[str]:
 @contextmanager
 def _embedded(cpus: int) -> Iterator[str]:
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    with ExitStack() as stack:
-        for left in reversed(range(_STARTS)):
-            try:
-                head = stack.enter_context(_one_embedded(cpus))
-                break
-            except GiveUp:
-                if not left:
-                    raise
-        yield head
-
-
-@contextmanager
-def _one_embedded(cpus: int) -> Iterator[str]:
     with tempfile.TemporaryDirectory(
         prefix="downpour-ray-", dir=_short_folder(), ignore_cleanup_errors=True
     ) as folder:
@@ -91,7 +78,6 @@ def _one_embedded(cpus: int) -> Iterator[str]:
             "include_dashboard": False,
             "object_store_memory": _OBJECT_STORE_BYTES,
             "_node_ip_address": _LOOPBACK,
-            "_temp_dir": f"{folder}/ray",  # Ray opens its own folder to everyone.
             # A shard is an actor with a process of its own: nobody waits for idle ones.
             "_system_config": {
                 "enable_worker_prestart": False,
@@ -101,9 +87,22 @@ def _one_embedded(cpus: int) -> Iterator[str]:
             },
         }
         try:
-            yield _init("local", **options)
+            yield _start(Path(folder), options)
         finally:
             ray.shutdown(wait_for_processes=True)
+
+
+def _start(folder: Path, options: Mapping[str, Any]) -> str:
+    """The address of an embedded Ray, which is started anew if it was too late."""
+    for start in range(1, _STARTS + 1):
+        try:
+            # Ray opens its own folder to everyone. That of a start that failed goes at the end,
+            # for what is left of its processes may write there for a moment.
+            return _init("local", _temp_dir=str(folder / str(start)), **options)
+        except GiveUp:
+            if start == _STARTS:
+                raise
+    raise AssertionError("unreachable")
 
 
 @contextmanager

@@ -61,7 +61,7 @@ def _folders() -> list[Path]:
     sessions = [
         session
         for place in places
-        for session in place.glob(f"downpour-ray-*/ray/session_*_{os.getpid()}")
+        for session in place.glob(f"downpour-ray-*/*/session_*_{os.getpid()}")
     ]
     return sorted({session.parents[1] for session in sessions})
 
