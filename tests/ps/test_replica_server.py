@@ -51,10 +51,19 @@ class Group:
 
     def coordinate(self, bind: str) -> CoordinatorServer:
         job = self.specs[0].job
-        # Nobody is to be suspected for the machine's sake: connections alone tell of deaths.
-        return CoordinatorServer(
-            job, 1, self._record, bind=bind, silence_s=30.0, admission=self.admission
-        ).start()
+        until = time.monotonic() + 60
+        while True:
+            try:
+                # Nobody is to be suspected for the machine's sake: connections alone tell of
+                # deaths.
+                return CoordinatorServer(
+                    job, 1, self._record, bind=bind, silence_s=30.0, admission=self.admission
+                ).start()
+            except BadInput as error:
+                # ZeroMQ's thread closes a former one's socket when it gets its turn.
+                if "Address already in use" not in str(error) or time.monotonic() > until:
+                    raise
+                time.sleep(0.02)
 
     def join(self) -> ReplicaServer:
         boot = len(self.copies) + 1
