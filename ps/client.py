@@ -482,7 +482,7 @@ class Client:
         self._reopen(successors)
         self._meet()
         now = time.monotonic()
-        for request, sends in moving.go_on(former, self._session, self.clock, now):
+        for request, sends in moving.go_on(former, self._session, now):
             self._paces[Push].sent(request, now)
             self._send(sends)
         wanted = list(self._prefetched)

@@ -33,15 +33,14 @@ Asked = tuple[int, list[Send]]
 """A request's number, and what to send for it."""
 
 
-def go_on(former: Session, session: Session, clock: int, now: float) -> list[Asked]:
+def go_on(former: Session, session: Session, now: float) -> list[Asked]:
     """Go on at `session`, which is ready, as `former` did: the pushes to repeat, in order.
 
-    `clock` is what the driver has counted to. Whatever else it was waiting for it asks for anew.
+    Whatever else the driver was waiting for it asks for anew.
     """
     assert session.ready is not None, "the driver waits for Ready first"
     pushes = carried(former, session.ready.seq)
-    told = clock + former.ahead - sum(push.message.steps for push in pushes)
-    session.follow(former, told)
+    session.follow(former)
     return [_repeated(push, former.ahead, session, now) for push in pushes]
 
 

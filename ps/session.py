@@ -197,18 +197,18 @@ class Session:
         for shard, pending in self._outstanding:
             yield shard, pending.message, pending.frames
 
-    def follow(self, former: "Session", clock: int) -> None:
+    def follow(self, former: "Session") -> None:
         """Once ready, before anything is asked: go on as `former` did with the shards before.
 
-        `clock` is what `former` had told them with its last push that they applied. If the others
-        have gone on without this worker meanwhile, it counts on from beside them, as ever.
+        If the others have gone on without this worker meanwhile, and beyond what it has told and
+        been given already, it counts on from beside them, as ever.
         """
         assert self.ready is not None, "the driver waits for Ready first"
         # These know a push of a former life that not all of those had: it is about to be repeated,
         # and is to be known again.
         self.seq = min(self.seq, former.seq)
         self.cargo.feedback = former.cargo.feedback
-        self._ahead = former.ahead + max(0, self.ready.clock - clock)
+        self._ahead = former.ahead + max(0, self.ready.clock - former._reached)
         self._outstanding.rtt_s = former.rtt_s
 
     @property

@@ -181,7 +181,7 @@ class Life(Party):
         """Repeat there what the former shards have not applied, and ask again for the rest."""
         former, self._former = self._former, None
         if former is not None:
-            for _, sends in moving.go_on(former, self.session, self._reached, self.now):
+            for _, sends in moving.go_on(former, self.session, self.now):
                 self._send(sends)
             wanted, self._asked = self._asked, []
             self._pulled.clear()

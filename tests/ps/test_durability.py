@@ -224,15 +224,10 @@ def test_what_failed_is_not_started_again(tmp_path: Path) -> None:
     assert 0 < acknowledged < 10
 
 
-def test_what_cannot_be_had() -> None:
-    """A log needs a folder, and shards that find it again."""
+@pytest.mark.parametrize("home", hosting.Home)
+def test_a_log_needs_a_folder(home: hosting.Home) -> None:
+    """Wherever the shards are, who does not say where their logs are to lie is told so."""
     with pytest.raises(BadInput) as caught:
-        hosting.start_shards(hosting.Home.RAY, specs_of(1), durability=Durability.LOGGED)
-    assert str(caught.value) == (
-        "durability logged: expected shards in processes of this machine, where a shard that dies"
-        " finds its log again; got shards in Ray"
-    )
-    with pytest.raises(BadInput) as caught:
-        process_shards(specs_of(1), durability=Durability.PROCESS).__enter__()
+        hosting.start_shards(home, specs_of(1), durability=Durability.PROCESS).__enter__()
     text = "durability process: expected a folder for the shards' logs, got none"
     assert str(caught.value) == text

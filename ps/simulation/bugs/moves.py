@@ -12,7 +12,7 @@ from ps.simulation.planting import Bugs, Patch
 from ps.simulation.setting import Cluster
 from shards import codec, recut, replica
 from shards.ledger import Ledger
-from shards.messages import CHANGING, Hold, Retire
+from shards.messages import CHANGING, Hold, Push, Retire
 from shards.replica import Effects, Replica
 from shards.shard import Outgoing, Shard
 from shards.standstill import Stance, Standstill
@@ -78,10 +78,10 @@ def a_worker_repeats_nothing_after_a_move(patch: Patch) -> None:
 def a_worker_repeats_its_last_push_after_a_move(patch: Patch) -> None:
     """It goes out again although the shards held it before they moved."""
 
-    def go_on(former: Session, session: Session, clock: int, now: float) -> Any:
+    def go_on(former: Session, session: Session, now: float) -> Any:
         assert session.ready is not None
         session.seq = max(0, session.seq - 1)
-        return original(former, session, clock, now)
+        return original(former, session, now)
 
     original = moving.go_on
     patch.setattr(moving, "go_on", go_on)
@@ -91,9 +91,9 @@ def a_worker_repeats_its_last_push_after_a_move(patch: Patch) -> None:
 def a_push_of_a_former_life_is_made_again_after_a_move(patch: Patch) -> None:
     """The bug that the simulation found where a worker had died in the midst of a push."""
 
-    def follow(self: Session, former: Session, clock: int) -> None:
+    def follow(self: Session, former: Session) -> None:
         told = self.seq
-        original(self, former, clock)
+        original(self, former)
         self.seq = told
 
     original = Session.follow
@@ -145,9 +145,9 @@ def a_shard_that_comes_back_forgets_that_it_stands_still(patch: Patch) -> None:
 
 @COMPRESSED.add
 def a_residual_stays_behind(patch: Patch) -> None:
-    def follow(self: Session, former: Session, clock: int) -> None:
+    def follow(self: Session, former: Session) -> None:
         own = self.cargo.feedback
-        original(self, former, clock)
+        original(self, former)
         self.cargo.feedback = own
 
     original = Session.follow
@@ -209,3 +209,16 @@ def a_retirement_is_told_before_the_backup_has_it(patch: Patch) -> None:
 def all_bugs() -> Sequence[Bugs]:
     """Those of each kind of cluster."""
     return BUGS, LOGGED, COMPRESSED, REPLICATED
+
+
+@REPLICATED.add
+def a_worker_that_follows_forgets_what_it_has_told(patch: Patch) -> None:
+    """It counts on beside the others from its last push that was applied, not from its last."""
+
+    def follow(self: Session, former: Session) -> None:
+        pending = {m.seq for _, m, _ in former.outstanding() if isinstance(m, Push)}
+        former._reached -= len(pending)
+        original(self, former)
+
+    original = Session.follow
+    patch.setattr(Session, "follow", follow)
