@@ -78,11 +78,27 @@ class SlowLinks:
             if door.fileno() in ready:
                 self._pipes += self._accept(door, address)
         now = time.monotonic()
+        self._take_in(ready, now)
         for pipe in self._pipes:
             if not pipe.cut_off:
-                pipe.carry(ready, now)
+                pipe.deliver(now)
         self._pipes = [pipe for pipe in self._pipes if not pipe.cut_off]
         return True
+
+    def _take_in(self, ready: dict[int, int], now: float) -> None:
+        """Fill the lines, a chunk of each connection in turn: they share a line as TCP's do.
+
+        Who was served last is last the next time. Otherwise the first would send all that waits
+        before the last has its first chunk, and messages that are cut among connections
+        (stripes.py) would arrive together, as late as the last of them.
+        """
+        waiting = deque(self._pipes)
+        while waiting:
+            pipe = waiting.popleft()
+            if not pipe.cut_off and pipe.take(ready, now):
+                waiting.append(pipe)
+                self._pipes.remove(pipe)
+                self._pipes.append(pipe)
 
     def _interests(self, now: float) -> tuple[dict[int, int], float | None]:
         """Which sockets to wait for, for what, and until when."""
@@ -155,7 +171,8 @@ class _Pipe:
         self._due: deque[tuple[float, memoryview]] = deque()
         self._held = 0
         self._ended = False
-        self._queued = False  # bytes have waited for the line since it last had no room
+        self._more = False  # bytes are known to be there that have not entered
+        self._queued = False  # some have waited for the line since it last had no room
 
     @property
     def cut_off(self) -> bool:
@@ -180,11 +197,34 @@ class _Pipe:
         # The peer may read more slowly than the link delivers.
         return not self._ended and self._held < self._window
 
-    def carry(self, ready: dict[int, int], now: float) -> None:
-        """Take in what may enter, deliver what is due; an end is passed on when it is its turn."""
+    def take(self, ready: dict[int, int], now: float) -> bool:
+        """Take in one chunk, if one has come and may enter; whether it did."""
+        if self._ended or not ready.get(self._source.fileno(), 0) & (_IN | _GONE):
+            return False
+        if not self._wants_more or not self._stream.may_enter(self._chunk, now):
+            self._queued = self._more and self._stream.must_queue(self._chunk, now)
+            return False
         try:
-            if ready.get(self._source.fileno(), 0) & (_IN | _GONE) and not self._ended:
-                self._read(now)
+            read = self._source.recv(self._chunk)
+        except BlockingIOError:
+            self._more = self._queued = False
+            return False
+        except OSError:
+            self.cut()
+            return False
+        if not read:
+            self._ended = True
+            return False
+        due = self._stream.enter(len(read), now, waited=self._queued)
+        self._due.append((due, memoryview(read)))
+        self._held += len(read)
+        self._more = len(read) == self._chunk
+        self._queued = self._queued and self._more
+        return True
+
+    def deliver(self, now: float) -> None:
+        """Pass on what is due; an end is passed on when it is its turn."""
+        try:
             while self._due and self._due[0][0] <= now:
                 if not self._write():
                     break
@@ -192,24 +232,6 @@ class _Pipe:
                 self.cut()
         except OSError:
             self.cut()
-
-    def _read(self, now: float) -> None:
-        more = self._queued  # whether further bytes are known to be there
-        while self._wants_more and self._stream.may_enter(self._chunk, now):
-            try:
-                read = self._source.recv(self._chunk)
-            except BlockingIOError:
-                more = False
-                break
-            if not read:
-                self._ended = True
-                break
-            due = self._stream.enter(len(read), now, waited=self._queued)
-            self._due.append((due, memoryview(read)))
-            self._held += len(read)
-            more = len(read) == self._chunk
-            self._queued = self._queued and more
-        self._queued = more and self._stream.must_queue(self._chunk, now)
 
     def _write(self) -> bool:
         """Send the first chunk that is due, or what the socket takes of it."""
