@@ -1,10 +1,11 @@
 """The forwarder carries real bytes as the model says, and ends when it is told to."""
 
+import select
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,29 @@ def test_bytes_come_back_as_they_were(kind: str, tmp_path: Path) -> None:
         assert read_all(end, len(sent)) == sent
         sender.join()
     assert time.monotonic() - started >= len(sent) / model.rate, "no faster than the line"
+
+
+def test_connections_share_the_line_evenly() -> None:
+    """When half of what four connections send has come out, each has brought its part of it."""
+    each = 400_000
+    with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as stack:
+        endpoint = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        slow = stack.enter_context(closing(SlowLinks([endpoint], parse_link("rate=40Mbit"))))
+        near = [stack.enter_context(connect(slow.endpoints[0])) for _ in range(4)]
+        far = [stack.enter_context(server.accept()[0]) for _ in near]
+        senders = [threading.Thread(target=end.sendall, args=(bytes(each),)) for end in near]
+        for sender in senders:
+            sender.start()
+        come = dict.fromkeys(far, 0)
+        half: list[int] = []
+        while sum(come.values()) < 4 * each:
+            for end in select.select(far, [], [], 30)[0]:
+                come[end] += len(end.recv(1 << 16))
+            if not half and sum(come.values()) >= 2 * each:
+                half = list(come.values())
+        for sender in senders:
+            sender.join()
+    assert min(half) > each / 4, half
 
 
 def test_an_end_is_passed_on() -> None:
