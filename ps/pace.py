@@ -5,11 +5,12 @@ empty is answered after q seconds; the link answers at most m requests a second;
 for c seconds between two. To be there in time, a request must be sent q / c of the caller's steps
 early. Where the link is slower than the caller, m * q fill it, and more would only queue.
 
-So q is the least of the last answers, and m the most that was seen in a while. What was seen may
-have been too few in flight: one more than m * q is allowed, and if the link answers faster for it,
-m rises. An answer counts for q only if its request was alone in flight, for else it may have queued
-behind others, and if somebody was listening when it came, for else it may have lain there while its
-caller computed. When the last that counted is old, one is sent alone again.
+So q is the least of the last answers, and m the most that was seen in a while: as many as were
+answered from when a request was sent until it was, over that time. What was seen may have been too
+few in flight: one more than m * q is allowed, and if the link answers faster for it, m rises within
+the time of an answer. An answer counts for q only if its request was alone in flight, for else it
+may have queued behind others, and if somebody was listening when it came, for else it may have lain
+there while its caller computed. When the last that counted is old, one is sent alone again.
 """
 
 import math
@@ -17,7 +18,6 @@ from collections import deque
 
 _GAIN = 1.25  # of q, so that an ordinary delay does not make the caller wait
 _WINDOW_S = 10.0
-_ANSWERS = 8  # over how many a rate is taken
 _RATES = 32  # of how many the best counts
 _NEW = 0.25  # the share of the newest in the caller's own time
 
@@ -28,9 +28,11 @@ class Pace:
     def __init__(self, most: int) -> None:
         self.most = most
         self._own_s: float | None = None
-        self._flying: dict[int, tuple[float, bool]] = {}  # when sent, and whether alone
+        # When each was sent, how many were answered by then, and whether it was alone.
+        self._flying: dict[int, tuple[float, int, bool]] = {}
         self._taken: deque[tuple[float, float]] = deque()  # when and how long, the least first
-        self._answered_at: deque[float] = deque(maxlen=_ANSWERS)
+        self._answered = 0
+        self._answered_at = -math.inf
         self._rates: deque[float] = deque(maxlen=_RATES)
 
     def computed(self, own_s: float) -> None:
@@ -40,11 +42,11 @@ class Pace:
 
     def sent(self, request: int, now: float) -> None:
         """A request has been sent."""
-        self._flying[request] = now, not self._flying
+        self._flying[request] = now, self._answered, not self._flying
 
     def answered(self, request: int, now: float, *, heard: bool, waited_s: float = 0.0) -> None:
         """It was answered; `heard`: somebody listened when it came. `waited_s` was at the gate."""
-        sent_at, alone = self._flying.pop(request, (now, False))
+        sent_at, answered, alone = self._flying.pop(request, (now, self._answered, False))
         if alone and heard:
             took_s = max(0.0, now - sent_at - waited_s)
             # What took longer and is older will never be the least again.
@@ -53,10 +55,10 @@ class Pace:
             self._taken.append((now, took_s))
             while self._taken[0][0] < now - _WINDOW_S:
                 self._taken.popleft()
-        if len(self._answered_at) == _ANSWERS:
-            passed_s = now - self._answered_at[0]
-            self._rates.append(_ANSWERS / passed_s if passed_s > 0 else math.inf)
-        self._answered_at.append(now)
+        self._answered += 1
+        self._answered_at = now
+        if now > sent_at:
+            self._rates.append((self._answered - answered) / (now - sent_at))
 
     @property
     def early(self) -> int:
@@ -75,6 +77,6 @@ class Pace:
 
         Never while one in flight is enough: then there is nothing to find out.
         """
-        if not self._taken or not self._answered_at:
+        if not self._taken:
             return False
-        return self._taken[-1][0] < self._answered_at[-1] - _WINDOW_S and self.early > 1
+        return self._taken[-1][0] < self._answered_at - _WINDOW_S and self.early > 1
