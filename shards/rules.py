@@ -129,7 +129,7 @@ class SGD(_Rule, frozen=True, tag="sgd"):
         The next version is written elsewhere and there are no slots: so one whose norm turns out
         not to be finite can be dropped, and the gradient need not be read for it beforehand.
         """
-        assert out is not weights, "a version must not be overwritten"
+        assert not np.may_share_memory(weights, out), "a version must not be overwritten"
         return updates.sgd_measured(weights, gradient, out, _covered(segments, out.size, rate))
 
 
