@@ -5,8 +5,8 @@ from pathlib import Path
 
 from ps.child_process import live
 from ps.coordinator_server import CoordinatorServer
-from ps.hosting import told_as
 from ps.pipe import CoordinatorOrder
+from ps.reach import told_as
 
 
 def make(order: CoordinatorOrder, address: str) -> tuple[CoordinatorServer, str]:

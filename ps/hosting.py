@@ -28,7 +28,6 @@ from shards.errors import BadInput, WrongBuild
 from shards.spec import ShardSpec
 
 START_S = 120.0  # On a busy machine importing Ray alone may take a minute.
-_EVERY_ADDRESS = "0.0.0.0"
 
 
 class Home(StrEnum):
@@ -186,11 +185,6 @@ def serve(
     log = ShardLog(log_folder, durability)
     keys = kept_keys(log_folder) if admission is not None else None
     return Server(spec, boot, *told, plaintext=admission is None, keys=keys, log=log)
-
-
-def told_as(endpoint: str, own_address: str) -> str:
-    """The endpoint as others reach it: every address is this host's own."""
-    return endpoint.replace(_EVERY_ADDRESS, own_address)
 
 
 def check_build(name: str, build: str) -> None:

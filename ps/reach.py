@@ -10,6 +10,7 @@ from ipaddress import ip_address
 from shards.errors import BadInput
 
 REACH_S = 10.0
+_EVERY_ADDRESS = "0.0.0.0"
 
 
 def reach(name: str, addresses: Sequence[tuple[str, int]], timeout_s: float = REACH_S) -> str:
@@ -56,3 +57,8 @@ def own_address() -> str:
         except OSError:
             return "127.0.0.1"
         return str(probe.getsockname()[0])
+
+
+def told_as(endpoint: str, own_address: str) -> str:
+    """The endpoint as others reach it: every address is this host's own."""
+    return endpoint.replace(_EVERY_ADDRESS, own_address)

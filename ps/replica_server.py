@@ -11,10 +11,10 @@ import zmq
 
 from ps.admission import Admission
 from ps.group_wire import Report
-from ps.hosting import told_as
 from ps.keys import KeyPair, address_of
 from ps.looping import Looping
 from ps.peers import Peers
+from ps.reach import told_as
 from ps.reception import Reception
 from ps.reporter import Reporter
 from ps.sockets import drop_with

@@ -4,8 +4,9 @@ import sys
 from pathlib import Path
 
 from ps.child_process import live
-from ps.hosting import serve, told_as
+from ps.hosting import serve
 from ps.pipe import Order
+from ps.reach import told_as
 from ps.server import Server
 
 

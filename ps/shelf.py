@@ -13,7 +13,6 @@ from enum import StrEnum
 
 import msgspec
 
-from ps.console import ShardState
 from ps.snapshots import (
     MANIFEST,
     Manifest,
@@ -26,6 +25,7 @@ from ps.snapshots import (
 from ps.stores import Place, Store, open_store
 from ps.worker_state import Kept
 from shards.errors import BadInput, DownpourError, GiveUp
+from shards.state import ShardState
 from shards.tables import DenseTable, ShardMap
 
 _TICK_S = 1e-3  # between two snapshots' times, whatever the clock does

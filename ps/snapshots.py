@@ -17,12 +17,12 @@ from contextlib import suppress
 
 import msgspec
 
-from ps.console import ShardState
 from ps.state_files import Part, check_state, read_state, write_state
 from ps.stores import PARTIAL, Place, Store, content_of, open_store
 from ps.worker_state import Kept
 from shards.errors import BadInput, GiveUp
 from shards.messages import Count
+from shards.state import ShardState
 from shards.tables import DenseTable, ShardMap
 
 FORMAT = 2

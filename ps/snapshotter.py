@@ -13,12 +13,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 from ps.cluster import Cluster
-from ps.console import Console, ShardState
+from ps.console import Console
 from ps.events import Unreachable
 from ps.keeping import awaited, gathered, sweep_kept
 from ps.shelf import Shelf
 from ps.worker_state import Kept
 from shards.errors import DownpourError
+from shards.state import ShardState
 
 _PATIENCE_S = 30.0  # for a large state over a slow link
 _RESIDUALS_S = 30.0  # a worker hears of a snapshot with the next push that is acknowledged

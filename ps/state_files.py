@@ -23,11 +23,10 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from ps.console import ShardState
 from ps.stores import Reader, Store
 from shards.errors import BadInput
 from shards.messages import Count
-from shards.state import Saved
+from shards.state import Saved, ShardState
 
 CHUNK_BYTES = 4 << 20
 _WEIGHTS, _SLOT, _SAVED, _METADATA = "weights", "slot.", "saved", "__metadata__"
