@@ -16,6 +16,9 @@ from ps.build import build_id
 from ps.cluster import Cluster
 from ps.compression import NONE, Compression
 from ps.events import Unreachable
+from ps.guide import as_led
+from ps.joining import operator_key
+from ps.keys import address_of
 from ps.link_model import LinkModel
 from ps.probing import LinkFigures, measure_link
 from ps.slow_links import SlowLinks
@@ -53,9 +56,11 @@ def diagnose(
 ) -> Diagnosis:
     """Measure the links to the job of a cluster file, or of a run folder that has one.
 
-    With `link` it is done behind a link like that. Raises BadInput for a file that is none.
+    Of replicated shards those copies are asked that serve now. With `link` it is done behind a link
+    like that. Raises BadInput for a file that is none, GiveUp where a coordinator turns us away.
     """
-    cluster = Cluster.load(path / CLUSTER if path.is_dir() else path)
+    described = Cluster.load(path / CLUSTER if path.is_dir() else path)
+    cluster, amiss = _as_it_is(described, patience_s)
     links, failed = [], []
     with ExitStack() as stack:
         endpoints: Sequence[str] = cluster.endpoints
@@ -80,9 +85,24 @@ def diagnose(
         step_bytes=sum(shard_bytes),
         links=tuple(links),
         failed=tuple(failed),
-        amiss=tuple(remarks(links, build_id())),
+        amiss=(*amiss, *remarks(links, build_id())),
         advice=told,
     )
+
+
+def _as_it_is(cluster: Cluster, patience_s: float) -> tuple[Cluster, list[str]]:
+    """Where its shards are by now, as clients find out; and what is amiss with that."""
+    if cluster.coordinator is None:
+        return cluster, []
+    led = as_led(cluster, operator_key(cluster), patience_s)
+    if led is not None:
+        return led, []
+    where = address_of(cluster.coordinator).plain
+    silent = (
+        f"coordinator at {where} has not answered for {patience_s:g} s: nothing fails over until it"
+        " does, and shards are looked for where they were first"
+    )
+    return cluster, [silent]
 
 
 def report(found: Diagnosis) -> str:

@@ -6,7 +6,7 @@ nobody answers, what it heard last is what it goes by.
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import zmq
@@ -102,3 +102,25 @@ class Guide:
         self.socket.poll(int(timeout_s * 1000), zmq.POLLOUT)
         self.ask(again=True)
         return self.listen(timeout_s)
+
+    def led(self, endpoints: Sequence[str]) -> list[str]:
+        """Where the shards are, as far as was heard; of the others, where `endpoints` say."""
+        led = list(endpoints)
+        for shard, seat in self.seats.items():
+            led[shard] = seat.endpoint
+        return led
+
+
+def as_led(cluster: Cluster, own: KeyPair | None, timeout_s: float) -> Cluster | None:
+    """The same cluster with the endpoints of those primaries that serve now.
+
+    None when the coordinator does not answer within `timeout_s`; raises GiveUp where it turns us
+    away or is not who it should be.
+    """
+    with zmq.Context() as context:
+        guide = Guide(cluster, context, own)
+        with guide.socket:
+            if not guide.consult(timeout_s):
+                guide.check()
+                return None
+            return msgspec.structs.replace(cluster, endpoints=tuple(guide.led(cluster.endpoints)))

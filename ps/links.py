@@ -146,21 +146,13 @@ class Links:
         if self._guide is None:
             return endpoints
         if self._guide.consult(_FIRST_WORD_S):
-            return self._led(endpoints)
+            return self._guide.led(endpoints)
         try:
             self._guide.check()
         except GiveUp:
             self._context.destroy(linger=0)
             raise
         return endpoints
-
-    def _led(self, endpoints: Sequence[str]) -> list[str]:
-        """Where the shards are, as far as the guide knows better."""
-        assert self._guide is not None
-        led = list(endpoints)
-        for shard, seat in self._guide.seats.items():
-            led[shard] = seat.endpoint
-        return led
 
     def follow(self, endpoints: Sequence[str]) -> None:
         """Lead the links of shards that are elsewhere by now there; see `moved`."""
@@ -361,7 +353,7 @@ class Links:
             timeout_s = min(timeout_s, ASK_S)
         ready = self._await(timeout_s)
         if self._guide is not None and self._guide.listen():
-            self.follow(self._led(self.endpoints))
+            self.follow(self._guide.led(self.endpoints))
         if self._joining:
             self._let_in()
         for socket, _ in ready:

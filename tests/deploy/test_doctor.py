@@ -9,6 +9,9 @@ from msgspec.structs import replace
 
 import ps
 from deploy import cli
+from tests.ps.test_replica_server import Group, await_that, group
+
+__all__ = ["group"]  # a fixture
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -96,6 +99,28 @@ def test_another_job_is_told_so(doctor: Run, cluster: ps.Cluster, tmp_path: Path
     assert status == 1
     assert "! shard 0 at " in out
     assert "serves another job than yesterday" in out
+
+
+def test_a_primary_that_has_moved_is_followed(doctor: Run, group: Group, tmp_path: Path) -> None:
+    """After a failover the file names a copy that is gone; the coordinator knows who serves.
+
+    Where nobody tells, that is said, and the file's word is gone by.
+    """
+    group.copies[0].stop()
+    await_that(lambda: group.holders() == (2,))
+    group.cluster.save(tmp_path / "c.json")
+    status, out, _ = doctor("--cluster", tmp_path / "c.json", "--json", "--patience-s", 60)
+    told = json.loads(out)
+    assert (status, told["failed"], told["amiss"]) == (0, [], [])
+    assert [link["shard"] for link in told["links"]] == [0]
+    assert told["endpoints"] == [group.copies[1].endpoint]
+
+    group.stop()
+    at = group.coordinator.endpoint
+    status, out, _ = doctor("--cluster", tmp_path / "c.json", "--patience-s", 0.3)
+    assert status == 1
+    assert f"! coordinator at {at} has not answered for 0.3 s: nothing fails over" in out
+    assert "! shard 0 at tcp://127.0.0.1:1 has not answered a probe for 0.3 s" in out
 
 
 @pytest.mark.parametrize(
