@@ -5,8 +5,11 @@ the same endpoint; its workers find it there, learn from its boot number that it
 and send what it did not acknowledge. A process that says what failed, such as a full disk, is not:
 that would fail again. Nor is one whose machine is gone.
 
-A process that dies soon after each start is given up after a few times, each after a longer pause,
-with what it died of.
+A process that does not come to serve, or dies as soon as it does, is given up after a few times in a
+row, each after a longer pause, with what it died of. What counts is how long it has served, and not
+how long ago it was started, which on a busy machine takes seconds; and a moment is enough to tell
+one that cannot live, for instance because a worker repeats what it dies of, from one that somebody
+kills now and then.
 """
 
 import threading
@@ -16,8 +19,8 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from shards.errors import DownpourError, GiveUp
 
-QUICK_S = 5.0
-"""Who dies within this of its start died quickly;"""
+QUICK_S = 1.0
+"""Who has served for less than this, or never, died quickly;"""
 MOST_QUICK = 5
 """so many quick deaths in a row are enough;"""
 PAUSE_S = 0.1
@@ -59,6 +62,30 @@ class Child(Protocol):
         ...
 
 
+class Deaths:
+    """How often one process after another has died, and how often quickly without a break."""
+
+    def __init__(self) -> None:
+        self.all = 0
+        self.quick = 0
+
+    def died(self, served_s: float | None) -> None:
+        """One has died that served for so long; None: that never did."""
+        self.all += 1
+        quick = served_s is None or served_s < QUICK_S
+        self.quick = self.quick + 1 if quick else 0
+
+    @property
+    def too_many(self) -> bool:
+        """Whether another one would only die, too."""
+        return self.quick >= MOST_QUICK
+
+    @property
+    def pause_s(self) -> float:
+        """How long to wait before the next."""
+        return PAUSE_S * 2 ** (self.quick - 1) if self.quick else 0.0
+
+
 C = TypeVar("C", bound=Child)
 
 
@@ -70,18 +97,22 @@ class Kept(Generic[C]):
 
     def __init__(self, child: C, restart: Callable[[], C], start_s: float) -> None:
         """`child` serves by now; a later one is waited for `start_s`."""
-        self.deaths = 0
         self.child = child
         self._restart = restart
         self._start_s = start_s
         self._since = time.monotonic()
-        self._quick = 0
+        self._deaths = Deaths()
         self._lock = threading.Lock()  # between starting a process and ending the last one
         self._ending = threading.Event()
         self._failure: str | None = None
         name = f"keeps-{child.name}"
         self._thread = threading.Thread(target=self._keep, name=name, daemon=True)
         self._thread.start()
+
+    @property
+    def deaths(self) -> int:
+        """How many of its processes have died, serving or about to."""
+        return self._deaths.all
 
     def check(self) -> None:
         """Raise GiveUp when it has been given up."""
@@ -108,16 +139,14 @@ class Kept(Generic[C]):
             if fate.told:
                 self._failure = f"{name} has {fate.text}"
                 return
-            self.deaths += 1
+            self._deaths.died(time.monotonic() - self._since)
             if not self._again(fate.text):
                 return
 
     def _again(self, how: str) -> bool:
         """Have it serve again; False if it is to end, or is given up."""
-        quick = time.monotonic() - self._since < QUICK_S
-        self._quick = self._quick + 1 if quick else 0
-        while self._quick < MOST_QUICK:
-            if self._ending.wait(PAUSE_S * 2 ** (self._quick - 1) if self._quick else 0):
+        while not self._deaths.too_many:
+            if self._ending.wait(self._deaths.pause_s):
                 return False
             try:
                 return self._started()
@@ -126,11 +155,10 @@ class Kept(Generic[C]):
                 return False
             except DownpourError as error:
                 how = str(error)
-                self.deaths += 1
-                self._quick += 1
+                self._deaths.died(None)
         self._failure = (
-            f"{self.child.name} has died {self._quick} times in a row, each within"
-            f" {QUICK_S:g} s of its start; the last time: {how}"
+            f"{self.child.name} has died {self._deaths.quick} times in a row, each before it had"
+            f" served for {QUICK_S:g} s; the last time: {how}"
         )
         return False
 

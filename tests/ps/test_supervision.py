@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from ps import supervision
-from ps.supervision import Fate, Kept, Stranded
+from ps.supervision import Deaths, Fate, Kept, Stranded
 from shards.errors import GiveUp
 
 KILLED = Fate("died: its process was ended by signal 9 (Killed)", told=False)
@@ -97,8 +97,8 @@ def test_quick_deaths_in_a_row_are_bounded() -> None:
     shard.made[-1].fates.put(KILLED)
     shard.kept._thread.join(30)
     line = (
-        r"^shard 3 has died 5 times in a row, each within 1e\+06 s of its start; the last time:"
-        r" died: its process was ended by signal 9 \(Killed\)$"
+        r"^shard 3 has died 5 times in a row, each before it had served for 1e\+06 s; the last"
+        r" time: died: its process was ended by signal 9 \(Killed\)$"
     )
     with pytest.raises(GiveUp, match=line):
         shard.kept.check()
@@ -114,6 +114,42 @@ def test_a_long_life_forgives(monkeypatch: pytest.MonkeyPatch) -> None:
         shard.dies()
     shard.kept.check()
     shard.ends()
+
+
+@pytest.mark.parametrize(
+    ("served", "too_many"),
+    [
+        ([0.3, 0.9, 0.0, 0.5, 0.9], True),
+        ([None, 0.2, None, None, 0.2], True),
+        ([0.3, 0.3, 0.3, 0.3], False),
+        ([0.3, 0.3, 0.3, 1.0, 0.3, None], False),
+        ([2.0, 1.1, 1.4, 2.8, 1.0, 4.5, 1.2, 3.0], False),
+    ],
+)
+def test_what_counts_is_how_long_it_served(
+    monkeypatch: pytest.MonkeyPatch, served: list[float | None], too_many: bool
+) -> None:
+    """Less than a second, or never, five times in a row: it cannot live.
+
+    One that somebody kills every few seconds can, though a busy machine may take most of them to
+    start it.
+    """
+    monkeypatch.undo()
+    deaths = Deaths()
+    for served_s in served:
+        deaths.died(served_s)
+    assert deaths.too_many is too_many
+    assert deaths.all == len(served)
+
+
+def test_pauses_between_quick_deaths_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is twice the one before; after a life that lasted there is none."""
+    monkeypatch.undo()
+    deaths, pauses = Deaths(), []
+    for served_s in (8.0, 0.1, None, 0.1, 8.0, 0.1):
+        deaths.died(served_s)
+        pauses.append(deaths.pause_s)
+    assert pauses == [0.0, 0.1, 0.2, 0.4, 0.0, 0.1]
 
 
 def test_one_that_does_not_come_to_serve() -> None:
