@@ -134,6 +134,11 @@ class Ledger(msgspec.Struct):
         """The last applied push of each worker."""
         return {worker: entry.seq for worker, entry in self.entries.items()}
 
+    @property
+    def lives(self) -> dict[str, tuple[int, int]]:
+        """The incarnation of each worker, and its last applied push."""
+        return {worker: (entry.incarnation, entry.seq) for worker, entry in self.entries.items()}
+
     def short_of(self, cut: Mapping[str, int]) -> bool:
         """Whether a push up to `cut` is still to come from a worker that may yet send it."""
         return any(

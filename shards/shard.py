@@ -418,11 +418,14 @@ class Shard:
     def _install(
         self, sender: bytes, message: Install, frames: Sequence[Buffer], now: float
     ) -> Outgoing:
-        if self._greeted:  # a copy that comes late would undo what they have been told
-            raise GiveUp(
-                f"install: shard {self.spec.shard} serves workers by now; expected a fresh one"
-            )
-        self.restore(*self.held.read(message.slots, frames))
+        offered = self.held.read(message.slots, frames)
+        # Who asks again need not know that the first answer died with a copy, or a process.
+        if not (message.goes_on and self._holds(*offered)):
+            if self._greeted:  # a copy that comes late would undo what they have been told
+                raise GiveUp(
+                    f"install: shard {self.spec.shard} serves workers by now; expected a fresh one"
+                )
+            self.restore(*offered)
         if message.goes_on:
             self.ledger.renew(now + self.spec.lease_s)
         else:
@@ -507,6 +510,17 @@ class Shard:
         self._serving.begin_anew()
         self.updates.steps, self.updates.samples = saved.steps, saved.samples
         self.ledger = saved.ledger
+
+    def _holds(
+        self, saved: Saved, weights: NDArray[np.float32], slots: dict[str, NDArray[np.float32]]
+    ) -> bool:
+        """Whether that was installed here, and nothing has been pushed since."""
+        same = (self.version, self.updates.steps, self.updates.samples) == (
+            saved.version,
+            saved.steps,
+            saved.samples,
+        )
+        return same and self.ledger.lives == saved.ledger.lives and self.held.is_at(weights, slots)
 
     def waiting(self) -> list[tuple[FromWorker, tuple[Buffer, ...]]]:
         """Requests that will change something and wait: pushes of open rounds, parked joins."""

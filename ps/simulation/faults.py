@@ -220,12 +220,13 @@ class FullDisk(Fault, frozen=True, kw_only=True, tag="full disk"):
 class Move(Fault, frozen=True, kw_only=True, tag="move"):
     """No fault, but what others may strike: an operator moves the job to so many shards.
 
-    Just `before` it first asks a question of this kind, the old `shard` dies, or the `fresh` one:
-    if it keeps a log; and of a group that is whole, its primary.
+    Just `before` it first asks a question of this kind, or `after_s` seconds later, the old `shard`
+    dies, or the `fresh` one: if it keeps a log; and of a group that is whole, its primary.
     """
 
     shards: int
     before: str = ""
+    after_s: float = 0.0
     shard: int = 0
     fresh: bool = False
 

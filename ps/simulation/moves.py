@@ -17,7 +17,7 @@ from ps.simulation.hosts import Host
 from ps.simulation.invariants import Promise, Violation
 from shards import codec
 from shards.errors import DownpourError
-from shards.messages import Export, Refusal, Retire, Standing
+from shards.messages import Export, Install, Refusal, Remedy, Retire, Standing
 from shards.refusals import error_of
 from shards.tables import cut_evenly
 
@@ -80,9 +80,15 @@ class Operator(Party):
                 if self._death_is_due and type(question).__name__ == self._wanted.before:
                     self._death_is_due = False
                     side = self._new if self._wanted.fresh else self._old
-                    side[self._wanted.shard % len(side)].struck()
+                    self._strike(side[self._wanted.shard % len(side)])
                 self._asked, self._answers, self._since = step, {}, self.now
                 self._ask(self._request, RETRY_S)
+
+    def _strike(self, host: Host) -> None:
+        if self._wanted.after_s:
+            self._world.clock.after(self._wanted.after_s, host.struck)
+        else:
+            host.struck()
 
     def _end(self, how: str) -> None:
         self._world.note(how)
@@ -132,6 +138,9 @@ class Operator(Party):
                     self._turns_elsewhere = True
                     self.after(ELSEWHERE_S, self._turn_elsewhere)
                 return
+            if isinstance(asked.question(0), Install) and reply.remedy is Remedy.GIVE_UP:
+                # Nobody else knows of the new shards; what they hold they have from here.
+                raise Violation(Promise.NO_SURPRISE, f"the operator is told {reply.text!r}")
             error = error_of(reply)
             self._go(lambda: self._plan.throw(error))
         elif reply.request and host.number in asked.shards:

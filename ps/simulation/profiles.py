@@ -236,7 +236,10 @@ def _with_a_death(draw: Draw, setting: Setting, move: faults.Move) -> list[AnyFa
     dies = draw.randrange(setting.shards)
     replicated = setting.cluster is Cluster.REPLICATED
     fresh = replicated and draw.random() < 0.3
-    found: list[AnyFault] = [msgspec.structs.replace(move, before=before, shard=dies, fresh=fresh)]
+    after_s = _rounded(draw.uniform(0.0, 4 * setting.delay_s)) if before == "Install" else 0.0
+    found: list[AnyFault] = [
+        msgspec.structs.replace(move, before=before, after_s=after_s, shard=dies, fresh=fresh)
+    ]
     if before == "Retire" and draw.random() < 0.5:
         at = _rounded(move.at + draw.uniform(0.3, 1.5))  # shard 0, which decides, is not heard
         first = "primary 0" if replicated else "shard 0"

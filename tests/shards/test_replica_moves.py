@@ -16,16 +16,20 @@ from shards.messages import (
     Hold,
     Holding,
     Install,
+    Installed,
     Refusal,
     Remedy,
     Request,
     Retire,
     Retired,
+    Standing,
     Welcome,
 )
+from shards.ledger import Entry, Ledger
 from shards.replica import Effects, Replica
 from shards.shard import Outgoing, Shard
 from shards.spec import Merge
+from shards.state import Saved
 from tests.shards.talk import SIZE, fresh, hello, join, leave, push, spec
 
 GRADIENT = [np.ones(SIZE, np.float32).tobytes()]
@@ -35,15 +39,20 @@ HERE = b"here"
 class Copies:
     """Copies of one shard by their boots; what one posts arrives at once, unless it is cut off."""
 
-    def __init__(self, merge: Merge = Merge.EACH) -> None:
-        """Copy 1 is the primary and has two workers, copy 2 its backup."""
+    def __init__(
+        self, merge: Merge = Merge.EACH, given: tuple[Install, Sequence[Buffer]] | None = None
+    ) -> None:
+        """Copy 1 is the primary and has two workers, copy 2 its backup.
+
+        Or it has been `given` something, and nobody has greeted it.
+        """
         self._spec = spec(merge=merge, bound=None if merge is Merge.EACH else 0)
         self._epoch = 0
         self.copies: dict[int, Replica] = {}
         self.cut_off: set[int] = set()
         self.configure(1)
-        self.say(1, Install(1, "job", "net", []), fresh())
-        for worker in "ab":
+        self.say(1, *(given or (Install(1, "job", "net", []), fresh())))
+        for worker in "" if given else "ab":
             self.say(1, hello(worker))
             self.say(1, join(worker))
         self.configure(1, 2)
@@ -172,3 +181,34 @@ def test_a_round_beyond_the_cut_stays_open_at_a_new_copy() -> None:
     group.say(1, hold(0.0))
     group.say(1, push("a", 1), GRADIENT)
     assert [group.copies[boot].shard.version for boot in (1, 3)] == [1, 1]
+
+
+def test_a_successor_knows_again_what_its_predecessor_was_given() -> None:
+    """An operator who was not answered asks again, and hears that the shard has it.
+
+    Where a worker has pushed since, a late copy is refused: it would undo that.
+    """
+    given = [codec.encode_state(Saved(7, 7, 7, ledger())), *fresh()[1:]]
+    group = Copies(given=(Install(1, "job", "net", [], True), given))
+    again = Install(2, "job", "net", [], True)
+    group.configure(2, 3, now=50.0)
+    for _ in range(2):
+        (installed,) = group.say(2, again, given, now=50.0)
+        assert isinstance(installed, Installed)
+        assert installed.version == 7
+    for boot in (2, 3):
+        shard = group.copies[boot].shard
+        assert (shard.version, shard.ledger.cut) == (7, {"a": 7})
+    other = [given[0], np.full(SIZE, 2, np.float32).tobytes()]
+    told = "install: shard 0 serves workers by now; expected a fresh one"
+    (answer,) = group.say(2, again, other, now=50.0)
+    assert refused(answer) == (Remedy.GIVE_UP, told)
+    group.say(2, hello("a"), now=50.0)
+    assert isinstance(group.pushed(2, "a", 8, now=50.0), Ack)
+    (answer,) = group.say(2, again, given, now=50.0)
+    assert refused(answer) == (Remedy.GIVE_UP, told)
+
+
+def ledger() -> Ledger:
+    """That of worker a, of whom 7 pushes were applied elsewhere."""
+    return Ledger({"a": Entry(0, seq=7, clock=7, step=7, standing=Standing.ACTIVE, admitted=True)})

@@ -155,6 +155,12 @@ def a_residual_stays_behind(patch: Patch) -> None:
 
 
 @REPLICATED.add
+def a_promoted_copy_does_not_know_what_it_was_given(patch: Patch) -> None:
+    """Asked again, for the answer died with its predecessor, it takes itself for one in service."""
+    patch.setattr(Shard, "_holds", lambda *_: False)
+
+
+@REPLICATED.add
 def a_backup_is_not_told_that_its_shard_stands_still(patch: Patch) -> None:
     """Promoted, it applies what the operator believes is left to others."""
     patch.setattr(replica, "CHANGING", tuple(kind for kind in CHANGING if kind is not Hold))
