@@ -9,6 +9,7 @@ import pytest
 from shards import codec
 from shards.codec import Buffer
 from shards.group import Assignment, Configuration
+from shards.ledger import Entry, Ledger
 from shards.messages import (
     Ack,
     Cut,
@@ -25,7 +26,6 @@ from shards.messages import (
     Standing,
     Welcome,
 )
-from shards.ledger import Entry, Ledger
 from shards.replica import Effects, Replica
 from shards.shard import Outgoing, Shard
 from shards.spec import Merge
