@@ -5,9 +5,9 @@ the same endpoint; its workers find it there, learn from its boot number that it
 and send what it did not acknowledge. A process that says what failed, such as a full disk, is not:
 that would fail again. Nor is one whose machine is gone.
 
-A process that does not come to serve, or dies as soon as it does, is given up after a few times in a
-row, each after a longer pause, with what it died of. What counts is how long it has served, and not
-how long ago it was started, which on a busy machine takes seconds; and a moment is enough to tell
+A process that does not come to serve, or dies as soon as it does, is given up after a few times in
+a row, each after a longer pause, with what it died of. What counts is how long it has served, and
+not how long ago it was started, which on a busy machine takes seconds. A moment is enough to tell
 one that cannot live, for instance because a worker repeats what it dies of, from one that somebody
 kills now and then.
 """
