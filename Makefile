@@ -11,7 +11,7 @@ LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test sim lint format bench bench-datapath chaos cuts nodes soak gpu fuzz lock
+.PHONY: help install demo test sim lint format bench peers bench-datapath chaos cuts nodes soak gpu fuzz lock
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -46,8 +46,15 @@ bench: install ## run the benchmarks, each ending in its goals: met or short
 	@set -e; for bench in $(filter-out %/bench_datapath.py,$(wildcard tests/bench/bench_*.py)); do \
 		echo "== $$bench"; $(BIN)/python "$$bench"; done
 
+# Those of the contenders whose packages do not go with this project's.
+peers: ## environments for the contenders MXNet and TensorFlow, 2 GB; for bench-datapath
+	@for list in tests/bench/peers/*.txt; do own=.venv-peers/$$(basename $$list .txt); \
+		$(PYTHON) -m venv $$own \
+		&& $$own/bin/python -m pip install --quiet --disable-pip-version-check -r $$list \
+		|| { echo "$$own: left out, for $$list did not install" >&2; rm -rf $$own; }; done
+
 DATAPATH := datapath small wire shm links codecs apply latency_training memory torn
-bench-datapath: install ## the data path: against its peers, and every goal it has; two hours
+bench-datapath: install peers ## the data path: against its peers, and every goal it has; two hours
 	$(PIP) install --quiet --no-build-isolation --editable '.[bench]'
 	@set -e; for bench in $(DATAPATH); do \
 		echo "== $$bench"; $(BIN)/python "tests/bench/bench_$$bench.py"; done

@@ -1,6 +1,7 @@
 """The benchmark of the data path measures what it says."""
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,20 @@ def test_what_cannot_run_is_named_and_left_out(capfd: pytest.CaptureFixture[str]
     """A contender that is not there gives no figures, and its reason is printed."""
     assert measure(Contender("nobody"), Case(10, 1, 1), seconds=0.1) is None
     assert "No module named" in capfd.readouterr().out
+
+
+def test_a_contender_whose_packages_are_elsewhere_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One with an environment of its own is not run in another, and the line says who makes it."""
+    lists = tmp_path / "tests" / "bench" / "peers"
+    lists.mkdir(parents=True)
+    (lists / "ps_lite.txt").write_text("mxnet\n")
+    monkeypatch.setattr("tests.bench.bench_datapath._ROOT", tmp_path)
+    assert measure(Contender("ps_lite"), Case(10, 1, 1), seconds=0.1) is None
+    said = capfd.readouterr().out
+    assert str(tmp_path / ".venv-peers" / "ps_lite") in said
+    assert "make peers" in said
 
 
 def test_every_contender_cuts_the_parameters_alike() -> None:
