@@ -37,6 +37,8 @@ def connect(
     gradient.wait_to_read()
 
     def update() -> None:
+        # On a CPU the store pulls into what was pushed, too, so these gradients come to be the
+        # weights: other numbers, the same work.
         store.push(0, gradient)
         store.pull(0, out=weights)
         weights.wait_to_read()
