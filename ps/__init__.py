@@ -10,8 +10,9 @@
 Importing this loads neither Ray nor PySpark nor CuPy: `ps.ray_host` is imported by who needs it.
 """
 
+from ps.arenas import Replica
 from ps.build import build_id
-from ps.client import Client, Replica
+from ps.client import Client
 from ps.cluster import Cluster
 from ps.compression import Compression
 from ps.console import Console, ShardState

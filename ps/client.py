@@ -20,7 +20,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ps import moving
+from ps import moving, residual
+from ps.arenas import Arenas, Replica
 from ps.cluster import Cluster
 from ps.compression import Compression
 from ps.connection import Connection
@@ -35,26 +36,22 @@ from ps.events import (
     Send,
     Unreachable,
 )
-from ps.feedback import Feedback
 from ps.keeping import Keeper
 from ps.link_model import LinkModel
-from ps.pace import Pace
+from ps.pacing import LEAST, Pacing
+from ps.prefetched import Prefetched
 from ps.renewal import Renewal
 from ps.session import Session
 from ps.stores import Place
 from ps.stripes import MOST
 from ps.transport import Transport, transport_named
-from ps.worker_state import Arrays, Repeated, WorkerState, load_state, save_state
-from shards import payloads
+from ps.worker_state import Arrays, WorkerState, save_state
 from shards.codec import Frames
 from shards.errors import BadInput
-from shards.messages import Kind, Message, Pull, Push
-from shards.tables import DenseTable
-from shards.versions import Allocator, Buffers, on_the_heap
+from shards.messages import Message, Pull, Push
+from shards.versions import Allocator, on_the_heap
 
 _RENEWALS_A_LEASE = 4
-_LEAST, _MOST = 2, 64  # requests of a kind in flight, where nobody says how many
-_MEMORY_BYTES = 1 << 30
 _BRIEF_S = 1e-4  # an absence in which what came has not lain for long
 _SPARE = 6  # gradients beside those in flight: being made, summed up, owed
 
@@ -67,28 +64,20 @@ class Times(msgspec.Struct):
     serialise_s: float = 0.0
 
 
-class Replica(msgspec.Struct, frozen=True):
-    """Pulled weights: a flat array of the table's size, and the version of each shard's part."""
-
-    weights: NDArray[np.float32]
-    versions: tuple[int, ...]
-
-
 class Client:
     """One worker's connection to every shard of a job.
 
-    `incarnation` orders the lives of one worker name:
-    give a restarted worker a higher one and it goes on where the last one was applied (`seq`,
-    `step`). `patience_s` is how long a silent shard is waited for before `Unreachable` is raised;
-    `in_flight` bounds the pushes that may be unacknowledged when a further one is sent; where it is
-    not given, there are as many as the link needs, within memory (ps/pace.py).
-    `compression` is how pushes and pulls travel; `restore` a file of `save`'s, with the residual to
-    go on with, which must be of the last applied push. `keep` is the path or URI that snapshots of
-    the job go to: what compression leaves behind is written there for each (ps/keeping.py). `link`
-    puts everything behind a link that is slow on purpose. `stripes` is over how many TCP
-    connections a shard's messages are spread; not given, as many as the round trip wants
-    (ps/stripes.py). `allocate` makes the arrays that `pull` and `empty` hand out: page-locked ones,
-    where they go to a GPU.
+    `incarnation` orders the lives of one worker name: give a restarted worker a higher one and it
+    goes on where the last one was applied (`seq`, `step`). `patience_s` is how long a silent shard
+    is waited for before `Unreachable` is raised; `in_flight` bounds the pushes that may be
+    unacknowledged when a further one is sent; where it is not given, there are as many as the link
+    needs, within memory (ps/pace.py). `compression` is how pushes and pulls travel; `restore` a
+    file of `save`'s, with the residual to go on with, which must be of the last applied push.
+    `keep` is the path or URI that snapshots of the job go to: what compression leaves behind is
+    written there for each (ps/keeping.py). `link` puts everything behind a link that is slow on
+    purpose. `stripes` is over how many TCP connections a shard's messages are spread; not given, as
+    many as the round trip wants (ps/stripes.py). `allocate` makes the arrays that `pull` and
+    `empty` hand out: page-locked ones, where they go to a GPU.
     """
 
     def __init__(
@@ -111,8 +100,6 @@ class Client:
         for what, value in (("retry_s", retry_s), ("patience_s", patience_s)):
             if not value > 0:
                 raise BadInput(f"{what}: expected more than 0 s, got {value:g}")
-        if in_flight is not None and in_flight < 1:
-            raise BadInput(f"in_flight: expected at least 1, got {in_flight}")
         if stripes is not None and not 1 <= stripes <= MOST:
             raise BadInput(f"stripes: expected 1 to {MOST}, got {stripes}")
         self.cluster = cluster
@@ -126,13 +113,10 @@ class Client:
         self.clock = 0
         self.step = 0
         self._wait_s = 0.0
-        self._in_flight = in_flight
+        self._pacing = Pacing(in_flight, time.monotonic())
         self._stripes = stripes
         self._first_epoch = cluster.map.epoch
-        self._listens = self._leaving = self._departed = False
-        self._left_at = time.monotonic()
-        self._own_s = 0.0  # the caller's; and how much of it the paces have been told
-        self._told_s = {Pull: 0.0, Push: 0.0}
+        self._leaving = self._departed = False
         self._new_session: Callable[[Cluster], Session] = lambda of: Session(
             job=of.job,
             worker=worker,
@@ -151,21 +135,17 @@ class Client:
             incarnation=incarnation,
             transport=wanted,
             link=link,
-            gradients=(in_flight or _LEAST) + _SPARE,
+            gradients=(in_flight or LEAST) + _SPARE,
             patience_s=patience_s,
         )
-        self._arenas = Buffers(cluster.table.size, allocate)
-        self._pinned = allocate is not on_the_heap
-        self._pulled: dict[int, Pulled] = {}
-        self._prefetched: dict[int, int] = {}
-        self._unwanted: set[int] = set()
+        self._arenas = Arenas(cluster.table.size, allocate)
+        self._prefetched = Prefetched()
         self._replica: Replica | None = None
         self._renewal: Renewal | None = None
         self._open(cluster)
-        compresses = self._session.cargo.feedback is not None
-        self._keeper = Keeper(keep, worker) if keep is not None and compresses else None
+        self._keeper = Keeper(keep, worker) if keep is not None and self._compresses else None
         try:
-            restored = self._load(restore) if restore is not None else None
+            restored = None if restore is None else residual.loaded(Path(restore), self._session)
             ready = self._meet()
             self.clock, self.step = ready.clock, ready.step
             if restored is not None:
@@ -183,18 +163,20 @@ class Client:
         """
         wanted = self.clock if clock is None else clock
         started, before = self._enter(Pull), self.times.serialise_s
-        self._drop_before(wanted)
-        if wanted not in self._prefetched:
-            self._prefetched[wanted] = self._ask(wanted)
-        while self._prefetched[wanted] not in self._pulled:
+        self._prefetched.drop_before(wanted)
+        self.prefetch(wanted)
+        while not self._prefetched.here(wanted):
             self._turn()
-        pulled = self._pulled.pop(self._prefetched.pop(wanted))
+        pulled = self._prefetched.take(wanted)
         took = time.monotonic() - started - (self.times.serialise_s - before)
         self._wait_s = min(took, pulled.waited_s)
         self.times.waited_s += self._wait_s
         self.times.network_s += took - self._wait_s
-        self._replica = self._assemble(pulled)
-        self._leave()
+        assembling = time.monotonic()
+        self._replica = self._arenas.assembled(pulled)
+        now = time.monotonic()
+        self.times.serialise_s += now - assembling
+        self._pacing.leave(now)
         return self._replica
 
     def prefetch(self, clock: int) -> None:
@@ -203,21 +185,12 @@ class Client:
         Several may be asked for. `ahead` says how early, for each to be there in time.
         """
         if clock not in self._prefetched:
-            self._prefetched[clock] = self._ask(clock)
+            self._send(self._ask(clock, time.monotonic()))
 
     @property
     def ahead(self) -> int:
         """How many of your steps early to prefetch weights, as the link has been until now."""
-        pace = self._paces[Pull]
-        return 1 if pace.looks else pace.early
-
-    @property
-    def _room(self) -> int:
-        """How many pushes may be unacknowledged when a further one is sent."""
-        if self._in_flight is not None:
-            return self._in_flight - 1
-        pace = self._paces[Push]
-        return 0 if pace.looks else pace.early
+        return self._pacing.ahead
 
     def push(
         self,
@@ -244,11 +217,12 @@ class Client:
         if steps < 1 or samples < 0:
             raise BadInput(f"push: expected steps >= 1 and samples >= 0, got {steps} and {samples}")
         started, before = self._enter(Push), self.times.serialise_s
-        self._await_room(self._room)
+        if self._session.unacknowledged:
+            self._await_room(self._pacing.room)
         now = time.monotonic()
         self.times.network_s += now - started - (self.times.serialise_s - before)
         request, sends = self._session.push(
-            self._placed(gradient),
+            gradient if self._compresses else self._arenas.placed(gradient),
             self._versions(read_versions),
             clock=self.clock + steps,
             step=self.step + steps,
@@ -259,14 +233,11 @@ class Client:
             wait_s=self._wait_s,
             now=now,
         )
-        self._paces[Push].sent(request, now)
-        self.clock += steps
-        self.step += steps
+        self._pushed(request, steps, now)
         if prefetch is not None and prefetch not in self._prefetched:
-            self._prefetched[prefetch], pulls = self._pull(prefetch, now)
-            sends += pulls
+            sends += self._ask(prefetch, now)
         self._send(sends)
-        self._leave()
+        self._pacing.leave(time.monotonic())
 
     def flush(self) -> None:
         """Wait until every push is acknowledged by every shard."""
@@ -279,7 +250,7 @@ class Client:
 
         Where memory is shared with a shard it lies there, and is pushed without a copy.
         """
-        return self._gradients.take()
+        return self._arenas.take()
 
     @property
     def transports(self) -> tuple[str, ...]:
@@ -292,9 +263,10 @@ class Client:
         A later life of this worker restores it, and nothing of any gradient is lost between them,
         if it stands where this one does. Raises BadInput where pushes are not compressed.
         """
-        feedback = self._feedback("save")
+        feedback = residual.feedback_of(self._session, "save")
         self.flush()
-        save_state(Path(path), self._state(self.seq), feedback.state())
+        state = residual.state_of(self._session, self.step, self.clock, self.seq)
+        save_state(Path(path), state, feedback.state())
 
     def take_up(self, state: WorkerState, arrays: Arrays) -> None:
         """Go on as a life of this worker did that a snapshot was taken of (keeping.residual_in).
@@ -303,8 +275,8 @@ class Client:
         `step` and `clock` may be further afterwards. Raises BadInput when the state is another's or
         of another moment, or pushes are not compressed: the worker can go on without it.
         """
-        self._feedback("take up")
-        state.check(self._state(0), f"residual of {state.worker}")
+        residual.feedback_of(self._session, "take up")
+        residual.check(state, self._session, f"residual of {state.worker}")
         self._take_up(state, arrays)
 
     @property
@@ -352,89 +324,31 @@ class Client:
 
     # --- the residual -----------------------------------------------------------------------------
 
-    def _feedback(self, what: str) -> Feedback:
-        if self._session.cargo.feedback is None:
-            raise BadInput(f"{what}: expected compressed pushes, which leave a residual; got none")
-        return self._session.cargo.feedback
-
-    def _state(self, base: int, pushes: Sequence[Repeated] = ()) -> WorkerState:
-        push = self._session.cargo.compression.push
-        assert push is not None, "there is a residual"
-        return WorkerState(
-            worker=self.worker,
-            incarnation=self.incarnation,
-            table=self.table.name,
-            floats=self.table.size,
-            push=push,
-            seq=self.seq,
-            step=self.step,
-            clock=self.clock,
-            base=base,
-            pushes=tuple(pushes),
-        )
-
-    def _load(self, path: str | Path) -> tuple[WorkerState, Arrays]:
-        self._feedback("restore")
-        state, arrays = load_state(Path(path))
-        state.check(self._state(0), f"worker state {path}")
-        return state, arrays
-
     def _take_up(self, state: WorkerState, arrays: Arrays) -> None:
         """Go on with a residual, once the shards have the pushes that it follows."""
-        if self.seq not in state.follows:
-            after = f"push {state.seq}" if state.base == state.seq else f"{state.follows}"
-            raise BadInput(
-                f"worker state of {self.worker}: expected one after push {self.seq}, which is the"
-                f" last that was applied, got one after {after}: go on without it"
-            )
-        feedback = self._feedback("restore")
-        feedback.restore({name: arrays[name] for name in feedback.state()})
         base = self.seq
-        for push in state.pushes:
-            if push.seq > base:
-                self._make_again(push, arrays[push.name])
+        for push in residual.restored(self._session, state, arrays):
+            now = time.monotonic()
+            request, sends = residual.made_again(
+                push,
+                arrays[push.name],
+                self._session,
+                clock=self.clock + push.steps,
+                step=self.step + push.steps,
+                now=now,
+            )
+            self._pushed(request, push.steps, now)
+            self._send(sends)
         if self._keeper is not None:  # a snapshot may be taken before the next push
             replaced = {"incarnation": self.incarnation, "base": base}
             self._keeper.keep(msgspec.structs.replace(state, **replaced), arrays)
 
-    def _make_again(self, push: Repeated, gradient: NDArray[np.float32]) -> None:
-        """A push that was made by an earlier life, to shards that have forgotten it."""
-        read = moving.versions(push.read_versions, self.cluster.map.shards)
-        present = self._session.versions
-        now = time.monotonic()
-        request, sends = self._session.push(
-            gradient,
-            [min(pair) for pair in zip(read, present, strict=True)],
-            clock=self.clock + push.steps,
-            step=self.step + push.steps,
-            steps=push.steps,
-            samples=push.samples,
-            loss=push.loss,
-            rtt_s=0.0,
-            wait_s=0.0,
-            now=now,
-            plain=True,
-        )
-        self._paces[Push].sent(request, now)
-        self.clock += push.steps
-        self.step += push.steps
-        self._send(sends)
-
     def _keep(self, base: int, pushes: Sequence[moving.Carried] = ()) -> None:
         """Have what a snapshot of the shards at push `base` wants of this worker written."""
         assert self._keeper is not None, "somebody asked for it"
-        arrays = {name: array.copy() for name, array in self._feedback("keep").state().items()}
-        told = [moving.told(push) for push in pushes]
-        arrays |= {one.name: push.gradient for one, push in zip(told, pushes, strict=True)}
-        self._keeper.keep(self._state(base, told), arrays)
+        self._keeper.keep(*residual.kept(self._session, self.step, self.clock, base, pushes))
 
     # --- driving the session ----------------------------------------------------------------------
-
-    def _placed(self, gradient: NDArray[np.float32]) -> NDArray[np.float32]:
-        """`gradient` where shards that share memory see it; one to be compressed stays."""
-        if self._sharing is None or self._session.cargo.feedback is not None:
-            return gradient
-        return self._sharing.placed(gradient)
 
     def _open(self, cluster: Cluster) -> None:
         """Turn to the shards of `cluster`, without a word."""
@@ -443,12 +357,10 @@ class Client:
         self._successors: Cluster | None = None
         self._connection = self._new_connection(cluster)
         weakref.finalize(self, self._connection.close_slow)
-        self._links, self._sharing = self._connection.links, self._connection.sharing
-        most = _LEAST if self._sharing is not None else _most_in_flight(cluster.table)
-        self._paces = {Pull: Pace(most), Push: Pace(most - 1)}
-        # Page-locked ones stay what was asked for, and are copied into shared memory when pushed.
-        here = self._sharing is not None and not self._pinned
-        self._gradients = self._sharing.buffers if self._sharing and here else self._arenas
+        self._links, sharing = self._connection.links, self._connection.sharing
+        self._compresses = self._session.cargo.feedback is not None
+        self._pacing.begin(cluster.table.size, shared=sharing is not None)
+        self._arenas.turn_to(cluster.map, sharing)
 
     def _meet(self) -> Ready:
         """Introduce this worker to the shards, or to those that hold their job now."""
@@ -483,14 +395,10 @@ class Client:
         self._meet()
         now = time.monotonic()
         for request, sends in moving.go_on(former, self._session, now):
-            self._paces[Push].sent(request, now)
+            self._pacing.sent(Push, request, now)
             self._send(sends)
-        wanted = list(self._prefetched)
-        self._pulled.clear()
-        self._unwanted.clear()
-        self._prefetched.clear()
-        for clock in wanted:
-            self._prefetched[clock] = self._ask(clock)
+        for clock in self._prefetched.begin_anew():
+            self.prefetch(clock)
         if self._leaving:
             self._send(self._session.leave(time.monotonic()))
 
@@ -501,22 +409,17 @@ class Client:
 
     # --- requests and answers ---------------------------------------------------------------------
 
-    def _drop_before(self, clock: int) -> None:
-        """Weights of steps before this one are wanted no more."""
-        for past in [asked for asked in self._prefetched if asked < clock]:
-            request = self._prefetched.pop(past)
-            if self._pulled.pop(request, None) is None:
-                self._unwanted.add(request)
-
-    def _ask(self, clock: int) -> int:
-        request, sends = self._pull(clock, time.monotonic())
-        self._send(sends)
-        return request
-
-    def _pull(self, clock: int, now: float) -> tuple[int, list[Send]]:
+    def _ask(self, clock: int, now: float) -> list[Send]:
         request, sends = self._session.pull(clock, now)
-        self._paces[Pull].sent(request, now)
-        return request, sends
+        self._pacing.sent(Pull, request, now)
+        self._prefetched.asked(clock, request)
+        return sends
+
+    def _pushed(self, request: int, steps: int, now: float) -> None:
+        """A push over so many steps is on its way."""
+        self._pacing.sent(Push, request, now)
+        self.clock += steps
+        self.step += steps
 
     def _await_room(self, unacknowledged: int) -> None:
         while self._session.unacknowledged > unacknowledged:
@@ -528,20 +431,13 @@ class Client:
         What came in a brief absence need not be told apart from what comes now. Returns when it is.
         """
         now = time.monotonic()
-        away_s = now - self._left_at
-        self._own_s += away_s
-        self._paces[kind].computed(self._own_s - self._told_s[kind])
-        self._told_s[kind] = self._own_s
-        if self._in_flight is None and away_s > _BRIEF_S:
+        away_s = self._pacing.enter(kind, now)
+        if self._pacing.in_flight is None and away_s > _BRIEF_S:
             deadline = self._session.next_deadline
             if deadline is not None and (deadline <= now or self._links.waiting):
                 self._turn(0.0)
-        self._listens = True
+        self._pacing.listens = True
         return now
-
-    def _leave(self) -> None:
-        self._listens = False
-        self._left_at = time.monotonic()
 
     def _turn(self, timeout: float | None = None) -> None:
         """Wait for the next thing to happen, up to `timeout`, and deal with it."""
@@ -575,18 +471,14 @@ class Client:
 
     def _note(self, event: Event, now: float) -> None:
         match event:
-            case Pulled() if event.request in self._unwanted:
-                self._unwanted.remove(event.request)
             case Pulled():
-                self._pulled[event.request] = event
-                self._paces[Pull].answered(
-                    event.request, now, heard=self._listens, waited_s=event.waited_s
-                )
+                if self._prefetched.came(event):
+                    self._pacing.answered(Pull, event.request, now, event.waited_s)
             case Pushed():
                 self.duplicates += event.duplicates > 0
                 self.staleness = event.staleness
                 self.rtt_s = event.rtt_s
-                self._paces[Push].answered(event.request, now, heard=self._listens)
+                self._pacing.answered(Push, event.request, now)
             case Departed():
                 self._departed = True
             case Relocated():
@@ -606,39 +498,3 @@ class Client:
         for shard, messages in to_each.items():
             self._links.send_together(shard, messages)
         self.times.serialise_s += time.monotonic() - started
-
-    def _assemble(self, pulled: Pulled) -> Replica:
-        """Lay the shards' frames into one arena, or read them where they lie if that is one."""
-        started = time.monotonic()
-        whole = self._whole(pulled)
-        if whole is not None:
-            return Replica(whole, pulled.versions)
-        arena = self._arenas.take()
-        for shard, frames in enumerate(pulled.frames):
-            for part, frame in zip(self.cluster.map.cut(arena, shard), frames, strict=True):
-                payloads.decode(pulled.kind, np.frombuffer(frame, np.uint8), part)
-        self.times.serialise_s += time.monotonic() - started
-        return Replica(_read_only(arena), pulled.versions)
-
-    def _whole(self, pulled: Pulled) -> NDArray[np.float32] | None:
-        """The weights as one read-only array where they arrived, if they lie there so."""
-        if pulled.kind is not Kind.F4:
-            return None
-        frames = [frame for of_shard in pulled.frames for frame in of_shard]
-        if len(frames) > 1 or self._pinned:
-            return self._sharing.whole(pulled.frames) if self._sharing is not None else None
-        whole = np.frombuffer(frames[0], np.float32)
-        whole.flags.writeable = False
-        return whole if whole.flags.aligned else None
-
-
-def _most_in_flight(table: DenseTable) -> int:
-    """How many pushes, or pulls, memory allows on their way."""
-    return max(_LEAST, min(_MOST, _MEMORY_BYTES // (4 * max(1, table.size))))
-
-
-def _read_only(arena: NDArray[np.float32]) -> NDArray[np.float32]:
-    """A view that cannot be written, as weights in a shard's memory cannot be."""
-    view = arena.view()
-    view.flags.writeable = False
-    return view
