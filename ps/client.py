@@ -164,10 +164,10 @@ class Client:
         wanted = self.clock if clock is None else clock
         started, before = self._enter(Pull), self.times.serialise_s
         self._prefetched.drop_before(wanted)
-        self.prefetch(wanted)
-        while not self._prefetched.here(wanted):
+        if wanted not in self._prefetched:
+            self._send(self._ask(wanted, time.monotonic()))
+        while (pulled := self._prefetched.take(wanted)) is None:
             self._turn()
-        pulled = self._prefetched.take(wanted)
         took = time.monotonic() - started - (self.times.serialise_s - before)
         self._wait_s = min(took, pulled.waited_s)
         self.times.waited_s += self._wait_s
@@ -395,7 +395,7 @@ class Client:
         self._meet()
         now = time.monotonic()
         for request, sends in moving.go_on(former, self._session, now):
-            self._pacing.sent(Push, request, now)
+            self._pacing.pushes.sent(request, now)
             self._send(sends)
         for clock in self._prefetched.begin_anew():
             self.prefetch(clock)
@@ -411,13 +411,13 @@ class Client:
 
     def _ask(self, clock: int, now: float) -> list[Send]:
         request, sends = self._session.pull(clock, now)
-        self._pacing.sent(Pull, request, now)
+        self._pacing.pulls.sent(request, now)
         self._prefetched.asked(clock, request)
         return sends
 
     def _pushed(self, request: int, steps: int, now: float) -> None:
         """A push over so many steps is on its way."""
-        self._pacing.sent(Push, request, now)
+        self._pacing.pushes.sent(request, now)
         self.clock += steps
         self.step += steps
 
@@ -470,22 +470,23 @@ class Client:
             raise Unreachable(text, error.shard) from None
 
     def _note(self, event: Event, now: float) -> None:
+        heard = self._pacing.listens
         match event:
-            case Pulled():
-                if self._prefetched.came(event):
-                    self._pacing.answered(Pull, event.request, now, event.waited_s)
+            case Pulled() if self._prefetched.came(event):
+                waited_s = event.waited_s
+                self._pacing.pulls.answered(event.request, now, heard=heard, waited_s=waited_s)
             case Pushed():
                 self.duplicates += event.duplicates > 0
                 self.staleness = event.staleness
                 self.rtt_s = event.rtt_s
-                self._pacing.answered(Push, event.request, now)
+                self._pacing.pushes.answered(event.request, now, heard=heard)
             case Departed():
                 self._departed = True
             case Relocated():
                 self._successors = Cluster.decode(event.cluster)
             case Exported() if self._keeper is not None and not self._keeper.busy:
                 self._keep(event.base, moving.recorded(self._session, event))
-            case Exported() | Ready():
+            case Exported() | Ready() | Pulled():
                 pass
 
     def _send(self, sends: Sequence[Send]) -> None:

@@ -18,25 +18,31 @@ from shards.codec import Buffer
 
 _LAST = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
-_EVENTS = int(zmq.EVENTS)
 _READABLE = int(zmq.POLLIN)
+_view: Any = memoryview  # pyzmq's types do not tell that a Frame is a buffer
+_send: Any = zmq.backend.Socket.send  # without what pyzmq puts around it for other kinds of socket
 
 
 def send(
-    socket: "zmq.Socket[bytes]", frames: Sequence[Buffer], *, track: bool = False
+    socket: "zmq.Socket[bytes]",
+    frames: Sequence[Buffer],
+    *,
+    copy: bool = False,
+    track: bool = False,
 ) -> zmq.MessageTracker | None:
     """Send one message without waiting; raises what a socket raises, and then nothing was sent.
 
-    The tracker of one that is tracked tells when its last frame has left.
+    With `copy` the frames may change at once. The tracker of one that is tracked, and not copied,
+    tells when its last frame has left.
     """
     for frame in frames[:-1]:
-        socket.send(frame, _MORE, copy=False, track=track)
-    return socket.send(frames[-1], _LAST, copy=False, track=track)
+        _send(socket, frame, _MORE, copy, track)
+    tracker: zmq.MessageTracker | None = _send(socket, frames[-1], _LAST, copy, track)
+    return tracker
 
 
 def arrived(socket: "zmq.Socket[bytes]", most: int) -> Iterator[list[zmq.Frame]]:
     """Up to `most` messages that wait in a socket, as their frames; best if a poller says so."""
-    there: Any = socket  # an option's type is not known to pyzmq's
     for _ in range(most):
         try:
             frame = socket.recv(_LAST, copy=False)
@@ -47,11 +53,10 @@ def arrived(socket: "zmq.Socket[bytes]", most: int) -> Iterator[list[zmq.Frame]]
             frame = socket.recv(_LAST, copy=False)
             frames.append(frame)
         yield frames
-        if not there.get(_EVENTS) & _READABLE:
+        if not zmq.zmq_poll([(socket, _READABLE)], 0):
             return
 
 
 def views(frames: Iterable[zmq.Frame]) -> list[Buffer]:
     """The bytes of each, where they arrived; a view keeps its frame alive."""
-    buffers: Any = frames  # pyzmq's types do not tell that a Frame is one
-    return [memoryview(frame) for frame in buffers]
+    return list(map(_view, frames))

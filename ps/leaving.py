@@ -16,6 +16,7 @@ from ps import frames
 from shards.codec import Buffer
 
 LARGE_BYTES = 1 << 20
+_COPIED_BYTES = 1 << 16  # sharing so little costs more than a copy
 _BEYOND = 0.25  # of the time that it took ZeroMQ
 
 
@@ -43,6 +44,10 @@ class Leaving:
     def __init__(self) -> None:
         self._sent: dict[tuple[Hashable, int], _Sent] = {}
 
+    def __bool__(self) -> bool:
+        """Whether any message may not have left yet."""
+        return bool(self._sent)
+
     def still(self, peer: Hashable, request: int) -> bool:
         """Whether a message of this request to this peer has not left yet."""
         if not self._sent:
@@ -56,7 +61,9 @@ class Leaving:
         peer: Hashable,
         requests: Iterable[int],
     ) -> None:
-        """Send what a message was cut into, each by its socket, without a copy and without waiting.
+        """Send what a message was cut into, each by its socket, without waiting.
+
+        What is not small is not copied, and must not change.
 
         Raises what a socket raises.
         """
@@ -66,7 +73,9 @@ class Leaving:
             for one in part:
                 total += memoryview(one).nbytes
         large = total >= LARGE_BYTES
-        trackers = [frames.send(socket, part, track=large) for socket, part in given]
+        copied, trackers = total < _COPIED_BYTES, []
+        for socket, part in given:
+            trackers.append(frames.send(socket, part, copy=copied, track=large))
         if large:
             self._sent = {key: sent for key, sent in self._sent.items() if sent.leaving}
             sent = _Sent([tracker for tracker in trackers if tracker is not None])

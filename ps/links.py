@@ -328,7 +328,9 @@ class Links:
 
         One that is large, and has not left since it was sent before, is not sent again.
         """
-        fresh = [one for one in messages if not self._leaving.still(shard, one[0].request)]
+        fresh = messages
+        if self._leaving:
+            fresh = [one for one in messages if not self._leaving.still(shard, one[0].request)]
         for start in range(0, len(fresh), codec.MAX_TOGETHER):
             together = fresh[start : start + codec.MAX_TOGETHER]
             sharing = self._sharing

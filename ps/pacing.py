@@ -17,7 +17,10 @@ Kind = type[Pull | Push]
 
 
 class Pacing:
-    """One client's; all times are the driver's, in seconds."""
+    """One client's `pulls` and `pushes`, which hear by themselves what is sent and answered.
+
+    `listens`: the caller waits for answers. All times are the driver's, in seconds.
+    """
 
     def __init__(self, in_flight: int | None, now: float) -> None:
         """`in_flight` pushes may be unacknowledged; None, and it is found out.
@@ -31,7 +34,7 @@ class Pacing:
         self._left_at = now
         self._own_s = 0.0  # the caller's; and how much of it the paces have been told
         self._told_s: dict[Kind, float] = {Pull: 0.0, Push: 0.0}
-        self._paces: dict[Kind, Pace] = {}
+        self.pulls, self.pushes = Pace(LEAST), Pace(LEAST)
 
     def begin(self, floats: int, *, shared: bool) -> None:
         """Find out anew what the way to shards is like, to which `floats` go at a time.
@@ -39,13 +42,14 @@ class Pacing:
         In `shared` memory they go at once, so as few as can be are on their way.
         """
         most = LEAST if shared else most_in_flight(floats)
-        self._paces = {Pull: Pace(most), Push: Pace(most - 1)}
+        self.pulls, self.pushes = Pace(most), Pace(most - 1)
 
     def enter(self, kind: Kind, now: float) -> float:
         """The caller is back, for a request of this kind; returns how long it was away."""
         away_s = now - self._left_at
         self._own_s += away_s
-        self._paces[kind].computed(self._own_s - self._told_s[kind])
+        pace = self.pulls if kind is Pull else self.pushes
+        pace.computed(self._own_s - self._told_s[kind])
         self._told_s[kind] = self._own_s
         return away_s
 
@@ -54,27 +58,17 @@ class Pacing:
         self.listens = False
         self._left_at = now
 
-    def sent(self, kind: Kind, request: int, now: float) -> None:
-        """A request of this kind has been sent."""
-        self._paces[kind].sent(request, now)
-
-    def answered(self, kind: Kind, request: int, now: float, waited_s: float = 0.0) -> None:
-        """It was answered, after `waited_s` at the gate."""
-        self._paces[kind].answered(request, now, heard=self.listens, waited_s=waited_s)
-
     @property
     def ahead(self) -> int:
         """How many of the caller's steps early to ask for weights."""
-        pace = self._paces[Pull]
-        return 1 if pace.looks else pace.early
+        return 1 if self.pulls.looks else self.pulls.early
 
     @property
     def room(self) -> int:
         """How many pushes may be unacknowledged when a further one is sent."""
         if self.in_flight is not None:
             return self.in_flight - 1
-        pace = self._paces[Push]
-        return 0 if pace.looks else pace.early
+        return 0 if self.pushes.looks else self.pushes.early
 
 
 def most_in_flight(floats: int) -> int:

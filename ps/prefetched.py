@@ -30,13 +30,12 @@ class Prefetched:
         self._came[pulled.request] = pulled
         return True
 
-    def here(self, clock: int) -> bool:
-        """Whether those that were asked for at `clock` have come."""
-        return self._asked[clock] in self._came
-
-    def take(self, clock: int) -> Pulled:
-        """Those that are here."""
-        return self._came.pop(self._asked.pop(clock))
+    def take(self, clock: int) -> Pulled | None:
+        """Those that were asked for at `clock`, if they have come."""
+        pulled = self._came.pop(self._asked[clock], None)
+        if pulled is not None:
+            del self._asked[clock]
+        return pulled
 
     def drop_before(self, clock: int) -> None:
         """Weights of steps before this one are wanted no more."""

@@ -13,6 +13,7 @@ of all follow in order.
 
 import struct
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -44,21 +45,6 @@ def encode(message: Message) -> bytes:
     return header
 
 
-def decode_request(header: Buffer) -> Request:
-    """What a client said to a shard; raises BadMessage."""
-    return decode(header, _REQUESTS)
-
-
-def decode_asked(header: Buffer) -> Request | Probe:
-    """What a client said to a shard, or to its host; raises BadMessage."""
-    return decode(header, _ASKED)
-
-
-def decode_reply(header: Buffer) -> Reply:
-    """What a shard said; raises BadMessage."""
-    return decode(header, _REPLIES)
-
-
 def encode_state(state: msgspec.Struct) -> bytes:
     """A struct that travels as a frame of its own because it may outgrow a header."""
     return _ENCODER.encode(state)
@@ -82,6 +68,16 @@ def decode(
         return decoder.decode(packed)
     except (ValueError, RecursionError) as error:  # msgspec's own are ValueErrors; bytes, no text
         raise BadMessage(f"{what}: {error}") from None
+
+
+decode_request = partial(decode, decoder=_REQUESTS)
+"""What a client said to a shard; raises BadMessage."""
+
+decode_asked = partial(decode, decoder=_ASKED)
+"""What a client said to a shard, or to its host; raises BadMessage."""
+
+decode_reply = partial(decode, decoder=_REPLIES)
+"""What a shard said; raises BadMessage."""
 
 
 # --- envelopes ------------------------------------------------------------------------------------

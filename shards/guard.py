@@ -51,7 +51,7 @@ class Quarantine:
 
     def check(self, worker: str) -> None:
         """Raise GiveUp for one in quarantine."""
-        if self.holds(worker):
+        if self._refused and self.holds(worker):
             raise GiveUp(
                 f"worker {worker} is in quarantine: {self._refused[worker]} of its gradients were"
                 " refused"

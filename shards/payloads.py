@@ -33,11 +33,11 @@ class Payload(NamedTuple):
     """One kind: how many bytes n keys take (at most, if sparse), what is wrong, what it stands for.
 
     `fault` looks at a payload of allowed length for n keys and names what must not be, or nothing;
-    `decode` writes every float of its second argument.
+    None where every pattern means something. `decode` writes every float of its second argument.
     """
 
     most_bytes: Callable[[int], int]
-    fault: Callable[[Bytes, int], str]
+    fault: Callable[[Bytes, int], str] | None
     decode: Callable[[Bytes, Floats], None]
     sparse: bool = False
 
@@ -94,10 +94,6 @@ def _scatter(payload: Bytes, y: Floats) -> None:
     y[indices] = values
 
 
-def _no_fault(payload: Bytes, keys: int) -> str:  # noqa: ARG001  # every pattern means something
-    return ""
-
-
 def _copy(payload: Bytes, y: Floats) -> None:
     y.view(np.uint8)[:] = payload
 
@@ -127,7 +123,7 @@ ROUNDED: dict[Kind, codecs.Dense] = {
 """The kinds that hold every value in fewer bits, and their codecs."""
 
 PAYLOADS: dict[Kind, Payload] = {kind: _dense(codec) for kind, codec in ROUNDED.items()} | {
-    Kind.F4: Payload(lambda keys: 4 * keys, _no_fault, _copy),
+    Kind.F4: Payload(lambda keys: 4 * keys, None, _copy),
     Kind.SPARSE: Payload(
         lambda keys: _PAIR_BYTES * most_pairs(keys), _sparse_fault, _scatter, sparse=True
     ),
@@ -165,7 +161,7 @@ def _checked(
             f" got {frame.nbytes}"
         )
     payload = np.frombuffer(frame, np.uint8)
-    if fault := row.fault(payload, count):
+    if row.fault is not None and (fault := row.fault(payload, count)):
         raise BadMessage(f"{what}: keys {keys} as {kind}: {fault}")
     return payload
 

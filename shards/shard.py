@@ -303,7 +303,7 @@ class Shard:
         return [left, *self._open(now)]
 
     def _pull(self, sender: bytes, message: Pull, now: float) -> list[Outgoing]:
-        self._identify(message, now)
+        self.ledger.identify(message, now + self.spec.lease_s)
         self._check_epoch(message.epoch)
         self._serving.check(message)
         if not self._may_go(message):
@@ -585,7 +585,7 @@ class Shard:
             )
 
     def _check_push(self, message: Push, now: float) -> None:
-        self._identify(message, now)
+        self.ledger.identify(message, now + self.spec.lease_s)
         self._check_epoch(message.epoch)
         self._standstill.check(message.worker, message.seq, now)
 
