@@ -4,10 +4,11 @@
         weights = shards.pull()
         shards.push(gradient(weights))
 
-It is a dull driver: it moves bytes between the links and the session and waits. While the caller
-computes, ZeroMQ's own thread goes on sending and receiving, so a prefetched pull and an
-unacknowledged push cost the caller no time; a second small thread renews the lease, so that a long
-computation is not taken for death.
+It is a dull driver: it moves bytes between the links and the session and waits. It has no thread of
+its own: who pulls or pushes takes in what has come, and sleeps at the sockets themselves. While the
+caller computes, ZeroMQ's thread goes on sending and receiving, so a prefetched pull and an
+unacknowledged push cost the caller no time; a small thread renews the lease now and then, so that a
+long computation is not taken for death. Not for use by two threads.
 """
 
 import time
@@ -38,7 +39,7 @@ from ps.events import (
 )
 from ps.keeping import Keeper
 from ps.link_model import LinkModel
-from ps.pacing import LEAST, Pacing
+from ps.pacing import LEAST, Pacing, Times
 from ps.prefetched import Prefetched
 from ps.renewal import Renewal
 from ps.session import Session
@@ -54,14 +55,6 @@ from shards.versions import Allocator, on_the_heap
 _RENEWALS_A_LEASE = 4
 _BRIEF_S = 1e-4  # an absence in which what came has not lain for long
 _SPARE = 6  # gradients beside those in flight: being made, summed up, owed
-
-
-class Times(msgspec.Struct):
-    """Where a client's time went, in seconds, since it connected."""
-
-    waited_s: float = 0.0
-    network_s: float = 0.0
-    serialise_s: float = 0.0
 
 
 class Client:

@@ -20,7 +20,6 @@ _LAST = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _READABLE = int(zmq.POLLIN)
 _view: Any = memoryview  # pyzmq's types do not tell that a Frame is a buffer
-_send: Any = zmq.backend.Socket.send  # without what pyzmq puts around it for other kinds of socket
 
 
 def send(
@@ -36,9 +35,8 @@ def send(
     tells when its last frame has left.
     """
     for frame in frames[:-1]:
-        _send(socket, frame, _MORE, copy, track)
-    tracker: zmq.MessageTracker | None = _send(socket, frames[-1], _LAST, copy, track)
-    return tracker
+        socket.send(frame, _MORE, copy=copy, track=track)
+    return socket.send(frames[-1], _LAST, copy=copy, track=track)
 
 
 def arrived(socket: "zmq.Socket[bytes]", most: int) -> Iterator[list[zmq.Frame]]:

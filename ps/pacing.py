@@ -5,6 +5,8 @@ listened when an answer came. Both follow from when the caller comes and goes, w
 Where the caller has said how many pushes may be in flight, there are as many.
 """
 
+import msgspec
+
 from ps.pace import Pace
 from shards.errors import BadInput
 from shards.messages import Pull, Push
@@ -14,6 +16,14 @@ _MOST = 64
 _MEMORY_BYTES = 1 << 30
 
 Kind = type[Pull | Push]
+
+
+class Times(msgspec.Struct):
+    """Where a client's time went, in seconds, since it connected."""
+
+    waited_s: float = 0.0
+    network_s: float = 0.0
+    serialise_s: float = 0.0
 
 
 class Pacing:
