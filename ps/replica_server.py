@@ -99,10 +99,12 @@ class ReplicaServer(Looping):
         while not self.replica.retired:
             poller = among_themselves if self.replica.called else with_clients
             left_s = max(0.0, tick_at - time.monotonic())
-            ready = dict(poller.poll(int(left_s * 1000) + 1))
+            ready = dict(poller.poll(int(left_s * 1000) + 1 if self.replica.shard.prepared else 0))
             if self._wake_in in ready:
                 return
             self._take_turn(ready)
+            if not (ready or self.replica.shard.prepared):
+                self.replica.shard.prepare()
             now = self._reporter.moved_at = time.monotonic()
             if now >= tick_at:
                 self._perform(self.replica.tick(now))

@@ -84,11 +84,13 @@ class Server(Looping):
         tick_at = time.monotonic() + period
         while True:
             timeout_ms = int(max(0.0, tick_at - time.monotonic()) * 1000) + 1
-            ready = dict(poller.poll(timeout_ms))
+            ready = dict(poller.poll(timeout_ms if self.shard.prepared else 0))
             if self._wake_in in ready:
                 return
             if not ready.keys().isdisjoint(sockets):
                 self._take_turn()
+            elif not self.shard.prepared:
+                self.shard.prepare()
             if time.monotonic() >= tick_at:
                 self._reception.send(self._acts.tick(time.monotonic()))
                 self._reception.tick()

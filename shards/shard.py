@@ -496,6 +496,17 @@ class Shard:
 
     # --- copies ---------------------------------------------------------------------------------
 
+    @property
+    def prepared(self) -> bool:
+        """Whether there is nothing that `prepare` could do before the next push comes."""
+        return self.held.prepared
+
+    def prepare(self) -> None:
+        """Do a little of what the next push would wait for; while nothing has come, and again
+        until `prepared`. No answer shows it.
+        """
+        self.held.prepare()
+
     def copy(self) -> tuple[Saved, NDArray[np.float32], dict[str, NDArray[np.float32]]]:
         """The whole state, of one version, in this host's memory; the arrays stay as they are."""
         weights, slots = self.held.copy()

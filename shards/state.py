@@ -4,9 +4,11 @@ Everything that changes them stands here: one gradient applied, several in one p
 the whole state put in another's place. The next version is written into a buffer that nobody reads
 (versions.py), so the present one can be served, copied and saved meanwhile.
 
-Slots change in place, unless somebody reads them, as a snapshot does: then the next push moves them
-into a second set of arrays first. So reading a state holds nobody up, that one push waits for a
-copy in memory that it has, and the price is the second set, which is kept for the next time.
+Slots change in place, unless somebody reads them, as a snapshot does: then they go on in a second
+set of arrays, which is kept for the next time. They are copied there piece by piece in the moments
+that the shard has nothing else to do (`prepare`), and what is left when the next push has come is
+copied before it is applied. So reading a state holds nobody up, and the push behind it waits only
+if it came at once.
 
 Weights and slots live where the host of the shard says: in this process's memory, or on a device
 of which nothing is known here but how to move an array there and back. A device's version is
@@ -35,6 +37,8 @@ from shards.tables import segments
 from shards.versions import Buffers, allocator, unshared
 
 Floats = NDArray[np.float32]
+
+_PIECE = 1 << 19  # floats of each slot, 2 MB: what a push may come to wait for, some 0.2 ms
 
 
 class Saved(msgspec.Struct, frozen=True):
@@ -74,6 +78,7 @@ class Held:
         self._weights: Floats | None = None
         self._slots: list[Floats] = []
         self._spare: list[Floats] = []  # their other set, once somebody has read the one
+        self._moved = 0  # floats of each slot that the other set has of the present version
         self._readable = buffers(self.size)
         self._buffers = self._readable if place == HOST else Buffers(self.size, allocator(place))
         self._read: Floats | None = None
@@ -109,6 +114,7 @@ class Held:
         """Make the next version out of a gradient that lies where the weights do."""
         if not unshared(self._slots):
             self._move_slots()
+        self._moved = 0
         out = self._buffers.take()
         self._spec.rule.apply(
             self.weights(),
@@ -145,13 +151,22 @@ class Held:
         slots = [slot if self._here else places.copied(slot, HOST) for slot in self._slots]
         return weights, dict(zip(self._spec.rule.slot_names, slots, strict=True))
 
+    @property
+    def prepared(self) -> bool:
+        """Whether the next push would find nothing to copy first."""
+        return self._moved == self.size or unshared(self._slots)
+
+    def prepare(self) -> None:
+        """Copy a piece of what the next push would have to copy; where not `prepared`."""
+        self._copy_slots(_PIECE)
+
     def restore(self, version: int, weights: Floats, slots: dict[str, Floats]) -> None:
         """Become what `copy` returned elsewhere."""
         out = self._buffers.take()
         places.copy(weights, out)
         names = self._spec.rule.slot_names
         self._slots = [places.copied(slots[name], self._place) for name in names]
-        self._spare = []
+        self._spare, self._moved = [], 0
         self._become(version, out)
 
     def is_at(self, weights: Floats, slots: dict[str, Floats]) -> bool:
@@ -193,11 +208,19 @@ class Held:
 
     def _move_slots(self) -> None:
         """Go on in arrays that nobody reads."""
-        if not self._spare or not unshared(self._spare):
-            self._spare = [self._place.empty((self.size,), np.float32) for _ in self._slots]
-        for slot, spare in zip(self._slots, self._spare, strict=True):
-            places.copy(slot, spare)
+        if self._moved < self.size:
+            self._copy_slots(self.size)
         self._slots, self._spare = self._spare, self._slots
+
+    def _copy_slots(self, most: int) -> None:
+        """Bring so many floats more of each slot to the other set."""
+        # Who read the other set before may read it still; nobody does once it has a first piece.
+        if not self._moved and not (self._spare and unshared(self._spare)):
+            self._spare = [self._place.empty((self.size,), np.float32) for _ in self._slots]
+        part = slice(self._moved, min(self._moved + most, self.size))
+        for slot, spare in zip(self._slots, self._spare, strict=True):
+            places.copy(slot[part], spare[part])
+        self._moved = part.stop
 
     def _become(self, version: int, weights: Floats) -> None:
         self.version, self._weights, self._read = version, weights, None

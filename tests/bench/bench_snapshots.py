@@ -1,12 +1,15 @@
 """What a snapshot costs, how long one takes to write, and how long everything takes to come back.
 
     python tests/bench/bench_snapshots.py [--floats 62914560] [--rounds 5] [--folder DIR]
+    python tests/bench/bench_snapshots.py --held-up   # only the first, in CPU time
 
 By default 240 MiB of weights, with plain SGD the whole state and with Adam a third of it.
 
 - *Held up in the shard*: one shard in this process, pushes one after another. What an Export takes
   there, and what the push behind it takes beyond the median of those before, is what it costs a
-  worker in waiting, apart from the processor time that reading and writing take beside it.
+  worker in waiting, apart from the processor time that reading and writing take beside it. Once
+  with a push that is there *at once*, and once with one that comes *later*, when the shard has used
+  the time: then the longest of its moments counts, too, for a push may come in the midst of it.
 - *Lost a snapshot*: one shard in a process, one worker that does nothing but push and pull, and
   the one who takes snapshots in a third. How much longer the pushes that fall into a snapshot took
   than as many without; over 30 s, that is the overhead. Nobody pushes like that who computes.
@@ -24,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +47,7 @@ from tests.shards.talk import spec as spec_of
 
 RULES: dict[str, Rule] = {"sgd": SGD(), "adam": Adam()}
 EVERY_S = 30.0
+Clock = Callable[[], float]
 Measured = dict[str, list[float] | list[dict[str, float]]]
 
 
@@ -57,7 +62,9 @@ def mebibytes(floats: int, rule: Rule) -> int:
 # --- in the shard ---------------------------------------------------------------------------------
 
 
-def held_up(floats: int, rule: Rule, rounds: int) -> list[float]:
+def held_up(
+    floats: int, rule: Rule, rounds: int, *, at_once: bool, clock: Clock = time.perf_counter
+) -> list[float]:
     """Seconds that pushes waited for a snapshot, each round, once there were buffers for one."""
     table = table_of(floats)
     spec = spec_of(table=table, map=cut_evenly(table, 1), rule=rule, bound=None)
@@ -73,20 +80,31 @@ def held_up(floats: int, rule: Rule, rounds: int) -> list[float]:
         nonlocal seq
         seq += 1
         message = push("w", seq, keys=[0, floats])
-        started = time.perf_counter()
+        started = clock()
         answers = shard.handle(b"w", message, (gradient.data,), 0.0)
-        took = time.perf_counter() - started
+        took = clock() - started
         assert isinstance(answers[0].message, Ack), answers[0].message
         return took
 
     for _ in range(rounds + 1):
         usual = statistics.median(one() for _ in range(7))
-        started = time.perf_counter()
+        started = clock()
         held = shard.handle(b"o", Export(3, "job", "net"), (), 0.0)
-        asked = time.perf_counter() - started
-        waited.append(asked + max(0.0, one() - usual))
+        asked = clock() - started
+        moment = 0.0 if at_once else longest_moment(shard, clock)
+        waited.append(asked + moment + max(0.0, one() - usual))
         del held
     return waited[1:]  # in the first, memory comes from the system
+
+
+def longest_moment(shard: Shard, clock: Clock) -> float:
+    """Seconds that the longest of the steps took that a server does while nothing comes."""
+    longest = 0.0
+    while not shard.prepared:
+        started = clock()
+        shard.prepare()
+        longest = max(longest, clock() - started)
+    return longest
 
 
 # --- between processes ----------------------------------------------------------------------------
@@ -229,11 +247,21 @@ def restarts(folder: Path, rounds: int) -> list[dict[str, float]]:
     return found
 
 
+def waits(floats: int, rule: Rule, rounds: int, clock: Clock = time.perf_counter) -> Measured:
+    """`held_up` by each of both pushes, where it makes a difference."""
+    size = f"{mebibytes(floats, rule)} MiB {rule.__struct_config__.tag}"
+    return {
+        f"held up {when}, {size}": held_up(floats, rule, rounds, at_once=at_once, clock=clock)
+        for when, at_once in (("at once", True), ("later", False))
+        if at_once or rule.slot_names
+    }
+
+
 def measured(floats: int, rounds: int, folder: Path) -> Measured:
     figures: Measured = {}
     for name, rule in RULES.items():
         size = f"{mebibytes(floats, rule)} MiB {name}"
-        figures[f"held up, {size}"] = held_up(floats, rule, rounds)
+        figures |= waits(floats, rule, rounds)
         with tempfile.TemporaryDirectory(dir=folder) as place:
             figures[f"lost, {size}"] = lost(floats, rule, rounds, Path(place))
         with tempfile.TemporaryDirectory(dir=folder) as place:
@@ -248,6 +276,7 @@ def main() -> None:
     parser.add_argument("--floats", type=int, default=60 << 20)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="where snapshots are written (default: here)")
+    parser.add_argument("--held-up", action="store_true", help="only this, in CPU time")
     parser.add_argument("--take", nargs=2, type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -257,11 +286,15 @@ def main() -> None:
         serve(given.serve)
     else:
         floats = given.floats // 256 * 256  # as a table has them
-        bench(floats, given.rounds, given.folder or Path.cwd())
+        if given.held_up:
+            clock = time.thread_time
+            sgd, adam = (waits(floats, rule, given.rounds, clock) for rule in RULES.values())
+            tell(sgd | adam)
+        else:
+            tell(measured(floats, given.rounds, given.folder or Path.cwd()))
 
 
-def bench(floats: int, rounds: int, folder: Path) -> None:
-    figures = measured(floats, rounds, folder)
+def tell(figures: Measured) -> None:
     rows = []
     for name, values in figures.items():
         each = [value for value in values if isinstance(value, dict)]

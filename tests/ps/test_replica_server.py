@@ -25,6 +25,7 @@ from ps.link_model import parse_link
 from ps.replica_server import ReplicaServer
 from shards.errors import BadInput, BadMessage
 from shards.group import Beat
+from shards.rules import Adam
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
 
@@ -294,3 +295,23 @@ def check_sent_on(group: Group, following: Group, worker: str) -> None:
     with ps.Client(group.cluster, worker=worker) as late:
         assert late.cluster == following.cluster
         assert set(late.pull().weights) == {-10.0}
+
+
+def test_copies_use_free_moments(tmp_path: Path) -> None:
+    """Slots that somebody reads are copied while nothing comes, by the primary and its backup."""
+    group = Group(tmp_path, specs=ps.shard_specs(TABLE, rule=Adam(), lease_s=60.0))
+    try:
+        group.join()
+        await_that(lambda: group.holders() == (1,))
+        group.join()
+        await_that(lambda: group.holders() == (1, 2))
+        with ps.Console(group.cluster) as console:
+            console.install(TABLE.empty())
+        shards = [copy.replica.shard for copy in group.copies]
+        await_that(lambda: not shards[1].held.empty)
+        held = [shard.copy() for shard in shards]
+        await_that(lambda: all(shard.prepared for shard in shards))
+        assert [shard.held._moved for shard in shards] == [TABLE.size] * 2
+        del held
+    finally:
+        group.stop()

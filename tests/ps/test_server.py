@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,6 +21,7 @@ from ps.job import describe
 from ps.server import Server
 from shards import codec
 from shards.errors import BadInput
+from shards.ledger import Ledger
 from shards.messages import (
     PROTOCOL,
     AskStatus,
@@ -31,15 +33,17 @@ from shards.messages import (
     Remedy,
     Reply,
 )
+from shards.rules import Adam
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
+from shards.state import Saved
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
 SEED = 20
 
 
-def spec_of(**options: float) -> ShardSpec:
-    (spec,) = ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0), **options)  # type: ignore[arg-type]
+def spec_of(**options: Any) -> ShardSpec:
+    (spec,) = ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0), **options)
     return spec
 
 
@@ -291,3 +295,18 @@ def test_a_shard_that_comes_back_is_gone_on_with() -> None:
             assert second.shard.status().duplicates == 0
             (worker,) = second.shard.status().workers
             assert msgspec.structs.asdict(worker)["seq"] == 10
+
+
+def test_free_moments_are_used() -> None:
+    """Slots that somebody reads are copied while no message comes, before the next push does."""
+    server = Server(spec_of(rule=Adam()), boot=1)
+    slots = dict.fromkeys(Adam.slot_names, TABLE.empty())
+    server.shard.restore(Saved(0, 0, 0, Ledger()), TABLE.empty(), slots)
+    held = server.shard.copy()
+    with server:
+        until = time.monotonic() + 60
+        while not server.shard.prepared:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    assert server.shard.held._moved == TABLE.size
+    del held
