@@ -6,7 +6,8 @@ One worker and one shard, each a process, over every transport, and a ZeroMQ str
 bytes; each once as the system places it and once with both on one core. An update is one thread
 after another, so its time is their sum and that of waking each. On one core none of them sleeps
 deeply: the difference is what waking idle cores costs. Linux only: threads are read from /proc.
-Last come the calls of Python functions that an update takes, which no busy machine changes.
+Last come how often a thread of each kind wakes for an update, and the calls of Python functions
+that it takes, which no busy machine changes.
 """
 
 import argparse
@@ -32,26 +33,33 @@ CONTENDERS = (("ours", "tcp"), ("ours", "ipc"), ("ours", "shm"), ("raw_zmq", "")
 WARM_UP = 300
 
 
+KINDS = ("worker", "worker_zmq", "shard", "shard_zmq")
+
+
 class Spent(NamedTuple):
-    """Microseconds an update: until it is done, and of each kind of thread's CPU."""
+    """An update: microseconds until it is done, and of each kind of thread's CPU; its wakings."""
 
     p50: float
     worker: float
     worker_zmq: float
     shard: float
     shard_zmq: float
+    worker_woken: float
+    worker_zmq_woken: float
+    shard_woken: float
+    shard_zmq_woken: float
 
 
-def threads(pid: int) -> tuple[float, float]:
-    """CPU microseconds so far of a process's own threads, and of ZeroMQ's in it."""
-    own = theirs = 0.0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        spent = int((task / "schedstat").read_text().split()[0]) / 1e3
-        if (task / "comm").read_text().startswith("ZMQ"):
-            theirs += spent
-        else:
-            own += spent
-    return own, theirs
+def threads(*pids: int) -> tuple[list[float], list[float]]:
+    """So far, of each process's own threads and of ZeroMQ's in it: CPU microseconds, and sleeps."""
+    spent, slept = [0.0] * (2 * len(pids)), [0.0] * (2 * len(pids))
+    for number, pid in enumerate(pids):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            kind = 2 * number + (task / "comm").read_text().startswith("ZMQ")
+            spent[kind] += int((task / "schedstat").read_text().split()[0]) / 1e3
+            status = (task / "status").read_text()
+            slept[kind] += int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+    return spent, slept
 
 
 def serve(module: str, wanted: Setting, door: Connection, pinned: bool) -> None:
@@ -68,13 +76,16 @@ def work(
     update, close = import_module(f"tests.bench.peers.{module}").connect(wanted, 0, [door.recv()])
     for _ in range(WARM_UP):
         update()
-    before, took = (*threads(os.getpid()), *threads(shard)), []
+    before, took = threads(os.getpid(), shard), []
     for _ in range(updates):
         started = time.perf_counter()
         update()
         took.append(time.perf_counter() - started)
-    after = (*threads(os.getpid()), *threads(shard))
-    each = [(late - early) / updates for early, late in zip(before, after, strict=True)]
+    each = [
+        (late - early) / updates
+        for earlier, later in zip(before, threads(os.getpid(), shard), strict=True)
+        for early, late in zip(earlier, later, strict=True)
+    ]
     door.send(Spent(1e6 * statistics.median(took), *each))
     close()
 
@@ -157,18 +168,24 @@ def main() -> None:
     print(f"calls an update: {counted.worker:.0f} at the worker, {counted.shard:.0f} at the shard")
 
 
+def in_columns(values: Any, digits: int) -> str:
+    """One of each kind of thread."""
+    columns = zip(KINDS, values, strict=True)
+    return "  ".join(f"{value:{len(kind)}.{digits}f}" for kind, value in columns)
+
+
 def median(each: list[Spent]) -> Spent:
     return Spent(*(statistics.median(values) for values in zip(*each, strict=True)))
 
 
 def show(found: dict[str, Spent]) -> None:
-    print(f"{'us an update':20}{'p50':>7}{'CPU':>7}   of it: {'  '.join(Spent._fields[1:])}")
+    print(f"{'us an update':20}{'p50':>7}{'CPU':>7}   of it: {'  '.join(KINDS)}   woken: the same")
     for name, spent in found.items():
-        cpu: Any = spent[1:]
-        parts = "  ".join(
-            f"{value:{len(field)}.0f}" for field, value in zip(Spent._fields[1:], cpu, strict=True)
+        cpu: Any = spent[1:5]
+        print(
+            f"{name:20}{spent.p50:7.0f}{sum(cpu):7.0f}{'':10}{in_columns(cpu, 0)}"
+            f"{'':10}{in_columns(spent[5:], 1)}"
         )
-        print(f"{name:20}{spent.p50:7.0f}{sum(cpu):7.0f}{'':10}{parts}")
     print(save("small", {name: spent._asdict() for name, spent in found.items()}))
 
 
