@@ -194,7 +194,7 @@ class _File:
             together = _slice(waiting) if soon else waiting[:_PIECES]
             written = os.writev(self._descriptor, together)
             if soon and written < total:
-                _begin_flushing(self._descriptor, at, written)
+                begin_flushing(self._descriptor, at, written)
             at += written
             while waiting and written >= len(waiting[0]):
                 written -= len(waiting.pop(0))
@@ -226,7 +226,7 @@ def _slice(pieces: list[memoryview]) -> list[memoryview]:
     return pieces[:_PIECES]
 
 
-def _begin_flushing(descriptor: int, at: int, size: int) -> None:
+def begin_flushing(descriptor: int, at: int, size: int) -> None:
     """Have the disk take these bytes while others are written; whether it could, a sync tells."""
     begin = _sync_file_range()
     if begin is not None:

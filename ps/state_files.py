@@ -32,7 +32,7 @@ CHUNK_BYTES = 4 << 20
 _WEIGHTS, _SLOT, _SAVED, _METADATA = "weights", "slot.", "saved", "__metadata__"
 _LENGTH_BYTES = 8
 _ALIGNMENT = 8
-_HELPERS = 2  # threads that compute checksums beside the one that writes or reads
+_HELPERS = 2  # threads that compute checksums beside the one that reads
 
 Floats = NDArray[np.float32]
 Crc = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -74,7 +74,7 @@ def write_arrays(
     """Write arrays and what is `told` of them, which are of `version`, as `write_state` does."""
     content = _Checked(_chunks([_header(told, arrays), *map(_bytes, arrays.values())]))
     store.put(name, content)
-    return Part(name, content.bytes, version, content.sums(), CHUNK_BYTES)
+    return Part(name, content.bytes, version, tuple(content.sums), CHUNK_BYTES)
 
 
 def read_state(store: Store, part: Part) -> ShardState:
@@ -176,23 +176,23 @@ def _sum(chunk: Sequence[memoryview]) -> int:
 
 
 class _Checked:
-    """Chunks on their way to a store, whose checksums are computed beside the writing."""
+    """Chunks on their way to a store, whose checksums are computed as they pass.
+
+    In the thread that writes: a snapshot is written beside a training, which would have to share
+    its cores with helpers; and what was just summed up is written from the cache.
+    """
 
     def __init__(self, chunks: Iterator[tuple[memoryview, ...]]) -> None:
         self.bytes = 0
+        self.sums: list[int] = []
         self._chunks = chunks
-        self._sums: list[Future[int]] = []
 
     def __iter__(self) -> Iterator[memoryview]:
-        with ThreadPoolExecutor(_HELPERS, "checksums") as helpers:
-            for chunk in self._chunks:
-                self._sums.append(helpers.submit(_sum, chunk))
-                for piece in chunk:
-                    self.bytes += len(piece)
-                    yield piece
-
-    def sums(self) -> tuple[int, ...]:
-        return tuple(future.result() for future in self._sums)
+        for chunk in self._chunks:
+            self.sums.append(_sum(chunk))
+            for piece in chunk:
+                self.bytes += len(piece)
+                yield piece
 
 
 def _read(store: Store, part: Part) -> NDArray[np.uint8]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
+from ps.log_disk import begin_flushing
 from shards.errors import BadInput
 
 PARTIAL = ".partial"
@@ -157,8 +158,13 @@ class LocalStore:
         temporary = self.path / f".{name}.{os.getpid()}{PARTIAL}"
         try:
             with temporary.open("wb", buffering=0) as file:
+                written = 0
                 for part in content:
-                    _write(file, memoryview(part).cast("B"))
+                    piece = memoryview(part).cast("B")
+                    _write(file, piece)
+                    # The disk works while the next is made, and the flush waits for the rest only.
+                    begin_flushing(file.fileno(), written, len(piece))
+                    written += len(piece)
                 os.fsync(file.fileno())
             temporary.replace(self.path / name)
         except BaseException:
