@@ -35,16 +35,17 @@ def _always(_: Any) -> bool:
 class Level(NamedTuple):
     """A level's name, its promise in a sentence, and how to hold it to that.
 
-    `start` starts the shards at an address, with a folder for what they keep. `serving` names their
-    processes as they are at this moment: `shard 0`, `backup 0`, `coordinator`. `survives` are the
-    kinds of kill that the promise covers, `together` how many shards may die in one round. `whole`
-    says whether the level stands as it must for the next to die; `transports` are those that its
-    workers may have; `linkable` says whether its shards may listen where a link leads.
+    `start` starts the shards at an address, with a folder for what they keep, over CURVE if told
+    so. `serving` names their processes as they are at this moment: `shard 0`, `backup 0`,
+    `coordinator`. `survives` are the kinds of kill that the promise covers, `together` how many
+    shards may die in one round. `whole` says whether the level stands as it must for the next to
+    die; `transports` are those that its workers may have; `linkable` says whether its shards may
+    listen where a link leads.
     """
 
     name: str
     promise: str
-    start: Callable[[Sequence[ShardSpec], str, Path], AbstractContextManager[Any]]
+    start: Callable[[Sequence[ShardSpec], str, Path, bool], AbstractContextManager[Any]]
     serving: Callable[[Any], Mapping[str, int]]
     survives: tuple[Kind, ...] = (Kind.KILL_WORKER,)
     together: int = 0
@@ -57,8 +58,10 @@ def _serving(hosts: ProcessShards) -> Mapping[str, int]:
     return {f"shard {number}": pid for number, pid in enumerate(hosts.pids)}
 
 
-def _memory(specs: Sequence[ShardSpec], host: str, _: Path) -> AbstractContextManager[Any]:
-    return process_shards(specs, host=host, secure=False)
+def _memory(
+    specs: Sequence[ShardSpec], host: str, _: Path, curve: bool
+) -> AbstractContextManager[Any]:
+    return process_shards(specs, host=host, secure=curve)
 
 
 MEMORY = Level(
@@ -72,11 +75,13 @@ MEMORY = Level(
 def _logged(durability: Durability, promise: str) -> Level:
     """A level at which shards keep logs, and one whose process died is started again from its."""
 
-    def start(specs: Sequence[ShardSpec], host: str, folder: Path) -> AbstractContextManager[Any]:
+    def start(
+        specs: Sequence[ShardSpec], host: str, folder: Path, curve: bool
+    ) -> AbstractContextManager[Any]:
         # A shard that dies again and again is given up. Here its deaths are ours.
         supervision.QUICK_S = 0.0
         logs = folder / "logs"
-        return process_shards(specs, host=host, secure=False, durability=durability, logs=logs)
+        return process_shards(specs, host=host, secure=curve, durability=durability, logs=logs)
 
     def whole(hosts: ProcessShards) -> bool:
         hosts.check()
@@ -86,8 +91,10 @@ def _logged(durability: Durability, promise: str) -> Level:
     return Level(str(durability), promise, start, _serving, survives, _ALL, whole)
 
 
-def _replicated(specs: Sequence[ShardSpec], host: str, _: Path) -> AbstractContextManager[Any]:
-    return replicated_shards(specs, host=host, silence_s=_SILENCE_S)
+def _replicated(
+    specs: Sequence[ShardSpec], host: str, _: Path, curve: bool
+) -> AbstractContextManager[Any]:
+    return replicated_shards(specs, host=host, silence_s=_SILENCE_S, secure=curve)
 
 
 def _parts(hosts: ReplicatedShards) -> Mapping[str, int]:

@@ -34,7 +34,10 @@ class Broken(Exception):
 
 
 class Plan(NamedTuple):
-    """How large a run is: workers, `linked` of them behind links, shards, floats, and the bound."""
+    """How large a run is: workers, `linked` of them behind links, shards, floats, and the bound.
+
+    With `curve` every process speaks CURVE, and workers join by the job's token.
+    """
 
     level: Level
     workers: int
@@ -45,6 +48,7 @@ class Plan(NamedTuple):
     rest_s: float
     host: str
     retry_s: float = 0.1
+    curve: bool = False
 
 
 class Party:
@@ -79,8 +83,9 @@ class Party:
     def populate(self) -> None:
         """Begin every worker's first life; the last ones live behind links."""
         here = self.folder / "cluster.json"
-        self.hosts.cluster.save(here)
-        transports = self.plan.level.transports
+        self.hosts.cluster.for_workers().save(here)
+        # What goes by a Unix socket or by memory is not encrypted.
+        transports = ("tcp",) if self.plan.curve else self.plan.level.transports
         for number, name in enumerate(self.names):
             linked = number >= self.plan.workers - self.plan.linked
             space = self._link(number) if linked else None
@@ -232,7 +237,7 @@ def party(plan: Plan, folder: Path, *, disk: bool) -> Iterator[Party]:
     )
     with ExitStack() as stack:
         zygote = stack.enter_context(Zygote())
-        hosts = stack.enter_context(plan.level.start(specs, plan.host, folder))
+        hosts = stack.enter_context(plan.level.start(specs, plan.host, folder, plan.curve))
         with Console(hosts.cluster) as console:
             console.install(np.zeros(table.size, np.float32))
         watcher = stack.enter_context(Console(hosts.cluster, patience_s=PATIENCE_S))

@@ -2,7 +2,7 @@
 
     python -m tests.chaos.run [--level memory] [--seconds 600] [--seed 1] [--kills 200] [--tour]
                               [--kinds kills | --kinds cuts | --kinds "link down,..."]
-                              [--every-s 2] [--soak]
+                              [--every-s 2] [--soak] [--curve]
 
 Workers push integers under plain SGD; every weight is a sum that says how many pushes, and which,
 were applied (record.py). Ends with a table, the goals, and status 1 if a promise was not kept.
@@ -10,6 +10,8 @@ In runs/chaos it leaves the report as JSON, every round as it was played, and th
 
 With root it moves into network namespaces of its own and cuts links; without, it says so and does
 the rest. Everything it starts ends with it.
+
+With `--curve` all of them speak CURVE, as where other hosts can reach the shards.
 
 `--soak` is about memory: a fault every two seconds, none longer than that, and every other worker
 is spared kill -9, so that there are processes that live all along to look at.
@@ -160,10 +162,12 @@ def main() -> int:
         bound=given.bound,
         rest_s=given.rest_ms / 1e3,
         retry_s=given.retry_s,
+        curve=given.curve,
         host=namespaces.HERE if links else "127.0.0.1",
     )
-    print(f"level {plan.level.name}: {plan.level.promise}", flush=True)
-    folder = FOLDER.absolute() / f"{given.level}-{given.seed}"
+    over = " over CURVE" if given.curve else ""
+    print(f"level {plan.level.name}{over}: {plan.level.promise}", flush=True)
+    folder = FOLDER.absolute() / f"{given.level}-{given.seed}{'-curve' if given.curve else ''}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     if given.light:
@@ -206,6 +210,7 @@ def parse() -> argparse.Namespace:
     options.add_argument("--rest-ms", type=float, default=2.0, help="of a worker between pushes")
     options.add_argument("--retry-s", type=float, default=0.1, help="of clients; theirs is 1")
     options.add_argument("--light", action="store_true", help="shards without numba start quickly")
+    options.add_argument("--curve", action="store_true", help="have all processes speak CURVE")
     options.add_argument("--soak", action="store_true", help="tell the slope of memory")
     given = options.parse_args()
     if given.longest_s is None:

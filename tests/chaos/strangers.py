@@ -1,7 +1,8 @@
 """Those who come unasked: garbage, connections without end, questions whose answers are not read.
 
-They bother every shard of a cluster until they are killed. None speaks for a worker of the job, so
-whatever comes of it is the shards' doing.
+They bother every shard of a cluster until they are killed; of replicated ones the copies that serve
+as they come. None speaks for a worker of the job, so whatever comes of it is the shards' doing.
+Where CURVE is spoken they have stolen the join token: they come in, under names of their own.
 """
 
 import random
@@ -14,12 +15,16 @@ import msgspec
 import numpy as np
 import zmq
 
-from ps import Cluster
+from ps import Cluster, Unreachable
+from ps.guide import as_led
+from ps.joining import join
+from ps.keys import KeyPair, address_of, expect
 from shards import codec
 from shards.messages import PROTOCOL, Hello, Join, Message, Pull, Push, Welcome
 from shards.messages import Kind as Payload
 from tests.chaos.schedule import Kind
 
+_PATIENCE_S = 5.0
 _STUCK = 4
 _QUESTIONS = 64
 _A_TURN_S = 0.005
@@ -28,6 +33,9 @@ _A_TURN_S = 0.005
 def bother(kind: Kind, cluster: Cluster, seed: int) -> NoReturn:
     """Bother the shards in the way of `kind`; never returns."""
     dice = random.Random(seed)
+    own = None if cluster.access is None else KeyPair.of(cluster.access.token)
+    if cluster.coordinator is not None:
+        cluster = as_led(cluster, own, _PATIENCE_S) or cluster
     match kind:
         case Kind.FUZZ:
             _talk_nonsense(cluster, dice)
@@ -41,11 +49,12 @@ def _talk_nonsense(cluster: Cluster, dice: random.Random) -> NoReturn:
     """ZeroMQ messages of random frames and spoilt headers; and bytes that are no ZeroMQ at all."""
     context = zmq.Context()
     context.setsockopt(zmq.LINGER, 0)
+    key = _enrolled(cluster, "a stranger", 1)
     while True:
         for shard, endpoint in enumerate(cluster.endpoints):
             with context.socket(zmq.DEALER) as dealer:
                 dealer.setsockopt(zmq.LINGER, 0)
-                dealer.connect(endpoint)
+                _connect(dealer, endpoint, key)
                 for _ in range(20):
                     dealer.send_multipart(nonsense(cluster, shard, dice))
                 dealer.poll(20)
@@ -127,8 +136,8 @@ def _join(
     dealer = context.socket(zmq.DEALER)
     for option, value in ((zmq.RCVHWM, 1), (zmq.RCVBUF, 4096), (zmq.LINGER, 0)):
         dealer.setsockopt(option, value)
-    dealer.connect(cluster.endpoints[shard])
     life = time.time_ns() // 1000
+    _connect(dealer, cluster.endpoints[shard], _enrolled(cluster, name, life, shard))
     hello = Hello(1, cluster.job, name, life, PROTOCOL, cluster.build)
     dealer.send_multipart(_enclosed(hello))
     parts = dealer.recv_multipart()
@@ -138,6 +147,21 @@ def _join(
     dealer.send_multipart(_enclosed(Join(2, cluster.job, name, life, welcome.boot, 0)))
     table = cluster.table.name
     return dealer, Pull(3, cluster.job, name, life, welcome.boot, cluster.map.epoch, table, 0)
+
+
+def _enrolled(cluster: Cluster, name: str, life: int, shard: int | None = None) -> KeyPair | None:
+    """A key that speaks for `name` at that shard, or all; None where none is wanted."""
+    at = cluster.endpoints if shard is None else cluster.endpoints[shard : shard + 1]
+    while True:
+        with suppress(Unreachable):  # it is stopped, or is being started again
+            return join(cluster, name, at, _PATIENCE_S, life)
+
+
+def _connect(dealer: "zmq.Socket[bytes]", endpoint: str, own: KeyPair | None) -> None:
+    plain, key = address_of(endpoint)
+    if key and own is not None:
+        expect(dealer, key, own)
+    dealer.connect(plain)
 
 
 def _connect_without_end(cluster: Cluster) -> NoReturn:
@@ -151,5 +175,5 @@ def _connect_without_end(cluster: Cluster) -> NoReturn:
 
 
 def _connection(endpoint: str) -> socket.socket:
-    host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
+    host, port = address_of(endpoint).plain.removeprefix("tcp://").rsplit(":", 1)
     return socket.create_connection((host, int(port)), 1.0)

@@ -152,7 +152,7 @@ def train(level: Level, steps: int, every_s: float, seed: int) -> Course:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         lenet.lay_out(folder)
-        hosts = stack.enter_context(level.start(specs, "127.0.0.1", folder))
+        hosts = stack.enter_context(level.start(specs, "127.0.0.1", folder, False))
         with Console(hosts.cluster) as console:
             console.install(model.initial(seed))
         judge = Judge(hosts.cluster)
