@@ -6,7 +6,6 @@ as the floats that its payloads stand for: written anew it would take the residu
 """
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
 
 import msgspec
 import numpy as np
@@ -14,7 +13,6 @@ from numpy.typing import NDArray
 
 from ps.events import Exported, Frames, Send
 from ps.session import Session
-from ps.worker_state import Repeated
 from shards import payloads
 from shards.messages import Push
 
@@ -88,18 +86,6 @@ def recorded(session: Session, exported: Exported) -> list[Carried]:
     Zeros stand where a shard has the push, which will know it again.
     """
     return [_whole(session, exported.noted[seq]) for seq in sorted(exported.noted)]
-
-
-def told(push: Carried) -> Repeated:
-    """A push as a worker's state tells of it."""
-    message = push.message
-    return Repeated(
-        seq=message.seq,
-        steps=message.steps,
-        samples=message.samples,
-        loss=message.loss if isfinite(message.loss) else 0.0,  # JSON has no infinity
-        read_versions=push.read_versions,
-    )
 
 
 def _whole(former: Session, parts: Mapping[int, tuple[Push, Frames]]) -> Carried:

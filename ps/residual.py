@@ -7,6 +7,7 @@ is made here; sending is the client's.
 """
 
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +67,7 @@ def kept(
     """What a snapshot of the shards at push `base` wants of this worker; the arrays are copies."""
     feedback = feedback_of(session, "keep")
     arrays = {name: array.copy() for name, array in feedback.state().items()}
-    told = [moving.told(push) for push in pushes]
+    told = [_told(push) for push in pushes]
     arrays |= {one.name: push.gradient for one, push in zip(told, pushes, strict=True)}
     return state_of(session, step, clock, base, told), arrays
 
@@ -113,4 +114,16 @@ def made_again(
         wait_s=0.0,
         now=now,
         plain=True,
+    )
+
+
+def _told(push: moving.Carried) -> Repeated:
+    """A push as a worker's state tells of it."""
+    message = push.message
+    return Repeated(
+        seq=message.seq,
+        steps=message.steps,
+        samples=message.samples,
+        loss=message.loss if isfinite(message.loss) else 0.0,  # JSON has no infinity
+        read_versions=push.read_versions,
     )
