@@ -34,6 +34,8 @@ _GONE_S = 60.0
 _ON_SHARED = (
     "tests/deploy/test_ray_cluster.py::test_second_connection",
     "tests/docs/test_snippets.py::test_snippets_on_clusters",
+    "tests/integration/test_cli.py::test_a_replicated_run_that_is_moved",
+    "tests/integration/test_cli.py::test_a_run_that_is_moved",
     "tests/integration/test_cli.py::test_a_run_that_meets_trouble",
     "tests/integration/test_cli.py::test_a_shard_process_that_dies",
     "tests/integration/test_serial.py::test_one_worker_over_spark_and_ray",

@@ -11,9 +11,9 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from deploy import cli
+from ps import replicated_host
+from ps.keeper import ReplicatedShards
+from ps.replicated_host import replicated_shards
+from shards.spec import ShardSpec
 from tests import tiny
 from tests.integration.command import Child, await_snapshots, check_folder, downpour, snapshots
 from worker import spark as door
@@ -29,6 +33,7 @@ from worker import spark as door
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 TRAIN = ("train", "--solver", "solver.prototxt", "--data", "data", "--out", "run", "--shards", 2)
+_MODULES = {"ps.shard_process", "ps.copy_process", "ps.coordinator_process"}
 FOR_EVER = ("--max-iter", 1_000_000)
 
 Here = Callable[..., tuple[int, str, str]]
@@ -123,19 +128,52 @@ def test_a_shard_process_that_dies(here: Here, tmp_path: Path) -> None:
 def test_a_run_that_is_moved(here: Here, tmp_path: Path) -> None:
     """`downpour reshard` has a run go on with three shards, and says so, though one that keeps a
     log is killed meanwhile; every push counts once, and the folder tells of both sets of shards."""
-    tiny.write_job(tmp_path, extra="snapshot: 40")
-    run = tmp_path / "run"
-    before, ended = set(shard_processes()), threading.Event()
+    before = set(shard_processes())
+
+    def strike(asking: Child) -> None:
+        old = min(set(shard_processes()) - before, key=lambda process: process.pid)
+        while not any(path.name.startswith(".reshard-") for path in (tmp_path / "run").iterdir()):
+            assert asking.process.poll() is None
+            time.sleep(0.01)
+        old.kill()
+
+    move_a_run(here, tmp_path, "process", 3, strike)
+    assert set(shard_processes()) == before
+
+
+def test_a_replicated_run_that_is_moved(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it is with copies, though the primary of an old shard is killed as the move begins."""
+    before, sets = set(shard_processes()), []
+
+    @contextmanager
+    def replicated(specs: Sequence[ShardSpec], **how: Any) -> Iterator[ReplicatedShards]:
+        # By its connection a dead copy is told at once; a slow one is not to count as dead.
+        with replicated_shards(specs, **how, silence_s=60.0) as hosts:
+            sets.append(hosts)
+            if len(sets) == 2:
+                os.kill(sets[0].pids["shard 1 primary"], signal.SIGKILL)
+            yield hosts
+
+    monkeypatch.setattr(replicated_host, "replicated_shards", replicated)
+    move_a_run(here, tmp_path, "replicated", 1, lambda _: None)
+    assert [hosts.cluster.map.shards for hosts in sets] == [2, 1]
+    assert set(shard_processes()) == before
+
+
+def move_a_run(
+    here: Here, folder: Path, durability: str, shards: int, strike: Callable[[Child], None]
+) -> None:
+    """Have a run of two shards move to so many while something strikes; look at what it leaves."""
+    tiny.write_job(folder, extra="snapshot: 40")
+    run, ended = folder / "run", threading.Event()
 
     def move() -> tuple[int, str, str]:
         try:
             await_so_many(run, 1)
-            old = min(set(shard_processes()) - before, key=lambda process: process.pid)
-            with downpour(tmp_path, "reshard", "run", "--shards", 3) as asking:
-                while not any(path.name.startswith(".reshard-") for path in run.iterdir()):
-                    assert asking.process.poll() is None
-                    time.sleep(0.01)
-                old.kill()
+            with downpour(folder, "reshard", "run", "--shards", shards) as asking:
+                strike(asking)
                 answered = asking.end()
             # The later of these two holds what the new shards were pushed.
             await_so_many(run, len(snapshots(run)) + 2)
@@ -146,23 +184,27 @@ def test_a_run_that_is_moved(here: Here, tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(1) as pool:
         moved = pool.submit(move)
-        how = ("--shards-in", "processes", "--durability", "process")
+        how = ("--shards-in", "processes", "--durability", durability)
         status, out, err = here(*TRAIN, *FOR_EVER, *how)
         ended.set()
-        assert moved.result() == (0, f"{run} goes on with 3 shards\n", "")
+        few = "shard" if shards == 1 else "shards"
+        assert moved.result() == (0, f"{run} goes on with {shards} {few}\n", "")
     assert (status, err) == (130, "")
-    assert "moving from 2 to 3 shards" in out
-    assert "moved to 3 shards" in out
+    assert f"moving from 2 to {shards} {few}" in out
+    assert f"moved to {shards} {few}" in out
     summary = json.loads((run / "summary.json").read_text())
     settings = json.loads((run / "settings.json").read_text())
-    assert (summary["shards"], settings["shards"]) == (3, 3)
+    assert (summary["shards"], settings["shards"]) == (shards, shards)
     rows = pq.read_table(run / "updates.parquet").to_pandas()
     first = rows[rows["shard"] == 0]
     for _, own in first.groupby("worker"):
         assert sorted(own["seq"]) == list(range(1, len(own) + 1))
-    moved_at = rows[rows["shard"] == 2]["apply_version"].min() - 1
+    # Either set has a shard that the other lacks.
+    if shards > 2:
+        moved_at = rows[rows["shard"] == 2]["apply_version"].min() - 1
+    else:
+        moved_at = rows[rows["shard"] == 1]["apply_version"].max()
     assert 0 < moved_at < summary["updates"] <= len(first)
-    assert set(shard_processes()) == before
 
 
 def await_so_many(run: Path, count: int) -> None:
@@ -184,11 +226,11 @@ def check_told(status: int, err: str, run: Path, cause: str) -> None:
 
 
 def shard_processes() -> list[psutil.Process]:
-    """The shards below this process."""
+    """The processes of shards below this one."""
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
-            if "ps.shard_process" in process.cmdline():
+            if _MODULES & set(process.cmdline()):
                 found.append(process)
         except psutil.NoSuchProcess:
             continue

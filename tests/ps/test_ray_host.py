@@ -15,6 +15,7 @@ from ps.ray_host import RayShards, ray_shards
 from shards.errors import BadInput, GiveUp, WrongBuild
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
+from tests.ps.pushing import Worker, check_applied_once
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (600,)),))
 
@@ -69,6 +70,26 @@ def test_two_actors_serve_a_job_until_one_dies(ray_local: str) -> None:
                 console.read()
         assert listening(cluster) == [True, False]
     assert listening(cluster) == [False, False]
+
+
+def test_a_job_moves_to_more_actors(ray_local: str) -> None:
+    """From two to three while a worker pushes: the sum proves that each push counts once."""
+    specs = ps.shard_specs(TABLE, shards=2, schedule=Fixed(base_rate=1.0), lease_s=60.0, workers=1)
+    with (
+        ray_shards(specs) as old,
+        ray_shards(ps.successors(specs, 3)) as new,
+        Console(old.cluster) as console,
+        Console(new.cluster) as successor,
+    ):
+        console.install(TABLE.empty())
+        worker = Worker(old.cluster, "w")
+        worker.goes_on()
+        ps.move(console, successor)
+        moved_at = successor.status()[2].version
+        worker.goes_on()
+        check_applied_once(new.cluster, [worker])
+        assert 0 < moved_at < successor.status()[2].version == worker.acknowledged
+        assert {status.version for status in console.status()} == {moved_at}
 
 
 def test_a_port_in_use(ray_local: str) -> None:
