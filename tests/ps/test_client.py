@@ -206,7 +206,7 @@ def test_a_worker_that_leaves_frees_the_others() -> None:
 @pytest.mark.parametrize("forgotten", [False, True])
 def test_a_worker_that_dies_frees_the_others(forgotten: bool) -> None:
     """Its lease runs out, and only then; so it does for a client that is dropped without a word."""
-    with shards_for(bound=0, lease_s=2.0) as cluster, Client(cluster, worker="fast") as fast:
+    with shards_for(bound=0, lease_s=4.0) as cluster, Client(cluster, worker="fast") as fast:
         slow = Client(cluster, worker="slow")
         fast.pull()
         fast.push(everywhere(1))
