@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from deploy.origin import Origin, read
 from deploy.run_folder import writer_of
 from deploy.settings import TrainSettings
-from ps.shelf import Entry, Found, State
-from ps.snapshots import Manifest, damage
+from ps.storage.shelf import Entry, Found, State
+from ps.storage.snapshots import Manifest, damage
 from shards.errors import BadInput, GiveUp
 from shards.recut import recut
 from shards.state import ShardState

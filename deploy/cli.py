@@ -15,13 +15,13 @@ from deploy.cli_checkpoints import app as checkpoints
 from deploy.cli_reshard import reshard
 from deploy.settings import NO_BOUND, TrainSettings, parse_staleness
 from ps.build import build_id
-from ps.compression import PULLS, PUSHES
 from ps.durability import Durability
-from ps.hosting import Home, ShardDevice
+from ps.hosts.hosting import Home, ShardDevice
+from ps.protocol.compression import PULLS, PUSHES
 from ps.simulation.planting import registry
 from ps.simulation.scenarios import Profile
 from ps.simulation.setting import Cluster
-from ps.transport import Transport
+from ps.wire.transport import Transport
 from shards.errors import BadInput, DownpourError
 from worker.interrupts import sigterm_too
 from worker.strategies import STRATEGIES, Downpour
@@ -367,7 +367,7 @@ def doctor(
     Exit status 1 when a shard does not answer, or would refuse workers from here.
     """
     from deploy.doctor import diagnose, report
-    from ps.link_model import parse_link
+    from ps.wire.link_model import parse_link
 
     found = diagnose(
         cluster,

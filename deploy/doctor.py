@@ -1,6 +1,6 @@
 """`downpour doctor`: the links to a job's shards, measured, and what to set for them, in words.
 
-The measuring is `ps.probing`'s, the reckoning `ps.advice`'s; here is what a person reads.
+The measuring is `ps.wire.probing`'s, the reckoning `ps.wire.advice`'s; here is what a person reads.
 """
 
 from collections.abc import Sequence
@@ -11,17 +11,17 @@ import msgspec
 
 from deploy.run_folder import CLUSTER
 from deploy.settings import NO_BOUND
-from ps.advice import Advice, advise, remarks
 from ps.build import build_id
 from ps.cluster import Cluster
-from ps.compression import NONE, Compression
-from ps.events import Unreachable
-from ps.guide import as_led
-from ps.joining import operator_key
-from ps.keys import address_of
-from ps.link_model import LinkModel
-from ps.probing import LinkFigures, measure_link
-from ps.slow_links import SlowLinks
+from ps.protocol.compression import NONE, Compression
+from ps.protocol.events import Unreachable
+from ps.security.joining import operator_key
+from ps.security.keys import address_of
+from ps.wire.advice import Advice, advise, remarks
+from ps.wire.guide import as_led
+from ps.wire.link_model import LinkModel
+from ps.wire.probing import LinkFigures, measure_link
+from ps.wire.slow_links import SlowLinks
 from shards.errors import DownpourError
 
 _FLOAT_BYTES = 4

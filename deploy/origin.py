@@ -13,8 +13,8 @@ import msgspec
 
 from deploy.run_folder import SETTINGS, SNAPSHOTS
 from deploy.settings import TrainSettings
-from ps.shelf import Found, Shelf
-from ps.snapshots import MANIFEST
+from ps.storage.shelf import Found, Shelf
+from ps.storage.snapshots import MANIFEST
 from shards.errors import BadInput
 
 

@@ -27,8 +27,8 @@ from urllib.parse import urlsplit
 
 import ray
 
-from ps.private import check_private
-from ps.reach import reach
+from ps.storage.private import check_private
+from ps.wire.reach import reach
 from shards.errors import BadInput, GiveUp, WrongBuild
 from worker.shipping import PACKAGES
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 
 from cupy_kernels.types import Precision
-from ps.compression import NONE, Compression
 from ps.durability import Durability
-from ps.hosting import Home, ShardDevice, check_replicable
-from ps.link_model import LinkModel, parse_link
-from ps.reach import on_this_host
-from ps.shelf import Keep
-from ps.transport import Transport
+from ps.hosts.hosting import Home, ShardDevice, check_replicable
+from ps.protocol.compression import NONE, Compression
+from ps.storage.shelf import Keep
+from ps.wire.link_model import LinkModel, parse_link
+from ps.wire.reach import on_this_host
+from ps.wire.transport import Transport
 from shards.errors import BadInput
 from worker.placement import Wanted, parse_device
 from worker.strategies import Strategy, strategy_named

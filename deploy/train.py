@@ -26,11 +26,11 @@ from deploy.summary import Summary, summarise
 from deploy.updates import UpdatesWriter
 from deploy.wishes import Wishes
 from ps import Cluster
-from ps.hosting import Home, place_of
-from ps.job_logs import newest_logs
-from ps.reach import reach
-from ps.shelf import Found, Shelf
-from ps.snapshots import Manifest
+from ps.hosts.hosting import Home, place_of
+from ps.logs.job_logs import newest_logs
+from ps.storage.shelf import Found, Shelf
+from ps.storage.snapshots import Manifest
+from ps.wire.reach import reach
 from shards.errors import BadInput
 from shards.messages import ShardStatus
 from worker import spark, spark_settings

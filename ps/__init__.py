@@ -7,23 +7,24 @@
         replica = shards.pull()
         shards.push(gradient_at(replica.weights))
 
-Importing this loads neither Ray nor PySpark nor CuPy: `ps.ray_host` is imported by who needs it.
+Importing this loads neither Ray nor PySpark nor CuPy: `ps.hosts.ray_host` is imported by who needs
+it.
 """
 
-from ps.arenas import Replica
 from ps.build import build_id
 from ps.client import Client
 from ps.cluster import Cluster
-from ps.compression import Compression
 from ps.console import Console, ShardState
 from ps.durability import Durability
-from ps.events import Unreachable
-from ps.hosting import ShardDevice
+from ps.hosts.hosting import ShardDevice
+from ps.hosts.local import local_shards
+from ps.hosts.process_host import process_shards
+from ps.hosts.replicated_host import replicated_shards
 from ps.job import describe, shard_specs, successors
-from ps.local import local_shards
-from ps.process_host import process_shards
-from ps.replicated_host import replicated_shards
+from ps.protocol.compression import Compression
+from ps.protocol.events import Unreachable
 from ps.resharding import move
+from ps.sharing.arenas import Replica
 from shards.tables import DenseTable, TensorSpec
 
 __all__ = [

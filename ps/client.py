@@ -21,12 +21,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ps import moving, residual
-from ps.arenas import Arenas, Replica
 from ps.cluster import Cluster
-from ps.compression import Compression
-from ps.connection import Connection
-from ps.events import (
+from ps.protocol import moving
+from ps.protocol.compression import Compression
+from ps.protocol.events import (
     Departed,
     Event,
     Exported,
@@ -37,16 +35,19 @@ from ps.events import (
     Send,
     Unreachable,
 )
-from ps.keeping import Keeper
-from ps.link_model import LinkModel
-from ps.pacing import LEAST, Pacing, Times
-from ps.prefetched import Prefetched
-from ps.renewal import Renewal
-from ps.session import Session
-from ps.stores import Place
-from ps.stripes import MOST
-from ps.transport import Transport, transport_named
-from ps.worker_state import Arrays, WorkerState, save_state
+from ps.protocol.pacing import LEAST, Pacing, Times
+from ps.protocol.prefetched import Prefetched
+from ps.protocol.session import Session
+from ps.sharing.arenas import Arenas, Replica
+from ps.storage import residual
+from ps.storage.keeping import Keeper
+from ps.storage.stores import Place
+from ps.storage.worker_state import Arrays, WorkerState, save_state
+from ps.wire.connection import Connection
+from ps.wire.link_model import LinkModel
+from ps.wire.renewal import Renewal
+from ps.wire.stripes import MOST
+from ps.wire.transport import Transport, transport_named
 from shards.codec import Frames
 from shards.errors import BadInput
 from shards.messages import Message, Pull, Push
@@ -64,13 +65,13 @@ class Client:
     goes on where the last one was applied (`seq`, `step`). `patience_s` is how long a silent shard
     is waited for before `Unreachable` is raised; `in_flight` bounds the pushes that may be
     unacknowledged when a further one is sent; where it is not given, there are as many as the link
-    needs, within memory (ps/pace.py). `compression` is how pushes and pulls travel; `restore` a
-    file of `save`'s, with the residual to go on with, which must be of the last applied push.
-    `keep` is the path or URI that snapshots of the job go to: what compression leaves behind is
-    written there for each (ps/keeping.py). `link` puts everything behind a link that is slow on
-    purpose. `stripes` is over how many TCP connections a shard's messages are spread; not given, as
-    many as the round trip wants (ps/stripes.py). `allocate` makes the arrays that `pull` and
-    `empty` hand out: page-locked ones, where they go to a GPU.
+    needs, within memory (ps/protocol/pace.py). `compression` is how pushes and pulls travel;
+    `restore` a file of `save`'s, with the residual to go on with, which must be of the last applied
+    push. `keep` is the path or URI that snapshots of the job go to: what compression leaves behind
+    is written there for each (ps/storage/keeping.py). `link` puts everything behind a link that is
+    slow on purpose. `stripes` is over how many TCP connections a shard's messages are spread; not
+    given, as many as the round trip wants (ps/wire/stripes.py). `allocate` makes the arrays that
+    `pull` and `empty` hand out: page-locked ones, where they go to a GPU.
     """
 
     def __init__(

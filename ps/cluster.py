@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from ps.build import build_id
-from ps.keys import address_of
-from ps.private import check_private, write_private
+from ps.security.keys import address_of
+from ps.storage.private import check_private, write_private
 from shards.errors import BadInput
 from shards.tables import DenseTable, ShardMap
 

@@ -11,12 +11,12 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from ps import operations
 from ps.cluster import Cluster
-from ps.events import Unreachable
-from ps.joining import operator_key
-from ps.links import Links
-from ps.operations import Answer, Ask, Frames, Heard, Pause, Plan, Question, Result, Side
+from ps.protocol import operations
+from ps.protocol.events import Unreachable
+from ps.protocol.operations import Answer, Ask, Frames, Heard, Pause, Plan, Question, Result, Side
+from ps.security.joining import operator_key
+from ps.wire.links import Links
 from shards import codec
 from shards.errors import BadInput
 from shards.ledger import Ledger

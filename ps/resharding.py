@@ -7,8 +7,8 @@ applied twice. Until the old ones have been told, whatever goes wrong leaves the
 asked of whom, and when, is operations.py's.
 """
 
-from ps import operations
 from ps.console import Console, carry_out
+from ps.protocol import operations
 
 
 def move(old: Console, new: Console) -> None:

@@ -14,10 +14,10 @@ from contextlib import suppress
 
 from ps.cluster import Cluster
 from ps.console import Console
-from ps.events import Unreachable
-from ps.keeping import awaited, gathered, sweep_kept
-from ps.shelf import Shelf
-from ps.worker_state import Kept
+from ps.protocol.events import Unreachable
+from ps.storage.keeping import awaited, gathered, sweep_kept
+from ps.storage.shelf import Shelf
+from ps.storage.worker_state import Kept
 from shards.errors import DownpourError
 from shards.state import ShardState
 

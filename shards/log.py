@@ -26,15 +26,15 @@ A record is a head, its contents' description, and frames:
     description, MessagePack | padding to 64 | frames, one behind another | padding to 64
 
 The head's check covers the description, so that a length is believed only once it is proved. It is
-begun at the number of the file: a file may lie where another was written before (ps/shard_log.py),
-and what is left of that behind the last record is no record of this one.
+begun at the number of the file: a file may lie where another was written before
+(ps/logs/shard_log.py), and what is left of that behind the last record is no record of this one.
 
 The frames' check is crc32 over a summary: a block of 1 MiB is taken as a table of 64-bit words, and
 stands for itself by the sums of its columns and of its rows. Whatever is wrong in one word, one row
 or one column of a block shows, and where numba is there it takes a quarter of the time of the crc32
 of every byte.
 
-It leaves to others (ps/shard_log.py): files, and when what is written is safe.
+It leaves to others (ps/logs/shard_log.py): files, and when what is written is safe.
 """
 
 import struct

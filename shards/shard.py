@@ -1,8 +1,8 @@
 """The shard: one part of the weights, and who may change or read them.
 
 Everything a shard does is a transition: a message, its frames and the time come in, the answers go
-out. It opens nothing, waits for nothing and knows no network; a driver (ps/server.py) carries the
-bytes, and the same code runs on a virtual clock.
+out. It opens nothing, waits for nothing and knows no network; a driver (ps/serving/server.py)
+carries the bytes, and the same code runs on a virtual clock.
 
 The promises kept here:
 

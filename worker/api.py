@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupy_kernels.types import Precision
-from ps.compression import NONE, Compression
 from ps.durability import Durability
-from ps.hosting import Home, ShardDevice
-from ps.link_model import parse_link
-from ps.transport import Transport
+from ps.hosts.hosting import Home, ShardDevice
+from ps.protocol.compression import NONE, Compression
+from ps.wire.link_model import parse_link
+from ps.wire.transport import Transport
 from shards.errors import BadInput
 from worker import spark
 from worker.caffe.job import caffe_job
@@ -89,14 +89,14 @@ def train(
     `shards_in` is where the shards live: "ray", in actors, or "processes" of this machine;
     `shard_device` what holds their weights, "cpu" or "gpu".
     `link`, such as "rtt=100ms,rate=100Mbit", puts each worker behind a link like that, to see how
-    training would fare on it (ps/link_model.py). `transport` carries weights and gradients: "shm"
-    is memory shared on one host, "ipc" a Unix socket there, "tcp" works everywhere, and "auto" is
-    the best that each worker has. `compress` is how pushes travel: "fp16", "bf16", "int8", "4bit",
-    "1bit", "topk:SHARE" or "threshold:TAU", with ",zstd" if wanted; `compress_pull` how weights do:
-    "fp16" or "bf16", or as changes, "int8", "4bit" or "topk:SHARE" (docs/compression.md).
-    `device` is what each worker computes on: "cpu", "gpu" (one of its own), "gpu:N", or "auto", a
-    GPU where one answers. `precision` is what a GPU rounds the factors of products to: "fp32" (not
-    at all), "tf32" or "bf16"; sums stay in float32, and so does the CPU.
+    training would fare on it (ps/wire/link_model.py). `transport` carries weights and gradients:
+    "shm" is memory shared on one host, "ipc" a Unix socket there, "tcp" works everywhere, and
+    "auto" is the best that each worker has. `compress` is how pushes travel: "fp16", "bf16",
+    "int8", "4bit", "1bit", "topk:SHARE" or "threshold:TAU", with ",zstd" if wanted; `compress_pull`
+    how weights do: "fp16" or "bf16", or as changes, "int8", "4bit" or "topk:SHARE"
+    (docs/compression.md). `device` is what each worker computes on: "cpu", "gpu" (one of its own),
+    "gpu:N", or "auto", a GPU where one answers. `precision` is what a GPU rounds the factors of
+    products to: "fp32" (not at all), "tf32" or "bf16"; sums stay in float32, and so does the CPU.
     `durability` is what survives the death of a shard: "memory" (the newest snapshot), "process",
     "logged" or "replicated" (docs/durability.md); the two between need a folder `logs`, of this job
     alone, which each node with a shard has to itself or shares with others.

@@ -16,10 +16,10 @@ from typing import Protocol
 import msgspec
 
 from ps import Cluster, Console
-from ps.hosting import Hosts
+from ps.hosts.hosting import Hosts
 from ps.job import successors
-from ps.job_logs import logs_of
-from ps.operations import Untold
+from ps.logs.job_logs import logs_of
+from ps.protocol.operations import Untold
 from ps.resharding import move
 from shards.errors import BadInput, DownpourError, GiveUp
 from shards.spec import ShardSpec

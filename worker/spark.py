@@ -24,7 +24,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from ps.reach import REACH_S, reach
+from ps.wire.reach import REACH_S, reach
 from shards.errors import BadInput, GiveUp
 from worker import spark_settings
 from worker.shipping import pack

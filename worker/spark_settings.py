@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ps.reach import on_this_host
+from ps.wire.reach import on_this_host
 from shards.errors import BadInput
 
 # A worker is one thread of BLAS: threads of several workers on one core only get in each other's

@@ -14,9 +14,9 @@ import pyarrow as pa
 from threadpoolctl import threadpool_limits
 
 from ps import Client, Cluster, Compression
-from ps.keeping import residual_in
-from ps.link_model import LinkModel
-from ps.transport import Transport
+from ps.storage.keeping import residual_in
+from ps.wire.link_model import LinkModel
+from ps.wire.transport import Transport
 from shards.errors import BadInput
 from worker.batches import Batches
 from worker.model import Model

@@ -22,15 +22,15 @@ from numpy.typing import NDArray
 
 from ps import Cluster, Compression, Console, ShardState, shard_specs
 from ps.durability import Durability
-from ps.events import Unreachable
-from ps.hosting import Home, ShardDevice, start_shards
-from ps.job_logs import drop_logs
-from ps.link_model import LinkModel
-from ps.reach import on_this_host
-from ps.shelf import EVERYTHING, Found, Keep, Shelf
-from ps.snapshots import Manifest, load_snapshot
+from ps.hosts.hosting import Home, ShardDevice, start_shards
+from ps.logs.job_logs import drop_logs
+from ps.protocol.events import Unreachable
 from ps.snapshotter import Snapshotter
-from ps.transport import Transport
+from ps.storage.shelf import EVERYTHING, Found, Keep, Shelf
+from ps.storage.snapshots import Manifest, load_snapshot
+from ps.wire.link_model import LinkModel
+from ps.wire.reach import on_this_host
+from ps.wire.transport import Transport
 from shards.errors import BadInput, DownpourError
 from shards.messages import ShardStatus
 from shards.recut import recut
@@ -61,9 +61,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     one step of every worker, and every `snapshot_every_s` seconds (0: not by that), and at the end;
     `keep` says which stay, `snapshot_aligned` that the shards stand still for one. The shards live
     at `shards_in`, hold their weights on `shard_device`, and listen on `bind` and `port`
-    (ps/hosting.py): where others than this host can reach them, they speak CURVE and let in this
-    job's workers alone, unless `plaintext`. If their logs are `logs_apart`, each node has a folder
-    to itself for them. Each worker is put behind a `link` of this kind, to try one out, and
+    (ps/hosts/hosting.py): where others than this host can reach them, they speak CURVE and let in
+    this job's workers alone, unless `plaintext`. If their logs are `logs_apart`, each node has a
+    folder to itself for them. Each worker is put behind a `link` of this kind, to try one out, and
     computes on a `device` as `worker.placement` says. `transport` carries the data.
     """
 

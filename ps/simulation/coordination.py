@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ps.coordinator import Coordinator, Decision, Group
+from ps.replicas.coordinator import Coordinator, Decision, Group
 from ps.simulation.clock import Party
 from shards.group import Assignment, Beat
 

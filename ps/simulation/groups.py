@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ps.coordinator import Group
+from ps.replicas.coordinator import Group
 from ps.simulation import invariants
 from ps.simulation.clock import Party
 from ps.simulation.hosts import End, Host

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ps.feedback import ERROR
-from ps.session import Session
+from ps.protocol.feedback import ERROR
+from ps.protocol.session import Session
 from shards.messages import Joined, Pull, Standing, Weights
 from shards.replica import Replica
 from shards.shard import Outgoing, Shard

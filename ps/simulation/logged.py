@@ -1,8 +1,8 @@
 """A shard with a log on a disk, at the levels `process` and `logged`: it dies, and is made again.
 
-Its log is the real one (ps/shard_log.py) on a made-up disk (disks.py). Whenever it has died, what
-the disk holds is looked at, and must be what the shard was, bit for bit: of a death between two
-turns exactly that; of one in the midst of a turn's writing, from before that turn or behind it,
+Its log is the real one (ps/logs/shard_log.py) on a made-up disk (disks.py). Whenever it has died,
+what the disk holds is looked at, and must be what the shard was, bit for bit: of a death between
+two turns exactly that; of one in the midst of a turn's writing, from before that turn or behind it,
 for nobody has been answered.
 """
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ps.log_files import looked_at
-from ps.shard_log import Aside, Logged, ShardLog
+from ps.logs.log_files import looked_at
+from ps.logs.shard_log import Aside, Logged, ShardLog
 from ps.simulation import invariants
 from ps.simulation.clock import Party
 from ps.simulation.disks import Died, Disk, Errand

@@ -1,4 +1,4 @@
-"""Whoever moves the job to other shards: the real plan (ps/operations.py), over bad links.
+"""Whoever moves the job to other shards: the real plan (ps/protocol/operations.py), over bad links.
 
 A question is repeated until each shard has answered, as a console repeats it. What the shards
 handed over is noted for the end of the run: the records of each block of floats, and pushes that a
@@ -9,8 +9,8 @@ later, and that they are not whole is the one exception from exactly once.
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ps.events import Unreachable
-from ps.operations import Answer, Ask, Heard, Pause, Plan, Side, move, state_in
+from ps.protocol.events import Unreachable
+from ps.protocol.operations import Answer, Ask, Heard, Pause, Plan, Side, move, state_in
 from ps.simulation.addresses import address_of
 from ps.simulation.clock import Party
 from ps.simulation.hosts import Host

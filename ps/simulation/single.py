@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ps.shard_log import Logged
+from ps.logs.shard_log import Logged
 from ps.simulation import invariants
 from ps.simulation.clock import Party
 from ps.simulation.hosts import End, Host, heir_of

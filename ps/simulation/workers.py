@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ps import moving
-from ps.events import Departed, Event, Pulled, Pushed, Ready, Relocated, Send
-from ps.session import Session
+from ps.protocol import moving
+from ps.protocol.events import Departed, Event, Pulled, Pushed, Ready, Relocated, Send
+from ps.protocol.session import Session
 from ps.simulation import invariants
 from ps.simulation.addresses import generation_of
 from ps.simulation.clock import Party

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ps.compression import Compression
 from ps.durability import Durability
-from ps.events import Send
+from ps.protocol.compression import Compression
+from ps.protocol.events import Send
 from ps.simulation.addresses import generation_of
 from ps.simulation.clock import Clock, Party
 from ps.simulation.coordination import Seat

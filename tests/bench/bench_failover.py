@@ -31,7 +31,7 @@ import numpy as np
 import psutil
 
 import ps
-from ps.transport import Transport
+from ps.wire.transport import Transport
 from shards.schedules import Fixed
 from tests.bench.report import Goal, goals, save
 from tests.chaos import namespaces

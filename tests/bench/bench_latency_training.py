@@ -1,7 +1,7 @@
 """LeNet on MNIST at 100 ms and 100 Mbit/s against no link at all: samples a second, and accuracy.
 
-Two workers are processes of this machine, each behind a link of its own (ps/slow_links.py); the
-shard is in this one. For every bound the run without a link and the one behind it follow each
+Two workers are processes of this machine, each behind a link of its own (ps/wire/slow_links.py);
+the shard is in this one. For every bound the run without a link and the one behind it follow each
 other, so that a busy neighbour slows them alike. Prefetch is on wherever the bound allows it. A run
 whose weights grow beyond all bounds, as too stale gradients can make them, is shown as nan.
 
@@ -31,8 +31,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ps import Cluster, Console, local_shards, shard_specs
-from ps.link_model import parse_link
-from ps.transport import Transport
+from ps.wire.link_model import parse_link
+from ps.wire.transport import Transport
 from shards.errors import DownpourError
 from shards.rules import Adagrad
 from shards.schedules import Fixed

@@ -27,8 +27,8 @@ from pathlib import Path
 import numpy as np
 
 from ps import Client, Cluster, Console, DenseTable, TensorSpec, describe, shard_specs
-from ps.server import Server
-from ps.transport import Transport
+from ps.serving.server import Server
+from ps.wire.transport import Transport
 from tests.bench.report import Goal, goals, save
 
 _RATE = 125e6

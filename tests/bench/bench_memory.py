@@ -19,8 +19,8 @@ import numpy as np
 from ps.client import Client
 from ps.console import Console
 from ps.job import describe, shard_specs
-from ps.server import Server
-from ps.transport import Transport
+from ps.serving.server import Server
+from ps.wire.transport import Transport
 from shards.rules import RULES
 from shards.tables import DenseTable, TensorSpec
 from tests.bench.report import Goal, goals, save

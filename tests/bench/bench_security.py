@@ -22,10 +22,10 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 import ps
-from ps.joining import join
-from ps.keys import KeyPair, address_of, expect
-from ps.process_host import ProcessShards
-from ps.transport import Transport
+from ps.hosts.process_host import ProcessShards
+from ps.security.joining import join
+from ps.security.keys import KeyPair, address_of, expect
+from ps.wire.transport import Transport
 from shards import codec
 from shards.messages import Read
 from tests.bench.report import Goal, goals, save

@@ -24,7 +24,7 @@ import numpy as np
 import psutil
 
 import ps
-from ps.transport import Transport
+from ps.wire.transport import Transport
 from shards import codec
 from shards.ledger import Ledger
 from shards.messages import PROTOCOL, Hello, Install, Join, Kind, Push

@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ps.server import Server
+from ps.serving.server import Server
 from tests.bench.peers import ours
 from tests.bench.peers.contract import Setting
 from tests.bench.report import save

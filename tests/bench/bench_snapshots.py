@@ -34,7 +34,7 @@ import numpy as np
 import psutil
 
 import ps
-from ps.shelf import Keep, Shelf
+from ps.storage.shelf import Keep, Shelf
 from shards.ledger import Ledger
 from shards.messages import Ack, Export
 from shards.rules import SGD, Adam, Rule

@@ -14,7 +14,7 @@ import time
 from contextlib import ExitStack
 
 import ps
-from ps.transport import Transport
+from ps.wire.transport import Transport
 from tests.bench.report import Goal, goals, save
 
 _SHARDS = 2

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ps.snapshots import load_snapshot, save_snapshot
+from ps.storage.snapshots import load_snapshot, save_snapshot
 from shards.errors import GiveUp
 from tests.chaos.party import Broken, Party
 from tests.chaos.schedule import KILLS, LINK_KINDS, Fault, Kind, Round

@@ -10,10 +10,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from ps import Cluster, process_shards, replicated_shards, supervision
+from ps import Cluster, process_shards, replicated_shards
 from ps.durability import Durability
-from ps.keeper import ReplicatedShards
-from ps.process_host import ProcessShards
+from ps.hosts import supervision
+from ps.hosts.keeper import ReplicatedShards
+from ps.hosts.process_host import ProcessShards
 from shards.spec import ShardSpec
 from tests.chaos.schedule import Kind
 

@@ -25,9 +25,9 @@ import ray
 import ps
 from deploy.ray_cluster import connect
 from ps import Durability
-from ps.keeper import ReplicatedShards
-from ps.ray_actors import Actor
-from ps.ray_host import RayShards, ray_shards, replicated_ray_shards
+from ps.hosts.keeper import ReplicatedShards
+from ps.hosts.ray_actors import Actor
+from ps.hosts.ray_host import RayShards, ray_shards, replicated_ray_shards
 from shards.errors import GiveUp
 from shards.schedules import Fixed
 from tests.clusters import ray_head, ray_node

@@ -16,9 +16,9 @@ import numpy as np
 import zmq
 
 from ps import Cluster, Unreachable
-from ps.guide import as_led
-from ps.joining import join
-from ps.keys import KeyPair, address_of, expect
+from ps.security.joining import join
+from ps.security.keys import KeyPair, address_of, expect
+from ps.wire.guide import as_led
 from shards import codec
 from shards.messages import PROTOCOL, Hello, Join, Message, Pull, Push, Welcome
 from shards.messages import Kind as Payload

@@ -17,7 +17,7 @@ from deploy.cli import app
 from deploy.origin import origin_of
 from deploy.run_folder import RunFolder, writer_of
 from deploy.settings import TrainSettings
-from ps.shelf import Keep, Shelf
+from ps.storage.shelf import Keep, Shelf
 from shards.errors import BadInput, DownpourError
 from shards.ledger import Entry
 from tests import tiny

@@ -22,8 +22,9 @@ from deploy import train as training
 from deploy.origin import Origin
 from deploy.run_folder import RunFolder
 from deploy.settings import TrainSettings
-from ps import Console, hosting, local_shards, shard_specs
-from ps.snapshots import save_snapshot
+from ps import Console, local_shards, shard_specs
+from ps.hosts import hosting
+from ps.storage.snapshots import save_snapshot
 from tests import tiny
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver

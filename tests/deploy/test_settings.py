@@ -12,8 +12,8 @@ from cupy_kernels.types import Precision
 from deploy.run_folder import RunFolder
 from deploy.settings import TrainSettings, parse_staleness
 from ps.durability import Durability
-from ps.hosting import Home
-from ps.transport import Transport
+from ps.hosts.hosting import Home
+from ps.wire.transport import Transport
 from shards.errors import BadInput
 from worker.strategies import BSP, Downpour
 

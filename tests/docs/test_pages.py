@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 
 import ps
-from ps.events import Unreachable
+from ps.protocol.events import Unreachable
 from shards import errors, messages, rules, schedules
 from tests.docs.pages import DOCS, PAGES, ROOT, prose, read, rows, section
 from worker.caffe.registry import LAYERS

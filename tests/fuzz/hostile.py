@@ -10,7 +10,7 @@ import socket
 import struct
 from collections.abc import Callable
 
-from ps.keys import address_of
+from ps.security.keys import address_of
 
 # ZMTP 3.1 (rfc.zeromq.org/spec/37): signature, version, mechanism, as-server, filler.
 _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"

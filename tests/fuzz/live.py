@@ -8,7 +8,7 @@ import numpy as np
 import psutil
 
 import ps
-from ps.transport import Transport
+from ps.wire.transport import Transport
 from tests.fuzz.hostile import Crowd
 
 _BETWEEN = 50  # connections between two updates of the good client

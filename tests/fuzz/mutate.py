@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ps import notes
-from ps.joining import Enrol
-from ps.stripes import Cutter
+from ps.security.joining import Enrol
+from ps.sharing import notes
+from ps.wire.stripes import Cutter
 from shards import codec
 from shards.messages import (
     PROTOCOL,

@@ -7,10 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 import ps
-from ps import joining, notes
-from ps.admission import Admission, Invitation, Register
-from ps.shard_side import ShardSide
-from ps.stripes import Gatherer
+from ps.security import joining
+from ps.security.admission import Admission, Invitation, Register
+from ps.sharing import notes
+from ps.sharing.shard_side import ShardSide
+from ps.wire.stripes import Gatherer
 from shards import codec
 from shards.errors import DownpourError
 from shards.ledger import Ledger
@@ -61,7 +62,7 @@ def decoders(frames: Frames) -> None:
 
 
 class Reception:
-    """A shard's way from frames to answers, as ps/reception.py has it, without the sockets."""
+    """A shard's way from frames to answers, as in ps/serving/reception.py but without sockets."""
 
     def __init__(self) -> None:
         self.shard = a_shard()

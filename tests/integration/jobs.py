@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ps.hosting import Home
+from ps.hosts.hosting import Home
 from shards.rules import SGD, Decay
 from shards.schedules import Fixed
 from shards.tables import DenseTable, TensorSpec

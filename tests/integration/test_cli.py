@@ -22,9 +22,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from deploy import cli
-from ps import replicated_host
-from ps.keeper import ReplicatedShards
-from ps.replicated_host import replicated_shards
+from ps.hosts import replicated_host
+from ps.hosts.keeper import ReplicatedShards
+from ps.hosts.replicated_host import replicated_shards
 from shards.spec import ShardSpec
 from tests import tiny
 from tests.integration.command import Child, await_snapshots, check_folder, downpour, snapshots
@@ -33,7 +33,7 @@ from worker import spark as door
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 TRAIN = ("train", "--solver", "solver.prototxt", "--data", "data", "--out", "run", "--shards", 2)
-_MODULES = {"ps.shard_process", "ps.copy_process", "ps.coordinator_process"}
+_MODULES = {"ps.hosts.shard_process", "ps.hosts.copy_process", "ps.hosts.coordinator_process"}
 FOR_EVER = ("--max-iter", 1_000_000)
 
 Here = Callable[..., tuple[int, str, str]]

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ps.hosting import Home
+from ps.hosts.hosting import Home
 from shards.errors import GiveUp
 from shards.messages import Standing
 from tests.integration.jobs import Broken, DiesOnce, counted, ones_job, rows

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ps.events import Event, Ready, Send
-from ps.session import Session
+from ps.protocol.events import Event, Ready, Send
+from ps.protocol.session import Session
 from shards.codec import Buffer
 from shards.messages import (
     Ack,

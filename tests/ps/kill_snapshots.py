@@ -15,8 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ps import shelf, snapshots, state_files, stores
-from ps.shelf import Keep, Shelf
+from ps.storage import shelf, snapshots, state_files, stores
+from ps.storage.shelf import Keep, Shelf
 from tests.ps.saved import JOB, same, states_of
 
 FILES = {module.__file__ for module in (shelf, snapshots, state_files, stores)}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 import ps
-from ps.keeper import ReplicatedShards
+from ps.hosts.keeper import ReplicatedShards
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
 

@@ -11,7 +11,7 @@ from pyarrow import fs
 
 import ps
 from ps import ShardState
-from ps.stores import ArrowStore
+from ps.storage.stores import ArrowStore
 from shards.ledger import Entry, Ledger
 from shards.messages import Standing
 from shards.state import Saved

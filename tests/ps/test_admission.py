@@ -2,8 +2,8 @@
 
 import pytest
 
-from ps.admission import Admission, Enrolment, Enrolments, Invitation, Register, issue
-from ps.keys import KeyPair, address_of, key_bytes, pinned
+from ps.security.admission import Admission, Enrolment, Enrolments, Invitation, Register, issue
+from ps.security.keys import KeyPair, address_of, key_bytes, pinned
 from shards.errors import BadInput, BadMessage, Fenced, GiveUp
 from shards.messages import AskStatus, Join, Probe, Renew
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ps.advice import CODECS, Advice, advise, remarks
-from ps.compression import Compression
-from ps.probing import LinkFigures
+from ps.protocol.compression import Compression
+from ps.wire.advice import CODECS, Advice, advise, remarks
+from ps.wire.probing import LinkFigures
 
 _MB = 1_000_000
 

@@ -13,7 +13,7 @@ import zmq
 
 import ps
 from ps import Client, Cluster, Console
-from ps.renewal import Renewal
+from ps.wire.renewal import Renewal
 from shards.errors import BadInput, BadMessage, GiveUp, WrongBuild
 from shards.messages import Standing
 from shards.schedules import Fixed

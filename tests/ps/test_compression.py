@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from ps import Compression
-from ps.compression import NAMES, Rounded, Threshold, TopK
+from ps.protocol.compression import NAMES, Rounded, Threshold, TopK
 from shards.errors import BadInput
 from shards.messages import Kind
 

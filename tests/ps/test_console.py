@@ -9,7 +9,7 @@ import pytest
 import ps
 from ps import Client, Cluster, Console, ShardState
 from ps.job import describe
-from ps.server import Server
+from ps.serving.server import Server
 from shards.errors import BadInput, BadMessage, GiveUp, Retry
 from shards.ledger import Ledger
 from shards.messages import Standing

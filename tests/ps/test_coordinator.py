@@ -1,6 +1,6 @@
 """The coordinator's rules, each as a short story. Times are seconds; silence is death after 1 s."""
 
-from ps.coordinator import Coordinator, Decision, Group
+from ps.replicas.coordinator import Coordinator, Decision, Group
 from shards.group import Beat, Configuration
 
 P, B, C = 11, 12, 13  # boot numbers

@@ -9,17 +9,17 @@ import pytest
 import zmq
 
 import ps
-from ps.admission import Admission, Invitation
 from ps.cluster import Access, Cluster
-from ps.handshake import fault_at
 from ps.job import successors
-from ps.joining import Enrol, join
-from ps.keys import KeyPair, address_of, expect, pinned
-from ps.links import Links
-from ps.probing import measure_link
 from ps.resharding import move
-from ps.server import Server
-from ps.transport import Transport
+from ps.security.admission import Admission, Invitation
+from ps.security.handshake import fault_at
+from ps.security.joining import Enrol, join
+from ps.security.keys import KeyPair, address_of, expect, pinned
+from ps.serving.server import Server
+from ps.wire.links import Links
+from ps.wire.probing import measure_link
+from ps.wire.transport import Transport
 from shards import codec
 from shards.errors import BadInput, Fenced, GiveUp
 from shards.messages import PROTOCOL, AskStatus, Hello, Message, Reply
@@ -80,7 +80,7 @@ def test_large_messages_over_several_connections() -> None:
 
 def test_behind_a_slow_link(cluster: Cluster) -> None:
     """The line between is no party: the far end's key is the one that is expected."""
-    with ps.Client(cluster, worker="w0", link=ps.link_model.parse_link("rtt=10ms")) as client:
+    with ps.Client(cluster, worker="w0", link=ps.wire.link_model.parse_link("rtt=10ms")) as client:
         assert client.pull().versions == (0, 0)
 
 

@@ -11,13 +11,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ps import Cluster, Console, Durability, process_shards, supervision
-from ps.admission import Admission, Enrolment, Enrolments, Invitation
+from ps import Cluster, Console, Durability, process_shards
 from ps.cluster import Access
-from ps.guest_book import GuestBook
-from ps.kept_key import kept_keys
-from ps.keys import KeyPair, address_of, pinned
-from ps.transport import Transport
+from ps.hosts import supervision
+from ps.security.admission import Admission, Enrolment, Enrolments, Invitation
+from ps.security.guest_book import GuestBook
+from ps.security.kept_key import kept_keys
+from ps.security.keys import KeyPair, address_of, pinned
+from ps.wire.transport import Transport
 from shards.errors import BadInput, GiveUp
 from tests.ps import test_durability
 from tests.ps.test_curve import as_worker

@@ -15,18 +15,18 @@ import pytest
 import zmq
 
 import ps
-from ps import group_wire
-from ps.admission import Admission, Invitation, issue
 from ps.cluster import Access
-from ps.coordinator_server import CoordinatorServer
-from ps.group_wire import Carried, Report, Seats, Where
-from ps.guide import Guide
-from ps.handshake import fault_at
-from ps.joining import join
-from ps.keys import KeyPair, address_of, expect, pinned
-from ps.peers import Peers
-from ps.replica_server import ReplicaServer
-from ps.replicated_host import replicated_shards
+from ps.hosts.replicated_host import replicated_shards
+from ps.replicas.coordinator_server import CoordinatorServer
+from ps.replicas.peers import Peers
+from ps.replicas.replica_server import ReplicaServer
+from ps.security.admission import Admission, Invitation, issue
+from ps.security.handshake import fault_at
+from ps.security.joining import join
+from ps.security.keys import KeyPair, address_of, expect, pinned
+from ps.wire import group_wire
+from ps.wire.group_wire import Carried, Report, Seats, Where
+from ps.wire.guide import Guide
 from shards import codec
 from shards.errors import BadInput, GiveUp
 from shards.group import Beat, Replicated
@@ -365,6 +365,6 @@ def test_processes_are_killed() -> None:
             - {before[COORDINATOR], before[PRIMARY]}
             for what in ("cmdline", "environ")
         )
-        assert b"ps.copy_process" in told
+        assert b"ps.hosts.copy_process" in told
         for secret in (access.token, access.operator):
             assert secret.encode() not in told

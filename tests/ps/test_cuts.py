@@ -2,7 +2,7 @@
 
 import pytest
 
-from ps.cuts import Doubt, Line, Move
+from ps.protocol.cuts import Doubt, Line, Move
 
 NOTHING, DIAL, RENEW = Move.NOTHING, Move.DIAL, Move.RENEW
 

@@ -19,17 +19,9 @@ import numpy as np
 import pytest
 
 import ps
-from ps import (
-    Client,
-    Cluster,
-    Console,
-    Durability,
-    hosting,
-    process_host,
-    process_shards,
-    supervision,
-)
-from ps.log_files import recovered, spec_in
+from ps import Client, Cluster, Console, Durability, process_shards
+from ps.hosts import hosting, process_host, supervision
+from ps.logs.log_files import recovered, spec_in
 from shards.errors import BadInput, GiveUp
 from shards.schedules import Fixed
 from shards.spec import ShardSpec

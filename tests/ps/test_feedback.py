@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps.compression import NAMES, Compression
-from ps.feedback import ERROR, VELOCITY, Feedback
+from ps.protocol.compression import NAMES, Compression
+from ps.protocol.feedback import ERROR, VELOCITY, Feedback
 from shards import payloads
 from shards.errors import BadInput
 from shards.tables import KeyRange

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from ps import frames
+from ps.wire import frames
 from shards.codec import Buffer
 
 Pair = tuple["zmq.Socket[bytes]", "zmq.Socket[bytes]"]

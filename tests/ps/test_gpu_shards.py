@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 import ps
-from ps.snapshots import load_snapshot, save_snapshot
+from ps.storage.snapshots import load_snapshot, save_snapshot
 from shards.errors import BadInput
 from shards.rules import Momentum
 from shards.schedules import Fixed
@@ -66,6 +66,6 @@ def test_a_job_moves_between_a_gpu_and_the_host(cupy: Any, tmp_path: Path) -> No
 
 def test_where_no_gpu_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is said before a shard is made."""
-    monkeypatch.setattr(ps.hosting, "gpu", lambda: None)
+    monkeypatch.setattr(ps.hosts.hosting, "gpu", lambda: None)
     with pytest.raises(BadInput, match=r"^shard device gpu: expected a GPU that answers"):
         ps.local_shards(specs(), device=ps.ShardDevice.GPU).__enter__()

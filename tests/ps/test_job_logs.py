@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from ps.durability import Durability
-from ps.job_logs import drop_logs, load_logs, newest_logs
-from ps.shard_log import Logged, ShardLog
+from ps.logs.job_logs import drop_logs, load_logs, newest_logs
+from ps.logs.shard_log import Logged, ShardLog
 from shards.errors import BadInput
 from shards.messages import Install
 from shards.shard import Arrival, Shard

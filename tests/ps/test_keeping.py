@@ -11,10 +11,10 @@ import pytest
 
 import ps
 from ps import Client, Cluster, Compression, Console
-from ps.keeping import FOLDER, residual_in, sweep_kept
-from ps.shelf import Found, Shelf
-from ps.snapshots import damage
 from ps.snapshotter import Snapshotter
+from ps.storage.keeping import FOLDER, residual_in, sweep_kept
+from ps.storage.shelf import Found, Shelf
+from ps.storage.snapshots import damage
 from shards.errors import BadInput
 from shards.rules import Momentum
 from shards.schedules import Fixed

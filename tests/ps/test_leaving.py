@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import ps
-from ps.leaving import LARGE_BYTES, Leaving
-from ps.link_model import parse_link
+from ps.wire.leaving import LARGE_BYTES, Leaving
+from ps.wire.link_model import parse_link
 
 
 class Tracker:
@@ -43,7 +43,7 @@ def test_only_what_is_large_is_looked_at() -> None:
 def test_it_has_left_a_while_after_the_system_took_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of the time that it took ZeroMQ to hand it over."""
     now = 100.0
-    monkeypatch.setattr("ps.leaving.time.monotonic", lambda: now)
+    monkeypatch.setattr("ps.wire.leaving.time.monotonic", lambda: now)
     socket, outgoing = Socket(), Leaving()
     given: Any = socket
     outgoing.send([(given, [bytes(LARGE_BYTES)])], "shard", [1])

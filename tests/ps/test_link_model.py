@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from ps.link_model import Jitter, Lane, LinkModel, Stream, parse_link
+from ps.wire.link_model import Jitter, Lane, LinkModel, Stream, parse_link
 from shards.errors import BadInput
 
 

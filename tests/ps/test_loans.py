@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ps.loans import Borrowed, Loans
+from ps.sharing.loans import Borrowed, Loans
 from shards.errors import BadMessage
 
 SEED = 4

@@ -9,7 +9,7 @@ import pytest
 
 _TOUCH = """
 import ctypes, resource
-from ps.memory import keep_large_blocks
+from ps.wire.memory import keep_large_blocks
 print(int(keep_large_blocks()))
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
@@ -27,7 +27,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 _HOLES = """
 import ctypes, gc, sys
-from ps.memory import Surplus, keep_large_blocks
+from ps.wire.memory import Surplus, keep_large_blocks
 keep_large_blocks()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]

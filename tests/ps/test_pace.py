@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from ps.pace import Pace
+from ps.protocol.pace import Pace
 
 
 def played(pace: Pace, own_s: float, rtt_s: float, line_s: float, steps: int = 300) -> list[float]:

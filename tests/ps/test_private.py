@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ps.private import check_private, write_private
+from ps.storage.private import check_private, write_private
 from shards.errors import BadInput
 
 

@@ -9,10 +9,10 @@ import pytest
 
 import ps
 from ps.build import build_id
-from ps.link_model import LinkModel, parse_link
-from ps.links import Links
-from ps.probing import LinkFigures, measure_link
-from ps.slow_links import SlowLinks
+from ps.wire.link_model import LinkModel, parse_link
+from ps.wire.links import Links
+from ps.wire.probing import LinkFigures, measure_link
+from ps.wire.slow_links import SlowLinks
 from shards import codec
 from shards.errors import BadMessage
 from shards.messages import MAX_PROBE_BYTES, PROTOCOL, Probe, Probed, Refusal
@@ -76,7 +76,7 @@ def test_a_silent_shard_is_named(cluster: ps.Cluster) -> None:
 
 def test_a_lost_probe_goes_out_again(cluster: ps.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that broke took a message along: that delays the prober, and no more."""
-    monkeypatch.setattr("ps.probing._REPEAT_S", 0.2)
+    monkeypatch.setattr("ps.wire.probing._REPEAT_S", 0.2)
     send, lost = Links.send, list[object]()
 
     def unsteady(self: Links, *message: Any) -> None:

@@ -19,8 +19,9 @@ import psutil
 import pytest
 
 import ps
-from ps import Client, Console, ShardDevice, hosting, process_host, process_shards
-from ps.process_host import ProcessShards
+from ps import Client, Console, ShardDevice, process_shards
+from ps.hosts import hosting, process_host
+from ps.hosts.process_host import ProcessShards
 from shards.errors import BadInput, GiveUp, WrongBuild
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
@@ -190,7 +191,7 @@ def test_a_loop_that_failed_is_told() -> None:
 def test_shards_in_processes_need_no_extra() -> None:
     """Nothing beyond the base install is loaded in the child, nor Ray by `downpour train`."""
     for modules, extras in (
-        ("ps.shard_process", {"ray", "numba", "cupy", "pyspark", "pyarrow"}),
+        ("ps.hosts.shard_process", {"ray", "numba", "cupy", "pyspark", "pyarrow"}),
         ("deploy.train, worker.training", {"ray"}),
     ):
         script = f"import sys, {modules}; print(*{extras} & set(sys.modules))"

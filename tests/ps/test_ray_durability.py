@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import ray
 
-from ps import Console, Durability, ray_host
-from ps.ray_host import RayShards, ray_shards
+from ps import Console, Durability
+from ps.hosts import ray_host
+from ps.hosts.ray_host import RayShards, ray_shards
 from shards.errors import BadInput, GiveUp
 from tests.ps.test_durability import PATIENCE_S, TABLE, more, pushing, specs_of, until
 

@@ -9,9 +9,10 @@ import pytest
 import ray
 
 import ps
-from ps import Client, Console, hosting
-from ps.keys import address_of
-from ps.ray_host import RayShards, ray_shards
+from ps import Client, Console
+from ps.hosts import hosting
+from ps.hosts.ray_host import RayShards, ray_shards
+from ps.security.keys import address_of
 from shards.errors import BadInput, GiveUp, WrongBuild
 from shards.schedules import Fixed
 from shards.spec import ShardSpec

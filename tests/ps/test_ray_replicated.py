@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 import ps
-from ps.keeper import ReplicatedShards
-from ps.ray_host import apart, replicated_ray_shards
+from ps.hosts.keeper import ReplicatedShards
+from ps.hosts.ray_host import apart, replicated_ray_shards
 from shards.errors import GiveUp
 from tests.ps.pushing import (
     BACKUP,

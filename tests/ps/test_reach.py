@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from ps.reach import reach
+from ps.wire.reach import reach
 from shards.errors import BadInput
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ps.coordinator import Group
-from ps.private import write_private
-from ps.record import Record
+from ps.replicas.coordinator import Group
+from ps.replicas.record import Record
+from ps.storage.private import write_private
 from shards.errors import BadInput
 from shards.group import Configuration
 
@@ -20,7 +20,7 @@ ALONE = Group(PAIR.settled, in_sync=True, pending=Configuration(0, 3, 12))
 WRITER = """
 import os, signal, sys
 from pathlib import Path
-from ps.record import Record
+from ps.replicas.record import Record
 from tests.ps.test_record import PAIR
 
 Record(Path(sys.argv[1]), "job").save({0: PAIR})

@@ -15,14 +15,15 @@ import pytest
 import zmq
 
 import ps
-from ps import console, operations
-from ps.admission import Admission
+from ps import console
 from ps.cluster import Access
-from ps.coordinator_server import CoordinatorServer
-from ps.group_wire import Report, Seats, Where, decode_seats
 from ps.job import describe
-from ps.link_model import parse_link
-from ps.replica_server import ReplicaServer
+from ps.protocol import operations
+from ps.replicas.coordinator_server import CoordinatorServer
+from ps.replicas.replica_server import ReplicaServer
+from ps.security.admission import Admission
+from ps.wire.group_wire import Report, Seats, Where, decode_seats
+from ps.wire.link_model import parse_link
 from shards.errors import BadInput, BadMessage
 from shards.group import Beat
 from shards.rules import Adam

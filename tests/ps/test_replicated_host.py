@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 import ps
-from ps.keeper import Life, ReplicatedShards, keep
-from ps.pipe import CoordinatorOrder, CopyOrder
-from ps.replicated_host import replicated_shards
+from ps.hosts.keeper import Life, ReplicatedShards, keep
+from ps.hosts.pipe import CoordinatorOrder, CopyOrder
+from ps.hosts.replicated_host import replicated_shards
 from shards.errors import BadInput, GiveUp
 from tests.ps.pushing import (
     BACKUP,

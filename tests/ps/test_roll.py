@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from ps import group_wire
-from ps.admission import Admission, Invitation
-from ps.group_wire import Admit, Asked, Report, Where
-from ps.keys import pinned
-from ps.roll import Roll
+from ps.replicas.roll import Roll
+from ps.security.admission import Admission, Invitation
+from ps.security.keys import pinned
+from ps.wire import group_wire
+from ps.wire.group_wire import Admit, Asked, Report, Where
 from shards.errors import BadMessage
 from shards.group import Beat
 

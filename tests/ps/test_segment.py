@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ps import claims
-from ps.mosaic import PAGE, Mosaic, Tile
-from ps.segment import Reference, Segment, SharedBuffers, Window
+from ps.sharing import claims
+from ps.sharing.mosaic import PAGE, Mosaic, Tile
+from ps.sharing.segment import Reference, Segment, SharedBuffers, Window
 from shards.errors import BadMessage
 
 JOB = f"test-job-{secrets.token_hex(8)}"  # its names are nobody else's
@@ -221,7 +221,7 @@ def test_slots_side_by_side() -> None:
 
 _OWNER = """
 import sys, time
-from ps.segment import Segment
+from ps.sharing.segment import Segment
 segment = Segment(sys.argv[1], 100, 2)
 print(segment.name, flush=True)
 time.sleep(60)

@@ -18,7 +18,7 @@ import zmq
 import ps
 from ps import Client, Console
 from ps.job import describe
-from ps.server import Server
+from ps.serving.server import Server
 from shards import codec
 from shards.errors import BadInput
 from shards.ledger import Ledger

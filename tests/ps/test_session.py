@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ps.events import Departed, Pulled, Pushed, Ready, Unreachable
+from ps.protocol.events import Departed, Pulled, Pushed, Ready, Unreachable
 from shards.errors import BadInput, BadMessage, DownpourError, Fenced, GiveUp, WrongBuild
 from shards.messages import (
     PROTOCOL,

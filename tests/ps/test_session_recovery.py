@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from ps.events import Pulled, Unreachable
+from ps.protocol.events import Pulled, Unreachable
 from shards.errors import GiveUp
 from shards.messages import PROTOCOL, Hello, Join, Parked, Pull, Push, Remedy
 from tests.ps.answers import (

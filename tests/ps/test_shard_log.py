@@ -16,11 +16,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from ps import log_disk
 from ps.durability import Durability
-from ps.log_files import recovered, spec_in
-from ps.shard_log import Logged, ShardLog
+from ps.logs.log_files import recovered, spec_in
+from ps.logs.shard_log import Logged, ShardLog
 from ps.simulation.disks import Died, Disk
+from ps.storage import log_disk
 from shards import log
 from shards.errors import BadInput, GiveUp
 from shards.messages import Ack, Install

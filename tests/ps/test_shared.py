@@ -14,14 +14,15 @@ import pytest
 import zmq
 
 import ps
-from ps import Client, Cluster, Console, claims, notes
-from ps.notes import Accept, Carried, Decline, Lent, Offer
-from ps.process_host import ProcessShards
-from ps.server import Server
-from ps.shard_side import LOANS, ShardSide
-from ps.shared import Parts
-from ps.transport import Transport
-from ps.worker_side import WorkerSide
+from ps import Client, Cluster, Console
+from ps.hosts.process_host import ProcessShards
+from ps.serving.server import Server
+from ps.sharing import claims, notes
+from ps.sharing.notes import Accept, Carried, Decline, Lent, Offer
+from ps.sharing.shard_side import LOANS, ShardSide
+from ps.sharing.shared import Parts
+from ps.sharing.worker_side import WorkerSide
+from ps.wire.transport import Transport
 from shards import codec
 from shards.errors import BadMessage, GiveUp
 from shards.messages import (

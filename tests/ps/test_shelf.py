@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from ps import shelf as shelves
-from ps.shelf import Keep, Shelf, State
-from ps.snapshots import Manifest, save_snapshot
-from ps.stores import ArrowStore, LocalStore, Store
+from ps.storage import shelf as shelves
+from ps.storage.shelf import Keep, Shelf, State
+from ps.storage.snapshots import Manifest, save_snapshot
+from ps.storage.stores import ArrowStore, LocalStore, Store
 from shards.errors import BadInput, GiveUp
 from tests.ps.saved import JOB, full_disk, mocked, same, states_of
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import ps
-from ps.link_model import parse_link
-from ps.slow_links import SlowLinks
+from ps.wire.link_model import parse_link
+from ps.wire.slow_links import SlowLinks
 from shards.errors import BadInput
 
 _TABLE = ps.DenseTable("far", (ps.TensorSpec("w", (3000,)),))

@@ -13,8 +13,9 @@ import pytest
 from safetensors.numpy import load_file
 
 import ps
-from ps import Client, Console, ShardState, stores
-from ps.snapshots import (
+from ps import Client, Console, ShardState
+from ps.storage import stores
+from ps.storage.snapshots import (
     are_aligned,
     damage,
     discard,
@@ -23,7 +24,7 @@ from ps.snapshots import (
     save_snapshot,
     sweep,
 )
-from ps.stores import LocalStore, Store
+from ps.storage.stores import LocalStore, Store
 from shards.errors import BadInput, GiveUp
 from shards.rules import Momentum
 from shards.schedules import Fixed
@@ -193,7 +194,7 @@ def test_a_flipped_bit_is_told_with_its_chunk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error says which chunk of which file, and where it lies; `damage` tells of each file."""
-    monkeypatch.setattr("ps.state_files.CHUNK_BYTES", 1000)
+    monkeypatch.setattr("ps.storage.state_files.CHUNK_BYTES", 1000)
     save(tmp_path / "1")
     monkeypatch.undo()  # how large a chunk was is in the manifest
     for shard in (0, 1):

@@ -11,8 +11,8 @@ import pytest
 
 import ps
 from ps import Client, Cluster
-from ps.shelf import Shelf
 from ps.snapshotter import Snapshotter
+from ps.storage.shelf import Shelf
 from shards.rules import Momentum
 from tests.ps.saved import MAP, TABLE, full_disk
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from ps.stores import ArrowStore, LocalStore, Store, open_store
+from ps.storage.stores import ArrowStore, LocalStore, Store, open_store
 from shards.errors import BadInput
 from tests.ps.saved import mocked
 

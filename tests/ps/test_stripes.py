@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 import ps
-from ps.link_model import parse_link
-from ps.slow_links import SlowLinks
-from ps.stripes import LEAST_BYTES, MOST, TOKEN_BYTES, Cutter, Gatherer, Parts, stripes_for
+from ps.wire.link_model import parse_link
+from ps.wire.slow_links import SlowLinks
+from ps.wire.stripes import LEAST_BYTES, MOST, TOKEN_BYTES, Cutter, Gatherer, Parts, stripes_for
 from shards import codec
 from shards.errors import BadInput, BadMessage
 from shards.messages import AskStatus

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from ps import supervision
-from ps.supervision import Deaths, Fate, Kept, Stranded
+from ps.hosts import supervision
+from ps.hosts.supervision import Deaths, Fate, Kept, Stranded
 from shards.errors import GiveUp
 
 KILLED = Fate("died: its process was ended by signal 9 (Killed)", told=False)

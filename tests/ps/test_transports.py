@@ -11,9 +11,10 @@ import pytest
 import zmq
 
 import ps
-from ps import Client, Cluster, Console, claims
-from ps.server import Server
-from ps.transport import Transport
+from ps import Client, Cluster, Console
+from ps.serving.server import Server
+from ps.sharing import claims
+from ps.wire.transport import Transport
 from shards.errors import BadInput
 from shards.rules import SGD, Adam, Rule
 from shards.schedules import Fixed

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from ps.events import Exported
-from ps.unsaved import Unsaved
+from ps.protocol.events import Exported
+from ps.protocol.unsaved import Unsaved
 from shards.messages import Kind, Push
 
 FRAMES: tuple[Any, ...] = ()

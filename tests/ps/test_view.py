@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ps import Compression
-from ps.events import Pulled
-from ps.view import View, advanced
+from ps.protocol.events import Pulled
+from ps.protocol.view import View, advanced
 from shards import payloads
 from shards.messages import Kind, Pull, Weights
 from tests.ps.answers import ready_session, tell, weights

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ps import Client, Cluster, Console, DenseTable, TensorSpec, local_shards, shard_specs
-from ps.links import Links
+from ps.wire.links import Links
 from shards.errors import BadInput
 from shards.messages import Message, Renew
 from shards.schedules import Fixed, Schedule, Step

@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 
 import ps
-from ps import Durability, console, operations
-from ps.hosting import ShardDevice, serve
+from ps import Durability, console
+from ps.hosts.hosting import ShardDevice, serve
+from ps.hosts.keeper import ReplicatedShards
 from ps.job import describe
-from ps.job_logs import newest_logs
-from ps.keeper import ReplicatedShards
-from ps.server import Server
-from ps.transport import Transport
+from ps.logs.job_logs import newest_logs
+from ps.protocol import operations
+from ps.serving.server import Server
+from ps.wire.transport import Transport
 from shards.errors import DownpourError, GiveUp
 from shards.schedules import Fixed
 from shards.spec import ShardSpec

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
 from ps import Cluster, Compression, Console, local_shards, shard_specs
-from ps.shelf import Shelf
 from ps.snapshotter import Snapshotter
+from ps.storage.shelf import Shelf
 from shards.errors import BadInput
 from shards.schedules import Fixed
 from tests.integration.jobs import TABLE, Ones, counted

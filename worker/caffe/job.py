@@ -5,12 +5,12 @@ from functools import partial
 import msgspec
 
 from cupy_kernels.types import Precision
-from ps.compression import Compression
 from ps.durability import Durability
-from ps.hosting import Home, ShardDevice
-from ps.link_model import LinkModel
-from ps.shelf import EVERYTHING, Keep
-from ps.transport import Transport
+from ps.hosts.hosting import Home, ShardDevice
+from ps.protocol.compression import Compression
+from ps.storage.shelf import EVERYTHING, Keep
+from ps.wire.link_model import LinkModel
+from ps.wire.transport import Transport
 from shards.errors import BadInput
 from shards.tables import cut_evenly
 from worker.caffe.model import CaffeModel

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from ps.events import Send
-from ps.feedback import Feedback
-from ps.session import Session
+from ps.protocol.events import Send
+from ps.protocol.feedback import Feedback
+from ps.protocol.session import Session
 from ps.simulation.planting import Bugs, Patch
 from ps.simulation.setting import Cluster
 from shards import payloads

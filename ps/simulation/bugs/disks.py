@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from ps.shard_log import Logged, ShardLog
+from ps.logs.shard_log import Logged, ShardLog
 from ps.simulation.disks import Writing
 from ps.simulation.planting import Bugs, Patch
 from ps.simulation.setting import Cluster

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from ps.coordinator import Coordinator, Group
+from ps.replicas.coordinator import Coordinator, Group
 from ps.simulation.planting import Bugs, Patch
 from ps.simulation.setting import Cluster
 from shards import codec

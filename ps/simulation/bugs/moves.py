@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from ps import moving, operations
-from ps.operations import Plan, Side
-from ps.session import Session
+from ps.protocol import moving, operations
+from ps.protocol.operations import Plan, Side
+from ps.protocol.session import Session
 from ps.simulation.planting import Bugs, Patch
 from ps.simulation.setting import Cluster
 from shards import codec, recut, replica

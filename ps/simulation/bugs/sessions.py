@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from ps import session
-from ps.events import Send
-from ps.outstanding import Outstanding
-from ps.session import Session
+from ps.protocol import session
+from ps.protocol.events import Send
+from ps.protocol.outstanding import Outstanding
+from ps.protocol.session import Session
 from ps.simulation.planting import Bugs, Patch
 from ps.simulation.setting import Cluster
 

@@ -8,8 +8,8 @@ import msgspec
 from ps import Client, Cluster
 from ps.console import Console
 from ps.job import describe, shard_specs
-from ps.server import Server
-from ps.transport import Transport
+from ps.serving.server import Server
+from ps.wire.transport import Transport
 from shards.rules import SGD
 from shards.schedules import Fixed
 from shards.spec import ShardSpec

@@ -1,0 +1,1 @@
+"""Where shards live: threads, processes or Ray actors, begun, watched and begun again."""

@@ -1,0 +1,193 @@
+"""Where a job's shards live, and what every such place does alike.
+
+Ray actors (ray_host.py) are spread over a cluster; plain processes (process_host.py) run on
+this machine and need nothing but the base install. Either is a context manager that starts one
+shard a spec, gives `Hosts`, and leaves nothing behind. A home's own libraries are loaded when it
+is chosen.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from cupy_kernels.device import gpu
+from cupy_kernels.places import GPU, HOST, Place
+from ps.build import build_id
+from ps.cluster import Access, Cluster
+from ps.durability import Durability
+from ps.logs.shard_log import ShardLog
+from ps.security.admission import Admission, issue
+from ps.security.kept_key import kept_keys
+from ps.serving.server import Server
+from ps.wire.reach import on_this_host
+from ps.wire.transport import Transport
+from shards.errors import BadInput, WrongBuild
+from shards.spec import ShardSpec
+
+START_S = 120.0  # On a busy machine importing Ray alone may take a minute.
+
+
+class Home(StrEnum):
+    """Where shards live: in Ray actors, or in processes of this machine."""
+
+    RAY = "ray"
+    PROCESSES = "processes"
+
+
+class ShardDevice(StrEnum):
+    """What holds and updates the weights: the host's memory and cores, or a GPU."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+
+
+class Hosts(Protocol):
+    """What hosts a job's shards, and the cluster that they form."""
+
+    @property
+    def cluster(self) -> Cluster:
+        """Where the shards are, for workers and operators."""
+        ...
+
+    def check(self) -> None:
+        """Raise GiveUp naming a shard that has died or failed."""
+        ...
+
+    def forget_logs(self) -> None:
+        """Nobody will go on from the logs: those where only the shards are go with these."""
+        ...
+
+
+def start_shards(
+    home: Home,
+    specs: Sequence[ShardSpec],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    transport: Transport = Transport.AUTO,
+    device: ShardDevice = ShardDevice.CPU,
+    secure: bool | None = None,
+    durability: Durability = Durability.MEMORY,
+    logs: Path | None = None,
+    logs_apart: bool = False,
+) -> AbstractContextManager[Hosts]:
+    """Start one shard a spec at `home`; see `ray_shards`, `process_shards`, `replicated_shards`."""
+    if durability is Durability.REPLICATED:
+        check_replicable(port, transport, device)
+        return _start_replicated(home, specs, host, secure)
+    match home:
+        case Home.RAY:
+            from ps.hosts.ray_host import ray_shards
+
+            return ray_shards(
+                specs,
+                host=host,
+                port=port,
+                transport=transport,
+                device=device,
+                secure=secure,
+                durability=durability,
+                logs=logs,
+                logs_apart=logs_apart,
+            )
+        case Home.PROCESSES:
+            from ps.hosts.process_host import process_shards
+
+            return process_shards(
+                specs,
+                host=host,
+                port=port,
+                transport=transport,
+                device=device,
+                secure=secure,
+                durability=durability,
+                logs=logs,
+            )
+
+
+def _start_replicated(
+    home: Home, specs: Sequence[ShardSpec], host: str, secure: bool | None
+) -> AbstractContextManager[Hosts]:
+    match home:
+        case Home.RAY:
+            from ps.hosts.ray_host import replicated_ray_shards
+
+            return replicated_ray_shards(specs, host=host, secure=secure)
+        case Home.PROCESSES:
+            from ps.hosts.replicated_host import replicated_shards
+
+            return replicated_shards(specs, host=host, secure=secure)
+
+
+def check_replicable(port: int, transport: Transport, device: ShardDevice) -> None:
+    """Raise BadInput naming what replicated shards cannot have."""
+    for what, fits, expected, got in (
+        ("port", port == 0, "0, wherever is free", port),
+        ("transport", transport in (Transport.AUTO, Transport.TCP), "auto or tcp", transport),
+        ("shard device", device is ShardDevice.CPU, "cpu", device),
+    ):
+        if not fits:
+            raise BadInput(f"durability replicated: {what}: expected {expected}, got {got}")
+
+
+def keys_for(
+    specs: Sequence[ShardSpec], host: str, secure: bool | None
+) -> tuple[Access | None, Admission | None]:
+    """What lets into a job on `host`, and what its shards are told of it; nothing if anybody may.
+
+    `secure` None is what everybody should have: keys wherever others than this host reach it.
+    """
+    wanted = not on_this_host(host) if secure is None else secure
+    return issue(specs[0].workers) if wanted else (None, None)
+
+
+def bind_address(host: str, port: int, shard: int) -> str:
+    """What shard `shard` listens on: ports count up from `port`, 0 picks a free one."""
+    return f"tcp://{host}:{port + shard if port else '*'}"
+
+
+def bind_again(bind: str, endpoint: str) -> str:
+    """What to listen on for another life of who was bound to `bind`, and told `endpoint`."""
+    return f"{bind.rpartition(':')[0]}:{endpoint.rpartition(':')[2]}"
+
+
+def place_of(device: ShardDevice) -> Place:
+    """Where a shard's arrays live on this machine; raises BadInput where no GPU answers."""
+    if device is ShardDevice.GPU and gpu() is None:
+        raise BadInput(
+            "shard device gpu: expected a GPU that answers, got none here, or no CuPy (the extra"
+            " `gpu`)"
+        )
+    return GPU if device is ShardDevice.GPU else HOST
+
+
+def serve(
+    spec: ShardSpec,
+    bind: str,
+    transport: Transport,
+    device: ShardDevice,
+    admission: Admission | None,
+    durability: Durability = Durability.MEMORY,
+    log_folder: Path | None = None,
+) -> Server:
+    """A server for `spec`, not started yet; its life is numbered by the time of its birth.
+
+    With a `log_folder` it goes on from the log that lies there, and proves to be the shard by the
+    same key as its former life.
+    """
+    boot, place = time.time_ns() // 1000, place_of(device)
+    told = bind, transport, place, admission
+    if log_folder is None:
+        return Server(spec, boot, *told, plaintext=admission is None)
+    log = ShardLog(log_folder, durability)
+    keys = kept_keys(log_folder) if admission is not None else None
+    return Server(spec, boot, *told, plaintext=admission is None, keys=keys, log=log)
+
+
+def check_build(name: str, build: str) -> None:
+    """Raise WrongBuild when what has that name runs other code than this process."""
+    if build != build_id():
+        raise WrongBuild(f"{name}: expected build {build_id()} where it runs, got {build}")

@@ -1,0 +1,339 @@
+"""What is kept of replicated shards: two copies each, and a coordinator, wherever they run.
+
+A thread, the keeper, sees to it that what died is followed: the coordinator by one with the same
+record and port, a copy by an empty process, which is brought up to date while training goes on. Who
+serves is the coordinator's decision alone; the keeper only offers processes. How one is started and
+watched is its host's to say: `Starts` and `Life`.
+
+Where they speak CURVE, each process makes a key of its own, which is in the endpoint that it tells.
+So nothing secret is told to any of them, and the keeper, as the operator, tells the coordinator
+which keys are the copies' (roll.py).
+"""
+
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import msgspec
+import zmq
+
+from ps.cluster import Access, Cluster
+from ps.hosts.hosting import START_S, bind_address, bind_again, keys_for
+from ps.hosts.pipe import CoordinatorOrder, CopyOrder
+from ps.job import describe
+from ps.security.admission import Admission
+from ps.security.keys import KeyPair, address_of
+from ps.wire.group_wire import Seat
+from ps.wire.guide import Guide
+from shards.errors import BadInput, GiveUp, WrongBuild
+from shards.spec import ShardSpec
+
+_LOOK_S = 0.1
+_AGAIN_S = 2.0  # after one that came to nothing
+_SPARE_S = 30.0  # that a process may take to be given a part
+_START_S = 3 * START_S  # two processes a shard, and one more
+
+
+class Life(Protocol):
+    """One process, from its host's side."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id where it runs; None until it has told."""
+        ...
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended, as far as is known; returns at once."""
+        ...
+
+    def endpoint(self, until: float) -> str:
+        """Where it listens; waits until `until` on the monotonic clock, and raises why not."""
+        ...
+
+    def check(self) -> None:
+        """Raise GiveUp with how it ended, if it has; returns at once."""
+        ...
+
+    def ask_to_end(self) -> None: ...
+
+    def end(self) -> None:
+        """Wait until it has ended; kill it when that takes long."""
+        ...
+
+
+class Starts(Protocol):
+    """How a host starts processes; neither call waits for one."""
+
+    def coordinator(self, order: CoordinatorOrder) -> Life:
+        """Start it; every one of a job finds the same record."""
+        ...
+
+    def copy(self, order: CopyOrder, beside: Collection[int]) -> Life:
+        """Start a copy; `beside` are the boot numbers of those that it should not die with."""
+        ...
+
+
+class ReplicatedShards:
+    """The processes of one job, and the cluster they form."""
+
+    def __init__(self, cluster: Cluster, keeper: "_Keeper") -> None:
+        self.cluster = cluster
+        self._keeper = keeper
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Each living process by its part: `coordinator`, `shard 0 primary`, `shard 0 backup`.
+
+        One that has no part yet is a `shard 0 spare`. As of a moment ago. In Ray the ids are those
+        of the nodes where they run.
+        """
+        return self._keeper.pids()
+
+    @property
+    def redundant(self) -> bool:
+        """Whether every shard could lose a copy now and no acknowledged push; as of just now."""
+        return self._keeper.redundant
+
+    def check(self) -> None:
+        """Raise GiveUp naming a shard that nobody is left of who holds its pushes."""
+        self._keeper.check()
+
+    def forget_logs(self) -> None:
+        """Nothing: they keep none."""
+
+
+@contextmanager
+def keep(
+    specs: Sequence[ShardSpec],
+    starts: Starts,
+    *,
+    host: str,
+    silence_s: float,
+    record: str,
+    secure: bool | None = None,
+) -> Iterator[ReplicatedShards]:
+    """Start a coordinator and two copies a spec by `starts`; end them on leaving.
+
+    Returns when each shard has a backup. All listen on `host`, wherever is free, and are told as
+    their own machine's address where that is 0.0.0.0; the coordinator's `record` is a path where it
+    runs. `silence_s` is how long a copy may be silent before it counts as dead; one whose
+    connection breaks does so at once. Where other hosts can reach them, all links speak CURVE and
+    let in this job's alone, unless `secure` says otherwise.
+    Raises BadInput when an address cannot be had, GiveUp with the cause when a process does not
+    start within minutes, WrongBuild when it runs other code.
+    """
+    if not silence_s > 0:
+        raise BadInput(f"silence_s: expected more than 0 s, got {silence_s:g}")
+    keeper = _Keeper(specs, starts, host, silence_s, record, keys_for(specs, host, secure))
+    try:
+        cluster = keeper.begin()
+        keeper.start()
+        yield ReplicatedShards(cluster, keeper)
+    finally:
+        keeper.stop()
+
+
+class _Keeper:
+    """Starts what is missing. Its thread begins when all are there; until then it is the caller."""
+
+    def __init__(
+        self,
+        specs: Sequence[ShardSpec],
+        starts: Starts,
+        host: str,
+        silence_s: float,
+        record: str,
+        keys: tuple[Access | None, Admission | None],
+    ) -> None:
+        self._specs = specs
+        self._starts = starts
+        self._host = host
+        self._access, self._admission = keys
+        self._order = CoordinatorOrder(
+            specs[0].job, len(specs), record, bind_address(host, 0, 0), silence_s, self._admission
+        )
+        self._coordinator_at = ""
+        self._keys: dict[int, str] = {}  # by boot number, of those that have told
+        self._coordinator: Life | None = None
+        self._copies: dict[int, tuple[int, Life]] = {}  # shard and process, by boot number
+        self._offered: dict[int, tuple[int, float]] = {}  # the last process of each shard, and when
+        self._used: set[int] = set()
+        self._began_at = 0.0
+        self._boot = 0
+        self._seats: dict[int, Seat] = {}
+        self._lost: dict[int, str] = {}
+        self._ended = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+        self._context = zmq.Context()
+        self._guide: Guide | None = None
+
+    # --- what others ask --------------------------------------------------------------------------
+
+    def pids(self) -> dict[str, int]:
+        lives = {} if self._coordinator is None else {"coordinator": self._coordinator}
+        for boot, (shard, life) in list(self._copies.items()):
+            if life.alive:
+                lives[f"shard {shard} {self._part(boot, shard)}"] = life
+        return {part: pid for part, life in lives.items() if (pid := life.pid) is not None}
+
+    @property
+    def redundant(self) -> bool:
+        return all(
+            shard in self._seats and len(self._living(self._seats[shard])) == 2
+            for shard in range(len(self._specs))
+        )
+
+    def check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        for shard, seat in list(self._seats.items()):
+            if not self._living(seat):
+                how = self._lost.get(shard, "its processes have died")
+                raise GiveUp(f"shard {shard} has no copy left that holds its pushes: {how}")
+
+    # --- beginning and end ------------------------------------------------------------------------
+
+    def begin(self) -> Cluster:
+        """Start everything, and wait until each shard has a backup."""
+        until = time.monotonic() + _START_S
+        self._coordinator = self._starts.coordinator(self._order)
+        self._coordinator_at = self._coordinator.endpoint(until)
+        again = bind_again(self._order.bind, self._coordinator_at)
+        self._order = msgspec.structs.replace(self._order, bind=again)
+        for spec in (*self._specs, *self._specs):
+            self._offer(spec.shard)
+        for boot, (_, life) in list(self._copies.items()):
+            self._keys[boot] = address_of(life.endpoint(until)).key
+        cluster = describe(self._specs, [""] * len(self._specs), self._access)
+        cluster = msgspec.structs.replace(cluster, coordinator=self._coordinator_at)
+        own = None if self._access is None else KeyPair.of(self._access.operator)
+        self._guide = Guide(cluster, self._context, own)
+        while not self.redundant:
+            if time.monotonic() > until:
+                raise GiveUp(f"replicated shards: not all had a backup within {_START_S:g} s")
+            for _, life in self._copies.values():
+                life.check()
+            self._look()
+        endpoints = tuple(self._seats[shard].endpoint for shard in range(len(self._specs)))
+        return msgspec.structs.replace(cluster, endpoints=endpoints)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        lives = [life for _, life in self._copies.values()]
+        if self._coordinator is not None:
+            lives.append(self._coordinator)
+        for life in lives:
+            life.ask_to_end()
+        for life in lives:
+            life.end()
+        self._context.destroy(linger=0)
+
+    # --- keeping ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._ended.is_set():
+                self._keep()
+        except BaseException as error:  # noqa: BLE001  # whatever it is, `check` raises it
+            self._failure = error
+
+    def _keep(self) -> None:
+        assert self._coordinator is not None
+        if not self._coordinator.alive and time.monotonic() - self._began_at > _AGAIN_S:
+            self._began_at = time.monotonic()
+            self._coordinator.end()
+            self._coordinator = self._starts.coordinator(self._order)
+        self._look()
+        self._bury()
+        for seat in list(self._seats.values()):
+            if seat.lonely and not self._waits(seat.shard):
+                self._offer(seat.shard)
+
+    def _look(self) -> None:
+        """Hear what the coordinator has decided; takes a moment."""
+        assert self._guide is not None
+        if self._admission is not None:
+            self._learn_keys()
+            self._guide.admit(self._keys)
+        self._guide.ask(again=True)
+        until = time.monotonic() + _LOOK_S
+        while (left_s := until - time.monotonic()) > 0 and not self._ended.is_set():
+            if self._guide.listen(left_s):
+                self._seats = dict(self._guide.seats)
+                for seat in self._seats.values():
+                    self._used |= {
+                        seat.primary,
+                        seat.primary if seat.backup is None else seat.backup,
+                    }
+
+    def _learn_keys(self) -> None:
+        """By the endpoints of processes that have told theirs by now."""
+        for boot, (shard, life) in self._copies.items():
+            if boot not in self._keys:
+                try:
+                    self._keys[boot] = address_of(life.endpoint(time.monotonic())).key
+                except WrongBuild as error:
+                    self._lost[shard] = str(error)
+                except GiveUp:
+                    pass  # not yet; or it has ended, and `_bury` asks how
+
+    def _bury(self) -> None:
+        """Forget processes that have ended."""
+        for boot, (shard, life) in list(self._copies.items()):
+            try:
+                life.check()
+            except GiveUp as error:
+                self._lost[shard] = str(error)
+                del self._copies[boot]
+                self._keys.pop(boot, None)
+                life.end()
+
+    def _waits(self, shard: int) -> bool:
+        """Whether a process is on its way already, or the last one came to nothing just now."""
+        boot, since = self._offered[shard]
+        age_s = time.monotonic() - since
+        if boot in self._used:
+            return False
+        return age_s < (_SPARE_S if boot in self._copies else _AGAIN_S)
+
+    def _offer(self, shard: int) -> None:
+        """Start an empty process."""
+        self._boot = max(self._boot + 1, time.time_ns() // 1000)
+        self._offered[shard] = self._boot, time.monotonic()
+        bind = bind_address(self._host, 0, 0)
+        order = CopyOrder(
+            self._specs[shard], self._boot, self._coordinator_at, bind, self._admission
+        )
+        self._copies[self._boot] = shard, self._starts.copy(order, self._beside(shard))
+
+    def _beside(self, shard: int) -> list[int]:
+        """The copies of a shard, of which a further one should be apart.
+
+        Not one that was replaced: it counts as dead, whatever its host knows by now.
+        """
+        seat = self._seats.get(shard)
+        return [
+            boot
+            for boot, (of, _) in self._copies.items()
+            if of == shard and (seat is None or boot in {seat.primary, seat.backup})
+        ]
+
+    def _living(self, seat: Seat) -> list[int]:
+        """The processes that hold every acknowledged push."""
+        copies = dict(self._copies)
+        return [boot for boot in seat.promotable if boot in copies and copies[boot][1].alive]
+
+    def _part(self, boot: int, shard: int) -> str:
+        seat = self._seats.get(shard)
+        if seat is not None and boot == seat.primary:
+            return "primary"
+        return "backup" if seat is not None and boot == seat.backup else "spare"

@@ -1,0 +1,48 @@
+"""Shards in threads of this process: to try things out, for notebooks and tests.
+
+The same shard and the same server loop as on a cluster, without Ray.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ps.cluster import Cluster
+from ps.console import Console
+from ps.hosts.hosting import ShardDevice, keys_for, place_of
+from ps.job import describe
+from ps.serving.server import Server
+from ps.wire.transport import Transport
+from shards.spec import ShardSpec
+
+
+@contextmanager
+def local_shards(
+    specs: Sequence[ShardSpec],
+    weights: NDArray[np.float32] | None = None,
+    *,
+    transport: Transport = Transport.AUTO,
+    device: ShardDevice = ShardDevice.CPU,
+    secure: bool = False,
+) -> Iterator[Cluster]:
+    """Serve `specs` on loopback while the context lasts.
+
+    `weights`, float32 of shape (table.size,), is installed first (default: zeros). `transport` is
+    what workers are offered beside TCP (transport.py); `device` what holds the weights;
+    `secure` has TCP speak CURVE, as it does beyond loopback.
+    """
+    place = place_of(device)
+    access, admission = keys_for(specs, "127.0.0.1", secure)
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(
+                Server(spec, boot=1, transport=transport, place=place, admission=admission)
+            )
+            for spec in specs
+        ]
+        cluster = describe(specs, [server.endpoint for server in servers], access)
+        with Console(cluster) as console:
+            console.install(cluster.table.empty() if weights is None else weights)
+        yield cluster

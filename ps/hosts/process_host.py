@@ -1,0 +1,237 @@
+"""Shards as plain processes of this machine: no Ray, nothing but the base install.
+
+    with ps.process_shards(specs) as hosts, ps.Console(hosts.cluster) as console:
+        console.install(weights)
+        ...
+
+Each shard is a child, shard_process.py, with pipes to it. The children are in process groups of
+their own, so that a Ctrl-C in the terminal leaves them to their parent, who may want to save what
+they hold; and they end with their parent, even one that is killed.
+"""
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from ps.cluster import Cluster
+from ps.durability import Durability
+from ps.hosts.hosting import START_S, ShardDevice, bind_address, bind_again, check_build, keys_for
+from ps.hosts.pipe import Failed, Listening, Order, hear, tell
+from ps.hosts.supervision import Fate, Kept
+from ps.job import describe
+from ps.wire.transport import Transport
+from shards.errors import BadInput, GiveUp
+from shards.spec import ShardSpec
+
+_END_S = 10.0
+
+
+class ProcessShards:
+    """The processes of one job, and the cluster they form."""
+
+    def __init__(self, cluster: Cluster, children: Sequence["Child | Kept[Child]"]) -> None:
+        self.cluster = cluster
+        self._children = children
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Each shard's process id; it changes when the process is started again."""
+        return tuple((one.child if isinstance(one, Kept) else one).pid for one in self._children)
+
+    @property
+    def deaths(self) -> int:
+        """How often a process has died, serving or about to, and another was to take its place."""
+        return sum(child.deaths for child in self._children)
+
+    def check(self) -> None:
+        """Raise GiveUp naming a shard whose process or server loop has died for good, and how."""
+        for child in self._children:
+            child.check()
+
+    def forget_logs(self) -> None:
+        """Nothing: they are on this machine, and whoever named their folder removes it."""
+
+
+@contextmanager
+def process_shards(
+    specs: Sequence[ShardSpec],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    transport: Transport = Transport.AUTO,
+    device: ShardDevice = ShardDevice.CPU,
+    secure: bool | None = None,
+    durability: Durability = Durability.MEMORY,
+    logs: Path | None = None,
+) -> Iterator[ProcessShards]:
+    """Start one process a spec; end them on leaving.
+
+    Each listens on `host`, which for 0.0.0.0 is every address of this machine, and is told to
+    workers as its own one. Shard i's port is `port + i`; 0 picks free ones. `transport` is what
+    workers on this host are offered beside TCP. `device` says what holds the weights; on a GPU, it
+    is the first that this process may see, for all of them. Shards that other hosts can reach speak
+    CURVE and let in only who holds `cluster.access`, unless `secure` says otherwise. The children
+    import from where this process does.
+
+    With a `durability` that keeps a log (docs/durability.md), each shard has a folder below `logs`.
+    Where one lies there already, of a job with these very specs, the shard goes on from its end.
+    One that dies is started again on the same endpoint (supervision.py).
+
+    Raises BadInput when a port cannot be bound, no GPU answers, or a log is damaged or another
+    job's, GiveUp with the cause when a shard does not start within a minute, WrongBuild when it
+    runs other code.
+    """
+    if durability is Durability.REPLICATED:
+        raise BadInput("durability replicated: expected `replicated_shards`, got `process_shards`")
+    children: list[Child] = []
+    kept: list[Kept[Child]] = []
+    access, admission = keys_for(specs, host, secure)
+    orders = []
+    try:
+        for spec in specs:
+            bind, folder = (
+                bind_address(host, port, spec.shard),
+                durability.folder_for(logs, spec.shard),
+            )
+            order = Order(spec, bind, transport, device, admission, durability, folder)
+            orders.append(order)
+            # One by one, so that `finally` knows of each.
+            children.append(Child(f"shard {spec.shard}", "ps.hosts.shard_process", order))
+        until = time.monotonic() + START_S
+        endpoints = [child.endpoint(until) for child in children]
+        if durability.keeps_log:
+            kept += map(_kept, children, orders, endpoints)
+        yield ProcessShards(describe(specs, endpoints, access), kept or children)
+    finally:
+        for child in kept or children:
+            child.ask_to_end()
+        for child in kept or children:
+            child.end()
+
+
+def _kept(child: "Child", order: Order, endpoint: str) -> "Kept[Child]":
+    """A child whose place another one takes when it dies, on the same endpoint."""
+    again = msgspec.structs.replace(order, bind=bind_again(order.bind, endpoint))
+    return Kept(child, lambda: Child(child.name, "ps.hosts.shard_process", again), START_S)
+
+
+class Child:
+    """One process, from its parent's side; `name` is what it is called in errors."""
+
+    deaths = 0  # it has but one life
+
+    def __init__(self, name: str, module: str, order: msgspec.Struct) -> None:
+        """Start `module` (child_process.py) and give it its order. Raises GiveUp."""
+        self.name = name
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # `end` closes it
+        self._fate: Fate | None = None
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module],
+                env=os.environ | {"PYTHONPATH": _import_path()},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._said,
+                process_group=0,
+            )
+        except OSError as error:
+            raise GiveUp(f"{self.name} did not start: {error.strerror}") from None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._orders, self._answers = self.process.stdin, self.process.stdout
+        with suppress(BrokenPipeError):  # It has died already; `endpoint` says of what.
+            tell(self._orders.fileno(), order)
+
+    def endpoint(self, until: float) -> str:
+        """Where it listens; waits until `until` on the monotonic clock."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._answers, selectors.EVENT_READ)
+            if not selector.select(max(0.0, until - time.monotonic())):
+                raise GiveUp(f"{self.name} did not start within {START_S:g} s")
+        answer = self._hear()
+        match answer:
+            case Listening(endpoint, build):
+                check_build(self.name, build)
+                return endpoint
+            case Failed(text, mendable=True):
+                self._fate = Fate(f"failed: {text}", told=True)
+                raise BadInput(text)
+            case Failed(text):
+                self._fate = Fate(f"failed: {text}", told=True)
+                raise GiveUp(f"{self.name} did not start: {text}")
+        self.process.wait()
+        raise GiveUp(f"{self.name} did not start: {self._ending()}")
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def check(self) -> None:
+        if not self.alive:
+            raise GiveUp(f"{self.name} has {self.wait().text}")
+
+    def wait(self) -> Fate:
+        """Return when it has ended, with how."""
+        self.process.wait()
+        if self._fate is None:
+            match self._hear():
+                case Failed(text):
+                    self._fate = Fate(f"failed: {text}", told=True)
+                case _:
+                    self._fate = Fate(f"died: {self._ending()}", told=False)
+        return self._fate
+
+    def ask_to_end(self) -> None:
+        # A byte, and not the closing alone: a process forked off this one may hold the pipe, too.
+        with suppress(BrokenPipeError):
+            self._orders.write(b".")
+            self._orders.flush()
+
+    def end(self) -> None:
+        self.stop()
+        self.close()
+
+    def stop(self) -> None:
+        """Wait until it has ended; kill it when that takes long."""
+        try:
+            self.process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def close(self) -> None:
+        """Let go of its pipes."""
+        for pipe in (self._orders, self._answers, self._said):
+            with suppress(BrokenPipeError):
+                pipe.close()
+
+    def _hear(self) -> Listening | Failed | None:
+        return hear(self._answers.fileno(), Listening | Failed)  # type: ignore[arg-type]
+
+    def _ending(self) -> str:
+        """How its process ended, and the last it said."""
+        status = self.process.returncode
+        if status < 0:
+            return f"its process was ended by signal {-status} ({signal.strsignal(-status)})"
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        return f"its process ended with status {status}: {last}"
+
+
+def _import_path() -> str:
+    """Where this process imports from; an empty entry is the working directory."""
+    return os.pathsep.join(path or str(Path.cwd()) for path in sys.path)

@@ -1,0 +1,201 @@
+"""Shards as Ray actors, in the Ray that this process is connected to: one copy each, or two.
+
+    with ray_shards(specs) as hosts, ps.Console(hosts.cluster) as console:
+        console.install(weights)
+        ...
+
+The actors (ray_actors.py) are this process's own: Ray ends them with it. One copy each is spread
+over the nodes by Ray. Of replicated shards the two copies are put on two nodes, where there are as
+many, and the coordinator on this process's own: it finds its record again when its actor dies, and
+that node's death is the end of the job in any case. What died is followed as keeper.py has it.
+
+A shard that keeps a log has it on the node where Ray has put it first, and is bound to that node
+from then on: when its actor dies, another one there goes on from the log, at the same port, as
+supervision.py has it. A node that is gone has taken the log along, and the job has ended.
+"""
+
+import secrets
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+
+from msgspec.structs import replace
+
+from ps.cluster import Cluster
+from ps.durability import Durability
+from ps.hosts import ray_actors
+from ps.hosts.hosting import START_S, ShardDevice, bind_address, bind_again, keys_for
+from ps.hosts.keeper import ReplicatedShards, keep
+from ps.hosts.pipe import CoordinatorOrder, CopyOrder, Order
+from ps.hosts.ray_actors import Actor, CoordinatorActor, CopyActor, ShardActor
+from ps.hosts.supervision import Kept
+from ps.job import describe
+from ps.replicas.coordinator_server import SILENCE_S
+from ps.replicas.record import RECORD
+from ps.storage.log_disk import Folder
+from ps.wire.transport import Transport
+from shards.errors import BadInput
+from shards.spec import ShardSpec
+
+
+class RayShards:
+    """The actors of one job, and the cluster they form."""
+
+    def __init__(
+        self, cluster: Cluster, actors: Sequence[Actor | Kept[Actor]], apart: bool
+    ) -> None:
+        """`apart`: whether each node keeps its shards' logs in a folder of its own."""
+        self.cluster = cluster
+        self._actors = actors
+        self._apart = apart
+
+    @property
+    def pids(self) -> tuple[int | None, ...]:
+        """Each shard's process id on its node; it changes when the actor is followed by another.
+
+        None for one that has not told it yet.
+        """
+        return tuple(actor.pid for actor in self._present())
+
+    @property
+    def deaths(self) -> int:
+        """How often an actor has died, serving or about to, and another was to take its place."""
+        return sum(actor.deaths for actor in self._actors)
+
+    def check(self) -> None:
+        """Raise GiveUp naming a shard whose actor or server loop has died for good, and how."""
+        for actor in self._actors:
+            actor.check()
+
+    def forget_logs(self) -> None:
+        """Have the nodes' own logs go when the shards end."""
+        for actor in self._present():
+            actor.forgets = self._apart
+
+    def _present(self) -> list[Actor]:
+        return [one.child if isinstance(one, Kept) else one for one in self._actors]
+
+
+@contextmanager
+def ray_shards(
+    specs: Sequence[ShardSpec],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    transport: Transport = Transport.AUTO,
+    device: ShardDevice = ShardDevice.CPU,
+    secure: bool | None = None,
+    durability: Durability = Durability.MEMORY,
+    logs: Path | None = None,
+    logs_apart: bool = False,
+) -> Iterator[RayShards]:
+    """Start one actor a spec in the Ray that this process is connected to; end them on leaving.
+
+    Each listens on `host`, which for 0.0.0.0 is every address of its node, and is told to workers
+    as that node's own. Shard i's port is `port + i`; 0 picks free ones. With `device` gpu each asks
+    Ray for a GPU of its own. Shards that other hosts can reach speak CURVE and let in only who
+    holds `cluster.access`, unless `secure` says otherwise.
+
+    With a `durability` that keeps a log (docs/durability.md), each shard has a folder below `logs`,
+    made here, which its node must see: it is this machine, or has mounted the same files. With
+    `logs_apart` it is a folder of that path which each node has to itself. Where a log lies there
+    already, of a job with these very specs, the shard goes on from its end. One that dies is
+    started again on the same node, at the same endpoint (supervision.py).
+
+    Raises BadInput when a port cannot be bound, a node does not see `logs`, a log is damaged or
+    another job's, or Ray has too few GPUs, GiveUp when Ray has no room for the actors within
+    minutes, WrongBuild when a node runs other code.
+    """
+    if durability is Durability.REPLICATED:
+        raise BadInput("durability replicated: expected `replicated_ray_shards`, got `ray_shards`")
+    if device is ShardDevice.GPU and (has := ray_actors.gpus()) < len(specs):
+        raise BadInput(
+            f"shard device gpu: expected a Ray with {len(specs)} GPUs, one a shard, got one with"
+            f" {has:g}"
+        )
+    access, admission = keys_for(specs, host, secure)
+    orders: list[Order] = []
+    actors: list[Actor] = []
+    kept: list[Kept[Actor]] = []
+    try:
+        for spec in specs:
+            bind, folder = (
+                bind_address(host, port, spec.shard),
+                durability.folder_for(logs, spec.shard),
+            )
+            seen = folder is not None and not logs_apart
+            if folder is not None and seen:
+                Folder(Path(folder)).make()
+            order = Order(spec, bind, transport, device, admission, durability, folder, seen)
+            orders.append(order)
+            # One by one, so that `finally` knows of each.
+            actors.append(_shard(order))
+        until = monotonic() + START_S
+        endpoints = [actor.endpoint(until) for actor in actors]
+        if durability.keeps_log:
+            kept += map(_kept, actors, orders, endpoints)
+        yield RayShards(describe(specs, endpoints, access), kept or actors, logs_apart)
+    finally:
+        for one in kept or actors:
+            one.ask_to_end()
+        for one in kept or actors:
+            one.end()
+
+
+def _shard(order: Order, node: str | None = None) -> Actor:
+    """Start a shard's actor; on that node or none, if one is named."""
+    gpus = int(order.device is ShardDevice.GPU)
+    name = f"shard {order.spec.shard}"
+    return Actor(name, ShardActor, order, gpus=gpus, node=node, elsewhere=False)
+
+
+def _kept(actor: Actor, order: Order, endpoint: str) -> Kept[Actor]:
+    """An actor whose place another one takes when it dies, where its log is."""
+    again = replace(order, bind=bind_again(order.bind, endpoint))
+    return Kept(actor, lambda: _shard(again, actor.node), START_S)
+
+
+@contextmanager
+def replicated_ray_shards(
+    specs: Sequence[ShardSpec],
+    *,
+    host: str = "127.0.0.1",
+    silence_s: float = SILENCE_S,
+    secure: bool | None = None,
+) -> Iterator[ReplicatedShards]:
+    """Start a coordinator and two copies a spec as actors; end them on leaving.
+
+    The same as `ps.replicated_shards`, which see, in the Ray that this process is connected to.
+    """
+    record = f"downpour-{secrets.token_hex(16)}/{RECORD}"
+    with keep(
+        specs, _InRay(), host=host, silence_s=silence_s, record=record, secure=secure
+    ) as hosts:
+        yield hosts
+
+
+class _InRay:
+    """Starts actors, and knows where each is."""
+
+    def __init__(self) -> None:
+        self._copies: dict[int, Actor] = {}
+
+    def coordinator(self, order: CoordinatorOrder) -> Actor:
+        here = ray_actors.own_node()
+        return Actor("coordinator", CoordinatorActor, order, node=here, elsewhere=False)
+
+    def copy(self, order: CopyOrder, beside: Collection[int]) -> Actor:
+        self._copies = {boot: actor for boot, actor in self._copies.items() if actor.alive}
+        places = {boot: actor.node for boot, actor in self._copies.items() if actor.node}
+        taken = {node for boot, node in places.items() if boot in beside}
+        node = apart(ray_actors.nodes(), taken, Counter(places.values()))
+        name = f"shard {order.spec.shard}"
+        self._copies[order.boot] = actor = Actor(name, CopyActor, order, node=node)
+        return actor
+
+
+def apart(nodes: Sequence[str], taken: Collection[str], copies: Mapping[str, int]) -> str:
+    """The node for one more copy: none that is `taken`, if there is another; then the emptiest."""
+    return min(nodes, key=lambda node: (node in taken, copies.get(node, 0)))

@@ -1,0 +1,1 @@
+"""What a shard writes down before it answers, and how it is found again."""

@@ -1,0 +1,80 @@
+"""The logs of a whole job, a folder a shard, as something to resume from.
+
+    logs/JOB/shard-0, shard-1, ...
+    logs/JOB.2/shard-0, ...            the shards that the job has moved to, under map epoch 2
+
+A job that ended cleanly has a snapshot and needs its logs no more. One that was killed, with all of
+its shards, left in them every push that it had acknowledged.
+"""
+
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ps.logs.log_files import has_begun, recovered
+from ps.storage.shelf import Found
+from ps.storage.snapshots import Manifest
+from shards.errors import BadInput, Retry
+from shards.spec import ShardSpec
+
+
+def logs_of(folder: Path, specs: Sequence[ShardSpec]) -> Path:
+    """Where below `folder` these shards of a job keep their logs."""
+    first = specs[0]
+    return folder / (first.job if first.map.epoch == 1 else f"{first.job}.{first.map.epoch}")
+
+
+def load_logs(folder: Path) -> Found:
+    """What a job's shards held, in the form of a snapshot; one of them has begun its log.
+
+    Raises BadInput naming what is missing or damaged, Retry where a shard had no weights yet.
+    """
+    held = {path.name: recovered(path) for path in _begun(folder)}
+    spec, _ = next(iter(held.values()))
+    names = [f"shard-{shard}" for shard in range(spec.map.shards)]
+    if missing := [name for name in names if name not in held]:
+        raise BadInput(
+            f"logs {folder}: expected those of {spec.map.shards} shards, got {len(held)}:"
+            f" {missing[0]} is missing, which may be on another machine"
+        )
+    states = [held[name][1] for name in names]
+    manifest = Manifest(
+        table=spec.table,
+        map=spec.map,
+        rule=str(spec.rule.__struct_config__.tag),
+        workers=spec.workers,
+        steps=states[0].saved.steps,
+        taken_at=max(path.stat().st_mtime for path in folder.glob("*/*")),
+        aligned=False,
+        parts=(),
+    )
+    return Found(str(folder), folder.name, manifest, states)
+
+
+def newest_logs(folder: Path) -> Found | None:
+    """Of the jobs whose logs lie in `folder`, the one that came farthest; None if none began.
+
+    Where a job was about to move, that is where it was: the new shards know no more than the old.
+    """
+    found = []
+    for job in (path for path in folder.glob("*") if _begun(path)):
+        try:
+            found.append(load_logs(job))
+        except Retry:
+            continue  # killed before it had weights
+    return max(found, key=lambda logs: logs.manifest.steps, default=None)
+
+
+def _begun(job: Path) -> list[Path]:
+    return [path for path in sorted(job.glob("shard-*")) if has_begun(path)]
+
+
+def drop_logs(folder: Path, *, but: str | None = None) -> None:
+    """Remove the logs of every job in `folder`, but this one's: what they held is elsewhere now."""
+    for job in folder.glob("*"):
+        if job.name != but and any(job.glob("shard-*")):
+            shutil.rmtree(job, ignore_errors=True)
+    if but is None:
+        with suppress(OSError):  # what else lies there is not ours
+            folder.rmdir()

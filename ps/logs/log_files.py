@@ -1,0 +1,206 @@
+"""The files of a shard's log, as they are found again: which belong together, and what they hold.
+
+    log-00000007     records from opening 7 to opening 8
+    base-00000007    the state at opening 7, once it was written out in the background
+
+What a shard knew is the newest whole base and the logs from there on, or all logs from number 0.
+A kill or a power failure may have left a record unfinished, at the very end: it was never
+acknowledged, and is cut off. Damage anywhere else is an error that names file and offset.
+
+Files older than that base are superfluous, and room for later ones: a log or a base is written over
+one of them, which takes half of the time that a new file takes, and no more of the disk. So
+behind the last record may stand what the file was before, which is no record of this one.
+"""
+
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from ps.storage.log_disk import Disk, Folder
+from shards.errors import BadInput
+from shards.log import (
+    FORMAT,
+    Damage,
+    Opening,
+    Record,
+    Replay,
+    State,
+    decode_spec,
+    next_record,
+    read,
+)
+from shards.shard import Shard
+from shards.spec import ShardSpec
+from shards.state import ShardState
+
+
+class Kind(StrEnum):
+    """What a file's name begins with."""
+
+    LOG = "log-"
+    BASE = "base-"
+
+
+class Chain(NamedTuple):
+    """The files to replay: a base, unless they begin at number 0, and logs without a gap."""
+
+    base: str | None
+    logs: list[str]
+
+    @property
+    def first(self) -> int:
+        """The number of the oldest log; there is one."""
+        return _number(self.logs[0])
+
+    @property
+    def last(self) -> int:
+        """The number of the newest log; -1 where there is none."""
+        return _number(self.logs[-1]) if self.logs else -1
+
+
+def log_name(number: int) -> str:
+    return f"{Kind.LOG}{number:08}"
+
+
+def base_name(number: int) -> str:
+    return f"{Kind.BASE}{number:08}"
+
+
+def numbered(disk: Disk) -> Iterator[tuple[int, str]]:
+    """Every log and base, with its number."""
+    for kind in Kind:
+        for name in _named(disk, kind):
+            yield _number(name), name
+
+
+def kind_of(name: str) -> Kind:
+    """What a file with a number is."""
+    return Kind.LOG if name.startswith(Kind.LOG) else Kind.BASE
+
+
+def find_chain(disk: Disk) -> Chain:
+    """What to replay; raises BadInput naming a file that is damaged or missing."""
+    logs = {_number(name): name for name in _logs(disk)}
+    damage: Damage | None = None
+    base = None
+    for name in reversed(_named(disk, Kind.BASE)):
+        try:
+            _state(disk, name)
+        except Damage as error:
+            damage = damage or error  # an older base does as well, if the logs since are there
+        else:
+            base = name
+            break
+    start = _number(base) if base else 0
+    last = max(logs, default=-1 if base is None else start)
+    wanted = range(start, last + 1)
+    if missing := [number for number in wanted if number not in logs]:
+        path = disk.where / log_name(missing[0])
+        gone = f"log {path}: expected it, for there are others, got none"
+        raise damage or BadInput(gone)
+    return Chain(base, [logs[number] for number in wanted])
+
+
+def replay(disk: Disk, chain: Chain, replayed: Replay) -> int | None:
+    """Take what a chain holds; the size that the last log is to be cut to, None if it is whole."""
+    if chain.base is not None:
+        record = _state(disk, chain.base)
+        replayed.take(record.entry, record.frames)
+    for name in chain.logs:
+        content, offset, number = _content(disk, name), 0, _number(name)
+        while offset < len(content):
+            try:
+                record = read(content, offset, f"log {disk.where / name}", number=number)
+            except Damage:
+                if name != chain.logs[-1]:
+                    raise
+                if next_record(content, offset, number=number) is not None:
+                    raise
+                return offset
+            replayed.take(record.entry, record.frames)
+            offset = record.end
+    return None
+
+
+def has_begun(folder: Path) -> bool:
+    """Whether a shard that lived long enough to begin its log did so in `folder`."""
+    return folder.is_dir() and bool(_logs(Folder(folder)))
+
+
+def spec_in(folder: Path) -> ShardSpec:
+    """The spec of the shard whose log `folder` holds; raises BadInput."""
+    disk = Folder(folder)
+    logs = _logs(disk)
+    if not logs:
+        raise BadInput(f"log {folder}: expected the log of a shard, got none")
+    return spec_of(disk, logs[-1])
+
+
+def spec_of(disk: Disk, name: str) -> ShardSpec:
+    """The spec in a log's opening; raises BadInput."""
+    what = f"log {disk.where / name}"
+    opening = read(_content(disk, name), 0, what, number=_number(name)).entry
+    if not isinstance(opening, Opening):
+        raise Damage(f"{what}: expected an opening at byte 0", 0)
+    if opening.format != FORMAT:
+        raise BadInput(f"{what}: expected format {FORMAT}, got {opening.format}")
+    return decode_spec(opening.spec, what)
+
+
+def recovered(folder: Path) -> tuple[ShardSpec, ShardState]:
+    """The state at the end of a log that nobody writes any more; raises BadInput, GiveUp."""
+    disk = Folder(folder)
+    disk.lock()
+    try:
+        spec = spec_in(folder)
+        spec.rule.prepare()
+        return spec, ShardState(*looked_at(disk, spec).copy())
+    finally:
+        disk.close()
+
+
+def looked_at(disk: Disk, spec: ShardSpec) -> Shard:
+    """A shard made from what a disk holds, which is left as it is; raises BadInput."""
+    shard = Shard(spec, boot=0)
+    replay(disk, find_chain(disk), Replay(shard))
+    return shard
+
+
+def _named(disk: Disk, kind: Kind) -> list[str]:
+    """The files of this kind, by number; a base that is being written is not one yet."""
+    found = [n for n in disk.names() if n.startswith(kind) and n[len(kind) :].isdecimal()]
+    return sorted(found, key=_number)
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition("-")[2])
+
+
+def _logs(disk: Disk) -> list[str]:
+    """Those that have an opening: one that is created just before a crash has none."""
+    return [name for name in _named(disk, Kind.LOG) if _begun(disk, name)]
+
+
+def _begun(disk: Disk, name: str) -> bool:
+    content, number = _content(disk, name), _number(name)
+    try:
+        read(content, 0, f"log {disk.where / name}", number=number)
+    except Damage:
+        return next_record(content, 0, number=number) is not None
+    return True
+
+
+def _state(disk: Disk, name: str) -> Record:
+    what = f"log {disk.where / name}"
+    record = read(_content(disk, name), 0, what, number=_number(name))
+    if not isinstance(record.entry, State):
+        raise Damage(f"{what}: expected a state at byte 0", 0)
+    return record
+
+
+def _content(disk: Disk, name: str) -> memoryview:
+    try:
+        return disk.content(name)
+    except OSError as error:
+        raise BadInput(f"log {disk.where / name}: {error.strerror}") from None

@@ -1,0 +1,52 @@
+"""Who has joined a shard that speaks CURVE, on disk: for the next life of a shard that keeps a log.
+
+Its workers find it on its port, show the keys that the last life let in, and are known; nobody has
+to join again. The file lies beside the log, is its user's alone, and holds public keys only.
+
+A job's new driver has new keys, and a book of its former ones lets nobody in.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from ps.security.admission import Admission, Enrolments
+from ps.storage.private import replace_private
+from shards.errors import BadInput, GiveUp
+
+_NAME = "joined"
+
+
+class _Page(msgspec.Struct, frozen=True):
+    admission: Admission
+    enrolments: Enrolments
+
+
+class GuestBook:
+    """The book in a shard's log `folder`, whose lock the caller holds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / _NAME
+        self._admission: Admission | None = None
+
+    def read(self, admission: Admission) -> Enrolments | None:
+        """What was written last under this admission; None where nothing was. Raises BadInput."""
+        self._admission = admission
+        try:
+            page = msgspec.json.decode(self.path.read_bytes(), type=_Page)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise BadInput(f"joined workers {self.path}: {error.strerror}") from None
+        except msgspec.DecodeError as error:
+            raise BadInput(f"joined workers {self.path}: {error}") from None
+        return page.enrolments if page.admission == admission else None
+
+    def write(self, enrolments: Enrolments) -> None:
+        """Return when it will survive; raises GiveUp, and the last one stays."""
+        assert self._admission is not None, "it was read first"
+        content = msgspec.json.encode(_Page(self._admission, enrolments))
+        try:
+            replace_private(self.path, content)
+        except OSError as error:
+            raise GiveUp(f"joined workers {self.path}: {error.strerror}") from None

@@ -1,0 +1,37 @@
+"""The key of a shard that keeps a log, on disk beside it: each life proves the same one.
+
+Workers know a shard by the key in its endpoint (keys.py). The pair is made where the shard runs, by
+its first life, and its secret half never leaves that machine; the file is its user's alone.
+"""
+
+from pathlib import Path
+
+from ps.security.keys import KeyPair
+from ps.storage.private import check_private, replace_private
+from shards.errors import BadInput
+
+_NAME, _WHAT = "key", "shard's key"
+
+
+def kept_keys(folder: Path) -> KeyPair:
+    """The pair in a shard's log `folder`, whose lock the caller holds; made if there is none.
+
+    Raises BadInput naming the file where others may read it, or it holds no key.
+    """
+    path = folder / _NAME
+    try:
+        if path.exists():
+            check_private(path, _WHAT)
+            return _told(path)
+        keys = KeyPair.new()
+        replace_private(path, keys.secret.encode())
+    except OSError as error:
+        raise BadInput(f"{_WHAT}: {path}: {error.strerror}") from None
+    return keys
+
+
+def _told(path: Path) -> KeyPair:
+    try:
+        return KeyPair.of(path.read_text(errors="replace"))
+    except BadInput as error:
+        raise BadInput(f"{_WHAT}: {path}: {str(error).removeprefix('key: ')}") from None

@@ -1,0 +1,102 @@
+"""The server loop: carries messages between a reception and a shard, and decides nothing."""
+
+import time
+
+import zmq
+
+from cupy_kernels.places import HOST, Place
+from ps.logs.shard_log import Logged, ShardLog
+from ps.security.admission import Admission
+from ps.security.guest_book import GuestBook
+from ps.security.keys import KeyPair
+from ps.serving.reception import Reception
+from ps.wire.looping import Looping
+from ps.wire.sockets import drop_with
+from ps.wire.transport import Transport
+from shards.log import prepare
+from shards.shard import Shard
+from shards.spec import ShardSpec
+from shards.versions import staging
+
+
+class Server(Looping):
+    """One shard behind one bound socket."""
+
+    def __init__(
+        self,
+        spec: ShardSpec,
+        boot: int,
+        bind: str = "tcp://127.0.0.1:*",
+        transport: Transport = Transport.AUTO,
+        place: Place = HOST,
+        admission: Admission | None = None,
+        *,
+        plaintext: bool = False,
+        keys: KeyPair | None = None,
+        log: ShardLog | None = None,
+    ) -> None:
+        """Bind at once, so that `endpoint` is known; raises BadInput when the address is taken.
+
+        Where others than this host can reach it, `admission` says who may, or `plaintext` that
+        anybody may; with neither it raises BadInput (entrance.py). `keys` are what it proves to be
+        itself by, in this life and the next; none, and it makes its own.
+
+        `transport` is what workers on this host are offered beside TCP (transport.py); `place` is
+        where weights and slots live. A `log` is what the shard goes on from, and where its changes
+        are before anybody hears of them; it is closed with the server. Beside it lies who has been
+        let in.
+        """
+        context = zmq.Context()
+        self._log = log
+        self._reception = Reception(
+            spec,
+            context,
+            bind,
+            transport,
+            staging(place),
+            admission,
+            plaintext=plaintext,
+            keys=keys,
+            book=GuestBook(log.where) if log is not None else None,
+        )
+        drop_with(self, context, self._reception.sockets)
+        super().__init__(f"shard-{spec.shard}", context)
+        self.endpoint = self._reception.endpoint
+        self.shard = Shard(spec, boot, self._reception.sharing.buffers, place)
+        # Compiling takes seconds, in which the first push would be taken for lost.
+        spec.rule.prepare(place)
+        if log is not None:
+            prepare()
+            log.recover(self.shard, time.monotonic())
+        self._acts = self.shard if log is None else Logged(self.shard, log)
+
+    def _let_go(self) -> None:
+        self._reception.close()
+        if self._log is not None:
+            self._log.close()
+
+    def _loop(self) -> None:
+        poller = zmq.Poller()
+        sockets = self._reception.sockets
+        for socket in (*sockets, self._wake_in):
+            poller.register(socket, zmq.POLLIN)
+        period = self.shard.spec.lease_s / 4
+        tick_at = time.monotonic() + period
+        while True:
+            timeout_ms = int(max(0.0, tick_at - time.monotonic()) * 1000) + 1
+            ready = dict(poller.poll(timeout_ms if self.shard.prepared else 0))
+            if self._wake_in in ready:
+                return
+            if not ready.keys().isdisjoint(sockets):
+                self._take_turn()
+            elif not self.shard.prepared:
+                self.shard.prepare()
+            if time.monotonic() >= tick_at:
+                self._reception.send(self._acts.tick(time.monotonic()))
+                self._reception.tick()
+                tick_at = time.monotonic() + period
+
+    def _take_turn(self) -> None:
+        """Hand the shard what has come, and send what it answers."""
+        arrivals = self._reception.arrivals(self.shard)
+        self._reception.send(self._acts.handle_together(arrivals, time.monotonic()))

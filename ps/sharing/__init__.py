@@ -1,0 +1,1 @@
+"""Shared memory under the protocol, for a worker and a shard of one machine."""

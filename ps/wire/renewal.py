@@ -1,0 +1,56 @@
+"""The lease, renewed while its owner computes: a thread that says now and then that it lives."""
+
+import threading
+
+from ps.protocol.session import Session
+from ps.wire.connection import Connection
+from shards.errors import DownpourError
+from shards.messages import Renew
+
+
+class Renewal:
+    """A thread with links of its own that keeps the lease while its owner computes."""
+
+    def __init__(self, connection: Connection, session: Session, period_s: float) -> None:
+        self._session = session
+        self._connection = connection
+        self._period_s = period_s
+        self._ended = threading.Event()
+        self._failure: DownpourError | None = None
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise what ended the thread, if anything did."""
+        if self._failure is not None:
+            raise self._failure
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def stop(self) -> None:
+        self.end()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._renew_until_ended()
+        except DownpourError as error:
+            self._failure = error
+
+    def _renew_until_ended(self) -> None:
+        links = self._connection.more_links()
+        try:
+            while not self._ended.wait(self._period_s):
+                links.follow(self._connection.links.endpoints)
+                for shard, boot in enumerate(self._session.boots):
+                    links.send(shard, self._renew(boot))
+                # The answers say nothing that the owner's own messages will not hear too.
+                for _ in links.receive(0.0):
+                    pass
+        finally:
+            links.close()
+
+    def _renew(self, boot: int) -> Renew:
+        session = self._session
+        return Renew(0, session.job, session.worker, session.incarnation, boot)
