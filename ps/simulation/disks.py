@@ -1,4 +1,4 @@
-"""A made-up disk: what a shard's log asks of one (ps/storage/log_disk.py), and what deaths leave of it.
+"""A made-up disk: what a log asks of one (ps/storage/log_disk.py), and what deaths leave of it.
 
 It knows two states of every file and of every name: what its processes see, and what is safe. The
 death of a process leaves what was seen, and of a write that it was in the midst of any part. A
