@@ -56,8 +56,6 @@ if __name__ == "__main__":
         "DMLC_NUM_SERVER": str(setting().shards),
         "DMLC_NUM_WORKER": str(setting().workers),
         "DMLC_NODE_HOST": "127.0.0.1",
-        "MXNET_CPU_WORKER_NTHREADS": "1",
-        "OMP_NUM_THREADS": "1",
     }
     scheduler = {**os.environ, "DMLC_ROLE": "scheduler"}
     with subprocess.Popen([sys.executable, "-c", "import mxnet"], env=scheduler) as process:
