@@ -50,8 +50,12 @@ class Trained:
         self, model: Model, batches: list[Batch], *, strategy: Strategy | None = None, **more: Any
     ) -> None:
         steps = len(batches) // more.get("iter_size", 1)
-        plan = Plan(steps=steps, seed=7, strategy=strategy or Downpour(), schedule=RATE, **more)
-        specs = shard_specs(model.table, shards=2, rule=Momentum(0.9), schedule=RATE, bound=4)
+        strategy = strategy or Downpour()
+        plan = Plan(steps=steps, seed=7, strategy=strategy, schedule=RATE, **more)
+        # The least that the plan can do with: a wider one would let a prefetch be as early as the
+        # link was slow, and the weights would depend on how busy the machine is.
+        bound = strategy.least_bound() + plan.prefetch
+        specs = shard_specs(model.table, shards=2, rule=Momentum(0.9), schedule=RATE, bound=bound)
         with (
             local_shards(specs, model.initial(3)) as cluster,
             Client(cluster, worker="w0", allocate=allocator(model)) as client,
