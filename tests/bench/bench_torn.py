@@ -1,6 +1,7 @@
 """Torn reads: every one of many pulls is looked at, while others push as fast as they can.
 
     python tests/bench/bench_torn.py [--pulls 100000] [--floats 524288] [--pushers 1]
+        [--transport tcp]
 
 Every gradient is constant, so a shard's part of the weights is of one value in each version. A pull
 in which it is not holds pieces of two. Two shards, the reader and each pusher are a process of
@@ -68,9 +69,10 @@ def main() -> None:
     parser.add_argument("--pulls", type=int, default=100_000)
     parser.add_argument("--floats", type=int, default=1 << 19)
     parser.add_argument("--pushers", type=int, default=1)
+    parser.add_argument("--transport", action="append", choices=CARRIED, help="default: each")
     given = parser.parse_args()
     counted: dict[str, int] = {}
-    for kind in CARRIED:
+    for kind in given.transport or CARRIED:
         began = time.monotonic()
         found, versions = torn(kind, given.pulls, given.floats, given.pushers)
         counted[str(kind)] = found
