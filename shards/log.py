@@ -64,9 +64,10 @@ from shards.messages import (
     Registered,
     Remedy,
 )
-from shards.shard import Arrival, Outgoing, Shard
+from shards.shard import Shard
 from shards.spec import ShardSpec
 from shards.state import Saved
+from shards.transitions import Arrival, Outgoing
 
 FORMAT = 2
 MAGIC = b"\x93DPSLOG\n"

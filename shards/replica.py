@@ -49,9 +49,10 @@ from shards.group import (
     ToPeer,
 )
 from shards.messages import CHANGING, Refusal, Registered, Request
-from shards.shard import Outgoing, Shard
-from shards.standstill import Stance
+from shards.move import Stance
+from shards.shard import Shard
 from shards.state import Saved
+from shards.transitions import Outgoing
 
 Frames = tuple[NDArray[np.float32] | Buffer, ...]
 

@@ -32,13 +32,6 @@ class Told(msgspec.Struct, frozen=True):
     ends_at: float | None = None
 
 
-class Stance(msgspec.Struct, frozen=True):
-    """How far a shard is in a move: where it stands still, and who has its part by now."""
-
-    standstill: Told
-    moved_to: bytes | None
-
-
 class Standstill:
     """How far this shard may go with each worker, and until when that counts."""
 

@@ -37,8 +37,9 @@ from ps.storage.log_disk import Disk, Folder, Writing
 from shards import log
 from shards.errors import BadInput, GiveUp
 from shards.log import Entry, Replay, State
-from shards.shard import Arrival, Outgoing, Shard
+from shards.shard import Shard
 from shards.spec import ShardSpec
+from shards.transitions import Arrival, Outgoing
 
 _TIMES = 4  # the state's size is what a log may grow to,
 _LEAST_BYTES = 64 << 20  # but this at least,

@@ -21,8 +21,9 @@ from ps.wire.sockets import drop_with
 from ps.wire.transport import Transport
 from shards.group import Beat
 from shards.replica import Effects, Replica
-from shards.shard import Outgoing, Shard
+from shards.shard import Shard
 from shards.spec import ShardSpec
+from shards.transitions import Outgoing
 from shards.versions import on_the_heap
 
 _TICK_S = 0.1

@@ -25,8 +25,9 @@ from shards import codec
 from shards.codec import Buffer, Frames
 from shards.errors import BadMessage, DownpourError
 from shards.messages import Message, Probe
-from shards.shard import Arrival, Outgoing, Shard
+from shards.shard import Shard
 from shards.spec import ShardSpec
+from shards.transitions import Arrival, Outgoing
 from shards.versions import Allocator
 
 HANDSHAKE_MS = 2000

@@ -21,9 +21,10 @@ from shards.errors import DownpourError
 from shards.group import Assignment, Beat, Replicate
 from shards.messages import Ack, Refusal, Remedy
 from shards.replica import Effects, Post, Replica
-from shards.shard import Outgoing, Shard
+from shards.shard import Shard
 from shards.spec import Merge
 from shards.state import Saved
+from shards.transitions import Outgoing
 
 if TYPE_CHECKING:
     from ps.simulation.coordination import Seat

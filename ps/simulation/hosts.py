@@ -9,8 +9,9 @@ from ps.simulation.network import Deliver
 from shards import codec
 from shards.ledger import Ledger
 from shards.messages import Install, Refusal
-from shards.shard import Outgoing, Shard
+from shards.shard import Shard
 from shards.state import Saved
+from shards.transitions import Outgoing
 
 if TYPE_CHECKING:
     from ps.simulation.faults import Ambush

@@ -21,9 +21,10 @@ from ps.protocol.feedback import ERROR
 from ps.protocol.session import Session
 from shards.messages import Joined, Pull, Standing, Weights
 from shards.replica import Replica
-from shards.shard import Outgoing, Shard
+from shards.shard import Shard
 from shards.spec import Merge
 from shards.tables import SHARD_ALIGNMENT
+from shards.transitions import Outgoing
 
 SCALE = 12  # divisible by every size of a round up to four
 BLOCK = SHARD_ALIGNMENT  # floats a shard
@@ -180,7 +181,7 @@ class PullWatch:
     def check_open(self, shard: Shard) -> None:
         """Nobody waits who may go."""
         for waiting in shard.gate._parked.values():
-            if shard._may_go(waiting.message):
+            if shard.workers.may_go(waiting.message):
                 raise Violation(Promise.PROGRESS, f"left waiting at the gate: {waiting.message}")
 
 

@@ -21,7 +21,8 @@ from ps.simulation.invariants import Promise, Violation
 from ps.simulation.single import Single
 from shards.errors import DownpourError, GiveUp
 from shards.messages import Ack
-from shards.shard import Arrival, Outgoing, Shard
+from shards.shard import Shard
+from shards.transitions import Arrival, Outgoing
 
 if TYPE_CHECKING:
     from ps.simulation.world import World

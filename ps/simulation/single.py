@@ -16,8 +16,9 @@ from shards import codec
 from shards.errors import DownpourError
 from shards.messages import Export, Install, State
 from shards.records import RECORD
-from shards.shard import Arrival, Outgoing, Shard
+from shards.shard import Shard
 from shards.state import Saved
+from shards.transitions import Arrival, Outgoing
 from shards.views import Change, Views
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ class Single(Host):
         """A process begins, with nothing."""
         self._boot += 1
         self._shard = self._acts = Shard(self._world.spec(self.number, self.map), self._boot)
-        self._shard._serving._views = WatchedViews(self._shard, self.views)
+        self._shard.part.serving._views = WatchedViews(self._shard, self.views)
 
     def _save(self) -> None:
         answer = self._operate(Export(2, self._world.job, self._world.table.name))

@@ -9,8 +9,9 @@ from ps.logs.job_logs import drop_logs, load_logs, newest_logs
 from ps.logs.shard_log import Logged, ShardLog
 from shards.errors import BadInput
 from shards.messages import Install
-from shards.shard import Arrival, Shard
+from shards.shard import Shard
 from shards.tables import cut_evenly
+from shards.transitions import Arrival
 from tests.ps.test_shard_log import written
 from tests.shards.talk import TABLE, fresh, spec
 

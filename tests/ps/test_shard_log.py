@@ -25,7 +25,8 @@ from shards import log
 from shards.errors import BadInput, GiveUp
 from shards.messages import Ack, Install
 from shards.rules import Momentum
-from shards.shard import Arrival, Outgoing, Shard
+from shards.shard import Shard
+from shards.transitions import Arrival, Outgoing
 from tests.shards.talk import SIZE, fresh, hello, join, push, spec
 
 LEVELS = (Durability.PROCESS, Durability.LOGGED)

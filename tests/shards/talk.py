@@ -28,10 +28,11 @@ from shards.messages import (
 )
 from shards.rules import SGD, Decay
 from shards.schedules import Fixed
-from shards.shard import Outgoing, Shard
+from shards.shard import Shard
 from shards.spec import ShardSpec
 from shards.state import Saved
 from shards.tables import DenseTable, TensorSpec, cut_evenly
+from shards.transitions import Outgoing
 
 TABLE = DenseTable(
     "net", (TensorSpec("a", (200,)), TensorSpec("b", (50,)), TensorSpec("c", (256,)))

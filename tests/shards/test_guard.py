@@ -11,8 +11,9 @@ from shards.errors import BadInput, GiveUp
 from shards.guard import Guard, Quarantine
 from shards.ledger import Ledger
 from shards.messages import PROTOCOL, Ack, Hello, Join, Kind, Push, Refusal, Remedy
-from shards.shard import Arrival, Shard
+from shards.shard import Shard
 from shards.state import Saved
+from shards.transitions import Arrival
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (256,)),))
 

@@ -16,8 +16,9 @@ from shards.errors import BadInput
 from shards.log import Damage, Entry, Expired, Frames, Opening, Replay, Turn
 from shards.messages import AskStatus, Install, Refusal, Request
 from shards.rules import SGD, Decay, Momentum
-from shards.shard import Arrival, Shard
+from shards.shard import Shard
 from shards.spec import Merge
+from shards.transitions import Arrival
 from tests.shards.talk import SIZE, fresh, hello, join, leave, pull, push, renew, spec
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -10,8 +10,8 @@ from shards.one_pass import OnePass, may_be_summed
 from shards.records import RECORD
 from shards.rules import RULES, SGD, Decay
 from shards.schedules import Step
-from shards.shard import Arrival
 from shards.tables import Segment
+from shards.transitions import Arrival
 from tests.shards.talk import REAL, SIZE, Said, Talk, gradient, pull, push, refusal, served
 
 WORKERS = "abcd"

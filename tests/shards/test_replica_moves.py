@@ -27,9 +27,10 @@ from shards.messages import (
     Welcome,
 )
 from shards.replica import Effects, Replica
-from shards.shard import Outgoing, Shard
+from shards.shard import Shard
 from shards.spec import Merge
 from shards.state import Saved
+from shards.transitions import Outgoing
 from tests.shards.talk import SIZE, fresh, hello, join, leave, push, spec
 
 GRADIENT = [np.ones(SIZE, np.float32).tobytes()]

@@ -121,10 +121,10 @@ def test_a_shard_serves_changes_and_keeps_views_of_those_who_stay() -> None:
     assert second.version == 1
     assert talk.shard.journal.bytes_out == 4 * talk.shard.size + 260 * talk.shard.size // 256
     changes(talk, "b", 0)
-    assert len(talk.shard._serving._views) == 2
+    assert len(talk.shard.part.serving._views) == 2
     talk.say(leave("b"))
     talk.enter("a")
-    assert len(talk.shard._serving._views) == 0
+    assert len(talk.shard.part.serving._views) == 0
     changes(talk, "a", 0)
     talk.tick(1000.0)
-    assert len(talk.shard._serving._views) == 0
+    assert len(talk.shard.part.serving._views) == 0

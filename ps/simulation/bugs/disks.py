@@ -13,7 +13,8 @@ from shards import log
 from shards.errors import GiveUp
 from shards.log import Entry, Replay, State
 from shards.messages import Refusal
-from shards.shard import Arrival, Outgoing, Shard
+from shards.shard import Shard
+from shards.transitions import Arrival, Outgoing
 
 BUGS = Bugs(Cluster.LOGGED)
 

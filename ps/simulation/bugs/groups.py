@@ -11,8 +11,9 @@ from shards import codec
 from shards.group import Assignment, Beat, Replicated
 from shards.messages import Hello, Join, Push, Refusal
 from shards.replica import Effects, Post, Replica
-from shards.shard import Outgoing, Shard
+from shards.shard import Shard
 from shards.state import Held
+from shards.transitions import Outgoing
 
 BUGS = Bugs(Cluster.REPLICATED)
 

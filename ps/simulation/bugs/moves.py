@@ -13,10 +13,14 @@ from ps.simulation.setting import Cluster
 from shards import codec, recut, replica
 from shards.ledger import Ledger
 from shards.messages import CHANGING, Hold, Push, Retire
+from shards.move import Move, Stance
+from shards.operators import Answer, Operators
+from shards.part import Part
 from shards.replica import Effects, Replica
-from shards.shard import Outgoing, Shard
-from shards.standstill import Stance, Standstill
+from shards.shard import Shard
+from shards.standstill import Standstill
 from shards.updates import Updates
+from shards.workers import Workers
 
 BUGS = Bugs(Cluster.SINGLE)
 LOGGED = Bugs(Cluster.LOGGED)
@@ -28,23 +32,23 @@ REPLICATED = Bugs(Cluster.REPLICATED)
 def a_retired_shard_is_retired_elsewhere(patch: Patch) -> None:
     """The bug that the simulation found when two operators moved a job at once."""
 
-    def retire(self: Shard, *arguments: Any) -> Outgoing:
-        if self._moved_to is not None:
-            self._moved_to = bytes(arguments[2][0])
-        return original(self, *arguments)
+    def hand_over(self: Move, successors: bytes, now: float) -> None:
+        if self.moved_to is not None:
+            self.moved_to = successors
+        original(self, successors, now)
 
-    original = Shard._retire
-    patch.setattr(Shard, "_retire", retire)
+    original = Move.hand_over
+    patch.setattr(Move, "hand_over", hand_over)
 
 
 @BUGS.add
 def a_shard_sends_workers_to_half_an_address(patch: Patch) -> None:
-    def retire(self: Shard, sender: bytes, order: Any, frames: Any, now: float) -> Outgoing:
+    def retire(self: Operators, order: Any, frames: Any, now: float) -> Answer:
         order = msgspec.structs.replace(order, size=len(bytes(frames[0])))
-        return original(self, sender, order, frames, now)
+        return original(self, order, frames, now)
 
-    original = Shard._retire
-    patch.setattr(Shard, "_retire", retire)
+    original = Operators._retire
+    patch.setattr(Operators, "_retire", retire)
 
 
 @BUGS.add
@@ -117,17 +121,16 @@ def a_move_does_not_look_again(patch: Patch) -> None:
 def a_round_closes_where_nobody_is_any_more(patch: Patch) -> None:
     """The bug that the simulation found when leases ran out at shards that had moved."""
 
-    def retire(self: Shard, *arguments: Any) -> Outgoing:
-        waiting = dict(self.updates.round)
-        answer = original(self, *arguments)
-        self.updates.round = waiting
-        return answer
+    def send_away(self: Workers) -> None:
+        waiting = dict(self._updates.round)
+        original(self)
+        self._updates.round = waiting
 
     def close(self: Updates, ledger: Ledger, now: float, _: Standstill) -> Any:
         return closed(self, ledger, now, Standstill())
 
-    original, closed = Shard._retire, Updates.close_rounds
-    patch.setattr(Shard, "_retire", retire)
+    original, closed = Workers.send_away, Updates.close_rounds
+    patch.setattr(Workers, "send_away", send_away)
     patch.setattr(Updates, "close_rounds", close)
 
 
@@ -137,7 +140,7 @@ def a_shard_that_comes_back_forgets_that_it_stands_still(patch: Patch) -> None:
 
     def take_over(self: Shard, now: float) -> None:
         original(self, now)
-        self._standstill = Standstill()
+        self.move.standstill = Standstill()
 
     original = Shard.take_over
     patch.setattr(Shard, "take_over", take_over)
@@ -157,7 +160,7 @@ def a_residual_stays_behind(patch: Patch) -> None:
 @REPLICATED.add
 def a_promoted_copy_does_not_know_what_it_was_given(patch: Patch) -> None:
     """Asked again, for the answer died with its predecessor, it takes itself for one in service."""
-    patch.setattr(Shard, "_holds", lambda *_: False)
+    patch.setattr(Part, "is_at", lambda *_: False)
 
 
 @REPLICATED.add
@@ -174,7 +177,7 @@ def a_backup_is_not_told_where_its_shard_has_moved(patch: Patch) -> None:
 @REPLICATED.add
 def a_new_copy_is_not_told_that_its_shard_stands_still(patch: Patch) -> None:
     def take(self: Shard, stance: Stance) -> None:
-        self._moved_to = stance.moved_to
+        self.move.moved_to = stance.moved_to
 
     patch.setattr(Shard, "stance", vars(Shard)["stance"].setter(take))
 
@@ -182,7 +185,7 @@ def a_new_copy_is_not_told_that_its_shard_stands_still(patch: Patch) -> None:
 @REPLICATED.add
 def a_new_copy_is_not_told_where_its_shard_has_moved(patch: Patch) -> None:
     def take(self: Shard, stance: Stance) -> None:
-        self._standstill = Standstill(stance.standstill)
+        self.move.standstill = Standstill(stance.standstill)
 
     patch.setattr(Shard, "stance", vars(Shard)["stance"].setter(take))
 
@@ -191,7 +194,7 @@ def a_new_copy_is_not_told_where_its_shard_has_moved(patch: Patch) -> None:
 def a_promoted_copy_forgets_that_it_stands_still(patch: Patch) -> None:
     def take_over(self: Shard, now: float) -> None:
         original(self, now)
-        self._standstill = Standstill()
+        self.move.standstill = Standstill()
 
     original = Shard.take_over
     patch.setattr(Shard, "take_over", take_over)

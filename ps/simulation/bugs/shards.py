@@ -13,14 +13,17 @@ from shards.gate import Gate, Waiting
 from shards.ledger import Entry, Ledger, Verdict
 from shards.messages import FromWorker, Push
 from shards.one_pass import OnePass
+from shards.operators import Answer, Operators
 from shards.pushes import Pushes
 from shards.rules import Rule
 from shards.serving import Serving
-from shards.shard import Outgoing, Shard
+from shards.shard import Shard
 from shards.spec import Merge
 from shards.state import Held
+from shards.transitions import Outgoing
 from shards.updates import Applied, Updates
 from shards.versions import Buffers
+from shards.workers import Workers
 
 Array = NDArray[np.float32]
 
@@ -99,14 +102,14 @@ def an_expired_lease_frees_nobody(patch: Patch) -> None:
 
 @BUGS.add
 def a_takeover_frees_nobody(patch: Patch) -> None:
-    def hello(self: Shard, *arguments: Any) -> list[Outgoing]:
+    def hello(self: Workers, *arguments: Any) -> list[Outgoing]:
         vars(self)["_open"] = lambda _: []
         answers = original(self, *arguments)
         del vars(self)["_open"]
         return answers
 
-    original = Shard._hello
-    patch.setattr(Shard, "_hello", hello)
+    original = Workers.hello
+    patch.setattr(Workers, "hello", hello)
 
 
 @BUGS.add
@@ -153,25 +156,25 @@ def a_run_takes_a_push_twice(patch: Patch) -> None:
 
 @BUGS.add
 def a_push_is_acknowledged_before_its_round(patch: Patch) -> None:
-    def push(self: Shard, sender: bytes, message: Push, *rest: Any) -> list[Outgoing]:
+    def push(self: Workers, sender: bytes, message: Push, *rest: Any) -> list[Outgoing]:
         answers = original(self, sender, message, *rest)
-        early = self.spec.merge is Merge.ROUND and not answers
-        return [self._acknowledge(sender, message, self.version)] if early else answers
+        early = self._spec.merge is Merge.ROUND and not answers
+        return [self._acknowledge(sender, message, self._held.version)] if early else answers
 
-    original = Shard._push
-    patch.setattr(Shard, "_push", push)
+    original = Workers.push
+    patch.setattr(Workers, "push", push)
 
 
 @BUGS.add
 def a_restarted_shard_forgets_the_last_push(patch: Patch) -> None:
-    def install(self: Shard, *arguments: Any) -> Outgoing:
+    def install(self: Operators, *arguments: Any) -> Answer:
         answer = original(self, *arguments)
-        for entry in self.ledger.entries.values():
+        for entry in self._part.ledger.entries.values():
             entry.seq = max(0, entry.seq - 1)
         return answer
 
-    original = Shard._install
-    patch.setattr(Shard, "_install", install)
+    original = Operators._install
+    patch.setattr(Operators, "_install", install)
 
 
 @BUGS.add
@@ -210,11 +213,11 @@ def a_served_version_is_told_too_low(patch: Patch) -> None:
 
 @BUGS.add
 def a_former_life_keeps_its_place_in_the_round(patch: Patch) -> None:
-    def hello(self: Shard, *arguments: Any) -> list[Outgoing]:
-        kept = dict(self.updates.round)
+    def hello(self: Workers, *arguments: Any) -> list[Outgoing]:
+        kept = dict(self._updates.round)
         answers = original(self, *arguments)
-        self.updates.round = kept | self.updates.round
+        self._updates.round = kept | self._updates.round
         return answers
 
-    original = Shard._hello
-    patch.setattr(Shard, "_hello", hello)
+    original = Workers.hello
+    patch.setattr(Workers, "hello", hello)
