@@ -1,9 +1,8 @@
-"""The values of a session: what it asks its driver to send, what it tells of, what it still awaits.
+"""The values of a session: what it asks its driver to send, and what it tells of.
 
 session.py changes them; a driver only carries `Send`s out and reads `Event`s.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from shards.codec import Buffer
 from shards.errors import GiveUp
-from shards.messages import FromWorker, Kind, Push, Reply
+from shards.messages import FromWorker, Kind, Push
 
 Frames = tuple[NDArray[Any], ...]
 
@@ -95,12 +94,3 @@ class Unreachable(GiveUp):
     def __init__(self, text: str, shard: int = 0) -> None:
         super().__init__(text)
         self.shard = shard
-
-
-class Asked(msgspec.Struct):
-    """One logical request: what it was, when, at which clock, and the answers so far."""
-
-    kind: type[FromWorker]
-    since: float
-    clock: int
-    answers: dict[int, tuple[Reply, Sequence[Buffer]]]

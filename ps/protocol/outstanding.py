@@ -37,8 +37,14 @@ class Outstanding:
         self.patience_s = patience_s
         self.rtt_s = 0.0
         self._worker = worker
+        self._number = 0
         self._pending: defaultdict[int, dict[int, Pending]] = defaultdict(dict)
         self._heard: dict[int, float] = {}
+
+    def count(self) -> int:
+        """A number for the next request."""
+        self._number += 1
+        return self._number
 
     def keep(self, shard: int, asked: int, message: FromWorker, frames: Frames, now: float) -> Send:
         """Note a message that is sent now, or once the shard may be sent it."""

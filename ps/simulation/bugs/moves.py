@@ -226,7 +226,7 @@ def a_worker_that_follows_forgets_what_it_has_told(patch: Patch) -> None:
 
     def follow(self: Session, former: Session) -> None:
         pending = {m.seq for _, m, _ in former.outstanding() if isinstance(m, Push)}
-        former._reached -= len(pending)
+        former._registration.reached -= len(pending)
         original(self, former)
 
     original = Session.follow

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ps.protocol import session
+from ps.protocol import registration
 from ps.protocol.events import Send
 from ps.protocol.outstanding import Outstanding
 from ps.protocol.session import Session
@@ -17,7 +17,7 @@ def a_worker_goes_on_where_the_foremost_shard_is(patch: Patch) -> None:
     def wrong(*values: Any, **options: Any) -> Any:
         return max(*values, **options) if "key" in options else min(*values, **options)
 
-    patch.setattr(session, "min", wrong)
+    patch.setattr(registration, "min", wrong)
 
 
 @BUGS.add
