@@ -24,8 +24,9 @@ import msgspec
 
 from ps.cluster import Cluster
 from ps.durability import Durability
-from ps.hosts.hosting import START_S, ShardDevice, bind_address, bind_again, check_build, keys_for
+from ps.hosts.hosting import START_S, ShardDevice, bind_address, check_build, keys_for
 from ps.hosts.pipe import Failed, Listening, Order, hear, tell
+from ps.hosts.single_copies import serving
 from ps.hosts.supervision import Fate, Kept
 from ps.job import describe
 from ps.wire.transport import Transport
@@ -92,36 +93,23 @@ def process_shards(
     """
     if durability is Durability.REPLICATED:
         raise BadInput("durability replicated: expected `replicated_shards`, got `process_shards`")
-    children: list[Child] = []
-    kept: list[Kept[Child]] = []
     access, admission = keys_for(specs, host, secure)
-    orders = []
-    try:
-        for spec in specs:
-            bind, folder = (
-                bind_address(host, port, spec.shard),
-                durability.folder_for(logs, spec.shard),
-            )
-            order = Order(spec, bind, transport, device, admission, durability, folder)
-            orders.append(order)
-            # One by one, so that `finally` knows of each.
-            children.append(Child(f"shard {spec.shard}", "ps.hosts.shard_process", order))
-        until = time.monotonic() + START_S
-        endpoints = [child.endpoint(until) for child in children]
-        if durability.keeps_log:
-            kept += map(_kept, children, orders, endpoints)
-        yield ProcessShards(describe(specs, endpoints, access), kept or children)
-    finally:
-        for child in kept or children:
-            child.ask_to_end()
-        for child in kept or children:
-            child.end()
+    told = transport, device, admission, durability
+    orders = [
+        Order(
+            spec,
+            bind_address(host, port, spec.shard),
+            *told,
+            durability.folder_for(logs, spec.shard),
+        )
+        for spec in specs
+    ]
+    with serving(orders, _start) as (endpoints, children):
+        yield ProcessShards(describe(specs, endpoints, access), children)
 
 
-def _kept(child: "Child", order: Order, endpoint: str) -> "Kept[Child]":
-    """A child whose place another one takes when it dies, on the same endpoint."""
-    again = msgspec.structs.replace(order, bind=bind_again(order.bind, endpoint))
-    return Kept(child, lambda: Child(child.name, "ps.hosts.shard_process", again), START_S)
+def _start(order: Order, _former: "Child | None") -> "Child":
+    return Child(f"shard {order.spec.shard}", "ps.hosts.shard_process", order)
 
 
 class Child:

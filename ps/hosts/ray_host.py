@@ -19,17 +19,15 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic
-
-from msgspec.structs import replace
 
 from ps.cluster import Cluster
 from ps.durability import Durability
 from ps.hosts import ray_actors
-from ps.hosts.hosting import START_S, ShardDevice, bind_address, bind_again, keys_for
+from ps.hosts.hosting import ShardDevice, bind_address, keys_for
 from ps.hosts.keeper import ReplicatedShards, keep
 from ps.hosts.pipe import CoordinatorOrder, CopyOrder, Order
 from ps.hosts.ray_actors import Actor, CoordinatorActor, CopyActor, ShardActor
+from ps.hosts.single_copies import serving
 from ps.hosts.supervision import Kept
 from ps.job import describe
 from ps.replicas.coordinator_server import SILENCE_S
@@ -116,45 +114,26 @@ def ray_shards(
             f" {has:g}"
         )
     access, admission = keys_for(specs, host, secure)
-    orders: list[Order] = []
-    actors: list[Actor] = []
-    kept: list[Kept[Actor]] = []
-    try:
-        for spec in specs:
-            bind, folder = (
-                bind_address(host, port, spec.shard),
-                durability.folder_for(logs, spec.shard),
-            )
-            seen = folder is not None and not logs_apart
-            if folder is not None and seen:
-                Folder(Path(folder)).make()
-            order = Order(spec, bind, transport, device, admission, durability, folder, seen)
-            orders.append(order)
-            # One by one, so that `finally` knows of each.
-            actors.append(_shard(order))
-        until = monotonic() + START_S
-        endpoints = [actor.endpoint(until) for actor in actors]
-        if durability.keeps_log:
-            kept += map(_kept, actors, orders, endpoints)
-        yield RayShards(describe(specs, endpoints, access), kept or actors, logs_apart)
-    finally:
-        for one in kept or actors:
-            one.ask_to_end()
-        for one in kept or actors:
-            one.end()
+    folders = [durability.folder_for(logs, spec.shard) for spec in specs]
+    seen = durability.keeps_log and not logs_apart
+    told = transport, device, admission, durability
+    orders = [
+        Order(spec, bind_address(host, port, spec.shard), *told, folder, seen)
+        for spec, folder in zip(specs, folders, strict=True)
+    ]
+    for folder in folders:
+        if folder is not None and seen:
+            Folder(Path(folder)).make()
+    with serving(orders, _start) as (endpoints, actors):
+        yield RayShards(describe(specs, endpoints, access), actors, logs_apart)
 
 
-def _shard(order: Order, node: str | None = None) -> Actor:
-    """Start a shard's actor; on that node or none, if one is named."""
+def _start(order: Order, former: Actor | None) -> Actor:
+    """Start a shard's actor; anywhere, or else where the log of its former life is."""
     gpus = int(order.device is ShardDevice.GPU)
     name = f"shard {order.spec.shard}"
+    node = former.node if former is not None else None
     return Actor(name, ShardActor, order, gpus=gpus, node=node, elsewhere=False)
-
-
-def _kept(actor: Actor, order: Order, endpoint: str) -> Kept[Actor]:
-    """An actor whose place another one takes when it dies, where its log is."""
-    again = replace(order, bind=bind_again(order.bind, endpoint))
-    return Kept(actor, lambda: _shard(again, actor.node), START_S)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import pytest
 
 import ps
 from ps import Client, Console, ShardDevice, process_shards
-from ps.hosts import hosting, process_host
+from ps.hosts import hosting, process_host, single_copies
 from ps.hosts.process_host import ProcessShards
 from shards.errors import BadInput, GiveUp, WrongBuild
 from shards.schedules import Fixed
@@ -176,7 +176,8 @@ def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_child_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is waited for as long as said, and is gone."""
-    monkeypatch.setattr(process_host, "START_S", 0.01)
+    for module in (single_copies, process_host):
+        monkeypatch.setattr(module, "START_S", 0.01)
     with pytest.raises(GiveUp, match=r"^shard 0 did not start within 0.01 s$"):
         process_shards(specs_of(1)).__enter__()
 
