@@ -13,7 +13,7 @@ import time
 from ps.simulation import campaign, scenarios
 from ps.simulation.planting import registry
 from tests.bench.report import Goal, goals, save
-from tests.ps.test_simulation import SCENARIOS, SEEDS_A_BUG
+from tests.ps.simulation.test_simulation import SCENARIOS, SEEDS_A_BUG
 
 IN_CI = 5000
 

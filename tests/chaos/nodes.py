@@ -31,7 +31,7 @@ from ps.hosts.ray_host import RayShards, ray_shards, replicated_ray_shards
 from shards.errors import GiveUp
 from shards.schedules import Fixed
 from tests.clusters import ray_head, ray_node
-from tests.ps.pushing import TABLE, Worker, await_that, check_applied_once, specs_of
+from tests.ps.hosts.pushing import TABLE, Worker, await_that, check_applied_once, specs_of
 
 _TOKEN = "0123456789abcdef" * 4
 _HERE, _THERE, _ELSEWHERE = "127.0.0.3", "127.0.0.4", "127.0.0.5"

@@ -21,7 +21,7 @@ from ps.storage.shelf import Keep, Shelf
 from shards.errors import BadInput, DownpourError
 from shards.ledger import Entry
 from tests import tiny
-from tests.ps.saved import JOB, states_of
+from tests.ps.storage.saved import JOB, states_of
 from worker.interrupts import asked_for
 
 

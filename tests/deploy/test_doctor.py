@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 import ps
 from deploy import cli
-from tests.ps.test_replica_server import Group, await_that, group
+from tests.ps.replicas.test_replica_server import Group, await_that, group
 
 __all__ = ["group"]  # a fixture
 

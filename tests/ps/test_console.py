@@ -17,7 +17,7 @@ from shards.rules import Momentum
 from shards.schedules import Fixed
 from shards.state import Saved
 from tests.clusters import free_port
-from tests.ps.answers import Array
+from tests.ps.protocol.answers import Array
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("a", (500,)), ps.TensorSpec("b", (500,))))
 

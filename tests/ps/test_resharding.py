@@ -15,7 +15,7 @@ from shards.messages import Standing
 from shards.rules import SGD, Adam, Momentum, Rule
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
-from tests.ps.answers import Array
+from tests.ps.protocol.answers import Array
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("a", (3000,)), ps.TensorSpec("b", (3, 100))))
 

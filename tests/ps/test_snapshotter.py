@@ -14,7 +14,7 @@ from ps import Client, Cluster
 from ps.snapshotter import Snapshotter
 from ps.storage.shelf import Shelf
 from shards.rules import Momentum
-from tests.ps.saved import MAP, TABLE, full_disk
+from tests.ps.storage.saved import MAP, TABLE, full_disk
 
 DEADLINE_S = 60.0
 

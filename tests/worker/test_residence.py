@@ -26,7 +26,7 @@ from ps.wire.transport import Transport
 from shards.errors import DownpourError, GiveUp
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
-from tests.ps.test_durability import TABLE, more, pushing, quick_start, until
+from tests.ps.hosts.test_durability import TABLE, more, pushing, quick_start, until
 from worker.residence import Moved, Residence
 
 __all__ = ["quick_start"]  # a fixture

@@ -16,7 +16,7 @@ import ps
 from ps.hosts.keeper import ReplicatedShards
 from ps.hosts.ray_host import apart, replicated_ray_shards
 from shards.errors import GiveUp
-from tests.ps.pushing import (
+from tests.ps.hosts.pushing import (
     BACKUP,
     COORDINATOR,
     PRIMARY,

@@ -12,7 +12,7 @@ from ps.storage.shelf import Keep, Shelf, State
 from ps.storage.snapshots import Manifest, save_snapshot
 from ps.storage.stores import ArrowStore, LocalStore, Store
 from shards.errors import BadInput, GiveUp
-from tests.ps.saved import JOB, full_disk, mocked, same, states_of
+from tests.ps.storage.saved import JOB, full_disk, mocked, same, states_of
 
 
 @pytest.fixture(params=["local", "pyarrow"])

@@ -16,7 +16,7 @@ from ps.security.keys import address_of
 from shards.errors import BadInput, GiveUp, WrongBuild
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
-from tests.ps.pushing import Worker, check_applied_once
+from tests.ps.hosts.pushing import Worker, check_applied_once
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (600,)),))
 

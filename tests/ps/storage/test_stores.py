@@ -7,7 +7,7 @@ from pyarrow import fs
 
 from ps.storage.stores import ArrowStore, LocalStore, Store, open_store
 from shards.errors import BadInput
-from tests.ps.saved import mocked
+from tests.ps.storage.saved import mocked
 
 
 @pytest.fixture(params=["local", "subtree", "mock"])

@@ -1,4 +1,4 @@
-"""A client whose packets vanish under a push, `python -m tests.ps.cut_link`, which needs root.
+"""A client whose packets vanish under a push, `python -m tests.ps.wire.cut_link`, which needs root.
 
 Says so if a push was acknowledged over another connection than it was begun on, and fails if any
 was not applied once.
@@ -11,7 +11,7 @@ import psutil
 
 import ps
 from tests.chaos.namespaces import Ports, move_into_own
-from tests.ps.test_cut_links import SIZE, client_of, shards_of_one
+from tests.ps.wire.test_cut_links import SIZE, client_of, shards_of_one
 
 _CUT_S, _TRIES = 2.2, 5
 _CONNECTIONS = 2  # a client's: its own, and its lease's, which is silent here

@@ -32,7 +32,7 @@ PARENT = """
 import sys, time
 from pathlib import Path
 from ps import Durability, process_shards
-from tests.ps.test_durability import specs_of
+from tests.ps.hosts.test_durability import specs_of
 
 folder = Path(sys.argv[1])
 with process_shards(specs_of(1), durability=Durability.LOGGED, logs=folder) as hosts:

@@ -15,7 +15,7 @@ from ps.hosts.keeper import Life, ReplicatedShards, keep
 from ps.hosts.pipe import CoordinatorOrder, CopyOrder
 from ps.hosts.replicated_host import replicated_shards
 from shards.errors import BadInput, GiveUp
-from tests.ps.pushing import (
+from tests.ps.hosts.pushing import (
     BACKUP,
     COORDINATOR,
     PRIMARY,

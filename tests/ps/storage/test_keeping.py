@@ -18,7 +18,7 @@ from ps.storage.snapshots import damage
 from shards.errors import BadInput
 from shards.rules import Momentum
 from shards.schedules import Fixed
-from tests.ps.saved import MAP, TABLE
+from tests.ps.storage.saved import MAP, TABLE
 
 STEPS = 24
 DEADLINE_S = 60.0

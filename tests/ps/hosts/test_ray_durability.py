@@ -14,7 +14,7 @@ from ps import Console, Durability
 from ps.hosts import ray_host
 from ps.hosts.ray_host import RayShards, ray_shards
 from shards.errors import BadInput, GiveUp
-from tests.ps.test_durability import PATIENCE_S, TABLE, more, pushing, specs_of, until
+from tests.ps.hosts.test_durability import PATIENCE_S, TABLE, more, pushing, specs_of, until
 
 
 class Unmade:

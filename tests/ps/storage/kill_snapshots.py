@@ -1,6 +1,6 @@
 """A program that kills children of its own in the middle of snapshots, line after line.
 
-    python -m tests.ps.kill_snapshots FOLDER FIRST STEP
+    python -m tests.ps.storage.kill_snapshots FOLDER FIRST STEP
 
 Each child writes a snapshot onto the same shelf and is ended by signal 9 at its n-th line of our
 own code; n starts at FIRST and rises by STEP until a child lives to the end. After each, the shelf
@@ -17,7 +17,7 @@ from typing import Any
 
 from ps.storage import shelf, snapshots, state_files, stores
 from ps.storage.shelf import Keep, Shelf
-from tests.ps.saved import JOB, same, states_of
+from tests.ps.storage.saved import JOB, same, states_of
 
 FILES = {module.__file__ for module in (shelf, snapshots, state_files, stores)}
 

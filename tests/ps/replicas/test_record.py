@@ -21,7 +21,7 @@ WRITER = """
 import os, signal, sys
 from pathlib import Path
 from ps.replicas.record import Record
-from tests.ps.test_record import PAIR
+from tests.ps.replicas.test_record import PAIR
 
 Record(Path(sys.argv[1]), "job").save({0: PAIR})
 os.kill(os.getpid(), signal.SIGKILL)

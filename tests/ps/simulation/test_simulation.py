@@ -1,7 +1,7 @@
 """The protocol under everything that a network, its processes and their clocks can do wrong.
 
 A failing seed is printed, and alone reproduces its run: `downpour simulate --seed N`. What was
-found has become a scenario in tests/ps/scenarios/, each with its story.
+found has become a scenario in tests/ps/simulation/scenarios/, each with its story.
 """
 
 import os

@@ -19,7 +19,7 @@ from shards.spec import ShardSpec
 from tests.chaos.levels import without_numba
 from tests.chaos.namespaces import missing
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SIZE = 256
 NEVER_S = 1000.0  # a client that repeats by the clock alone is still waiting when the test gives up
 
@@ -104,7 +104,7 @@ def test_a_link_that_is_cut_and_whole_again_has_another_connection(tmp_path: Pat
     The rest happens in a process with a network of its own.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "tests.ps.cut_link"],
+        [sys.executable, "-m", "tests.ps.wire.cut_link"],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": f"{without_numba(tmp_path / 'light')}:{ROOT}"},
         capture_output=True,

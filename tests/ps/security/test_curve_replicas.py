@@ -32,10 +32,17 @@ from shards.errors import BadInput, GiveUp
 from shards.group import Beat, Replicated
 from shards.messages import PROTOCOL, AskStatus, Hello
 from shards.replica import Post
-from tests.ps import pushing
-from tests.ps.pushing import COORDINATOR, PRIMARY, SILENCE_S, Worker, check_applied_once, specs_of
-from tests.ps.test_curve import say, text
-from tests.ps.test_replica_server import ANYWHERE, TABLE, Group, await_that, push
+from tests.ps.hosts import pushing
+from tests.ps.hosts.pushing import (
+    COORDINATOR,
+    PRIMARY,
+    SILENCE_S,
+    Worker,
+    check_applied_once,
+    specs_of,
+)
+from tests.ps.replicas.test_replica_server import ANYWHERE, TABLE, Group, await_that, push
+from tests.ps.security.test_curve import say, text
 
 LONG_S = 60.0
 

@@ -8,7 +8,7 @@ import pytest
 from ps.protocol.events import Pulled, Unreachable
 from shards.errors import GiveUp
 from shards.messages import PROTOCOL, Hello, Join, Parked, Pull, Push, Remedy
-from tests.ps.answers import (
+from tests.ps.protocol.answers import (
     a_session,
     ack,
     brief,

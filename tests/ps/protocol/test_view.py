@@ -11,7 +11,7 @@ from ps.protocol.events import Pulled
 from ps.protocol.view import View, advanced
 from shards import payloads
 from shards.messages import Kind, Pull, Weights
-from tests.ps.answers import ready_session, tell, weights
+from tests.ps.protocol.answers import ready_session, tell, weights
 
 KEYS = [0, 256]
 

@@ -19,7 +19,7 @@ from shards.errors import BadInput
 from shards.rules import SGD, Adam, Rule
 from shards.schedules import Fixed
 from shards.spec import Merge
-from tests.ps.answers import Array
+from tests.ps.protocol.answers import Array
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("a", (3072,)), ps.TensorSpec("b", (48, 64))))
 LOCAL = [Transport.SHM, Transport.IPC]

@@ -30,7 +30,7 @@ from tests.clusters import free_port
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (600,)),))
 PARENT = """
 import sys, time
-from tests.ps.test_process_host import specs_of
+from tests.ps.hosts.test_process_host import specs_of
 from ps import process_shards
 
 with process_shards(specs_of()) as hosts:

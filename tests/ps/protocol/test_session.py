@@ -17,7 +17,7 @@ from shards.messages import (
     Push,
     Remedy,
 )
-from tests.ps.answers import (
+from tests.ps.protocol.answers import (
     Array,
     a_session,
     ack,

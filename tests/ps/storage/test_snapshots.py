@@ -28,7 +28,7 @@ from ps.storage.stores import LocalStore, Store
 from shards.errors import BadInput, GiveUp
 from shards.rules import Momentum
 from shards.schedules import Fixed
-from tests.ps.saved import JOB, MAP, TABLE, full_disk, mocked, same, states_of
+from tests.ps.storage.saved import JOB, MAP, TABLE, full_disk, mocked, same, states_of
 
 
 def save(place: Path | Store, version: int = 5) -> None:

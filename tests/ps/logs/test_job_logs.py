@@ -12,7 +12,7 @@ from shards.messages import Install
 from shards.shard import Shard
 from shards.tables import cut_evenly
 from shards.transitions import Arrival
-from tests.ps.test_shard_log import written
+from tests.ps.logs.test_shard_log import written
 from tests.shards.talk import TABLE, fresh, spec
 
 

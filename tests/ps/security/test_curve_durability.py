@@ -20,9 +20,9 @@ from ps.security.kept_key import kept_keys
 from ps.security.keys import KeyPair, address_of, pinned
 from ps.wire.transport import Transport
 from shards.errors import BadInput, GiveUp
-from tests.ps import test_durability
-from tests.ps.test_curve import as_worker
-from tests.ps.test_durability import PATIENCE_S, TABLE, more, pushing, specs_of, until
+from tests.ps.hosts import test_durability
+from tests.ps.hosts.test_durability import PATIENCE_S, TABLE, more, pushing, specs_of, until
+from tests.ps.security.test_curve import as_worker
 
 quick_start = test_durability.quick_start
 ADMISSION = Admission("0" * 64, Invitation("a" * 64, 5))
