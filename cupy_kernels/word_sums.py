@@ -1,6 +1,6 @@
 """The sums of a table of 64-bit words by its columns and its rows, modulo 2**64.
 
-A log's checksum is made of them (shards/log.py), for every byte that a shard is pushed. So where
+A log's checksum is made of them (shards/checks.py), for every byte that a shard is pushed. So where
 numba is there the table is read once, at the speed of memory; NumPy reads it twice, with the same
 result bit for bit, for sums of whole numbers may be taken in any order.
 """

@@ -20,19 +20,25 @@ What is written:
 A push that was repeated or refused is kept without its frames: nobody looked at them. One whose
 gradient was not finite keeps them, for in one pass it makes the others go one by one.
 
-A record is a head, its contents' description, and frames:
+A record is a head, its contents' description, frames, and where it is *sealed* a seal:
 
-    magic 8 | description bytes 4 | frame bytes 8 | frames' check 4 | head's check 4 | padding
+    magic 8 | description bytes 4 | frame bytes 8 | frames' check 4 | head's check 4
     description, MessagePack | padding to 64 | frames, one behind another | padding to 64
+    seal's magic 8 | number of the file 8 | head's check 4 | padding to 64
 
 The head's check covers the description, so that a length is believed only once it is proved. It is
 begun at the number of the file: a file may lie where another was written before
 (ps/logs/shard_log.py), and what is left of that behind the last record is no record of this one.
 
-The frames' check is crc32 over a summary: a block of 1 MiB is taken as a table of 64-bit words, and
-stands for itself by the sums of its columns and of its rows. Whatever is wrong in one word, one row
-or one column of a block shows, and where numba is there it takes a quarter of the time of the crc32
-of every byte.
+What proves that the frames are whole depends on who may have died:
+
+- The *machine*. Its disk has any of the pages, in any order. The frames' check is then one of every
+  byte (checks.py), which takes one reading of them.
+- The *process* alone. The system copies what a process writes front to back, and what it has copied
+  stays, so a kill leaves a beginning of the record. Of a record that is sealed the seal is written
+  last: where it stands, all before it does. No file has another's seal, for it names the file. The
+  check is then one of spots in every page: it takes next to no time, and tells most of a machine's
+  deaths, too, which nobody promised.
 
 It leaves to others (ps/logs/shard_log.py): files, and when what is written is safe.
 """
@@ -40,15 +46,14 @@ It leaves to others (ps/logs/shard_log.py): files, and when what is written is s
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shards import codec
+from shards import checks, codec
 from shards.codec import Buffer
 from shards.errors import BadInput
 from shards.journal import Counts
@@ -69,12 +74,12 @@ from shards.spec import ShardSpec
 from shards.state import Saved
 from shards.transitions import Arrival, Outgoing
 
-FORMAT = 2
+FORMAT = 3
 MAGIC = b"\x93DPSLOG\n"
 _HEAD = struct.Struct("<8sIQII")
-_ALIGNED = 64  # a record, and the frames in it, begin at multiples of this
-_ROWS, _WORDS = 128, 1024
-_BLOCK = _ROWS * _WORDS * 8
+_SEAL = struct.Struct("<8sQI44x")
+_SEALED = b"\x93DPSEAL\n"
+_ALIGNED = 64  # a record, the frames in it and its seal begin at multiples of this
 
 Frames = Sequence[NDArray[Any] | Buffer]
 
@@ -136,9 +141,10 @@ class State(msgspec.Struct, frozen=True, tag="state"):
 Entry = Turn | Expired | Opening | Carried | State
 
 
-class _Description(msgspec.Struct, frozen=True):
+class _Description(msgspec.Struct, frozen=True, omit_defaults=True):
     entry: Entry
     sizes: list[Count]
+    sealed: bool = False
 
 
 _DESCRIPTIONS = msgspec.msgpack.Decoder(_Description)
@@ -163,15 +169,20 @@ class Record(msgspec.Struct, frozen=True):
 # --- records as bytes -----------------------------------------------------------------------------
 
 
-def encode(entry: Entry, frames: Frames = (), *, number: int) -> list[Buffer]:
-    """A record of file `number` as it is written, piece behind piece; frames are not copied."""
+def encode(entry: Entry, frames: Frames = (), *, number: int, sealed: bool = False) -> list[Buffer]:
+    """A record of file `number` as it is written, piece behind piece; frames are not copied.
+
+    `sealed`: it is to survive the process, and no more.
+    """
     plain = [memoryview(frame) for frame in codec.wrap(frames)]
     whole = [frame.cast("B") for frame in plain if frame.nbytes]
     sizes = [frame.nbytes for frame in plain]
-    described = msgspec.msgpack.encode(_Description(entry, sizes))
-    head = _head(described, sum(sizes), checksum(whole), number)
+    sealed = sealed and bool(whole)  # the head's check covers all else
+    described = msgspec.msgpack.encode(_Description(entry, sizes, sealed))
+    head = _head(described, sum(sizes), _check(whole, sealed=sealed), number)
     front = head + described
-    return [front + _padding(len(front)), *whole, _padding(sum(sizes))]
+    end = _padding(sum(sizes)) + (_seal(head, number) if sealed else b"")
+    return [front + _padding(len(front)), *whole, end]
 
 
 def read(content: memoryview, offset: int, what: str, *, number: int) -> Record:
@@ -183,19 +194,23 @@ def read(content: memoryview, offset: int, what: str, *, number: int) -> Record:
     if found is None:
         raise Damage(f"{what}: expected a record at byte {offset}, got other bytes", offset)
     described, frame_bytes, check, start = found
-    if start + frame_bytes + len(_padding(frame_bytes)) > len(content):
-        raise Damage(f"{what}: the record at byte {offset} is cut off", offset)
     try:
         description = _DESCRIPTIONS.decode(described)
     except msgspec.DecodeError as error:
         raise Damage(f"{what}: the record at byte {offset}: {error}", offset) from None
+    sealed = description.sealed
+    seal = _seal(content[offset : offset + _HEAD.size], number) if sealed else b""
+    behind = start + frame_bytes + len(_padding(frame_bytes))
+    end = behind + len(seal)
+    if end > len(content) or content[behind:end] != seal:
+        raise Damage(f"{what}: the record at byte {offset} is cut off", offset)
     frames, at = [], start
     for size in description.sizes:
         frames.append(content[at : at + size])
         at += size
-    if at != start + frame_bytes or checksum(frames) != check:
+    if at != start + frame_bytes or _check(frames, sealed=sealed) != check:
         raise Damage(f"{what}: the record at byte {offset} does not match its checksum", offset)
-    return Record(description.entry, frames, at + len(_padding(frame_bytes)))
+    return Record(description.entry, frames, end)
 
 
 def next_record(content: memoryview, offset: int, *, number: int) -> int | None:
@@ -211,30 +226,12 @@ def next_record(content: memoryview, offset: int, *, number: int) -> int | None:
     return next((at for at in places if _front(content, at, number) is not None), None)
 
 
-def checksum(frames: Sequence[memoryview]) -> int:
-    """The check of frames of bytes, one behind another."""
-    check = 0
-    for frame in frames:
-        whole = len(frame) - len(frame) % _BLOCK
-        for start in range(0, whole, _BLOCK):
-            words = np.frombuffer(frame[start : start + _BLOCK], "<u8").reshape(_ROWS, _WORDS)
-            for sums in _table_sums()(words):
-                check = zlib.crc32(sums.data, check)
-        check = zlib.crc32(frame[whole:], check)
-    return check
+def _check(frames: Sequence[memoryview], *, sealed: bool) -> int:
+    return checks.spots(frames) if sealed else checks.checksum(frames)
 
 
-def prepare() -> None:
-    """Compile what sums up, which takes a second, before the first push waits for it."""
-    checksum([memoryview(bytes(_BLOCK))])
-
-
-@cache
-def _table_sums() -> Callable[[NDArray[np.uint64]], tuple[NDArray[np.uint64], ...]]:
-    """Loaded on first use: who only reads where a log ends does not load numba."""
-    from cupy_kernels.word_sums import table_sums
-
-    return table_sums
+def _seal(head: bytes | memoryview, number: int) -> bytes:
+    return _SEAL.pack(_SEALED, number, zlib.crc32(head))
 
 
 def _head(described: bytes, frame_bytes: int, check: int, number: int) -> bytes:

@@ -2,7 +2,8 @@
 
 Each turn of the server loop is one record, written with one call, and at the level `logged` flushed
 with one fdatasync: all messages of a turn, one flush, then all answers. At the level `process` the
-page cache holds it, which survives any process, not the kernel.
+page cache holds it, which survives any process, not the kernel; so a record needs no check of its
+every byte there, but a seal behind it.
 
 A log is a few files, one begun when another is long enough. Once together they have outgrown the
 state a few times, the next begins with a base: beside the serving of requests a thread writes the
@@ -122,7 +123,7 @@ class ShardLog:
             raise self._failure
         assert self._file is not None, "it recovers before it is written"
         try:
-            record = log.encode(entry, frames, number=self._number)
+            record = log.encode(entry, frames, number=self._number, sealed=not self._synced)
             size = self._file.write(record, soon=self._synced)
             self._grown, self._filled = self._grown + size, self._filled + size
             if self._synced:
@@ -201,7 +202,9 @@ class ShardLog:
         try:
             file = self._disk.create(partial, self._take_spare(final))
             try:
-                file.write(log.encode(state, frames, number=state.number), soon=self._synced)
+                sealed = not self._synced
+                record = log.encode(state, frames, number=state.number, sealed=sealed)
+                file.write(record, soon=self._synced)
                 file.end(synced=False)
                 if self._synced:
                     file.sync()

@@ -13,7 +13,7 @@ from ps.serving.reception import Reception
 from ps.wire.looping import Looping
 from ps.wire.sockets import drop_with
 from ps.wire.transport import Transport
-from shards.log import prepare
+from shards.checks import prepare
 from shards.shard import Shard
 from shards.spec import ShardSpec
 from shards.versions import staging

@@ -9,7 +9,7 @@ from ps.logs.shard_log import Logged, ShardLog
 from ps.simulation.disks import Writing
 from ps.simulation.planting import Bugs, Patch
 from ps.simulation.setting import Cluster
-from shards import log
+from shards import checks, log
 from shards.errors import GiveUp
 from shards.log import Entry, Replay, State
 from shards.messages import Refusal
@@ -57,7 +57,7 @@ def the_name_of_a_new_log_is_not_safe(patch: Patch) -> None:
 
 @BUGS.add
 def frames_have_no_checksum(patch: Patch) -> None:
-    patch.setattr(log, "checksum", lambda _: 0)
+    patch.setattr(checks, "checksum", lambda _: 0)
 
 
 @BUGS.add

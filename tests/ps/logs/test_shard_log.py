@@ -309,6 +309,20 @@ def test_another_jobs_log(tmp_path: Path) -> None:
         assert str(caught.value) == f"log {path}: {text}"
 
 
+def test_a_log_of_an_earlier_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named, with both numbers, and left as it is; an opening is read in all of them."""
+    folder = tmp_path / "shard-0"
+    monkeypatch.setattr(log, "FORMAT", 2)
+    written(folder)
+    monkeypatch.undo()
+    content = last_log(folder).read_bytes()
+    for look in (lambda: Life(folder), lambda: recovered(folder)):
+        with pytest.raises(BadInput) as caught:
+            look()
+        assert str(caught.value) == f"log {last_log(folder)}: expected format 3, got 2"
+    assert last_log(folder).read_bytes() == content
+
+
 def test_one_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second one waits for the first to be gone, and not for ever."""
     monkeypatch.setattr(log_disk, "_LOCK_S", 0.1)

@@ -1,0 +1,85 @@
+"""Checksums: what each of them tells of, at the sizes where a block or a page ends."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from shards.checks import checksum, spots
+
+BLOCK, PAGE = 1 << 20, 4096
+SIZES = (1, 63, PAGE - 1, PAGE, PAGE + 1, BLOCK - 8, BLOCK, BLOCK + 12345)
+
+
+def noise(size: int, seed: int) -> bytes:
+    return np.random.default_rng(seed).bytes(size)
+
+
+@pytest.mark.parametrize("check", [checksum, spots])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_page_that_is_not_what_was_written_shows(
+    check: Callable[[list[memoryview]], int], size: int
+) -> None:
+    """Pages of a frame, zeroed, or what the page held in a former use; and two exchanged."""
+    written, former = noise(size, 1), noise(size, 2)
+    right = check([memoryview(written)])
+    for start in range(0, size, PAGE * (1 + size // (32 * PAGE))):
+        page = slice(start, min(start + PAGE, size))
+        for lost in (bytes(page.stop - start), former[page]):
+            found = bytearray(written)
+            found[page] = lost
+            assert check([memoryview(found)]) != right, start
+    for start in range(0, size - 2 * PAGE, 64 * PAGE):
+        a, b = written[start : start + PAGE], written[start + PAGE : start + 2 * PAGE]
+        found = bytearray(written)
+        found[start : start + 2 * PAGE] = b + a
+        assert check([memoryview(found)]) != right, start
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_is_cut_off_shows(size: int) -> None:
+    """A frame whose end, from any byte on, is still what lay there before. (Seed 5.)"""
+    written, former = noise(size, 3), noise(size, 4)
+    right = checksum([memoryview(written)])
+    places = np.random.default_rng(5).integers(size, size=20).tolist()
+    for place in {0, size - 1, *places}:
+        found = written[:place] + former[place:]
+        assert found == written or checksum([memoryview(found)]) != right, place
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_each_flipped_bit_shows(size: int) -> None:
+    """`checksum` tells of any one; some of every kind of place. (Seed 6.)"""
+    written = bytearray(noise(size, 6))
+    right = checksum([memoryview(written)])
+    rng = np.random.default_rng(6)
+    for place in {0, size // 2, size - 1, *(int(one) for one in rng.integers(size, size=30))}:
+        bit = 1 << int(rng.integers(8))
+        written[place] ^= bit
+        assert checksum([memoryview(written)]) != right, place
+        written[place] ^= bit
+
+
+def test_every_bit_of_a_frame_of_two_pages() -> None:
+    """One by one: `checksum` tells of all of them, `spots` of those in its spots."""
+    written = bytearray(noise(2 * PAGE, 7))
+    whole, some = checksum([memoryview(written)]), spots([memoryview(written)])
+    told = set()
+    for bit in range(8 * len(written)):
+        written[bit // 8] ^= 1 << bit % 8
+        assert checksum([memoryview(written)]) != whole, bit
+        if spots([memoryview(written)]) != some:
+            told.add(bit)
+        written[bit // 8] ^= 1 << bit % 8
+    in_spots = {bit for bit in range(8 * 2 * PAGE) if bit // 8 % PAGE < 64}
+    assert told == in_spots
+
+
+def test_frames_are_one_behind_another() -> None:
+    """What moved from one frame to the next shows where the pages' beginnings move with it."""
+    a, b = noise(PAGE + 100, 8), noise(PAGE, 9)
+    for check in (checksum, spots):
+        right = check([memoryview(a), memoryview(b)])
+        assert check([memoryview(b), memoryview(a)]) != right
+    assert spots([memoryview(a + b)]) != spots([memoryview(a), memoryview(b)])
+    assert checksum([]) == spots([]) == 0
