@@ -44,8 +44,9 @@ from worker.inference import evaluate, read_weights, write_safetensors
 from worker.interrupts import SafeExitStack, asked_for, deferred
 from worker.placement import check_here
 from worker.residence import in_words
+from worker.resuming import check_fit
 from worker.sources import Source, has_test, open_source
-from worker.training import Outcome, check_fit, run_job
+from worker.training import Outcome, run_job
 
 
 def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | None:

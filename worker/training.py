@@ -20,28 +20,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ps import Cluster, Compression, Console, ShardState, shard_specs
-from ps.durability import Durability
-from ps.hosts.hosting import Home, ShardDevice, start_shards
+from ps import Cluster, ShardState, shard_specs
+from ps.hosts.hosting import start_shards
 from ps.logs.job_logs import drop_logs
 from ps.protocol.events import Unreachable
 from ps.snapshotter import Snapshotter
-from ps.storage.shelf import EVERYTHING, Found, Keep, Shelf
-from ps.storage.snapshots import Manifest, load_snapshot
-from ps.wire.link_model import LinkModel
-from ps.wire.reach import on_this_host
-from ps.wire.transport import Transport
-from shards.errors import BadInput, DownpourError
+from ps.storage.shelf import Found, Shelf
+from shards.errors import DownpourError
 from shards.messages import ShardStatus
-from shards.recut import recut
-from shards.rules import Decay, Rule
-from shards.schedules import Schedule
-from shards.tables import DenseTable, cut_evenly
-from worker import spark
+from worker import resuming, spark
 from worker.interrupts import noted
-from worker.model import Model
-from worker.placement import ANY, Wanted, check, check_here
-from worker.replica import Plan, Report
+from worker.job import Job
+from worker.placement import check, check_here
+from worker.replica import Report
 from worker.residence import Residence, Start, Wish
 from worker.task import REPORT, TaskSpec, decode_reports, run_task
 
@@ -50,59 +41,6 @@ _ANSWER_S = 10.0
 _RECOVERY_S = 120.0  # a shard that is started again reads its log first
 _CANCEL_S = 15.0
 _RESIDUALS_S = 5.0  # that workers who are about to be cancelled are given
-
-
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about a training job but its data.
-
-    `model` builds the network, in this process and in every task; `plan` is each worker's;
-    `workers` is the number of partitions the data is trained in; `bound` is the staleness bound in
-    steps (None: none). A snapshot is taken every `snapshot_every` iterations, an iteration being
-    one step of every worker, and every `snapshot_every_s` seconds (0: not by that), and at the end;
-    `keep` says which stay, `snapshot_aligned` that the shards stand still for one. The shards live
-    at `shards_in`, hold their weights on `shard_device`, and listen on `bind` and `port`
-    (ps/hosts/hosting.py): where others than this host can reach them, they speak CURVE and let in
-    this job's workers alone, unless `plaintext`. If their logs are `logs_apart`, each node has a
-    folder to itself for them. Each worker is put behind a `link` of this kind, to try one out, and
-    computes on a `device` as `worker.placement` says. `transport` carries the data.
-    """
-
-    model: Callable[[], Model]
-    plan: Plan
-    rule: Rule
-    schedule: Schedule
-    decay: Decay
-    batch_size: int
-    workers: int
-    shards: int = 1
-    bound: int | None = 0
-    shuffle: bool = True
-    lease_s: float = 10.0
-    snapshot_every: int = 0
-    snapshot_every_s: float = 0.0
-    snapshot_aligned: bool = False
-    keep: Keep = EVERYTHING
-    shards_in: Home = Home.RAY
-    shard_device: ShardDevice = ShardDevice.CPU
-    bind: str = "127.0.0.1"
-    port: int = 0
-    plaintext: bool = False
-    link: LinkModel | None = None
-    transport: Transport = Transport.AUTO
-    compression: Compression = Compression()
-    device: Wanted = ANY
-    durability: Durability = Durability.MEMORY
-    logs_apart: bool = False
-
-    @property
-    def guarded(self) -> bool:
-        """Whether the shards let in this job's workers alone."""
-        return not self.plaintext and not on_this_host(self.bind)
-
-    @property
-    def keeps_residuals(self) -> bool:
-        """Whether workers keep something back of what they push."""
-        return self.compression.push is not None
 
 
 class Observer(Protocol):
@@ -171,7 +109,7 @@ def run_job(
         check_here(job.device)
     if job.guarded:
         spark.check_guarded(df)
-    start = _start(model, job, weights, resume)
+    beginning = resuming.beginning(model, job, weights, resume)
     shelf = Shelf(snapshots, job.keep) if snapshots is not None else None
     specs = shard_specs(
         model.table,
@@ -189,23 +127,23 @@ def run_job(
     patience_s = _patience_s(job)
     with Residence(specs, _starting(job), logs=logs, patience_s=patience_s, told=told) as residence:
         cluster = residence.cluster
-        _install(residence.console, start)
+        resuming.install(residence.console, beginning)
         if logs is not None and job.durability.keeps_log:
             drop_logs(logs, but=cluster.job)  # what was resumed is in this job's logs now
         if observer is not None:
-            observer.started(cluster, start.versions if isinstance(start, _Saved) else None)
+            observer.started(cluster, resuming.versions(beginning))
         task = TaskSpec(
             cluster=cluster.for_workers(),
             plan=job.plan,
             batch_size=job.batch_size,
             shuffle=job.shuffle,
-            first_incarnation=_first_incarnation(start),
+            first_incarnation=resuming.first_incarnation(beginning),
             link=job.link,
             transport=job.transport,
             compression=job.compression,
             device=job.device,
             keep=_seen_by_workers(snapshots) if job.keeps_residuals else None,
-            residuals=_seen_by_workers(_place(resume)) if job.keeps_residuals else None,
+            residuals=_seen_by_workers(resuming.place(resume)) if job.keeps_residuals else None,
         )
         with _snapshotter(job, cluster, shelf, told) as snapshotter:
             run = _Run(df, job, task, residence, snapshotter, asked, wishes, observer)
@@ -386,7 +324,7 @@ def _snapshotter(
     return Snapshotter(
         cluster,
         shelf,
-        rule=_rule_name(job.rule),
+        rule=job.rule_name,
         workers=job.workers,
         every=job.snapshot_every,
         every_s=job.snapshot_every_s,
@@ -412,67 +350,9 @@ def _starting(job: Job) -> Start:
     )
 
 
-class _Saved(msgspec.Struct, frozen=True):
-    """What a job goes on from: a state for each of its shards, and the versions of those that it
-    was saved from, which may have been more or fewer."""
-
-    states: list[ShardState]
-    versions: list[int]
-
-
 def _patience_s(job: Job) -> float:
     """How long a silent shard is waited for: one that keeps a log comes back."""
     return _RECOVERY_S if job.durability.keeps_log else _ANSWER_S
-
-
-def _start(
-    model: Model, job: Job, weights: NDArray[np.float32] | None, resume: str | Path | Found | None
-) -> NDArray[np.float32] | _Saved:
-    """What to install: an arena, or a snapshot that fits the job, cut for as many shards."""
-    if resume is None:
-        return model.initial(job.plan.seed) if weights is None else weights
-    if weights is not None:
-        raise BadInput("start: expected weights or a snapshot to resume, got both")
-    if isinstance(resume, Found):
-        place, manifest, states = resume.place, resume.manifest, resume.states
-    else:
-        place, (manifest, states) = str(resume), load_snapshot(resume)
-    check_fit(place, manifest, model.table, job)
-    versions = [state.saved.version for state in states]
-    if manifest.map.shards != job.shards:
-        states = recut(states, manifest.map, cut_evenly(model.table, job.shards))
-    return _Saved(states, versions)
-
-
-def _install(console: Console, start: NDArray[np.float32] | _Saved) -> None:
-    if isinstance(start, np.ndarray):
-        console.install(start)
-        return
-    for shard, state in enumerate(start.states):
-        console.restore(shard, state)
-
-
-def check_fit(place: str, manifest: Manifest, table: DenseTable, job: Job) -> None:
-    """Raise BadInput when the snapshot at `place` is another job's."""
-    for what, expected, got in (
-        ("workers", manifest.workers, job.workers),
-        ("rule", manifest.rule, _rule_name(job.rule)),
-        ("tensors", _shapes(manifest.table), _shapes(table)),
-    ):
-        if expected != got:
-            raise BadInput(f"resume {place}: it was made with {what} {expected}, got {got}")
-
-
-def _shapes(table: DenseTable) -> str:
-    return " ".join(f"{tensor.name}{list(tensor.shape)}" for tensor in table.tensors)
-
-
-def _rule_name(rule: Rule) -> str:
-    return str(rule.__struct_config__.tag)
-
-
-def _place(resume: str | Path | Found | None) -> str | Path | None:
-    return resume.place if isinstance(resume, Found) else resume
 
 
 def _seen_by_workers(place: str | Path | None) -> str | None:
@@ -480,15 +360,6 @@ def _seen_by_workers(place: str | Path | None) -> str | None:
     if place is None or "://" in str(place):
         return None if place is None else str(place)
     return str(Path(place).absolute())
-
-
-def _first_incarnation(start: NDArray[np.float32] | _Saved) -> int:
-    """Above every life that a snapshot's ledgers know, so that none of them can come back."""
-    if isinstance(start, np.ndarray):
-        return 0
-    ledgers = [state.saved.ledger for state in start.states]
-    lives = [entry.incarnation for ledger in ledgers for entry in ledger.entries.values()]
-    return max(lives, default=-1) + 1
 
 
 def _assemble(cluster: Cluster, states: Sequence[ShardState]) -> NDArray[np.float32]:

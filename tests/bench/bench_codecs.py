@@ -30,10 +30,10 @@ from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 from worker.inference import evaluate
+from worker.job import Job
 from worker.sources import open_source
 from worker.strategies import Downpour
 from worker.task import TaskSpec, run_task
-from worker.training import Job
 
 DEMO = Path("deploy/demo")
 WORKERS = 2

@@ -42,11 +42,11 @@ from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 from worker.caffe.weights import moved
 from worker.inference import evaluate
+from worker.job import Job
 from worker.replica import Report
 from worker.sources import open_source
 from worker.strategies import Downpour
 from worker.task import TaskSpec, decode_reports, run_task
-from worker.training import Job
 
 _DEMO = Path("deploy/demo")
 _WORKERS = 2

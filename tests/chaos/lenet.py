@@ -17,10 +17,10 @@ from worker.caffe.model import CaffeModel
 from worker.caffe.solver import Solver, read_solver
 from worker.caffe.weights import moved
 from worker.inference import evaluate
+from worker.job import Job
 from worker.sources import open_source
 from worker.strategies import Downpour
 from worker.task import TaskSpec, run_task
-from worker.training import Job
 
 WORKERS, SHARDS, BOUND = 4, 2, 4
 PATIENCE_S = 120.0

@@ -16,10 +16,10 @@ from ps.hosts.hosting import Home
 from shards.rules import SGD, Decay
 from shards.schedules import Fixed
 from shards.tables import DenseTable, TensorSpec
+from worker.job import Job
 from worker.model import Batch, Model
 from worker.replica import Plan
 from worker.strategies import Downpour, Strategy
-from worker.training import Job
 
 TABLE = DenseTable("weights", (TensorSpec("a", (300,)), TensorSpec("b", (70, 10))))
 

@@ -15,10 +15,10 @@ from shards.errors import BadInput
 from shards.tables import cut_evenly
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import Solver
+from worker.job import Job
 from worker.placement import ANY, Wanted
 from worker.replica import Plan
 from worker.strategies import Strategy
-from worker.training import Job
 
 
 def caffe_job(

@@ -1,0 +1,94 @@
+"""What a training job begins with: fresh weights, or what a snapshot of it holds.
+
+A snapshot must be of the same network, rule and number of workers. It may be of more or fewer
+shards: it is cut anew for as many as there are now.
+"""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ps import Console, ShardState
+from ps.storage.shelf import Found
+from ps.storage.snapshots import Manifest, load_snapshot
+from shards.errors import BadInput
+from shards.recut import recut
+from shards.tables import DenseTable, cut_evenly
+from worker.job import Job
+from worker.model import Model
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """A state for each shard of the job, and the versions of those that it was saved from, which
+    may have been more or fewer."""
+
+    states: list[ShardState]
+    versions: list[int]
+
+
+Beginning = NDArray[np.float32] | Saved
+"""What is installed: an arena, or a state for each shard."""
+
+
+def beginning(
+    model: Model, job: Job, weights: NDArray[np.float32] | None, resume: str | Path | Found | None
+) -> Beginning:
+    """`weights`, or the snapshot to `resume`, or the model's own weights; raises BadInput."""
+    if resume is None:
+        return model.initial(job.plan.seed) if weights is None else weights
+    if weights is not None:
+        raise BadInput("start: expected weights or a snapshot to resume, got both")
+    if isinstance(resume, Found):
+        where, manifest, states = resume.place, resume.manifest, resume.states
+    else:
+        where, (manifest, states) = str(resume), load_snapshot(resume)
+    check_fit(where, manifest, model.table, job)
+    versions = [state.saved.version for state in states]
+    if manifest.map.shards != job.shards:
+        states = recut(states, manifest.map, cut_evenly(model.table, job.shards))
+    return Saved(states, versions)
+
+
+def check_fit(where: str, manifest: Manifest, table: DenseTable, job: Job) -> None:
+    """Raise BadInput when the snapshot at `where` is another job's."""
+    for what, expected, got in (
+        ("workers", manifest.workers, job.workers),
+        ("rule", manifest.rule, job.rule_name),
+        ("tensors", _shapes(manifest.table), _shapes(table)),
+    ):
+        if expected != got:
+            raise BadInput(f"resume {where}: it was made with {what} {expected}, got {got}")
+
+
+def install(console: Console, begin: Beginning) -> None:
+    """Give every shard its part."""
+    if isinstance(begin, np.ndarray):
+        console.install(begin)
+        return
+    for shard, state in enumerate(begin.states):
+        console.restore(shard, state)
+
+
+def versions(begin: Beginning) -> list[int] | None:
+    """Those of the shards in what is resumed."""
+    return begin.versions if isinstance(begin, Saved) else None
+
+
+def first_incarnation(begin: Beginning) -> int:
+    """Above every life that a snapshot's ledgers know, so that none of them can come back."""
+    if isinstance(begin, np.ndarray):
+        return 0
+    ledgers = [state.saved.ledger for state in begin.states]
+    lives = [entry.incarnation for ledger in ledgers for entry in ledger.entries.values()]
+    return max(lives, default=-1) + 1
+
+
+def place(resume: str | Path | Found | None) -> str | Path | None:
+    """Where what is resumed lies."""
+    return resume.place if isinstance(resume, Found) else resume
+
+
+def _shapes(table: DenseTable) -> str:
+    return " ".join(f"{tensor.name}{list(tensor.shape)}" for tensor in table.tensors)
