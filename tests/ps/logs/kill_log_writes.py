@@ -1,6 +1,6 @@
 """A program that kills children of its own in the middle of writing a log, again and again.
 
-    python -m tests.ps.kill_log_writes FOLDER SEED
+    python -m tests.ps.logs.kill_log_writes FOLDER SEED
 
 Each child writes sealed records over the file that the one before it left, says of each that it is
 written, and is ended by signal 9 at a moment that chance gives. What is read then must be the

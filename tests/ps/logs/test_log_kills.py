@@ -11,7 +11,7 @@ def test_a_kill_in_the_midst_of_a_record(tmp_path: Path) -> None:
     none is taken for written whose end is still what the file held before."""
     seed = random.randrange(1 << 32)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.ps.kill_log_writes", tmp_path, str(seed)],
+        [sys.executable, "-m", "tests.ps.logs.kill_log_writes", tmp_path, str(seed)],
         capture_output=True,
         text=True,
         check=False,

@@ -1,0 +1,45 @@
+"""The command in this process, and a job for it."""
+
+from pathlib import Path
+
+import pytest
+
+from deploy import cli
+from deploy import train as training
+from tests import tiny
+from tests.deploy.refusing import Run
+
+
+@pytest.fixture
+def downpour(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command in this process: its exit status, its standard output and error."""
+
+    def started(*_: object) -> None:
+        raise AssertionError("something was started")
+
+    monkeypatch.setattr(training, "_start", started)
+    # An embedded Ray that other tests of this process share has put its own token there.
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["downpour", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out, told.err
+
+    return run
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with tiny's net, solver and data."""
+    tiny.write_job(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine without one."""
+    monkeypatch.setattr("cupy_kernels.device.gpu", lambda: None)

@@ -1,0 +1,114 @@
+"""`downpour test` and `downpour features`: their figures, and what they refuse."""
+
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests import tiny
+from tests.deploy.refusing import Run, refuses, swap, write_idx
+from worker.caffe.model import CaffeModel
+from worker.caffe.solver import read_solver
+from worker.inference import write_safetensors
+
+
+@pytest.fixture
+def trained(job: Path) -> Path:
+    """Weights for tiny's net, as it starts."""
+    model = CaffeModel(read_solver(job / "solver.prototxt").train)
+    write_safetensors(job / "w.safetensors", model.table, model.initial(1))
+    return job
+
+
+TEST = "test --solver solver.prototxt --weights w.safetensors --data data"
+FEATURES = "features --net net.prototxt --weights w.safetensors --data data --output o --blobs ip1"
+
+
+def test_test_prints_loss_and_accuracy(downpour: Run, trained: Path) -> None:
+    """The figures are of the test part: those of a file with the same rows, undivided."""
+    status, out, _ = downpour(*TEST.split())
+    assert status == 0
+    assert re.fullmatch(r"accuracy \S+  loss \S+\n", out)
+    (trained / "rows.parquet").write_bytes((trained / "data/test.parquet").read_bytes())
+    assert downpour(*TEST.replace("--data data", "--data rows.parquet").split())[1] == out
+    (trained / "data/test.parquet").unlink()
+    assert downpour(*TEST.split())[1] != out, "without a test part all rows are taken"
+
+
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [("", 50), ("--split test", 50), ("--split train", 200), ("--data data/train.parquet", 200)],
+)
+def test_features_of_a_part(options: str, rows: int, downpour: Run, trained: Path) -> None:
+    """A row each of the part that is asked for; all rows of data that is not divided."""
+    status, out, _ = downpour(*f"{FEATURES},ip2 {options} --batch-size 32".split())
+    assert (status, out) == (0, f"{rows} rows of ip1, ip2 in o/features.parquet\n")
+    table = pq.read_table(trained / "o/features.parquet")
+    assert table.column_names == ["SampleID", "ip1", "ip2", "label"]
+    assert table["SampleID"].to_pylist() == list(range(rows))
+    assert {len(row) for row in table["ip1"].to_pylist()} == {16}
+
+
+def test_idx_is_tested_on_its_test_files(downpour: Run, trained: Path) -> None:
+    """MNIST's t10k files, and nothing else of a folder of IDX files."""
+    write_idx(trained / "data")
+    (trained / "data/train-images-idx3-ubyte.gz").unlink()
+    status, out, _ = downpour(*TEST.split())
+    assert status == 0
+    assert out.startswith("accuracy ")
+
+
+REFUSED = [
+    (f"{TEST} --weights net.prototxt", r"net\.prototxt: expected a \.caffemodel, got "),
+    (f"{TEST} --data nowhere", r"data nowhere: expected a folder or a Parquet file"),
+    (f"{FEATURES} --blobs ip1,ip3", r"net\.prototxt: expected blobs among data, .*; got ip3"),
+    (f"{FEATURES} --blobs ,", r"--blobs: expected names of blobs, got none"),
+    (f"{FEATURES} --blobs loss", r"blob loss: expected a value a row, got shape \(\)"),
+    (f"{FEATURES} --output data", r"--output data: expected a folder to make, got one that exists"),
+    (f"{FEATURES} --output net.prototxt/o", r"--output net\.prototxt/o: Not a directory"),
+    (f"{FEATURES} --split half", r"--split: expected train or test, got half"),
+    (f"{FEATURES} --split test --data data/test.parquet", r"test\.parquet: expected a .* test "),
+    (f"{TEST} --device gpu", r"device gpu:0: expected a GPU that answers, and CuPy .*; got none"),
+    (f"{FEATURES} --device gpus", r"device: expected auto, cpu, gpu or gpu:N, got 'gpus'"),
+    (f"{FEATURES} --batch-size 0", r"--batch-size: expected at least 1, got 0"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "line"), REFUSED, ids=[line[:30] for _, line in REFUSED])
+@pytest.mark.usefixtures("no_gpu")
+def test_wrong_inference(arguments: str, line: str, downpour: Run, trained: Path) -> None:
+    """One line, exit 1, and no output folder."""
+    refuses(downpour, trained, arguments, line)
+
+
+def test_weights_that_lack_a_layer(downpour: Run, trained: Path) -> None:
+    """Blobs need the layers before them, and no others."""
+    file = trained / "w.safetensors"
+    tensors = load_file(file)
+    save_file({name: tensors[name] for name in tensors if not name.startswith("ip2")}, file)
+    line = r"w\.safetensors: expected weights of layer ip2, got a file without"
+    refuses(downpour, trained, TEST, line)
+    refuses(downpour, trained, f"{FEATURES},ip2", line)
+    assert downpour(*FEATURES.split())[0] == 0
+
+
+def test_labels_that_no_class_has(downpour: Run, trained: Path) -> None:
+    """Told when testing, too, though the data is opened before the net."""
+    pq.write_table(
+        tiny.image_table(30).set_column(0, "label", pa.array([5] * 30)),
+        trained / "data/test.parquet",
+    )
+    line = (
+        r"net\.prototxt: layer accuracy \(Accuracy\): label: expected whole labels in \[0, 3\), got"
+    )
+    refuses(downpour, trained, TEST, line)
+
+
+def test_a_solver_without_a_test_net(downpour: Run, trained: Path) -> None:
+    """There is nothing to measure with."""
+    swap(trained / "solver.prototxt", "test_iter: 7", "")
+    line = r"solver\.prototxt: expected a test_iter, which says that it has a test net; got none"
+    refuses(downpour, trained, TEST, line)

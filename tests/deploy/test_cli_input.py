@@ -1,0 +1,120 @@
+"""Networks, solvers and data that `downpour train` refuses, each in one line."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests import tiny
+from tests.deploy.refusing import TRAIN, Run, refuses, swap, write_idx
+
+NETWORKS = [
+    (
+        '"Convolution"',
+        '"Convulsion"',
+        r"net\.prototxt: layer conv \(Convulsion\): type not supported; expected one of .*Pooling",
+    ),
+    ("kernel_size", "kernel_sighs", r'net\.prototxt:7: .*no field named "kernel_sighs"'),
+    (
+        "kernel_size: 3",
+        "kernel_size: 3 axis: 2",
+        r"net\.prototxt: layer conv \(Convolution\): axis 2 is not supported; expected 1",
+    ),
+    (
+        "height: 8",
+        "height: 28",
+        r"net\.prototxt: layer rows .*: expected images of shape \(1, 28, 8\), the data has \(1, ",
+    ),
+    (
+        "kernel_size: 3",
+        "kernel_size: 9",
+        r"net\.prototxt: layer conv \(Convolution\): .*9",
+    ),
+    (
+        '"ip2" bottom: "label" top: "loss"',
+        '"conv" bottom: "label" top: "loss"',
+        r"net\.prototxt: layer loss .*: expected a label for each of 288 rows .* of shape \(8,\)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "line"), NETWORKS, ids=[new for _, new, _ in NETWORKS])
+def test_wrong_networks(old: str, new: str, line: str, downpour: Run, job: Path) -> None:
+    """Layers and fields that there are none of, and shapes that don't fit."""
+    swap(job / "net.prototxt", old, new)
+    refuses(downpour, job, TRAIN, line)
+
+
+SOLVERS = [
+    (
+        "base_lr: 0.1",
+        'base_lr: 0.1 type: "Sgdd"',
+        r"solver\.prototxt: solver type Sgdd is not supported; expected one of SGD, ",
+    ),
+    (
+        "base_lr: 0.1",
+        "base_lr: -0.1",
+        r"solver\.prototxt: learning-rate .*: base_rate: expected 0 or more, .*got -0\.1",
+    ),
+    ("base_lr: 0.1", "", r"solver\.prototxt: expected a base_lr, got none"),
+    ("max_iter: 100", "max_iter: 0", r"solver\.prototxt: max_iter: expected at least 1, got 0"),
+    ('"net.prototxt"', '"n.prototxt"', r"solver\.prototxt: net n\.prototxt: found neither as "),
+    ("max_iter", "max_itr", r'solver\.prototxt:1: .*no field named "max_itr"'),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "line"), SOLVERS, ids=[new for _, new, _ in SOLVERS])
+def test_wrong_solvers(old: str, new: str, line: str, downpour: Run, job: Path) -> None:
+    """What a solver file cannot say."""
+    swap(job / "solver.prototxt", old, new)
+    refuses(downpour, job, TRAIN, line)
+
+
+PARQUET = [
+    ("train", {"label": [*[0] * 20, 7, *[1] * 9]}, r"label: row 20: expected .* \[0, 3\), got 7"),
+    ("test", {"label": [3] * 30}, r"label: row 0: expected a label in \[0, 3\), got 3"),
+    ("train", {"label": [-1] * 30}, r"label: row 0: expected a label .*, got -1"),
+    ("train", {"label": [0.5] * 30}, r"label: row 0: expected a whole number, got 0\.5"),
+    ("train", {"label": None}, r"expected a column label, got image"),
+    ("train", {"image": None}, r"expected a column data or image, got label"),
+    ("train", {"image": [b"\x89PNG...."] * 30}, r".*a PNG file, and only raw pixels are read"),
+]
+
+
+@pytest.mark.parametrize(("part", "columns", "line"), PARQUET)
+def test_wrong_parquet(
+    part: str, columns: dict[str, list[object] | None], line: str, downpour: Run, job: Path
+) -> None:
+    """Columns that are missing and labels that the net has no class for, by their row."""
+    table = tiny.image_table(30)
+    for name, values in columns.items():
+        table = table.drop_columns(name)
+        if values is not None:
+            table = table.append_column(name, pa.array(values))
+    pq.write_table(table, job / f"data/{part}.parquet")
+    refuses(downpour, job, TRAIN, rf"{part}\.parquet(, column |: ){line}")
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_truncated_parquet(part: str, downpour: Run, job: Path) -> None:
+    """A file that lost its end, with which Parquet begins."""
+    path = job / f"data/{part}.parquet"
+    path.write_bytes(path.read_bytes()[:500])
+    refuses(downpour, job, TRAIN, rf"{part}\.parquet: expected a whole Parquet file, got ")
+
+
+def test_idx_labels_beyond_the_classes(downpour: Run, job: Path) -> None:
+    """The net's last layer says how many classes there are."""
+    write_idx(job / "data", classes=4)
+    line = r"train-labels-idx1-ubyte: row 3: expected a label in \[0, 3\), got 3"
+    refuses(downpour, job, TRAIN, line)
+
+
+def test_truncated_idx(downpour: Run, job: Path) -> None:
+    """A file whose header promises more than is there."""
+    write_idx(job / "data")
+    path = job / "data/t10k-labels-idx1-ubyte"
+    path.write_bytes(path.read_bytes()[:20])
+    line = r"t10k-labels-idx1-ubyte: expected 30 bytes of data, .* got a file of 20 bytes"
+    refuses(downpour, job, TRAIN, line)

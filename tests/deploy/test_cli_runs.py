@@ -1,0 +1,149 @@
+"""`downpour train` and the folders of runs: what it goes on from, and what it leaves alone."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from deploy import train as training
+from deploy.origin import Origin
+from deploy.run_folder import RunFolder
+from deploy.settings import TrainSettings
+from ps import Console, local_shards, shard_specs
+from ps.storage.snapshots import save_snapshot
+from tests.deploy.refusing import TRAIN, Run, refuses, swap
+from worker.caffe.model import CaffeModel
+from worker.caffe.solver import read_solver
+
+
+@pytest.fixture
+def earlier(job: Path) -> Path:
+    """The folder of a run of two workers on two shards, with a snapshot of its start."""
+    settings = TrainSettings(
+        solver=job / "solver.prototxt", data=job / "data", out=job / "run", shards=2
+    )
+    model = CaffeModel(read_solver(settings.solver).train)
+    specs = shard_specs(model.table, shards=2, workers=2)
+    with (
+        RunFolder.create(settings.out, settings.plain()) as folder,
+        local_shards(specs, model.initial(1)) as cluster,
+        Console(cluster) as console,
+    ):
+        save_snapshot(
+            folder.snapshots / "7",
+            console.export(),
+            table=cluster.table,
+            shard_map=cluster.map,
+            rule="sgd",
+            workers=2,
+        )
+        return folder.path
+
+
+def test_resume_goes_on_with_the_settings_of_then(
+    downpour: Run, earlier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is given now replaces what was told then, and only that; a new bound is no misfit. With
+    a number it is a new run, in a folder of its own, with snapshots of its own."""
+    told: list[tuple[TrainSettings, Origin | None]] = []
+
+    def run(settings: TrainSettings, *, origin: Origin | None) -> None:
+        told.append((settings, origin))
+
+    monkeypatch.setattr(training, "run", run)
+    status, out, _ = downpour("train", "--resume", "run", "--max-iter", 9, "--staleness", "inf")
+    then = TrainSettings.load(earlier / "settings.json")
+    shelf = str(earlier / "snapshots")
+    assert told.pop() == (
+        replace(then, max_iter=9, staleness=None),
+        Origin(shelf, None, earlier),
+    )
+    assert (status, out) == (130, f"stopped; go on with: downpour train --resume {earlier}\n")
+    for origin in ("run@7", "run/snapshots/7", f"file://{earlier}@7"):
+        downpour("train", "--resume", origin, "--out", "new")
+        new = replace(then, out=earlier.parent / "new")
+        assert told.pop() == (new, Origin(shelf, "7", earlier))
+    options = ("--solver", then.solver, "--data", then.data, "--out", "new", "--shards", 2)
+    downpour("train", "--resume", "s3://bucket/run@40", *options)
+    new = replace(then, out=earlier.parent / "new")
+    assert told.pop() == (new, Origin("s3://bucket/run", "40"))
+
+
+MISFITS = [
+    ("--workers 3", r"resume \S*run/snapshots/7: it was made with workers 2, got 3"),
+    ("--out other", r"train: expected --out or --resume, got both; a new run: --resume RUN@NUMBER"),
+    ("--snapshots s", r"train: expected --snapshots or --resume, got both"),
+    ("--weights w", r"train: expected --weights or --resume, got both"),
+    ("--seed 1 --lease-s 0", r"--lease-s: expected more than 0 s"),
+]
+
+
+@pytest.mark.parametrize(("option", "line"), MISFITS, ids=[option for option, _ in MISFITS])
+def test_resume_of_what_does_not_fit(
+    option: str, line: str, downpour: Run, job: Path, earlier: Path
+) -> None:
+    """A snapshot goes on only as the job that it was made by; refusing leaves the run as it was."""
+    refuses(downpour, job, f"train --resume run {option}", line)
+
+
+def test_resume_with_another_rule(downpour: Run, job: Path, earlier: Path) -> None:
+    """A solver that was edited in between is noticed where it matters."""
+    swap(job / "solver.prototxt", "base_lr: 0.1", "base_lr: 0.1 momentum: 0.9")
+    line = r"resume \S*run/snapshots/7: it was made with rule sgd, got momentum"
+    refuses(downpour, job, "train --resume run", line)
+
+
+def test_resume_of_a_damaged_snapshot(downpour: Run, job: Path, earlier: Path) -> None:
+    """A file that lost its end is named."""
+    path = earlier / "snapshots/7/shard-1.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    line = (
+        r"snapshot \S*run/snapshots/7/shard-1\.safetensors: expected \d+ bytes, got \d+;"
+        r" no other snapshot in \S*run/snapshots is whole"
+    )
+    refuses(downpour, job, "train --resume run", line)
+
+
+def test_resume_of_nothing(downpour: Run, job: Path) -> None:
+    """A folder that holds no run, and a run that has no snapshot yet."""
+    line = r"data: expected a run folder or a place with snapshots, got none there"
+    refuses(downpour, job, "train --resume data", line)
+    settings = TrainSettings(solver=job / "solver.prototxt", data=job / "data", out=job / "run")
+    RunFolder.create(settings.out, settings.plain()).close()
+    refuses(downpour, job, "train --resume run", r"no snapshot in \S*run/snapshots")
+
+
+def test_resume_in_a_folder_in_use(downpour: Run, job: Path, earlier: Path) -> None:
+    """Two runs never share a folder."""
+    then = TrainSettings.load(earlier / "settings.json")
+    with RunFolder.resume(earlier, then.plain()):
+        line = r"run folder \S*run: expected one that nobody writes, another run does"
+        refuses(downpour, job, "train --resume run", line)
+
+
+def test_an_out_that_holds_a_run(downpour: Run, job: Path, earlier: Path) -> None:
+    """Results are never overwritten."""
+    line = r"run folder \S*run: expected a new folder, got one that holds a run; .*--resume \S*run"
+    refuses(downpour, job, TRAIN, line)
+
+
+def test_an_out_that_is_not_ours(downpour: Run, job: Path) -> None:
+    """Neither are files of no run."""
+    line = r"run folder \S*data: expected a new folder, got one with t"
+    refuses(downpour, job, TRAIN.replace("--out run", "--out data"), line)
+    line = r"run folder \S*net\.prototxt: File exists"
+    refuses(downpour, job, TRAIN.replace("--out run", "--out net.prototxt"), line)
+
+
+def test_ctrl_c_before_the_first_step(
+    downpour: Run, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is nothing to go on from, and the same command may be given again."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "_start", interrupted)
+    for _ in range(2):
+        assert downpour(*TRAIN.split()) == (130, "", "stopped\n")
+        assert {path.name for path in (job / "run").iterdir()} == {"settings.json", ".lock"}
