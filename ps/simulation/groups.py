@@ -9,20 +9,21 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ps.replicas.coordinator import Group
 from ps.simulation import invariants
 from ps.simulation.clock import Party
 from ps.simulation.hosts import End, Host
-from ps.simulation.invariants import BLOCK, Promise, Violation
+from ps.simulation.invariants import Promise, Violation
 from ps.simulation.network import Deliver
 from shards import codec
 from shards.errors import DownpourError
-from shards.group import Assignment, Beat, Replicate
+from shards.group import Assignment, Beat, Replicate, Sync
 from shards.messages import Ack, Refusal, Remedy
+from shards.records import RECORD
 from shards.replica import Effects, Post, Replica
 from shards.shard import Shard
-from shards.spec import Merge
 from shards.state import Saved
 from shards.transitions import Outgoing
 
@@ -45,6 +46,7 @@ class Copy(Party):
         self.boot, self._group = boot, group
         spec = group._world.spec(group.number, group.map)
         self.replica = Replica(group.number, boot, lambda: Shard(spec, boot), retry_s=RETRY_S)
+        self._before = np.empty(0, RECORD)
 
     def __repr__(self) -> str:
         return f"{'living' if self.alive else 'dead'} {self.replica.beat()}"
@@ -64,6 +66,15 @@ class Copy(Party):
         self._group.perform(self, self.replica.assign(word, self.now))
         if self.replica.serving:
             self._group.install(self)
+
+    def records(self) -> NDArray[np.void]:
+        """Of all that its state holds, be it applied here or where the state is from."""
+        return np.concatenate([self._before, self.replica.shard.journal.since(0)[1]])
+
+    def take_after(self, other: "Copy") -> None:
+        """Its state, just taken, is what the other had at that version."""
+        rows = other.records()
+        self._before = rows[rows["apply_version"] <= self.replica.shard.version]
 
     @property
     def epoch(self) -> int:
@@ -107,6 +118,9 @@ class Copies(Host):
     @property
     def shard(self) -> Shard:
         return self._living[0].replica.shard
+
+    def records(self) -> NDArray[np.void]:
+        return self._living[0].records()
 
     @property
     def moved_to(self) -> bytes | None:
@@ -157,8 +171,10 @@ class Copies(Host):
     def _receive(self, copy: Copy, origin: int, post: Post) -> None:
         """A word of another copy has come."""
         frames = [frame.data if isinstance(frame, np.ndarray) else frame for frame in post.frames]
-        replica, before = copy.replica, copy.replica.position
+        replica, before, shard = copy.replica, copy.replica.position, copy.replica.shard
         effects = replica.receive(origin, post.message, frames, copy.now)
+        if replica.shard is not shard:
+            copy.take_after(self.copies[origin])
         if isinstance(post.message, Replicate) and replica.position == before + 1:
             theirs = self._images.get((post.message.epoch, replica.position))
             if theirs is not None and theirs != _image(replica.shard):
@@ -208,7 +224,8 @@ class Copies(Host):
             if copy.alive or self._world.clock.random.random() < 0.5:
                 other.at(self._receive, other, copy.boot, post)
 
-        self._world.network.post(copy.name, other.name, deliver)
+        size_s = self._world.setting.state_s if isinstance(post.message, Sync) else 0.0
+        self._world.network.post(copy.name, other.name, deliver, size_s=size_s)
 
     def report(self, copy: Copy, beat: Beat) -> None:
         """Tell the coordinator."""
@@ -308,38 +325,21 @@ class Copies(Host):
         return primary.serving and not primary._held and not primary._unreported
 
     def finish(self) -> None:
-        """Every push of every worker is in the weights once, or a share of a round's mean is."""
-        setting = self._world.setting
-        if not self._world.durable:
-            for boot in self._group.promotable:
-                shard = self.copies[boot].replica.shard
-                if (
-                    setting.merge is Merge.EACH
-                    and self._installed
-                    and shard.held._weights is not None
-                ):
-                    invariants.check_prefix(shard.held.weights(), setting.workers, f"copy {boot}")
-            return
-        shard = self.shard
-        invariants.check_drained(shard, self.number)
-        for number, life in self._world.lives.items():
-            held = shard.ledger.entries[life.name].seq
-            if held != setting.steps:
+        for boot in self._group.promotable:
+            copy = self.copies[boot]
+            shard, where = copy.replica.shard, f"copy {boot} of shard {self.number}"
+            if self._installed and shard.held._weights is not None:
+                self.check_held(shard, copy.records(), where)
+        if self._world.durable:
+            self._check_ledger()
+            self.check_whole()
+
+    def _check_ledger(self) -> None:
+        for life in self._world.lives.values():
+            held = self.shard.ledger.entries[life.name].seq
+            if held != self._world.setting.steps:
                 raise Violation(
                     Promise.EXACTLY_ONCE, f"{life.name} has {held} pushes in the ledger"
-                )
-            if setting.merge is Merge.EACH:
-                self._check_weights(shard.held.weights(), number)
-
-    def _check_weights(self, weights: invariants.Array, number: int) -> None:
-        """Each block holds a worker's pushes, once."""
-        for place, block in enumerate(self.blocks):
-            lacks = self._excused.get(block, {}).get(f"w{number}", set())
-            wanted = set(range(1, self._world.setting.steps + 1)) - lacks
-            found = invariants.applied(weights[BLOCK * place :], number)
-            if found != (len(wanted), sum(wanted)):
-                raise Violation(
-                    Promise.EXACTLY_ONCE, f"w{number} has {found}, pushes {wanted} expected"
                 )
 
     # --- moving -----------------------------------------------------------------------------------

@@ -3,12 +3,25 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ps.simulation import invariants
 from ps.simulation.clock import Action, Party
-from ps.simulation.invariants import BLOCK, Promise, PullWatch, Violation, exact
+from ps.simulation.invariants import (
+    BLOCK,
+    EXACT_PUSHES,
+    Promise,
+    PullWatch,
+    Violation,
+    exact,
+)
 from ps.simulation.network import Deliver
+from ps.simulation.serial import check_state, check_versions
 from shards import codec
 from shards.ledger import Ledger
 from shards.messages import Install, Refusal
+from shards.records import RECORD
 from shards.shard import Shard
 from shards.state import Saved
 from shards.transitions import Outgoing
@@ -48,10 +61,13 @@ class Host:
         self._world = world
         self._fresh = fresh
         self._handed_over: int | None = None
+        self._began = 0  # the version that it was given first
+        # For each block, the records of its pushes at shards that held it before this one.
+        self._before = dict.fromkeys(self.blocks, np.empty(0, RECORD))
         # For each block, what it need not hold of whom: pushes that were cut off by a move.
         self._excused: dict[int, dict[str, set[int]]] = {}
         self._pulls = PullWatch(
-            number, setting.workers, setting.bound, exact(setting.merge, setting.push, setting.pull)
+            number, setting.workers, setting.bound, exact(setting, setting.pull)
         )
 
     def begin(self) -> None:
@@ -72,11 +88,20 @@ class Host:
         """Where it sends its workers, if it does."""
         return self.shard.stance.moved_to
 
+    def records(self) -> NDArray[np.void]:
+        """Of all that this shard has applied to the state that counts, in all its lives."""
+        raise NotImplementedError
+
     def hand_over(self, to: Sequence["Host"], saved: Saved, short: Mapping[str, set[int]]) -> None:
         """Others are given what this one holds, which lacks pushes that others have."""
         self._handed_over = saved.version
+        for heir in to:
+            heir._began = max(heir._began, saved.version)
+        rows = self.records()
+        rows = rows[rows["apply_version"] <= saved.version]
         for block in self.blocks:
             heir, known = heir_of(block, to), self._excused.get(block, {})
+            heir._before[block] = np.concatenate([self._before[block], rows])
             heir._excused[block] = {w: known.get(w, set()) | seqs for w, seqs in short.items()}
             heir._pulls.exact &= not any(heir._excused[block].values())
 
@@ -88,6 +113,40 @@ class Host:
                 f"shard {self.number} was moved at version {self._handed_over} and is at"
                 f" {self.shard.version}",
             )
+
+    def check_held(self, shard: Shard, rows: NDArray[np.void], where: str) -> None:
+        """Whatever `shard` has lost, it holds what `rows`, its records, tell, and no half of it."""
+        setting = self._world.setting
+        if setting.slots:
+            check_versions(rows, self._began, shard)
+            for place, block in enumerate(self.blocks):
+                before = self._before[block]
+                check_state(np.concatenate([before, rows]), shard, place, block, where)
+        if not self._world.durable:
+            invariants.check_begun(rows, where)
+            if exact(setting, "none"):
+                invariants.check_prefix(shard.held.weights(), setting.workers, where)
+
+    def check_whole(self) -> None:
+        """Every push of every worker is in it once, or a share of a round's mean is."""
+        shard, lives, setting = self.shard, self._world.lives, self._world.setting
+        invariants.check_drained(shard, self.number)
+        names = [life.name for life in lives.values()]
+        rows, weights = self.records(), shard.held.weights()
+        for place, block in enumerate(self.blocks):
+            all_rows = np.concatenate([self._before[block], rows])
+            excused = self._excused.get(block, {})
+            invariants.check_records(all_rows, setting.steps, names, excused)
+            if setting.slots:
+                continue  # its floats were held against its records
+            own = weights[BLOCK * place : BLOCK * (place + 1)]
+            if setting.push in EXACT_PUSHES:
+                invariants.check_place(own, block, len(set(all_rows["apply_version"].tolist())))
+            for number, life in lives.items():
+                if excused.get(life.name) and setting.push != "none":
+                    continue  # how much of it was kept back nobody knows
+                kept = invariants.residual(life.session, block)
+                invariants.check_sums(all_rows, own, number, kept)
 
     def struck(self) -> None:
         """Lose the process that serves, at a moment that a move has chosen, if that may be."""

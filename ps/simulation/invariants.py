@@ -3,12 +3,13 @@
 Worker i pushes, as its n-th push, SCALE at float 2i of every shard and SCALE * n beside it, at rate
 1 under plain SGD. Both sums are exact in float32, so any weights show how many pushes of which
 worker they hold, and a push that is lost, doubled or torn shows in them: this is the oracle, which
-knows nothing of the ledger that it checks.
+knows nothing of the ledger that it checks. Where a rule keeps slots there is another (serial.py).
 
 The checks look only at what has just happened, so that a run costs little: an answer before it
 leaves, a view when it arrives, an entry when a backup has applied it.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from ps.protocol.feedback import ERROR
 from ps.protocol.session import Session
+from ps.simulation.setting import Setting
 from shards.messages import Joined, Pull, Standing, Weights
 from shards.replica import Replica
 from shards.shard import Shard
@@ -28,6 +30,7 @@ from shards.transitions import Outgoing
 
 SCALE = 12  # divisible by every size of a round up to four
 BLOCK = SHARD_ALIGNMENT  # floats a shard
+EXACT_PUSHES = ("none", "fp16", "bf16")  # codecs that lose nothing of a gradient
 
 Array = NDArray[np.float32]
 
@@ -40,6 +43,7 @@ class Promise(StrEnum):
     ORDER = "pushes, clocks and incarnations of a worker follow each other"
     BOUND = "the bound holds on every served pull"
     VERSIONS = "versions never go back"
+    SERIAL = "weights and slots are what the recorded pushes make, one after another, bit for bit"
     UNTORN = "what is sent does not change on its way"
     ONE_CUT = "what is moved holds the same pushes of every living worker"
     MOVED = "a job that has moved, as its operator was told, does not move back"
@@ -60,10 +64,11 @@ class Violation(AssertionError):
 
 
 def gradient(blocks: int, number: int, seq: int) -> Array:
-    """Push `seq` of worker `number`."""
+    """Push `seq` of worker `number`; the last float of each block tells which it is."""
     made = np.zeros(BLOCK * blocks, np.float32)
     made[2 * number :: BLOCK] = SCALE
     made[2 * number + 1 :: BLOCK] = SCALE * seq
+    made[BLOCK - 1 :: BLOCK] = np.arange(1, blocks + 1)
     return made
 
 
@@ -217,24 +222,43 @@ def check_records(
             raise Violation(Promise.EXACTLY_ONCE, f"{name}'s pushes were {mine['seq'].tolist()}")
         if np.any(np.diff(mine["incarnation"]) < 0):
             raise Violation(Promise.ORDER, f"a former life of {name} wrote after a later one")
-        for life in np.unique(mine["incarnation"]):
+        for life in set(mine["incarnation"].tolist()):
             # A former one may have told this shard a clock that shard 0 never heard of.
             clocks = mine["clock"][mine["incarnation"] == life]
             if np.any(np.diff(clocks) < 1):
                 raise Violation(Promise.ORDER, f"{name}/{life}'s clocks were {clocks.tolist()}")
 
 
+def check_begun(rows: NDArray[np.void], where: str) -> None:
+    """Of every worker the updates are its first pushes, each of them once."""
+    for name in set(rows["worker"].tolist()):
+        found = rows["seq"][rows["worker"] == name].tolist()
+        if found != list(range(1, len(found) + 1)):
+            raise Violation(
+                Promise.EXACTLY_ONCE, f"{where} holds pushes {found} of {name.decode()}"
+            )
+
+
 def check_sums(rows: NDArray[np.void], weights: Array, number: int, residual: Array) -> None:
     """Weights and what a compressed worker kept back are its pushes; of rounds, its shares."""
-    sizes = dict(zip(*np.unique(rows["apply_version"], return_counts=True), strict=True))
+    sizes = Counter(rows["apply_version"].tolist())
     mine = rows[rows["worker"] == f"w{number}".encode()]
-    shares = [SCALE // sizes[row["apply_version"]] for row in mine]
-    wanted = (sum(shares), sum(s * row["seq"] for s, row in zip(shares, mine, strict=True)))
+    shares = [SCALE // sizes[version] for version in mine["apply_version"].tolist()]
+    wanted = (sum(shares), sum(s * q for s, q in zip(shares, mine["seq"].tolist(), strict=True)))
     kept, held = residual[2 * number : 2 * number + 2], weights[2 * number : 2 * number + 2]
     found = tuple((kept - held).tolist())
     if found != wanted:
         raise Violation(
             Promise.EXACTLY_ONCE, f"w{number} has {found} in the weights, {wanted} expected"
+        )
+
+
+def check_place(block: Array, number: int, updates: int) -> None:
+    """It is block `number`, and no other that holds the same pushes."""
+    if block[-1] != -updates * (number + 1):
+        raise Violation(
+            Promise.EXACTLY_ONCE,
+            f"block {number} has {block[-1]:g} in its last float after {updates} updates",
         )
 
 
@@ -246,9 +270,10 @@ def residual(session: Session, number: int) -> Array:
     return session.cargo.feedback.state()[ERROR][block]
 
 
-def exact(merge: Merge, push: str, pull: str) -> bool:
-    """Whether any weights on their way can be counted."""
-    return merge is Merge.EACH and pull == "none" and push in {"none", "fp16", "bf16"}
+def exact(setting: Setting, pull: str) -> bool:
+    """Whether any weights on their way can be counted; a rule with slots is serial.py's."""
+    plain = setting.merge is Merge.EACH and not setting.slots
+    return plain and pull == "none" and setting.push in EXACT_PUSHES
 
 
 class Counted(msgspec.Struct):

@@ -120,7 +120,7 @@ class OnDisk(Single):
     def _die(self, expected: list[Image], back_s: float, *, power: bool) -> None:
         """`expected` is what the disk may hold now."""
         self._expected = expected
-        self._rows = self._collected()
+        self._rows = self.records()
         self._process.alive = False
         self._waiting.clear()
         self._disk.fuse = None
@@ -184,7 +184,7 @@ class OnDisk(Single):
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def _collected(self) -> NDArray[np.void]:
+    def records(self) -> NDArray[np.void]:
         """Those of pushes that were replayed replace what was collected before."""
         first, rows = self._shard.journal.since(0)
         return np.concatenate([self._rows[:first], rows])

@@ -94,9 +94,14 @@ class Network:
             else:
                 self._clock.after(delay_s, self._arrive, header, frames, copies, deliver)
 
-    def post(self, sender: str, to: str, action: Action, *arguments: Any) -> None:
-        """Take a word among copies and coordinator, who are near each other."""
-        fate = self._fate(sender, to, self._near_s)
+    def post(
+        self, sender: str, to: str, action: Action, *arguments: Any, size_s: float = 0.0
+    ) -> None:
+        """Take a word among copies and coordinator, who are near each other.
+
+        A large one takes up to `size_s` longer.
+        """
+        fate = self._fate(sender, to, self._near_s + size_s)
         for delay_s in fate.delays_s:
             self._clock.after(delay_s, action, *arguments)
 

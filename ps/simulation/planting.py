@@ -56,10 +56,14 @@ class Bugs(dict[str, Bug]):
 
 def registry() -> dict[str, Bug]:
     """Every bug that can be planted."""
-    from ps.simulation.bugs import compressed, disks, groups, moves, sessions, shards
+    from ps.simulation.bugs import compressed, disks, groups, moves, sessions, shards, slots
 
     kinds = [kind.BUGS for kind in (shards, sessions, compressed, disks, groups)]
-    return {name: bug for kind in (*kinds, *moves.all_bugs()) for name, bug in kind.items()}
+    return {
+        name: bug
+        for kind in (*kinds, *moves.all_bugs(), *slots.all_bugs())
+        for name, bug in kind.items()
+    }
 
 
 def find(name: str) -> Bug:

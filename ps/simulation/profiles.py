@@ -22,12 +22,15 @@ Drawn = Callable[[Draw, Setting], list[AnyFault]]
 
 ON = 0.4  # the share of seeds in which a kind of fault happens at all
 MOVED = 0.25  # the share in which the job moves
+SLOTS = 0.4  # the share whose update rule keeps slots, as far as its pushes arrive as they were
 FIRST_S = 0.3
 
 HALVES = ("fp16", "bf16")
 _LEVELS = (Durability.PROCESS, Durability.LOGGED, Durability.LOGGED)
 SPARSE = ("topk:0.004", "threshold:30", "threshold:100")
 CHANGES = ("int8", "4bit", "topk:0.02")
+# One slot that forgets and one that sums up; two of them, and a step that depends on the count.
+RULES_WITH_SLOTS = ("momentum", "adagrad", "adam")
 
 
 def swarm(seed: int, profile: Profile = Profile.WITHIN, cluster: Cluster | None = None) -> Scenario:
@@ -49,6 +52,9 @@ def swarm(seed: int, profile: Profile = Profile.WITHIN, cluster: Cluster | None 
         # A shard in memory that dies ends its job; only a log brings back where it was moving.
         found = [f for f in found if kind is Cluster.LOGGED or not isinstance(f, faults.Restart)]
     found.sort(key=lambda fault: fault.at)
+    if draw.random() < SLOTS and setting.push not in SPARSE:
+        rule, state_s = draw.choice(RULES_WITH_SLOTS), draw.choice([0.0, 0.5])
+        setting = msgspec.structs.replace(setting, rule=rule, state_s=state_s)
     return Scenario(seed=seed, profile=profile, setting=setting, faults=tuple(found))
 
 

@@ -5,6 +5,7 @@ from enum import StrEnum
 import msgspec
 
 from ps.durability import Durability
+from shards.rules import RULES
 from shards.spec import Merge
 
 
@@ -29,7 +30,9 @@ class Setting(
 
     A step takes a worker `step_s` on average, a message up to `delay_s`. A shard lets messages
     gather for `busy_s` and then takes them together. No fault begins after `quiet_s`. A log keeps
-    what its `durability` says, and is left for another when it has grown beyond `log_bytes`.
+    what its `durability` says, and is left for another when it has grown beyond `log_bytes`. A
+    whole state takes up to `state_s` longer to a backup than other words do. The update `rule` is
+    one of shards/rules.py, with the constants that it has by default.
     """
 
     cluster: Cluster = Cluster.SINGLE
@@ -40,13 +43,24 @@ class Setting(
     in_flight: int = 2
     prefetch: bool = False
     merge: Merge = Merge.EACH
+    rule: str = "sgd"
     warm_steps: int = 0
     lease_s: float = 3.0
     step_s: float = 0.4
     delay_s: float = 0.1
     busy_s: float = 0.0
+    state_s: float = 0.0
     quiet_s: float = 6.0
     push: str = "none"
     pull: str = "none"
     durability: Durability = Durability.LOGGED
     log_bytes: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        if self.rule not in RULES:
+            raise ValueError(f"rule {self.rule!r}: expected one of {', '.join(RULES)}")
+
+    @property
+    def slots(self) -> bool:
+        """Whether the rule keeps any; then weights no longer show by themselves what they hold."""
+        return bool(RULES[self.rule].slot_names)

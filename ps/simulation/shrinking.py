@@ -14,6 +14,7 @@ from ps.simulation.faults import AnyFault
 from ps.simulation.scenarios import Scenario
 
 TRIES = 400
+_PLAIN = {"rule": "sgd", "prefetch": False, "warm_steps": 0, "busy_s": 0.0, "state_s": 0.0}
 
 Fails = Callable[[Scenario], bool]
 
@@ -65,7 +66,7 @@ def _smaller_clusters(scenario: Scenario) -> Iterator[Scenario]:
         if value > least and not named and not (name == "shards" and "restart" in text):
             changed = msgspec.structs.replace(setting, **{name: value - 1})
             yield msgspec.structs.replace(scenario, setting=changed)
-    for name, plain in (("prefetch", False), ("warm_steps", 0), ("busy_s", 0.0)):
+    for name, plain in _PLAIN.items():
         if getattr(setting, name) != plain:
             changed = msgspec.structs.replace(setting, **{name: plain})
             yield msgspec.structs.replace(scenario, setting=changed)

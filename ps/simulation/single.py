@@ -1,23 +1,21 @@
 """A shard in one process, which a restart brings back with a state that it has saved."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ps.logs.shard_log import Logged
-from ps.simulation import invariants
 from ps.simulation.clock import Party
-from ps.simulation.hosts import End, Host, heir_of
-from ps.simulation.invariants import BLOCK, Promise, Violation
+from ps.simulation.hosts import End, Host
+from ps.simulation.invariants import Promise, Violation
 from ps.simulation.network import Deliver
 from shards import codec
 from shards.errors import DownpourError
 from shards.messages import Export, Install, State
 from shards.records import RECORD
 from shards.shard import Shard
-from shards.state import Saved
 from shards.transitions import Arrival, Outgoing
 from shards.views import Change, Views
 
@@ -48,7 +46,6 @@ class Single(Host):
 
     def __init__(self, world: "World", number: int, *, fresh: bool = False) -> None:
         super().__init__(world, number, fresh=fresh)
-        self._before: dict[int, NDArray[np.void]] = {}
         self._process = Party(world.clock, f"shard {number}")
         self._boot = 0
         self._shard: Shard
@@ -135,7 +132,7 @@ class Single(Host):
         """
         if self._fresh:
             return
-        self._rows = self._collected()
+        self._rows = self.records()
         self._save()
         wanted = self._world.clock.now - lost_s
         self._savings = [s for s in self._savings if s[0] <= wanted] or self._savings[:1]
@@ -170,7 +167,7 @@ class Single(Host):
         (answer,) = self._shard.handle(b"operator", message, frames, self._process.now)
         return answer
 
-    def _collected(self) -> NDArray[np.void]:
+    def records(self) -> NDArray[np.void]:
         """The records so far, of all lives."""
         return np.concatenate([self._rows, self._shard.journal.since(0)[1]])
 
@@ -180,37 +177,9 @@ class Single(Host):
         return not self._waiting
 
     def finish(self) -> None:
-        rows = self._collected()
-        weights, setting = self._shard.held._weights, self._world.setting
-        if weights is None:
+        if self._shard.held._weights is None:
             assert not self._world.durable, "it was given some"
             return
-        if not self._world.durable:
-            if invariants.exact(setting.merge, setting.push, "none"):
-                invariants.check_prefix(weights, setting.workers, f"shard {self.number}")
-            return
-        invariants.check_drained(self._shard, self.number)
-        lives = self._world.lives
-        names = [life.name for life in lives.values()]
-        for place, block in enumerate(self.blocks):
-            own = weights[BLOCK * place : BLOCK * (place + 1)]
-            all_rows = np.concatenate([self._before[block], rows]) if self._fresh else rows
-            excused = self._excused.get(block, {})
-            invariants.check_records(all_rows, setting.steps, names, excused)
-            for number, life in lives.items():
-                if excused.get(life.name) and setting.push != "none":
-                    continue  # how much of it was kept back nobody knows
-                kept = invariants.residual(life.session, block)
-                invariants.check_sums(all_rows, own, number, kept)
-
-    # --- moving -----------------------------------------------------------------------------------
-
-    def hand_over(self, to: Sequence[Host], saved: Saved, short: Mapping[str, set[int]]) -> None:
-        super().hand_over(to, saved, short)
-        rows = self._collected()
-        rows = rows[rows["apply_version"] <= saved.version]
-        for block in self.blocks:
-            heir = heir_of(block, to)
-            assert isinstance(heir, Single)
-            before = [self._before[block], rows] if self._fresh else [rows]
-            heir._before[block] = np.concatenate(before)
+        self.check_held(self._shard, self.records(), f"shard {self.number}")
+        if self._world.durable:
+            self.check_whole()

@@ -29,7 +29,7 @@ from ps.simulation.single import Single
 from ps.simulation.workers import Life
 from shards import codec
 from shards.errors import BadMessage, DownpourError, Fenced
-from shards.rules import SGD, Decay
+from shards.rules import RULES, Decay
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
 from shards.tables import DenseTable, ShardMap, TensorSpec, cut_evenly
@@ -125,7 +125,7 @@ class World:
             shard=shard,
             table=self.table,
             map=shard_map,
-            rule=SGD(),
+            rule=RULES[setting.rule](),
             schedule=Fixed(base_rate=1.0),
             decay=Decay(),
             bound=setting.bound,

@@ -12,8 +12,9 @@ import pytest
 
 from ps.simulation import campaign, scenarios
 from ps.simulation.faults import CoordinatorCrash, Crash, Double, Lose, Restart
+from ps.simulation.invariants import Violation
 from ps.simulation.planting import Patch, find, planted, registry
-from ps.simulation.profiles import SPARSE, swarm
+from ps.simulation.profiles import RULES_WITH_SLOTS, SPARSE, swarm
 from ps.simulation.scenarios import Profile, Scenario
 from ps.simulation.setting import Cluster, Setting
 from ps.simulation.shrinking import shrink
@@ -97,13 +98,41 @@ def test_promises_hold_for_packed_pushes(push: str) -> None:
     for seed in range(100, 106):
         drawn = swarm(seed, cluster=Cluster.COMPRESSED)
         sparse = push.partition(",")[0] in SPARSE or push.startswith("topk")
-        setting = msgspec.structs.replace(drawn.setting, push=push, pull="none", merge=Merge.EACH)
+        plain = {"pull": "none", "merge": Merge.EACH, "rule": "sgd"}
+        setting = msgspec.structs.replace(drawn.setting, push=push, **plain)
         kept = tuple(f for f in drawn.faults if not (sparse and type(f).__name__ in _ENDING))
         scenario = msgspec.structs.replace(drawn, setting=setting, faults=kept)
         assert play(scenario).violation == "", f"seed {seed}"
 
 
 _ENDING = {"Kill", "Mangle"}  # after them a life begins without its residual
+
+
+def test_slots_are_played_everywhere() -> None:
+    """Each of the rules is drawn for each kind of cluster, a third of the seeds at least."""
+    for cluster in Cluster:
+        settings = [swarm(seed, cluster=cluster).setting for seed in range(90)]
+        drawn = [setting.rule for setting in settings if setting.push not in SPARSE]
+        assert set(drawn) == {"sgd", *RULES_WITH_SLOTS}
+        assert 3 * drawn.count("sgd") <= 2 * len(drawn)
+
+
+def test_slots_are_worked_out_by_the_rule_alone() -> None:
+    """Two pushes by momentum come to Caffe's numbers; a slot or a weight beside them is noticed."""
+    setting = Setting(workers=1, steps=2, rule="momentum")
+    world = World(Scenario(seed=1, setting=setting))
+    world.run()
+    (host,) = world.hosts
+    held = host.shard.held
+    # h = 0.9 h + g and w -= h, for gradients of 12 and 12, and of 12 and 24.
+    assert held.weights()[:2].tolist() == pytest.approx([-34.8, -46.8])
+    assert held._slots[0][:2].tolist() == pytest.approx([22.8, 34.8])
+    host.finish()
+    for array, name in ((held._slots[0], "history"), (held.weights(), "weights")):
+        array[7] = 0.5
+        with pytest.raises(Violation, match=f"other {name} than its 2 pushes make, 0.5 at float 7"):
+            host.finish()
+        array[7] = 0
 
 
 # --- the budget -----------------------------------------------------------------------------------
@@ -163,6 +192,7 @@ def test_a_scenario_is_a_file(tmp_path: Path) -> None:
         ("seed = 1", "missing required field `setting`"),
         ('seed = 1\n[setting]\n[[faults]]\nat = 1\nfault = "flood"', "Invalid value 'flood'"),
         ("seed = 1\n[setting]\nshard = 1", "unknown field `shard`"),
+        ('seed = 1\n[setting]\nrule = "newton"', "expected one of sgd, momentum"),
         (None, "No such file"),
     ],
 )
