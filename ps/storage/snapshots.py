@@ -25,7 +25,7 @@ from shards.messages import Count
 from shards.state import ShardState
 from shards.tables import DenseTable, ShardMap
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
 _MAX_MANIFEST_BYTES = 64 << 20
 _OURS = re.compile(rf"(shard|worker)-\d+(\.\d+)?\.safetensors|{re.escape(MANIFEST)}|\..*{PARTIAL}")
@@ -59,6 +59,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def bytes(self) -> int:
         """Of all of them."""
         return sum(part.bytes for part in self.files)
+
+
+class _Format(msgspec.Struct, frozen=True):
+    """What every manifest begins with, whatever else it says."""
+
+    format: int = FORMAT
 
 
 def save_snapshot(
@@ -127,16 +133,15 @@ def load_manifest(place: Place | Store) -> Manifest:
     store = _store(place)
     path = f"snapshot {store.place}/{MANIFEST}"
     try:
-        manifest = msgspec.json.decode(
-            content_of(store, MANIFEST, _MAX_MANIFEST_BYTES), type=Manifest
-        )
+        content = content_of(store, MANIFEST, _MAX_MANIFEST_BYTES)
+        told = msgspec.json.decode(content, type=_Format).format
+        if told != FORMAT:
+            raise BadInput(f"expected format {FORMAT}, got {told}")
+        return msgspec.json.decode(content, type=Manifest)
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}") from None
     except (msgspec.DecodeError, BadInput) as error:
         raise BadInput(f"{path}: {error}") from None
-    if manifest.format != FORMAT:
-        raise BadInput(f"{path}: expected format {FORMAT}, got {manifest.format}")
-    return manifest
 
 
 def damage(place: Place | Store) -> Iterator[str]:

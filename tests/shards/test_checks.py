@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from cupy_kernels.word_sums import table_sums
 from shards.checks import checksum, spots
 
 BLOCK, PAGE = 1 << 20, 4096
@@ -73,6 +74,13 @@ def test_every_bit_of_a_frame_of_two_pages() -> None:
         written[bit // 8] ^= 1 << bit % 8
     in_spots = {bit for bit in range(8 * 2 * PAGE) if bit // 8 % PAGE < 64}
     assert told == in_spots
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_compiled_sums_give_the_same_check(size: int) -> None:
+    """What one process has written down another can read, whichever sums it has."""
+    frames = [memoryview(noise(size, 10)), memoryview(noise(size, 11))]
+    assert checksum(frames, table_sums) == checksum(frames)
 
 
 def test_frames_are_one_behind_another() -> None:

@@ -158,7 +158,8 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, damage: Callable[[Path], No
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"format": 3}, "expected format 2, got 3"),
+        ({"format": 4}, "expected format 3, got 4"),
+        ({"format": 2, "parts": [{"file": "x", "crc32": [1]}]}, "expected format 3, got 2"),
         ({"workers": "many"}, "Expected `int`, got `str`"),
         ({"parts": [{"file": "x", "bytes": 1}]}, "missing required field `version`"),
         (
