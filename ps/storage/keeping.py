@@ -9,6 +9,9 @@ worker are: one that was written for a snapshot may be wanted after the worker's
 
 Workers must reach the place where snapshots go. What cannot be written holds up nobody: the
 snapshot goes without, and its writer says so.
+
+Whoever takes a file into a snapshot does so with its own rights, on the word of a worker. So a note
+can speak of one file alone: both are named after what the note says, and stand side by side.
 """
 
 import time
@@ -57,7 +60,7 @@ class Keeper:
         self._pool.shutdown()
 
     def _write(self, state: WorkerState, arrays: Arrays) -> None:
-        name = f"{quote(state.worker, safe='')}.{state.incarnation}.{state.base}-{state.seq}"
+        name = _name(state)
         try:
             kept = write_kept(self._store, name + _ARRAYS, state, arrays)
             self._store.put(name + _NOTE, [msgspec.json.encode(kept)])
@@ -136,10 +139,19 @@ def _fits(kept: Kept, wanted: tuple[int, int] | None) -> bool:
     return kept.incarnation == incarnation and kept.base <= seq <= kept.seq
 
 
+def _name(state: WorkerState | Kept) -> str:
+    """What its note and its arrays are called, but for the ending."""
+    return f"{quote(state.worker, safe='')}.{state.incarnation}.{state.base}-{state.seq}"
+
+
 def _note(store: Store, name: str) -> Kept | None:
-    """A note; None for one that has gone, or is not whole yet."""
+    """A note; None for one that has gone, is not whole yet, or is not of the file beside it."""
     try:
-        return msgspec.json.decode(content_of(store, name, _MAX_NOTE_BYTES), type=Kept)
+        kept = msgspec.json.decode(content_of(store, name, _MAX_NOTE_BYTES), type=Kept)
+        arrays = _name(kept) + _ARRAYS
+        if (name, kept.part.file) != (_name(kept) + _NOTE, arrays):
+            return None
+        return kept if store.size(arrays) == kept.part.bytes else None
     except (OSError, BadInput, msgspec.DecodeError):
         return None
 

@@ -244,6 +244,6 @@ def _compare(part: Part, path: str, number: int, future: Future[int]) -> None:
 
 
 def _path(store: Store, part: Part) -> str:
-    if not part.file or "/" in part.file or part.file in (".", ".."):
+    if not part.file or {"/", "\0"} & set(part.file) or part.file in (".", ".."):
         raise BadInput(f"snapshot {store.place}: expected a file name, got {part.file!r}")
     return f"snapshot {store.place}/{part.file}"

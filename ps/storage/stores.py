@@ -9,9 +9,12 @@ written (HDFS) or not at all (S3): whoever reads must know by other means whethe
 What fails raises OSError; whoever knows what the file is for says so.
 """
 
+import errno
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -21,6 +24,7 @@ from shards.errors import BadInput
 
 PARTIAL = ".partial"
 _LOCAL = "file"
+_PIECE_BYTES = 4 << 20
 
 Content = Iterable[bytes | bytearray | memoryview]
 Place = str | Path
@@ -60,7 +64,8 @@ class Store(Protocol):
     def take(self, name: str, source: str) -> None:
         """Have the file `source`, its folder's and its name below this folder's parent, here too.
 
-        It need not be read for that where the store can do without.
+        It need not be read for that where the store can do without. Another user may have put it
+        there, so here it must be a file itself, and no link to one.
         """
         ...
 
@@ -181,7 +186,12 @@ class LocalStore:
         except FileNotFoundError:
             raise
         except OSError:  # not every file system has them
-            self.put(name, [theirs.read_bytes()])
+            with _opened(theirs, os.O_NOFOLLOW) as file:
+                self.put(name, iter(lambda: file.read(_PIECE_BYTES), b""))
+        # Looked at here, where nobody can change any more what it is.
+        if not stat.S_ISREG(own.lstat().st_mode):
+            own.unlink()
+            raise _no_file(theirs)
 
     def settle(self) -> None:
         for folder in (self.path, self.path.parent):
@@ -192,7 +202,7 @@ class LocalStore:
 
     @contextmanager
     def open(self, name: str) -> Iterator[Reader]:
-        with (self.path / name).open("rb", buffering=0) as file:
+        with _opened(self.path / name) as file:
             yield file
 
     def remove(self, name: str) -> None:
@@ -201,6 +211,19 @@ class LocalStore:
     def drop(self) -> None:
         with suppress(OSError):
             self.path.rmdir()
+
+
+def _opened(path: Path, flags: int = 0) -> FileIO:
+    """A file to read; a pipe, whose writer could have us wait for ever, is none."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _no_file(path)
+    return FileIO(descriptor, "r")
+
+
+def _no_file(path: Path) -> OSError:
+    return OSError(errno.EINVAL, f"expected {path.name} to be a file, got something else")
 
 
 def _write(file: Any, content: memoryview) -> None:

@@ -1,20 +1,24 @@
 """Workers' residuals in snapshots: a resumed run goes on as one that nothing happened to."""
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 import ps
 from ps import Client, Cluster, Compression, Console
 from ps.snapshotter import Snapshotter
-from ps.storage.keeping import FOLDER, residual_in, sweep_kept
+from ps.storage.keeping import FOLDER, gathered, residual_in, sweep_kept
 from ps.storage.shelf import Found, Shelf
 from ps.storage.snapshots import damage
+from ps.storage.state_files import Part
+from ps.storage.worker_state import Kept
 from shards.errors import BadInput
 from shards.rules import Momentum
 from shards.schedules import Fixed
@@ -192,6 +196,74 @@ def test_what_cannot_be_written_holds_up_nobody(tmp_path: Path) -> None:
         assert client._keeper.failure.startswith(f"residual in {tmp_path / FOLDER}: ")
     sweep_kept(Shelf(tmp_path).store)
     assert (tmp_path / FOLDER).read_text() == "in the way"
+
+
+SECRET = b"only the driver may read this"
+OWN = "w.0.1-1.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("note", "file", "size"),
+    [
+        ("w.0.1-1.json", "../../secret", len(SECRET)),
+        ("w.0.1-1.json", "{secret}", len(SECRET)),
+        ("w.0.1-1.json", "other.safetensors", len(SECRET)),
+        ("..json", "..safetensors", len(SECRET)),
+        ("w.0.1-1.json", OWN, len(SECRET) - 1),
+    ],
+    ids=["upwards", "absolute", "another's", "another name", "larger than told"],
+)
+def test_a_note_speaks_of_no_file_but_its_own(
+    tmp_path: Path, note: str, file: str, size: int
+) -> None:
+    """A worker's word never has the driver take another file into a snapshot; and one that is not
+    as long as it says is not whole."""
+    place, secret = tmp_path / "snapshots", tmp_path / "secret"
+    (place / FOLDER).mkdir(parents=True)
+    secret.write_bytes(SECRET)
+    for name in (OWN, "other.safetensors", "..safetensors"):
+        (place / FOLDER / name).write_bytes(SECRET)
+    part = Part(file.format(secret=secret), size, 1, (0,), 4096)
+    kept = Kept(worker="w", incarnation=0, base=1, seq=1, part=part)
+    (place / FOLDER / note).write_bytes(msgspec.json.encode(kept))
+    assert gathered(Shelf(place).store, {"w": (0, 1)}, 0.0) == ([], ["w"])
+    good = msgspec.structs.replace(kept, part=Part(OWN, len(SECRET), 1, (0,), 4096))
+    (place / FOLDER / "w.0.1-1.json").write_bytes(msgspec.json.encode(good))
+    found = [(f"{FOLDER}/{OWN}", good)]
+    assert gathered(Shelf(place).store, {"w": (0, 1)}, 0.0) == (found, [])
+
+
+@pytest.mark.parametrize("hard_links", [True, False])
+@pytest.mark.parametrize("what", ["link", "pipe"])
+def test_what_is_no_file_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, hard_links: bool
+) -> None:
+    """A link in a file's place leads to none, and a pipe is waited for by nobody."""
+    store = Shelf(tmp_path).store
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / "secret").write_bytes(SECRET)
+    own = tmp_path / FOLDER / OWN
+    own.symlink_to(tmp_path / "secret") if what == "link" else os.mkfifo(own)
+    if not hard_links:
+        monkeypatch.setattr(Path, "hardlink_to", _without_hard_links)
+    with pytest.raises(OSError, match=f"expected {OWN} to be a file|symbolic links"):
+        store.below("1").take("worker-0.safetensors", f"{FOLDER}/{OWN}")
+    assert store.below("1").names() == []
+    own.unlink()
+    own.write_bytes(SECRET)
+    store.below("1").take("worker-0.safetensors", f"{FOLDER}/{OWN}")
+    assert (tmp_path / "1" / "worker-0.safetensors").read_bytes() == SECRET
+
+
+def test_a_pipe_among_the_notes_holds_up_nobody(tmp_path: Path) -> None:
+    """It is passed over."""
+    (tmp_path / FOLDER).mkdir()
+    os.mkfifo(tmp_path / FOLDER / "w.0.1-1.json")
+    assert gathered(Shelf(tmp_path).store, {"w": (0, 1)}, 0.0) == ([], ["w"])
+
+
+def _without_hard_links(*_: object) -> None:
+    raise PermissionError(1, "Operation not permitted")
 
 
 def _held(found: Found) -> Any:

@@ -183,7 +183,7 @@ def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path) -> None:
     """Whatever it says, only files of its own folder are read."""
     save(tmp_path / "1")
     manifest = load_manifest(tmp_path / "1")
-    for name in ("../2/shard-0.safetensors", "/etc/hostname", ""):
+    for name in ("../2/shard-0.safetensors", "/etc/hostname", "..", "a\0b", ""):
         part = msgspec.structs.replace(manifest.parts[0], file=name)
         changed = msgspec.structs.replace(manifest, parts=(part,))
         (tmp_path / "1" / "manifest.json").write_bytes(msgspec.json.encode(changed))
