@@ -1,0 +1,325 @@
+"""`downpour train`: its options, and what they say of a new run or of one that goes on.
+
+An option that is not given says nothing: a resumed run has been told before, and a new one takes
+the default.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from msgspec.structs import fields, replace
+
+from cupy_kernels.types import Precision
+from deploy.settings import NO_BOUND, TrainSettings, parse_staleness
+from ps.durability import Durability
+from ps.hosts.hosting import Home, ShardDevice
+from ps.protocol.compression import PULLS, PUSHES
+from ps.wire.transport import Transport
+from shards.errors import BadInput
+from worker.interrupts import sigterm_too
+from worker.strategies import STRATEGIES, Downpour
+
+if TYPE_CHECKING:
+    from deploy.origin import Origin
+    from deploy.summary import Summary
+
+DATA = "A folder of MNIST IDX files, or a Parquet file or folder with columns label and image."
+"""What the data of a command may be."""
+
+_RUN, _LEARN, _PLACE = "The run", "How it learns", "Where it runs"
+
+_DEFAULTS = {field.name: field.default for field in fields(TrainSettings)}
+_DEFAULTS |= {field.name: field.default for field in fields(Downpour)}
+
+
+def _told(text: str, panel: str, default: object = None) -> Any:
+    """An option that says what holds where it is not given."""
+    shown = text if default is None else rf"{text} \[default: {default}]"
+    return typer.Option(help=shown, rich_help_panel=panel, show_default=False)
+
+
+def train(
+    solver: Annotated[Path | None, _told("The solver, a Caffe prototxt.", _RUN)] = None,
+    data: Annotated[Path | None, _told(DATA, _RUN)] = None,
+    out: Annotated[Path | None, _told("The run folder to make.", _RUN)] = None,
+    resume: Annotated[
+        str | None,
+        _told(
+            "A run folder to go on in, with its settings, from its newest good snapshot; or, with"
+            " --out, RUN@NUMBER, a place of snapshots, or one of them, for a new run from there.",
+            _RUN,
+        ),
+    ] = None,
+    test_data: Annotated[
+        Path | None, _told("What to test on, where --data holds no test part.", _RUN)
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        _told("Weights to start from, found by layer name: .caffemodel or .safetensors.", _RUN),
+    ] = None,
+    snapshots: Annotated[
+        str | None,
+        _told(
+            "Where snapshots go: a folder, or a URI, as s3://bucket/run.", _RUN, "the run folder"
+        ),
+    ] = None,
+    snapshot_every: Annotated[
+        str | None,
+        _told(
+            "How often: iterations, as 500, or a time, as 30s or 5m.", _RUN, "the solver's snapshot"
+        ),
+    ] = None,
+    snapshot_aligned: Annotated[
+        bool | None,
+        typer.Option(
+            "--snapshot-aligned/--no-snapshot-aligned",
+            help=r"Have the shards stand still for one, at the same pushes. \[default: no]",
+            rich_help_panel=_RUN,
+            show_default=False,
+        ),
+    ] = None,
+    snapshot_keep: Annotated[
+        int | None, _told("How many snapshots stay, the newest ones.", _RUN, "all")
+    ] = None,
+    snapshot_keep_for: Annotated[
+        str | None,
+        _told("How long they stay, as 12h or 7d; the newest for ever.", _RUN, "for ever"),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        _told("Model replicas: Spark tasks, each on its part.", _LEARN, _DEFAULTS["workers"]),
+    ] = None,
+    shards: Annotated[int | None, _told("Parameter servers.", _LEARN, _DEFAULTS["shards"])] = None,
+    staleness: Annotated[
+        str | None,
+        _told(
+            f"Steps the fastest worker may be ahead of the slowest, or {NO_BOUND}.",
+            _LEARN,
+            f"{_DEFAULTS['staleness']}; bsp: 0",
+        ),
+    ] = None,
+    strategy: Annotated[
+        str | None,
+        _told(f"One of {', '.join(sorted(STRATEGIES))}.", _LEARN, _DEFAULTS["strategy"]),
+    ] = None,
+    n_push: Annotated[
+        int | None,
+        _told("Steps a worker accumulates before it pushes.", _LEARN, _DEFAULTS["n_push"]),
+    ] = None,
+    n_fetch: Annotated[
+        int | None, _told("Steps between a worker's fetches.", _LEARN, _DEFAULTS["n_fetch"])
+    ] = None,
+    warm_steps: Annotated[
+        int | None,
+        _told("Steps one worker takes alone at first.", _LEARN, _DEFAULTS["warm_steps"]),
+    ] = None,
+    prefetch: Annotated[
+        bool | None,
+        typer.Option(
+            "--prefetch/--no-prefetch",
+            help=r"Ask for the next weights while computing, for slow links. \[default: no]",
+            rich_help_panel=_LEARN,
+            show_default=False,
+        ),
+    ] = None,
+    shuffle: Annotated[
+        bool | None,
+        typer.Option(
+            "--shuffle/--no-shuffle",
+            help=r"Shuffle every epoch, by the seed. \[default: yes]",
+            rich_help_panel=_LEARN,
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, _told("Decides all that is random.", _LEARN, _DEFAULTS["seed"])
+    ] = None,
+    max_iter: Annotated[
+        int | None, _told("Steps of each worker.", _LEARN, "the solver's max_iter")
+    ] = None,
+    shards_in: Annotated[
+        Home | None,
+        _told(
+            "Where the shards live: in Ray's actors, or in processes of this machine.",
+            _PLACE,
+            _DEFAULTS["shards_in"],
+        ),
+    ] = None,
+    shard_device: Annotated[
+        ShardDevice | None,
+        _told(
+            "What holds the shards' weights and updates them: cpu or gpu.",
+            _PLACE,
+            _DEFAULTS["shard_device"],
+        ),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        _told("A running Ray: HOST:PORT, ray://HOST:PORT or auto.", _PLACE, "one of its own"),
+    ] = None,
+    spark: Annotated[
+        str | None,
+        _told(
+            "A running Spark: spark://HOST:PORT, yarn, k8s://HOST:PORT or sc://HOST:PORT.",
+            _PLACE,
+            "one of its own",
+        ),
+    ] = None,
+    bind: Annotated[str | None, _told("The host shards listen on.", _PLACE, _DEFAULTS["bind"])] = (
+        None
+    ),
+    port: Annotated[
+        int | None, _told("The first shard's port; the next one's is one higher.", _PLACE, "any")
+    ] = None,
+    plaintext: Annotated[
+        bool | None,
+        typer.Option(
+            "--plaintext",
+            help="Leave out encryption and keys where --bind is beyond loopback.",
+            rich_help_panel=_PLACE,
+        ),
+    ] = None,
+    lease_s: Annotated[
+        float | None,
+        _told(
+            "Seconds of a worker's silence after which the others no longer wait for it.",
+            _PLACE,
+            f"{_DEFAULTS['lease_s']:g}",
+        ),
+    ] = None,
+    device: Annotated[
+        str | None,
+        _told(
+            "What each worker computes on: cpu, gpu (one of its own), gpu:N, or auto, a GPU where"
+            " one answers.",
+            _PLACE,
+            _DEFAULTS["device"],
+        ),
+    ] = None,
+    precision: Annotated[
+        Precision | None,
+        _told(
+            "What a GPU rounds the factors of products to: fp32, not at all, tf32 or bf16.",
+            _PLACE,
+            _DEFAULTS["precision"],
+        ),
+    ] = None,
+    transport: Annotated[
+        Transport | None,
+        _told(
+            "What carries weights and gradients on one host: shm, memory that worker and shard"
+            " share; ipc, a Unix socket; tcp; or auto, the best that there is.",
+            _PLACE,
+            _DEFAULTS["transport"],
+        ),
+    ] = None,
+    link: Annotated[
+        str | None,
+        _told(
+            "Put each worker behind a slow link, to try one out: rtt=100ms,jitter=10ms,rate=1Gbit,"
+            "loss=0.1%,outage=2s/60s.",
+            _PLACE,
+        ),
+    ] = None,
+    compress: Annotated[
+        str | None,
+        _told(
+            f"How pushes travel: {PUSHES}; and ,zstd after it.",
+            _PLACE,
+            _DEFAULTS["compress"],
+        ),
+    ] = None,
+    compress_pull: Annotated[
+        str | None,
+        _told(
+            f"How weights travel: {PULLS}.",
+            _PLACE,
+            _DEFAULTS["compress_pull"],
+        ),
+    ] = None,
+    durability: Annotated[
+        Durability | None,
+        _told(
+            "What survives the death of a shard: memory, the newest snapshot; process, every"
+            " acknowledged push; logged, also when the power fails; replicated, every acknowledged"
+            " push, without a pause, by a second copy. `process` and `logged` write logs.",
+            _PLACE,
+            _DEFAULTS["durability"],
+        ),
+    ] = None,
+    logs: Annotated[
+        Path | None,
+        _told("Where each shard's machine keeps its log: a folder.", _PLACE, "the run folder"),
+    ] = None,
+) -> None:
+    """Train a network: starts the shards and the workers, shows progress, leaves a run folder.
+
+    Ctrl-C stops cleanly and leaves a snapshot.
+    """
+    given = {name: value for name, value in locals().items() if value is not None}
+    given.pop("resume", None)
+    from deploy.origin import origin_of
+    from deploy.train import run
+
+    origin = origin_of(resume) if resume is not None else None
+    settings = _settings(given, origin)
+    try:
+        with sigterm_too():
+            summary = run(settings, origin=origin)
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
+        raise typer.Exit(130) from None
+    if summary is None:
+        typer.echo(f"stopped; go on with: downpour train --resume {settings.out}")
+        raise typer.Exit(130)
+    typer.echo(_result(summary, settings.out))
+
+
+def _result(summary: "Summary", out: Path) -> str:
+    """What a run came to, in one line."""
+    tested = summary.test_accuracy is not None
+    accuracy = f"test accuracy {summary.test_accuracy:.2%}, " if tested else ""
+    return f"{accuracy}{summary.updates} updates in {summary.seconds:.0f} s; see {out}"
+
+
+def _settings(given: dict[str, object], origin: "Origin | None") -> TrainSettings:
+    """What the options say, over what the run to resume was told, over the defaults."""
+    if "staleness" in given:
+        given["staleness"] = parse_staleness(str(given["staleness"]))
+    elif given.get("strategy") == "bsp":
+        given["staleness"] = 0
+    given |= {name: value.absolute() for name, value in given.items() if isinstance(value, Path)}
+    where = given.get("snapshots")
+    if isinstance(where, str) and "://" not in where:
+        given["snapshots"] = str(Path(where).absolute())
+    if origin is None:
+        return _fresh(given, "or --resume with an earlier run; got neither")
+    if "weights" in given:
+        raise BadInput("train: expected --weights or --resume, got both")
+    if origin.run is None:
+        return _fresh(given, "beside a --resume that is no run folder's; got none")
+    from deploy.run_folder import SETTINGS
+
+    earlier = TrainSettings.load(origin.run / SETTINGS)
+    if origin.name is not None:
+        if "out" not in given:
+            raise BadInput(
+                f"train: expected --out for the new run that goes on from {origin.shelf}"
+                f" at {origin.name}; got none"
+            )
+        return replace(earlier, **({"weights": None, "snapshots": None, "logs": None} | given))
+    if "out" in given:
+        raise BadInput(
+            "train: expected --out or --resume, got both; a new run: --resume RUN@NUMBER"
+        )
+    if "snapshots" in given:
+        raise BadInput("train: expected --snapshots or --resume, got both")
+    return replace(earlier, **(given | {"out": origin.run}))
+
+
+def _fresh(given: dict[str, object], otherwise: str) -> TrainSettings:
+    for name in ("solver", "data", "out"):
+        if name not in given:
+            raise BadInput(f"train: expected --{name}, {otherwise}")
+    return TrainSettings(**given)  # type: ignore[arg-type]
