@@ -74,10 +74,12 @@ def run_tasks(
 ) -> list[Any]:
     """Run `task(batches, partition, attempt, gpus)` over each partition of `df`; returns its rows.
 
-    `batches` and what `task` yields are Arrow record batches, the latter of `schema`. `gpus` are
-    the addresses of those that Spark assigned to the task, none where it schedules none. Tasks are
-    ordinary ones: there may be more than slots, and one that fails is tried again by itself. `tag`
-    names them for `interrupt`. Raises GiveUp with the task's own words when one fails for good.
+    `batches` and what `task` yields are Arrow record batches, the latter of `schema`. `attempt` is
+    higher for each later attempt at a partition, whether its task or the whole stage is tried again.
+    `gpus` are the addresses of those that Spark assigned to the task, none where it schedules none.
+    Tasks are ordinary ones: there may be more than slots, and one that fails is tried again by
+    itself. `tag` names them for `interrupt`. Raises GiveUp with the task's own words when one fails
+    for good.
     """
 
     def host(batches: Iterator[Any]) -> Iterator[Any]:
@@ -85,7 +87,8 @@ def run_tasks(
         assert context is not None, "mapInArrow runs inside a task"
         gpu = (context.resources() or {}).get("gpu")
         gpus = list(gpu.addresses) if gpu is not None else []
-        yield from task(batches, context.partitionId(), context.attemptNumber(), gpus)
+        # Spark's attempt number would begin anew where a lost shuffle has the stage tried again.
+        yield from task(batches, context.partitionId(), context.taskAttemptId(), gpus)
 
     add, remove, _ = _tagging(df)
     add(tag)

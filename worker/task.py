@@ -1,9 +1,9 @@
 """One worker's life inside one Spark task.
 
 A partition's rows come in as Arrow batches, one row goes out: the worker's report. The worker's
-name is its partition, its incarnation the attempt, so a retried task takes over the name and goes
-on after the last push that was applied. An empty partition has nothing to train on and never
-registers. Executors run no Ray: where the shards are is part of the spec.
+name is its partition, its incarnation the attempt, so one that is tried again takes over the name
+and goes on after the last push that was applied. An empty partition has nothing to train on and
+never registers. Executors run no Ray: where the shards are is part of the spec.
 """
 
 from collections.abc import Callable, Iterator, Sequence
