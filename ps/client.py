@@ -201,7 +201,8 @@ class Client:
         `read_versions`, one a shard, are what it was computed from (default: the last pull's). The
         array must not change until it is acknowledged: take it from `empty()`, then drop it. Waits
         only while `in_flight` earlier pushes are unacknowledged. Raises BadInput when the
-        array does not fit, or what a shard found wrong with it. `prefetch` asks in the same
+        array does not fit, or what a shard found wrong with an earlier one, whose part there then
+        counts as zeros: the next push may follow. `prefetch` asks in the same
         message for what `pull(prefetch)` will return, which then holds this push: one round trip.
         """
         if read_versions is None:

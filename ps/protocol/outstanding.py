@@ -11,11 +11,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 import msgspec
+import numpy as np
 
 from ps.protocol.events import Frames, Send, Unreachable
-from shards.messages import FromWorker, Hello, Join, Push, Registered
+from shards.messages import FromWorker, Hello, Join, Kind, Push, Registered
 
 _TRIES = 3  # at least, before patience ends
+_NOTHING = np.empty(0, np.uint8)
 _LONGEST = 8  # times the first wait: no later is a message repeated
 
 
@@ -77,6 +79,13 @@ class Outstanding:
         What is kept or settled meanwhile is not seen.
         """
         return iter([(to, one) for to, owed in self._pending.items() for one in owed.values()])
+
+    def empty(self, pending: Pending, now: float) -> None:
+        """A push that its shard will not apply: from now on it brings no value, and is `due`."""
+        assert isinstance(pending.message, Push), "nothing else brings any"
+        bare = msgspec.structs.replace(pending.message, kind=Kind.SPARSE, zstd=False)
+        pending.message, pending.frames = bare, (_NOTHING,) * len(pending.frames)
+        pending.resend_at = now
 
     # --- sending again ----------------------------------------------------------------------------
 

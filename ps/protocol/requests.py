@@ -6,7 +6,7 @@ from typing import TypeVar
 import msgspec
 
 from ps.protocol.cargo import Cargo
-from ps.protocol.events import Departed, Event, Pulled, Pushed
+from ps.protocol.events import Departed, Event, Frames, Pulled, Pushed
 from ps.protocol.outstanding import Outstanding
 from ps.protocol.registration import Registration
 from shards.codec import Buffer
@@ -17,12 +17,16 @@ Answer = TypeVar("Answer", bound=Reply)
 
 
 class Asked(msgspec.Struct):
-    """One request: what it was, when, at which clock of the driver's, and the answers so far."""
+    """One request: what it was, when, at which clock of the driver's, and the answers so far.
+
+    `spoilt` are parts that their shards would not have; late copies of them may still refer there.
+    """
 
     kind: type[FromWorker]
     since: float
     clock: int
     answers: dict[int, tuple[Reply, Sequence[Buffer]]]
+    spoilt: tuple[Frames, ...] = ()
 
 
 class Requests:
@@ -69,6 +73,12 @@ class Requests:
             return [_pushed(request, _all(Ack, replies), took_s)]
         _all(Left, replies)
         return [Departed()]
+
+    def spoil(self, request: int, part: Frames) -> bool:
+        """A shard would not have its part of it; whether that is the first to be heard of."""
+        asked = self._asked[request]
+        asked.spoilt += (part,)
+        return len(asked.spoilt) == 1
 
     def pulls_anew(self) -> list[tuple[int, int]]:
         """Every pull, and its clock: what has been answered of it counts no more."""

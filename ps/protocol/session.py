@@ -10,6 +10,10 @@ with a deadline each (outstanding.py), and these reactions:
 - a gap: the shard lacks an earlier push; send all unacknowledged pushes again, in order;
 - a resynchronise (the shard restarted, the lease ran out, the map moved): say hello again, join,
   then send everything outstanding to that shard again;
+- a gradient that a shard will not apply (it holds NaN, or its norm is above the cap): nothing takes
+  the place of that shard's part, so that the push counts everywhere and those behind it can follow,
+  and the driver is told, once for each push (nobody looks at every float before it leaves: that
+  would cost half as much again as a whole push in shared memory does);
 - silence of one shard that owes an answer for `patience_s`, while the driver listens: give up,
   naming it.
 
@@ -366,8 +370,20 @@ class Session:
                 ):
                     return []
                 return [self._greet(shard, now)]
+            case Remedy.BAD_INPUT if isinstance(pending.message, Push):
+                return self._spoilt(shard, reply, pending, now)
             case _:
                 raise error_of(reply)
+
+    def _spoilt(self, shard: int, reply: Refusal, pending: Pending, now: float) -> list[Send]:
+        """Others may have applied their parts of this push: it goes on, without its part here."""
+        first = self._requests.spoil(pending.asked, pending.frames)
+        self._outstanding.empty(pending, now)
+        if self._unsaved is not None:
+            self._unsaved.pushed(shard, pending.message, pending.frames)
+        if first:
+            raise BadInput(f"shard {shard}: {reply.text}")
+        return []
 
     def _resend_pushes(self, shard: int, expected: int, now: float) -> list[Send]:
         # Every push behind the lost one is refused for the same reason: mend it once.

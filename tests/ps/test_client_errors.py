@@ -158,20 +158,27 @@ def test_a_push_that_is_refused_here(cluster: Cluster) -> None:
         assert client.pull().versions == (1, 1)
 
 
-def test_a_gradient_without_a_number(cluster: Cluster) -> None:
-    """The shard's refusal reaches the caller, and no part of that shard's weights has changed."""
+@pytest.mark.parametrize("spoilt", [(300,), (5, 300)])
+def test_a_gradient_without_a_number(cluster: Cluster, spoilt: tuple[int, ...]) -> None:
+    """Each shard refuses its own part, which counts as zeros; the caller is told once, and may go
+    on: the next push counts everywhere."""
     gradient = np.ones(512, np.float32)
-    gradient[300] = np.nan
-    client = Client(cluster, worker="w")
-    client.pull()
-    client.push(gradient, loss=float("nan"))
-    with pytest.raises(BadInput, match="push 1 of worker w holds NaN or infinity") as caught:
+    gradient[list(spoilt)] = np.nan
+    with Client(cluster, worker="w") as client, Console(cluster) as console:
+        client.pull()
+        client.push(gradient, loss=float("nan"))
+        told = "shard [01]: push 1 of worker w holds NaN or infinity"
+        with pytest.raises(BadInput, match=told) as caught:
+            client.flush()
+        one_line(caught.value)
         client.flush()
-    one_line(caught.value)
-    client.abandon()
-    with Console(cluster) as console:
-        assert console.status()[1].version == 0
-        assert not console.read()[256:].any()
+        assert client.pull().versions == (1, 1)
+        first = [0.0 if len(spoilt) == 2 else -1.0, 0.0]
+        assert console.read()[[0, 511]].tolist() == first
+        client.push(np.ones(512, np.float32))
+        assert client.pull().versions == (2, 2)
+        assert console.read()[[0, 511]].tolist() == [first[0] - 1, first[1] - 1]
+        assert [status.duplicates for status in console.status()] == [0, 0]
 
 
 def test_a_body_that_fails_leaves_as_a_crash_would(cluster: Cluster) -> None:

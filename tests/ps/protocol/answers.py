@@ -84,9 +84,11 @@ def ready_session(shards: int = 2, patience_s: float = 30.0) -> Session:
     return session
 
 
-def send_push(session: Session, now: float = 0.0, clock: int = 1) -> list[Send]:
+def send_push(
+    session: Session, now: float = 0.0, clock: int = 1, gradient: Array | None = None
+) -> list[Send]:
     _, sends = session.push(
-        TABLE.empty(),
+        TABLE.empty() if gradient is None else gradient,
         (0,) * session.map.shards,
         clock=clock,
         step=clock,

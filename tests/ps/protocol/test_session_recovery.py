@@ -1,14 +1,17 @@
 """The session when things go wrong: silence, gaps, lost leases, restarted shards."""
 
+import weakref
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pytest
 
-from ps.protocol.events import Pulled, Unreachable
-from shards.errors import GiveUp
-from shards.messages import PROTOCOL, Hello, Join, Parked, Pull, Push, Remedy
+from ps.protocol.events import Pulled, Pushed, Unreachable
+from shards.errors import BadInput, GiveUp
+from shards.messages import PROTOCOL, Hello, Join, Kind, Parked, Pull, Push, Remedy
 from tests.ps.protocol.answers import (
+    TABLE,
     a_session,
     ack,
     brief,
@@ -110,6 +113,43 @@ def test_a_quick_shard_may_be_slow_to_be_waited_for() -> None:
     tell(session, weights(0, 4), now=0.1, frames=[bytes(2048)])
     session.pull(1, now=60.0)
     assert len(session.tick(61.0)) == 1
+
+
+# --- gradients that are refused -----------------------------------------------------------------
+
+
+def test_a_part_that_is_refused_is_made_up_for_by_none() -> None:
+    """The driver is told of the first; the shards get that push without values, and it is over."""
+    session = ready_session(2)
+    (first, second) = send_push(session)
+    request = first.message.request
+    with pytest.raises(BadInput, match=r"^shard 0: because$"):
+        tell(session, refused(0, request, Remedy.BAD_INPUT))
+    assert tell(session, refused(1, request, Remedy.BAD_INPUT)) == ([], [])
+    for shard, send in enumerate(session.tick(0.0)):
+        bare = msgspec.structs.replace((first, second)[shard].message, kind=Kind.SPARSE)
+        assert (send.shard, send.message) == (shard, bare)
+        assert [bytes(frame) for frame in send.frames] == [b""]
+    assert tell(session, ack(0, request, 1)) == ([], [])
+    (event,) = tell(session, ack(1, request, 1))[1]
+    assert isinstance(event, Pushed)
+    assert session.unacknowledged == 0
+
+
+def test_memory_that_was_refused_is_not_written_while_a_copy_is_on_its_way() -> None:
+    """A late copy of the push may refer there, until the shard has what took its place."""
+    session = ready_session(1)
+    gradient = TABLE.empty()
+    (send,) = send_push(session, gradient=gradient)
+    request = send.message.request
+    del send
+    with pytest.raises(BadInput):
+        tell(session, refused(0, request, Remedy.BAD_INPUT))
+    held = weakref.ref(gradient)
+    del gradient
+    assert held() is not None
+    tell(session, ack(0, request, 1))
+    assert held() is None
 
 
 # --- links that were cut --------------------------------------------------------------------------
