@@ -99,14 +99,15 @@ class Snapshotter:
         assert self._under_way is None, "a snapshot would end the standstill of a move"
         self._cluster = cluster
 
-    def save(self, states: Sequence[ShardState], patience_s: float = 0.0) -> None:
-        """Write these states now, behind a snapshot under way; a failure is told.
+    def save(self, states: Sequence[ShardState], patience_s: float = 0.0) -> str | None:
+        """Write these states now, behind a snapshot under way; returns the place of theirs.
 
-        Workers that live are given `patience_s` for their residuals.
+        A failure is told, and None is returned, whatever the `latest` one is. Workers that live are
+        given `patience_s` for their residuals.
         """
         self._finish()
         self._under_way = self._pool.submit(self._write, states, patience_s)
-        self._finish(goes_on=False)
+        return self.latest if self._finish(goes_on=False) else None
 
     def close(self) -> None:
         """Wait for the snapshot under way, and take no more."""
@@ -157,20 +158,21 @@ class Snapshotter:
             with suppress(OSError):
                 sweep_kept(self._shelf.store)
 
-    def _finish(self, *, goes_on: bool = True) -> None:
-        """Wait for the one under way, if there is one, and tell how it went."""
+    def _finish(self, *, goes_on: bool = True) -> bool:
+        """Wait for the one under way, and tell how it went; False if it failed, or none was."""
         under_way, self._under_way = self._under_way, None
         answering, self._answering = self._answering, False
         if under_way is None:
-            return
+            return False
         try:
             under_way.result()
         except DownpourError as error:
             kept = f"the last good one is {self.latest}" if self.latest else "there is none yet"
             self._told(f"{error}; {kept}{', and training goes on' if goes_on else ''}")
-            return
+            return False
         missing, self._missing = self._missing, []
         if missing:
             self._told(f"snapshot {self.latest}: without the residuals of {' '.join(missing)}")
         if answering:
             self._told(f"snapshot {self.latest}")
+        return True

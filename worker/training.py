@@ -66,7 +66,8 @@ class Observer(Protocol):
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a job leaves: final weights as a flat arena, and what is known of how it went.
 
-    `left` are the last statuses of shards that it has moved away from.
+    `left` are the last statuses of shards that it has moved away from. `snapshot` is that of these
+    weights; None if none was wanted or it could not be written, whatever earlier ones there are.
     """
 
     cluster: Cluster
@@ -98,8 +99,8 @@ def run_job(
     `snapshots`, a path or URI, named by iteration; setting `asked` asks for one now. `wishes` is
     asked now and then whether the job is to move to more or fewer shards. Where its durability asks
     for logs, they lie below `logs`, in folders named after the job, until it has ended with a
-    snapshot. Ctrl-C ends the job early, with a snapshot and `interrupted` set. Call it from the
-    main thread, in a process connected to Ray if the shards are to live there.
+    snapshot of its last weights. Ctrl-C ends the job early, with a snapshot and `interrupted` set.
+    Call it from the main thread, in a process connected to Ray if the shards are to live there.
     Raises BadInput for what the caller can mend, GiveUp when a worker or a shard fails for good.
     """
     model = job.model()
@@ -179,6 +180,7 @@ class _Run:
         self.observer = observer
         self._last: list[ShardState] | None = None
         self._left: list[ShardStatus] = []
+        self._snapshot: str | None = None  # of what the job ended with
         self._wish: Wish | None = None
         self._tag = f"downpour-{secrets.token_hex(8)}"
 
@@ -192,6 +194,9 @@ class _Run:
         states, statuses = self._last or self.residence.console.export(), self._look()
         if self._last is None:
             self._save(states)
+        if self._snapshot is None and self.snapshotter is not None and self.observer is not None:
+            for logs in self._logs():
+                self.observer.told(f"{logs} stay: they hold what the last snapshot was to")
         return Outcome(
             cluster=self.residence.cluster,
             weights=_assemble(self.residence.cluster, states),
@@ -287,19 +292,15 @@ class _Run:
         spark.interrupt(self.df, self._tag)
         wait([future], _CANCEL_S)
 
-    @property
-    def _snapshot(self) -> str | None:
-        return self.snapshotter.latest if self.snapshotter is not None else None
-
     def _save_with_residuals(self) -> None:
         """End with what is now, if workers that are about to be cancelled must be asked for it."""
         if self.snapshotter is not None and self.job.keeps_residuals:
             self._last = self.residence.console.export()
-            self.snapshotter.save(self._last, _RESIDUALS_S)
+            self._save(self._last, _RESIDUALS_S)
 
-    def _save(self, states: Sequence[ShardState]) -> None:
+    def _save(self, states: Sequence[ShardState], patience_s: float = 0.0) -> None:
         if self.snapshotter is not None:
-            self.snapshotter.save(states)
+            self._snapshot = self.snapshotter.save(states, patience_s)
 
     def _with_snapshot(self, error: DownpourError) -> DownpourError:
         """The same error, saying which snapshot to go on from; a new one if the shards live."""
@@ -309,11 +310,15 @@ class _Run:
             self._save(self.residence.console.export())
         except DownpourError:
             pass  # The shards are what failed: the last snapshot is the one to name.
-        places = [] if self._snapshot is None else [self._snapshot]
-        if self.job.durability.keeps_log:
-            where = " on the shards' nodes" if self.job.logs_apart else ""
-            places.append(f"the logs in {self.residence.logs}{where}")
+        latest = self.snapshotter.latest if self.snapshotter is not None else None
+        places = [*([latest] if latest is not None else []), *self._logs()]
         return type(error)(f"{error}; resume from {' or '.join(places)}") if places else error
+
+    def _logs(self) -> list[str]:
+        """Where the job's logs are, in words, if it keeps any."""
+        where = " on the shards' nodes" if self.job.logs_apart else ""
+        logs = f"the logs in {self.residence.logs}{where}"
+        return [logs] if self.job.durability.keeps_log else []
 
 
 def _snapshotter(
