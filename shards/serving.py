@@ -28,7 +28,7 @@ class Serving:
         self._journal = journal
         self._keys = codec.flatten(ranges)
         self._served = Served(ranges)
-        self._views = Views(ranges, boot)
+        self._views = Views(ranges)
 
     def check(self, pull: Pull) -> None:
         """Raise BadMessage or BadInput where weights cannot be served as `pull` wants them."""

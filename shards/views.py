@@ -6,7 +6,8 @@ payload stands for, so the view is what the worker holds, to the bit; what a pay
 still a difference at the next pull. A pull names the view that its worker has, which may be some
 answers behind, those that are on their way. If one of them is lost, the worker cannot use the next
 and asks for the weights whole; so they are sent where either side began anew, and that is the new
-view. Numbers of views are never used twice, by later lives of a shard neither.
+view. A life of a shard uses no number twice; an answer tells the life beside it, so a worker takes
+no life's changes for another's.
 """
 
 from collections.abc import Sequence
@@ -22,8 +23,6 @@ from shards.tables import KeyRange
 Floats = NDArray[np.float32]
 
 KINDS = (Kind.INT8, Kind.INT4, Kind.SPARSE)
-
-_LIFE = 2**32  # more views than one life can serve
 
 
 class _View(NamedTuple):
@@ -46,9 +45,9 @@ class Change(NamedTuple):
 class Views:
     """The views of one life of a shard, one a worker that pulls changes."""
 
-    def __init__(self, ranges: Sequence[KeyRange], boot: int) -> None:
+    def __init__(self, ranges: Sequence[KeyRange]) -> None:
         self._ranges = ranges
-        self._last = boot * _LIFE
+        self._last = 0
         self._views: dict[str, _View] = {}
 
     def __len__(self) -> int:

@@ -15,8 +15,12 @@ from shards.messages import Weights
 
 
 class View(msgspec.Struct, frozen=True):
-    """View `number`, which is `version` or near it: plain floats, one array a key range."""
+    """View `number` of the shard's life `boot`, which is `version` or near it.
 
+    Its floats are plain, one array a key range.
+    """
+
+    boot: int
     number: int
     version: int
     parts: tuple[NDArray[np.float32], ...]
@@ -33,18 +37,21 @@ def advanced(
     """The view after an answer, whose payloads are checked; None if it is of no use.
 
     An answer that was overtaken changes nothing: what the worker has is newer than what it would
-    have led to. One to a later view than the worker's is of no use, since one before it was lost.
+    have led to. One to a later view than the worker's is of no use, since one before it was lost;
+    nor is a change to a view of another life, whose numbers say nothing here. Lives are compared
+    for being the same only: a copy that takes over may be the older one.
     """
-    number = 0 if view is None else view.number
-    if number > reply.number:
+    if view is not None and view.boot != reply.boot:
+        view = None
+    if view is not None and view.number > reply.number:
         return view
     if reply.base == 0:
         # Copied, for frames belong to the network.
         whole = tuple(np.frombuffer(payload, np.float32).copy() for payload in payloads)
-        return View(reply.number, reply.version, whole)
-    if view is None or reply.base != number:
+        return View(reply.boot, reply.number, reply.version, whole)
+    if view is None or reply.base != view.number:
         return None
     parts = tuple(np.empty_like(part) for part in view.parts)
     for payload, part, out in zip(payloads, view.parts, parts, strict=True):
         views.add(reply.kind, payload, part, out)
-    return View(reply.number, reply.version, parts)
+    return View(reply.boot, reply.number, reply.version, parts)

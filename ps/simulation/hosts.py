@@ -56,7 +56,7 @@ class Host:
         self.map = world.map
         ranges = self.map.ranges[number]
         self.blocks = [n for keys in ranges for n in range(keys.start // BLOCK, keys.stop // BLOCK)]
-        self.views: dict[int, bytes] = {}
+        self.views: dict[tuple[int, int], bytes] = {}
         self.ambushes: list[Ambush] = []
         self._world = world
         self._fresh = fresh

@@ -29,15 +29,15 @@ Saving = tuple[float, list[str], list[bytes]]
 
 
 class WatchedViews(Views):
-    """Notes each view that a shard has led a worker to, by its number."""
+    """Notes each view that a shard has led a worker to, by life and number."""
 
-    def __init__(self, shard: Shard, seen: dict[int, bytes]) -> None:
-        super().__init__(shard.spec.map.ranges[shard.spec.shard], shard.boot)
-        self._seen = seen
+    def __init__(self, shard: Shard, seen: dict[tuple[int, int], bytes]) -> None:
+        super().__init__(shard.spec.map.ranges[shard.spec.shard])
+        self._boot, self._seen = shard.boot, seen
 
     def serve(self, worker: str, *told: Any) -> Change:
         change = super().serve(worker, *told)
-        self._seen[change.number] = self._views[worker].weights.tobytes()
+        self._seen[self._boot, change.number] = self._views[worker].weights.tobytes()
         return change
 
 

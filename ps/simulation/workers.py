@@ -139,7 +139,7 @@ class Life(Party):
                     raise Violation(Promise.VERSIONS, f"{self} read {version} after {former}")
         self._boots = boots
         for number, view in self.session.cargo.views.items():
-            kept = self.hosts[number].views[view.number]
+            kept = self.hosts[number].views[view.boot, view.number]
             if b"".join(map(bytes, view.frames)) != kept:
                 raise Violation(Promise.UNTORN, f"{self} has another view than was sent")
 

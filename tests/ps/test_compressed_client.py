@@ -97,6 +97,25 @@ def test_changes_alone_are_pulled(pull: str, share: float) -> None:
         assert out / (5 * 4 * SIZE) < share
 
 
+def test_a_shard_in_a_process_serves_every_form() -> None:
+    """Its life has a number of the clock's size, which those in the test's own process have not:
+    each worker gets weights whole, then as it wants them, near those that the shard holds."""
+    gradients = noise(3)
+    with (
+        ps.process_shards(ps.shard_specs(TABLE, schedule=UNIT)) as hosts,
+        Console(hosts.cluster) as console,
+    ):
+        console.install(noise(1)[0])
+        for pull in ("fp16", "bf16", "int8", "4bit", "topk:0.5"):
+            with compressed(hosts.cluster, "none", pull) as client:
+                client.pull()
+                for gradient in gradients:
+                    client.push(gradient)
+                    client.flush()
+                    view = client.pull().weights
+                assert 0 < np.abs(view - console.read()).max() < 1, pull
+
+
 @pytest.mark.parametrize("push", ["int8", "1bit", "topk:0.05,momentum=0.9", "threshold:3,zstd"])
 def test_a_restored_worker_goes_on_to_the_bit(push: str, tmp_path: Path) -> None:
     """Saved, killed, restored: the weights are those of a worker that was never interrupted."""

@@ -2,14 +2,15 @@
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from shards import payloads, views
+from shards import codec, payloads, views
 from shards.messages import Kind, Weights
 from shards.tables import KeyRange
 from shards.views import Change, Views
-from tests.shards.talk import Talk, gradient, leave, pull, push
+from tests.shards.talk import Talk, gradient, hello, join, leave, pull, push
 
 RANGES = (KeyRange(0, 256), KeyRange(512, 1024))
 SIZE = 768
@@ -40,7 +41,7 @@ def received(view: Any, change: Change) -> Any:
 @pytest.mark.parametrize("kind", views.KINDS)
 def test_both_ends_hold_the_same_view(kind: Kind) -> None:
     """Whole at first, changes from then on; to the bit the same, and ever nearer to the weights."""
-    served, number = Views(RANGES, boot=1), 0
+    served, number = Views(RANGES), 0
     mine: Any = None
     for weights in drift(12):
         change = served.serve("w", weights, kind, 0.1, number)
@@ -57,17 +58,18 @@ def test_the_first_change_is_small() -> None:
     """int8 is a quarter of the floats, a hundredth of them eight bytes each."""
     first, second = drift(2)
     for kind, share, most in ((Kind.INT8, 0.0, 0.26), (Kind.SPARSE, 0.01, 0.03)):
-        served = Views(RANGES, boot=1)
+        served = Views(RANGES)
         whole = served.serve("w", first, kind, share, 0)
         change = served.serve("w", second, kind, share, whole.number)
         assert sum(frame.nbytes for frame in change.frames) <= most * first.nbytes
 
 
-@pytest.mark.parametrize("base", [0, 1, 2**32, 2**40])
+@pytest.mark.parametrize("base", [0, 1, 2**32, 2**62])
 def test_a_view_that_is_not_the_one_kept(base: int) -> None:
     """After a lost answer, or in another life, the weights are sent whole: a new view."""
     first, second, third = drift(3)
-    served = Views(RANGES, boot=1)
+    served = Views(RANGES)
+    served.serve("another", first, Kind.INT8, 0.0, 0)
     number = served.serve("w", first, Kind.INT8, 0.0, 0).number
     number = served.serve("w", second, Kind.INT8, 0.0, number).number
     assert base < served._views["w"].first or base > number
@@ -79,7 +81,7 @@ def test_a_view_that_is_not_the_one_kept(base: int) -> None:
 def test_pulls_that_are_on_their_way_together() -> None:
     """Each answer follows the one before, though all were asked for with one view."""
     weights = drift(4)
-    served = Views(RANGES, boot=1)
+    served = Views(RANGES)
     whole = served.serve("w", weights[0], Kind.INT8, 0.0, 0)
     mine = received(None, whole)
     for step in (1, 2, 3):
@@ -90,13 +92,26 @@ def test_pulls_that_are_on_their_way_together() -> None:
 
 
 def test_numbers_are_never_used_twice() -> None:
-    """Workers, pulls and lives of a shard: each view has a number of its own, and they rise."""
-    numbers = []
-    for boot in (1, 2, 3):
-        served = Views(RANGES, boot)
-        numbers += [served.serve(worker, drift(1)[0], Kind.INT8, 0.0, 7).number for worker in "aba"]
-    assert numbers == sorted(set(numbers))
-    assert numbers[0] > 7
+    """Whatever worker and pull: each view of a life has a number of its own, and they rise."""
+    served = Views(RANGES)
+    numbers = [served.serve(worker, drift(1)[0], Kind.INT8, 0.0, 7).number for worker in "aba"]
+    assert numbers == [1, 2, 3]
+
+
+@pytest.mark.parametrize("boot", [1_790_000_000_000_000, 2**62])
+def test_any_life_can_tell_its_changes(boot: int) -> None:
+    """A process numbers its life by the microseconds since 1970, and messages hold no more than
+    2**62: what a shard answers can be written whatever its life's number."""
+    talk = Talk(bound=None, boot=boot)
+    talk.say(hello("a"))
+    talk.say(msgspec.structs.replace(join("a"), boot=boot))
+    base = 0
+    for expected in (Kind.F4, Kind.INT8):
+        ((_, reply),) = talk.say(pull("a", 0, boot=boot, kind=Kind.INT8, base=base))
+        assert isinstance(reply, Weights)
+        assert codec.decode_reply(codec.encode(reply)) == reply
+        assert (reply.kind, reply.base) == (expected, base)
+        base = reply.number
 
 
 def changes(talk: Talk, worker: str, base: int) -> Weights:

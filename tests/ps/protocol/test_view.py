@@ -16,9 +16,9 @@ from tests.ps.protocol.answers import ready_session, tell, weights
 KEYS = [0, 256]
 
 
-def reply(base: int, number: int, version: int) -> Weights:
+def reply(base: int, number: int, version: int, boot: int = 2) -> Weights:
     kind = Kind.SPARSE if base else Kind.F4
-    return Weights(1, 0, 1, 1, "net", version, kind, KEYS, 0.0, False, base, number)
+    return Weights(1, 0, boot, 1, "net", version, kind, KEYS, 0.0, False, base, number)
 
 
 def whole(value: float) -> list[Any]:
@@ -41,18 +41,31 @@ def test_changes_are_added_to_a_view_that_stays_as_it_was() -> None:
     assert second.frames[0] == second.parts[0].tobytes()
 
 
-def test_a_whole_answer_replaces_the_view() -> None:
-    """From a later life of the shard too, whose numbers are higher."""
+@pytest.mark.parametrize(("number", "boot"), [(11, 2), (1, 3), (1, 1), (10, 1)])
+def test_a_whole_answer_replaces_the_view(number: int, boot: int) -> None:
+    """From another life of the shard too, which counts from 1, and whose boot may be the lower
+    one: a backup may be older than the primary that it follows."""
     first = advanced(None, reply(0, 10, 4), whole(1.0))
-    later = advanced(first, reply(0, 2**33, 5), whole(2.0))
+    later = advanced(first, reply(0, number, 5, boot), whole(2.0))
     assert later is not None
-    assert later.parts[0][0] == 2.0
+    assert (later.boot, later.number, later.parts[0][0]) == (boot, number, 2.0)
+    changed = advanced(later, reply(number, number + 1, 6, boot), change(0, 0.5))
+    assert changed is not None
+    assert (changed.boot, changed.number, changed.parts[0][0]) == (boot, number + 1, 2.5)
+
+
+@pytest.mark.parametrize("number", [9, 10, 11])
+@pytest.mark.parametrize("boot", [1, 3])
+def test_changes_of_another_life(number: int, boot: int) -> None:
+    """They are of no use, even where the numbers would fit."""
+    first = advanced(None, reply(0, 10, 4), whole(1.0))
+    assert advanced(first, reply(number, number + 1, 5, boot), change(0, 1.0)) is None
 
 
 @pytest.mark.parametrize("late", [reply(10, 11, 5), reply(0, 11, 5), reply(9, 10, 4)])
 def test_what_was_overtaken_changes_nothing(late: Weights) -> None:
     """The view that the worker has is newer than what the late answer led to."""
-    newer = View(12, 7, (np.ones(256, np.float32),))
+    newer = View(2, 12, 7, (np.ones(256, np.float32),))
     frames = change(0, 1.0) if late.base else whole(3.0)
     assert advanced(newer, late, frames) is newer
 
@@ -60,7 +73,7 @@ def test_what_was_overtaken_changes_nothing(late: Weights) -> None:
 @pytest.mark.parametrize("number", [None, 9, 8])
 def test_changes_to_a_view_that_never_came(number: int | None) -> None:
     """An answer before them was lost: they are of no use."""
-    mine = None if number is None else View(number, 7, (np.ones(256, np.float32),))
+    mine = None if number is None else View(2, number, 7, (np.ones(256, np.float32),))
     assert advanced(mine, reply(10, 11, 8), change(0, 1.0)) is None
 
 
