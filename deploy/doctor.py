@@ -23,6 +23,7 @@ from ps.wire.link_model import LinkModel
 from ps.wire.probing import LinkFigures, measure_link
 from ps.wire.slow_links import SlowLinks
 from shards.errors import DownpourError
+from shards.job_ids import shown
 
 _FLOAT_BYTES = 4
 
@@ -79,7 +80,7 @@ def diagnose(
     ]
     told = advise(links, shard_bytes, cluster.endpoints, compute_s) if not failed else None
     return Diagnosis(
-        job=cluster.job,
+        job=shown(cluster.job),
         bound=cluster.bound,
         endpoints=tuple(map(cluster.where, range(cluster.map.shards))),
         step_bytes=sum(shard_bytes),

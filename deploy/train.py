@@ -32,6 +32,7 @@ from ps.storage.shelf import Found, Shelf
 from ps.storage.snapshots import Manifest
 from ps.wire.reach import reach
 from shards.errors import BadInput
+from shards.job_ids import shown
 from shards.messages import ShardStatus
 from worker import spark, spark_settings
 from worker.caffe.job import caffe_job
@@ -223,7 +224,7 @@ class _Observer:
     def started(self, cluster: Cluster, restored: list[int] | None) -> None:
         cluster.save(self._folder.cluster)
         self.updates = self._folder.open_updates(
-            job=cluster.job, seed=self._settings.seed, restored=restored
+            job=shown(cluster.job), seed=self._settings.seed, restored=restored
         )
 
     def progressed(self, statuses: list[ShardStatus], records: list[NDArray[np.void]]) -> None:

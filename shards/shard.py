@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from cupy_kernels.places import HOST, Place
 from shards.codec import Buffer
 from shards.errors import BadMessage, DownpourError, Moved, Resynchronise
+from shards.job_ids import shown
 from shards.messages import (
     FromWorker,
     Hello,
@@ -187,8 +188,11 @@ class Shard:
     def _check_address(self, message: Request | Probe) -> None:
         """The message is for this job, this life of this shard, and this table."""
         if message.job != self.spec.job:
-            # Its own job's id is a secret, which a stranger must not be told.
-            raise BadMessage(f"shard {self.spec.shard} serves another job than {message.job}")
+            # A job's id is a secret: a stranger is not told this one's, nor whoever reads the
+            # stranger's errors, on Spark's pages say, the other's.
+            raise BadMessage(
+                f"shard {self.spec.shard} serves another job than {shown(message.job)}"
+            )
         if self.move.moved_to is not None and isinstance(message, FromWorker):
             raise Moved(f"shard {self.spec.shard} has handed over its part", self.move.moved_to)
         if isinstance(message, Registered) and message.boot != self.boot:

@@ -3,6 +3,8 @@
     logs/JOB/shard-0, shard-1, ...
     logs/JOB.2/shard-0, ...            the shards that the job has moved to, under map epoch 2
 
+JOB is what everybody may call it (job_ids.py), for any user may be able to list `logs`.
+
 A job that ended cleanly has a snapshot and needs its logs no more. One that was killed, with all of
 its shards, left in them every push that it had acknowledged.
 """
@@ -16,13 +18,14 @@ from ps.logs.log_files import has_begun, recovered
 from ps.storage.shelf import Found
 from ps.storage.snapshots import Manifest
 from shards.errors import BadInput, Retry
+from shards.job_ids import shown
 from shards.spec import ShardSpec
 
 
 def logs_of(folder: Path, specs: Sequence[ShardSpec]) -> Path:
     """Where below `folder` these shards of a job keep their logs."""
-    first = specs[0]
-    return folder / (first.job if first.map.epoch == 1 else f"{first.job}.{first.map.epoch}")
+    job, epoch = shown(specs[0].job), specs[0].map.epoch
+    return folder / (job if epoch == 1 else f"{job}.{epoch}")
 
 
 def load_logs(folder: Path) -> Found:
@@ -71,9 +74,12 @@ def _begun(job: Path) -> list[Path]:
 
 
 def drop_logs(folder: Path, *, but: str | None = None) -> None:
-    """Remove the logs of every job in `folder`, but this one's: what they held is elsewhere now."""
+    """Remove the logs of every job in `folder`, but the one whose id is `but`: what they held is
+    elsewhere now.
+    """
+    kept = None if but is None else shown(but)
     for job in folder.glob("*"):
-        if job.name != but and any(job.glob("shard-*")):
+        if job.name != kept and any(job.glob("shard-*")):
             shutil.rmtree(job, ignore_errors=True)
     if but is None:
         with suppress(OSError):  # what else lies there is not ours

@@ -11,13 +11,14 @@ A name tells its job by a digest: the job's id is a secret, and any user can lis
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import re
 import secrets
 import shutil
 import weakref
 from pathlib import Path
+
+from shards.job_ids import digest_of
 
 ROOT = Path("/dev/shm")
 _PREFIX = "downpour-"
@@ -27,7 +28,7 @@ _OURS = re.compile(_PREFIX + r"[0-9a-f]{16}-(memory-[0-9a-f]{16}|door-[0-9]+-[0-
 
 def job_prefix(job: str) -> str:
     """What the names of `job` start with."""
-    return f"{_PREFIX}{hashlib.sha256(job.encode()).hexdigest()[:16]}-"
+    return f"{_PREFIX}{digest_of(job)}-"
 
 
 class Claim:

@@ -107,7 +107,7 @@ class Folder:
     def make(self) -> None:
         """Make it, for its owner alone; raises BadInput where that cannot be."""
         try:
-            # The job's id, which is a secret, is the name of the folder above.
+            # Those above as well: mkdir makes parents with the rights of any folder.
             for own in (*reversed(self.where.parents[:2]), self.where):
                 own.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:

@@ -94,11 +94,12 @@ def test_a_shard_that_is_gone_is_named(doctor: Run, cluster: ps.Cluster, tmp_pat
 
 def test_another_job_is_told_so(doctor: Run, cluster: ps.Cluster, tmp_path: Path) -> None:
     """A stale file names shards that serve another job by now."""
-    replace(cluster, job="yesterday").save(tmp_path / "c.json")
+    replace(cluster, job="yesterday-0123456789abcdef").save(tmp_path / "c.json")
     status, out, _ = doctor("--cluster", tmp_path / "c.json", "--patience-s", 0.5)
     assert status == 1
     assert "! shard 0 at " in out
-    assert "serves another job than yesterday" in out
+    assert "serves another job than yesterday-" in out
+    assert "0123456789abcdef" not in out, "the id is a secret"
 
 
 def test_a_primary_that_has_moved_is_followed(doctor: Run, group: Group, tmp_path: Path) -> None:

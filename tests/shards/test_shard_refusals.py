@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from shards.job_ids import digest_of
 from shards.messages import (
     Ack,
     Refusal,
@@ -22,7 +23,12 @@ from tests.shards.talk import (
 @pytest.mark.parametrize(
     ("changes", "frames", "remedy", "text"),
     [
-        ({"job": "jab"}, None, Remedy.BAD_MESSAGE, "shard 0 serves another job than jab"),
+        (
+            {"job": "jab-77"},
+            None,
+            Remedy.BAD_MESSAGE,
+            "shard 0 serves another job than jab-6c76b8db31fa26de",
+        ),
         ({"table": "ten"}, None, Remedy.BAD_MESSAGE, "shard 0 holds net, not ten"),
         ({"boot": 2}, None, Remedy.RESYNCHRONISE, "shard 0 is in life 1, the message is for 2"),
         ({"epoch": 9}, None, Remedy.RESYNCHRONISE, "shard 0 is at map epoch 1, the message at 9"),
@@ -86,7 +92,9 @@ def test_before_the_weights_are_there() -> None:
 
 def test_a_refusal_is_one_short_line() -> None:
     """Whatever names the sender chose; and a stranger is not told the job's id."""
-    said = refusal(Talk().say(hello("w", job="jib\njab\r" * 14)))
-    assert said.text == "shard 0 serves another job than " + " ".join(["jib jab"] * 14)
+    job = "jib\njab\r" * 12 + "-7"
+    said = refusal(Talk().say(hello("w", job=job)))
+    named = " ".join(["jib jab"] * 12)
+    assert said.text == f"shard 0 serves another job than {named} -{digest_of(job)}"
     said = refusal(Talk().say(hello("w" * 128, build="b" * 128)))
     assert len(said.text) == 256

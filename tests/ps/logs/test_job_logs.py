@@ -8,6 +8,7 @@ from ps.durability import Durability
 from ps.logs.job_logs import drop_logs, load_logs, newest_logs
 from ps.logs.shard_log import Logged, ShardLog
 from shards.errors import BadInput
+from shards.job_ids import shown
 from shards.messages import Install
 from shards.shard import Shard
 from shards.tables import cut_evenly
@@ -24,7 +25,8 @@ def test_the_one_that_came_farthest(tmp_path: Path) -> None:
     early.recover(Shard(spec(), boot=1), 0.0)
     early.close()
     assert newest_logs(tmp_path) is None
-    written(tmp_path / "short" / "shard-0", 2)
+    short = shown("job-short")
+    written(tmp_path / short / "shard-0", 2)
     held = written(tmp_path / "long" / "shard-0", 5)
     found = newest_logs(tmp_path)
     assert found is not None
@@ -33,8 +35,8 @@ def test_the_one_that_came_farthest(tmp_path: Path) -> None:
     told = found.manifest
     assert (found.name, told.steps, told.rule, told.workers) == ("long", 5, "momentum", 2)
     assert [state.weights.tobytes(), *(s.tobytes() for s in state.slots.values())] == held
-    drop_logs(tmp_path, but="short")
-    assert {path.name for path in tmp_path.iterdir()} == {"short", "notes"}, "not ours"
+    drop_logs(tmp_path, but="job-short")
+    assert {path.name for path in tmp_path.iterdir()} == {short, "notes"}, "not ours"
     drop_logs(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes"]
     (tmp_path / "notes").rmdir()

@@ -1,0 +1,91 @@
+"""What others may read of a run: none of its secrets, while it goes on and when it is over."""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+import ps
+from deploy.progress import Progress
+from deploy.run_folder import RunFolder
+from deploy.settings import TrainSettings
+from deploy.train import _Observer
+from ps.cluster import Access, Cluster
+from ps.durability import Durability
+from ps.logs.job_logs import drop_logs, logs_of
+from ps.logs.shard_log import ShardLog
+from shards.job_ids import digest_of, shown
+from shards.shard import Shard
+from tests.deploy.rows import records, status
+
+TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (60,)),))
+TOKEN, OPERATOR = "the-join-token", "the-operators-key"
+ROWS = 40_000  # more than a row group, so that some are on disk before the end
+
+
+@pytest.fixture(autouse=True)
+def everybodys() -> Iterator[None]:
+    """New files are for everybody to read, as most systems have it."""
+    former = os.umask(0o022)
+    yield
+    os.umask(former)
+
+
+def seen_by_others(folder: Path) -> Iterator[tuple[Path, bytes]]:
+    """Each name and its content that another user can come to, who may enter `folder`."""
+    for path in folder.iterdir():
+        found = path.stat()
+        others = stat.S_IMODE(found.st_mode) & (stat.S_IRWXG | stat.S_IRWXO)
+        yield path, path.read_bytes() if path.is_file() and others else b""
+        if path.is_dir() and others:
+            yield from seen_by_others(path)
+
+
+def no_secret_in(folder: Path, *secrets: str) -> bool:
+    seen = list(seen_by_others(folder))
+    assert seen, "there is something to look at"
+    return not any(
+        secret in path.name or secret.encode() in content
+        for path, content in seen
+        for secret in secrets
+    )
+
+
+def test_no_file_of_a_run_tells_a_secret(tmp_path: Path) -> None:
+    """Neither the job's id, which is all that shards without CURVE ask for, nor a key; in no file,
+    finished or not, and in no name."""
+    (spec,) = ps.shard_specs(TABLE)
+    cluster = ps.describe([spec], ["tcp://127.0.0.1:5001"], Access(TOKEN, OPERATOR))
+    secrets = spec.job, spec.job.rpartition("-")[2], TOKEN, OPERATOR
+    run, logs = tmp_path / "run", tmp_path / "logs"
+    settings = TrainSettings(solver=run, data=run, out=run)
+    logs.mkdir()
+    log = ShardLog(logs_of(logs, [spec]) / "shard-0", Durability.PROCESS)
+    log.recover(Shard(spec, boot=1), 0.0)
+    with (
+        RunFolder.create(run, settings.plain()) as folder,
+        Progress(steps=1, workers=1, bound=None) as progress,
+        _Observer(folder, progress, settings) as observer,
+    ):
+        observer.started(cluster, None)
+        observer.progressed([status()], [records(ROWS)])
+        assert (run / ".updates.parquet.partial").stat().st_size > 1000
+        assert Cluster.load(run / "cluster.json").access == Access(TOKEN, OPERATOR)
+        assert no_secret_in(tmp_path, *secrets)
+    assert no_secret_in(tmp_path, *secrets)
+    told = pq.read_table(run / "updates.parquet", columns=["job"]).column("job")
+    assert told.unique().to_pylist() == [shown(spec.job)]
+    log.close()
+    drop_logs(logs, but=spec.job)
+    assert [path.name for path in logs.iterdir()] == [shown(spec.job)], "they are found again"
+
+
+def test_what_a_job_is_called() -> None:
+    """By its name and a digest, by which two jobs of one name are told apart."""
+    assert digest_of("mnist-00") == "ce40cbbb51766704"
+    assert shown("mnist-00") == f"mnist-{digest_of('mnist-00')}"
+    assert shown("mnist-00") != shown("mnist-01")
+    assert shown("00") == digest_of("00")
