@@ -22,12 +22,11 @@ from pathlib import Path
 
 import msgspec
 
-from ps.cluster import Cluster
 from ps.durability import Durability
 from ps.hosts.hosting import START_S, ShardDevice, bind_address, check_build, keys_for
 from ps.hosts.pipe import Failed, Listening, Order, hear, tell
-from ps.hosts.single_copies import serving
-from ps.hosts.supervision import Fate, Kept
+from ps.hosts.single_copies import SingleCopies, serving
+from ps.hosts.supervision import Fate
 from ps.job import describe
 from ps.wire.transport import Transport
 from shards.errors import BadInput, GiveUp
@@ -36,27 +35,13 @@ from shards.spec import ShardSpec
 _END_S = 10.0
 
 
-class ProcessShards:
+class ProcessShards(SingleCopies["Child"]):
     """The processes of one job, and the cluster they form."""
-
-    def __init__(self, cluster: Cluster, children: Sequence["Child | Kept[Child]"]) -> None:
-        self.cluster = cluster
-        self._children = children
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Each shard's process id; it changes when the process is started again."""
-        return tuple((one.child if isinstance(one, Kept) else one).pid for one in self._children)
-
-    @property
-    def deaths(self) -> int:
-        """How often a process has died, serving or about to, and another was to take its place."""
-        return sum(child.deaths for child in self._children)
-
-    def check(self) -> None:
-        """Raise GiveUp naming a shard whose process or server loop has died for good, and how."""
-        for child in self._children:
-            child.check()
+        return tuple(child.pid for child in self._present())
 
     def forget_logs(self) -> None:
         """Nothing: they are on this machine, and whoever named their folder removes it."""

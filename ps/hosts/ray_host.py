@@ -27,7 +27,7 @@ from ps.hosts.hosting import ShardDevice, bind_address, keys_for
 from ps.hosts.keeper import ReplicatedShards, keep
 from ps.hosts.pipe import CoordinatorOrder, CopyOrder, Order
 from ps.hosts.ray_actors import Actor, CoordinatorActor, CopyActor, ShardActor
-from ps.hosts.single_copies import serving
+from ps.hosts.single_copies import SingleCopies, serving
 from ps.hosts.supervision import Kept
 from ps.job import describe
 from ps.replicas.coordinator_server import SILENCE_S
@@ -38,15 +38,14 @@ from shards.errors import BadInput
 from shards.spec import ShardSpec
 
 
-class RayShards:
+class RayShards(SingleCopies[Actor]):
     """The actors of one job, and the cluster they form."""
 
     def __init__(
         self, cluster: Cluster, actors: Sequence[Actor | Kept[Actor]], apart: bool
     ) -> None:
         """`apart`: whether each node keeps its shards' logs in a folder of its own."""
-        self.cluster = cluster
-        self._actors = actors
+        super().__init__(cluster, actors)
         self._apart = apart
 
     @property
@@ -57,23 +56,10 @@ class RayShards:
         """
         return tuple(actor.pid for actor in self._present())
 
-    @property
-    def deaths(self) -> int:
-        """How often an actor has died, serving or about to, and another was to take its place."""
-        return sum(actor.deaths for actor in self._actors)
-
-    def check(self) -> None:
-        """Raise GiveUp naming a shard whose actor or server loop has died for good, and how."""
-        for actor in self._actors:
-            actor.check()
-
     def forget_logs(self) -> None:
         """Have the nodes' own logs go when the shards end."""
         for actor in self._present():
             actor.forgets = self._apart
-
-    def _present(self) -> list[Actor]:
-        return [one.child if isinstance(one, Kept) else one for one in self._actors]
 
 
 @contextmanager

@@ -6,10 +6,11 @@ The same for processes (process_host.py) and for Ray actors (ray_host.py).
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from msgspec.structs import replace
 
+from ps.cluster import Cluster
 from ps.hosts import supervision
 from ps.hosts.hosting import START_S, bind_again
 from ps.hosts.pipe import Order
@@ -19,12 +20,41 @@ from ps.hosts.supervision import Kept
 class Child(supervision.Child, Protocol):
     """A shard's process or actor, which can be ended for good."""
 
+    deaths: int
+    """None, for it has but one life; whoever keeps it counts those of all."""
+
+    def check(self) -> None:
+        """Raise GiveUp with how it ended, if it has."""
+        ...
+
     def end(self) -> None:
         """Wait until it has ended; kill it when that takes long."""
         ...
 
 
 C = TypeVar("C", bound=Child)
+
+
+class SingleCopies(Generic[C]):
+    """The shards of one job, one child each, and the cluster they form."""
+
+    def __init__(self, cluster: Cluster, children: Sequence[C | Kept[C]]) -> None:
+        self.cluster = cluster
+        self._children = children
+
+    @property
+    def deaths(self) -> int:
+        """How often one has died, serving or about to, and another was to take its place."""
+        return sum(child.deaths for child in self._children)
+
+    def check(self) -> None:
+        """Raise GiveUp naming a shard that has died for good or whose loop has failed, and how."""
+        for child in self._children:
+            child.check()
+
+    def _present(self) -> list[C]:
+        return [one.child if isinstance(one, Kept) else one for one in self._children]
+
 
 Start = Callable[[Order, C | None], C]
 """Starts a shard without waiting for it: the first time, or in the place of one that has died."""

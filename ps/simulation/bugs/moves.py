@@ -134,16 +134,19 @@ def a_round_closes_where_nobody_is_any_more(patch: Patch) -> None:
     patch.setattr(Updates, "close_rounds", close)
 
 
-@LOGGED.add
-def a_shard_that_comes_back_forgets_that_it_stands_still(patch: Patch) -> None:
-    """What it applies then, when the operator has looked for the last time, is left behind."""
-
+def _forget_the_standstill(patch: Patch) -> None:
     def take_over(self: Shard, now: float) -> None:
         original(self, now)
         self.move.standstill = Standstill()
 
     original = Shard.take_over
     patch.setattr(Shard, "take_over", take_over)
+
+
+@LOGGED.add
+def a_shard_that_comes_back_forgets_that_it_stands_still(patch: Patch) -> None:
+    """What it applies then, when the operator has looked for the last time, is left behind."""
+    _forget_the_standstill(patch)
 
 
 @COMPRESSED.add
@@ -192,12 +195,7 @@ def a_new_copy_is_not_told_where_its_shard_has_moved(patch: Patch) -> None:
 
 @REPLICATED.add
 def a_promoted_copy_forgets_that_it_stands_still(patch: Patch) -> None:
-    def take_over(self: Shard, now: float) -> None:
-        original(self, now)
-        self.move.standstill = Standstill()
-
-    original = Shard.take_over
-    patch.setattr(Shard, "take_over", take_over)
+    _forget_the_standstill(patch)
 
 
 @REPLICATED.add

@@ -14,23 +14,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import psutil
 import pytest
 
 import ps
-from ps import Client, Console, ShardDevice, process_shards
+from ps import Console, ShardDevice, process_shards
 from ps.hosts import hosting, process_host, single_copies
-from ps.hosts.process_host import ProcessShards
 from shards.errors import BadInput, GiveUp, WrongBuild
-from shards.schedules import Fixed
-from shards.spec import ShardSpec
 from tests.clusters import free_port
+from tests.ps.hosts.a_job import check_until_it_fails, specs_of, train
 
-TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (600,)),))
 PARENT = """
 import sys, time
-from tests.ps.hosts.test_process_host import specs_of
+from tests.ps.hosts.a_job import specs_of
 from ps import process_shards
 
 with process_shards(specs_of()) as hosts:
@@ -39,23 +35,12 @@ with process_shards(specs_of()) as hosts:
 """
 
 
-def specs_of(shards: int = 2) -> list[ShardSpec]:
-    return ps.shard_specs(TABLE, shards=shards, bound=0, schedule=Fixed(base_rate=1.0))
-
-
 def within_s(seconds: float, holds: Callable[[], bool]) -> bool:
     """Whether something comes to hold in time."""
     until = time.monotonic() + seconds
     while not (held := holds()) and time.monotonic() < until:
         time.sleep(0.02)
     return held
-
-
-def check_until_it_fails(hosts: ProcessShards) -> None:
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
-        hosts.check()
-        time.sleep(0.02)
 
 
 def gone(pids: tuple[int, ...]) -> bool:
@@ -71,15 +56,8 @@ def test_two_processes_serve_a_job_until_one_is_killed() -> None:
     with process_shards(specs_of(), host="0.0.0.0") as hosts:
         cluster = hosts.cluster
         assert not {os.getpgid(pid) for pid in hosts.pids} & {os.getpgrp()}
-        assert not any("0.0.0.0" in endpoint for endpoint in cluster.endpoints)
-        assert all(endpoint.startswith("curve://") for endpoint in cluster.endpoints)
         with Console(cluster, patience_s=2) as console:
-            console.install(TABLE.empty())
-            with Client(cluster, worker="w") as client:
-                for step in range(20):
-                    assert client.pull().versions == (step, step)
-                    client.push(np.ones(TABLE.size, np.float32))
-            assert set(console.read()[:600]) == {-20.0}
+            train(cluster, console)
             hosts.check()
             os.kill(hosts.pids[1], signal.SIGKILL)
             line = r"^shard 1 has died: its process was ended by signal 9 \(Killed\)$"

@@ -4,33 +4,18 @@ import socket
 import time
 
 import msgspec
-import numpy as np
 import pytest
 import ray
 
 import ps
-from ps import Client, Console
+from ps import Console
 from ps.hosts import hosting
-from ps.hosts.ray_host import RayShards, ray_shards
+from ps.hosts.ray_host import ray_shards
 from ps.security.keys import address_of
 from shards.errors import BadInput, GiveUp, WrongBuild
 from shards.schedules import Fixed
-from shards.spec import ShardSpec
+from tests.ps.hosts.a_job import TABLE, check_until_it_fails, specs_of, train
 from tests.ps.hosts.pushing import Worker, check_applied_once
-
-TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (600,)),))
-
-
-def specs_of(shards: int = 2) -> list[ShardSpec]:
-    return ps.shard_specs(TABLE, shards=shards, bound=0, schedule=Fixed(base_rate=1.0))
-
-
-def check_until_it_fails(hosts: RayShards) -> None:
-    """Ray notices a death within seconds."""
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
-        hosts.check()
-        time.sleep(0.05)
 
 
 def listening(cluster: ps.Cluster) -> list[bool]:
@@ -51,15 +36,8 @@ def test_two_actors_serve_a_job_until_one_dies(ray_local: str) -> None:
     """
     with ray_shards(specs_of(), host="0.0.0.0") as hosts:
         cluster = hosts.cluster
-        assert not any("0.0.0.0" in endpoint for endpoint in cluster.endpoints)
-        assert all(endpoint.startswith("curve://") for endpoint in cluster.endpoints)
         with Console(cluster, patience_s=2) as console:
-            console.install(TABLE.empty())
-            with Client(cluster, worker="w") as client:
-                for step in range(20):
-                    assert client.pull().versions == (step, step)
-                    client.push(np.ones(TABLE.size, np.float32))
-            assert set(console.read()[:600]) == {-20.0}
+            train(cluster, console)
             hosts.check()
             ray.kill(hosts._present()[1]._actor)
             with pytest.raises(GiveUp, match=r"^shard 1 has died: its Ray actor is gone$"):

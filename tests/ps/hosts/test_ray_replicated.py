@@ -6,16 +6,15 @@ What the weights then hold proves it (pushing.py).
 import os
 import signal
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 import ps
-from ps.hosts.keeper import ReplicatedShards
 from ps.hosts.ray_host import apart, replicated_ray_shards
 from shards.errors import GiveUp
+from tests.ps.hosts.a_job import check_until_it_fails
 from tests.ps.hosts.pushing import (
     BACKUP,
     COORDINATOR,
@@ -85,13 +84,6 @@ def test_actors_die_in_turn(ray_local: str) -> None:
         left = list(hosts.pids.values())
     await_that(lambda: not any(map(psutil.pid_exists, left)))
     assert not record.parent.exists()
-
-
-def check_until_it_fails(hosts: ReplicatedShards) -> None:
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        hosts.check()
-        time.sleep(0.05)
 
 
 def test_a_copy_is_put_apart() -> None:
