@@ -248,6 +248,15 @@ def train(
             _DEFAULTS["durability"],
         ),
     ] = None,
+    silence_s: Annotated[
+        float | None,
+        _told(
+            "Seconds of silence after which a copy of a replicated shard counts as dead; more on"
+            " a machine that stands still now and then.",
+            _PLACE,
+            f"{_DEFAULTS['silence_s']:g}",
+        ),
+    ] = None,
     logs: Annotated[
         Path | None,
         _told("Where each shard's machine keeps its log: a folder.", _PLACE, "the run folder"),

@@ -11,8 +11,9 @@ import msgspec
 
 from cupy_kernels.types import Precision
 from ps.durability import Durability
-from ps.hosts.hosting import Home, ShardDevice, check_replicable
+from ps.hosts.hosting import Home, ShardDevice, check_replicable, check_silence
 from ps.protocol.compression import NONE, Compression
+from ps.replicas.coordinator_server import SILENCE_S
 from ps.storage.shelf import Keep
 from ps.wire.link_model import LinkModel, parse_link
 from ps.wire.reach import on_this_host
@@ -37,8 +38,9 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     ("auto", "cpu", "gpu", "gpu:N"), a GPU with products in `precision`; shards on a
     `shard_device`. `link` describes a slow link to put
     each worker behind; `transport` carries the data on one host; `compress` and `compress_pull` say
-    how pushes and weights travel; `durability` is what survives the death of a shard, and `logs`
-    where on a shard's machine its log lies, if it keeps one (None: in the run folder). Snapshots go
+    how pushes and weights travel; `durability` is what survives the death of a shard, `silence_s`
+    how long a copy of a replicated one may be silent before it counts as dead, and `logs` where on
+    a shard's machine its log lies, if it keeps one (None: in the run folder). Snapshots go
     to `snapshots`, a path or URI (None: the run folder), every `snapshot_every` ("500" iterations,
     or a time as "30s"; None: as the solver says), `snapshot_aligned` or not; `snapshot_keep` of
     them stay, and for `snapshot_keep_for`, a time; the newest stays in any case.
@@ -75,6 +77,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     compress: str = NONE
     compress_pull: str = NONE
     durability: Durability = Durability.MEMORY
+    silence_s: float = SILENCE_S
     logs: Path | None = None
     snapshots: str | None = None
     snapshot_every: str | None = None
@@ -117,8 +120,14 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Raise BadInput for what the level cannot have."""
         if self.durability is Durability.REPLICATED:
             check_replicable(self.port, self.transport, self.shard_device)
+            check_silence(self.silence_s, self.lease_s, "--silence-s")
             if self.link is not None:
                 raise BadInput("--link: expected shards with one copy each, got replicated ones")
+        elif self.silence_s != SILENCE_S:
+            raise BadInput(
+                f"--silence-s {self.silence_s:g}: expected --durability replicated, got"
+                f" {self.durability}"
+            )
         if self.logs is not None and not self.durability.keeps_log:
             raise BadInput(
                 f"--logs {self.logs}: expected --durability process or logged, got"

@@ -165,6 +165,7 @@ class _Inputs:
             device=settings.build_device(),
             precision=settings.precision,
             durability=settings.durability,
+            silence_s=settings.silence_s,
             logs_apart=settings.logs is not None,
             snapshot_every=every,
             snapshot_every_s=every_s,

@@ -12,6 +12,7 @@ from cupy_kernels.types import Precision
 from ps.durability import Durability
 from ps.hosts.hosting import Home, ShardDevice
 from ps.protocol.compression import NONE, Compression
+from ps.replicas.coordinator_server import SILENCE_S
 from ps.wire.link_model import parse_link
 from ps.wire.transport import Transport
 from shards.errors import BadInput
@@ -75,6 +76,7 @@ def train(
     device: str = "auto",
     precision: str = Precision.FP32,
     durability: str = Durability.MEMORY,
+    silence_s: float = SILENCE_S,
     logs: str | Path | None = None,
     observer: Observer | None = None,
 ) -> Trained:
@@ -99,7 +101,8 @@ def train(
     products to: "fp32" (not at all), "tf32" or "bf16"; sums stay in float32, and so does the CPU.
     `durability` is what survives the death of a shard: "memory" (the newest snapshot), "process",
     "logged" or "replicated" (docs/durability.md); the two between need a folder `logs`, of this job
-    alone, which each node with a shard has to itself or shares with others.
+    alone, which each node with a shard has to itself or shares with others. A copy of a replicated
+    shard that is silent for `silence_s` counts as dead.
 
     Call it from the main thread, and after `ray.init` for shards in Ray. Raises BadInput for what
     the caller can mend, GiveUp when a worker or a shard fails for good.
@@ -128,6 +131,7 @@ def train(
         device=parse_device(device),
         precision=_named("precision", precision, Precision),
         durability=_named("durability", durability, Durability),
+        silence_s=silence_s,
         logs_apart=True,
     )
     outcome = run_job(

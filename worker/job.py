@@ -7,6 +7,7 @@ import msgspec
 from ps import Compression
 from ps.durability import Durability
 from ps.hosts.hosting import Home, ShardDevice
+from ps.replicas.coordinator_server import SILENCE_S
 from ps.storage.shelf import EVERYTHING, Keep
 from ps.wire.link_model import LinkModel
 from ps.wire.reach import on_this_host
@@ -30,7 +31,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     (ps/hosts/hosting.py): where others than this host can reach them, they speak CURVE and let in
     this job's workers alone, unless `plaintext`. If their logs are `logs_apart`, each node has a
     folder to itself for them. Each worker is put behind a `link` of this kind, to try one out, and
-    computes on a `device` as `worker.placement` says. `transport` carries the data.
+    computes on a `device` as `worker.placement` says. `transport` carries the data. A copy of a
+    replicated shard that is silent for `silence_s` counts as dead.
     """
 
     model: Callable[[], Model]
@@ -58,6 +60,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     compression: Compression = Compression()
     device: Wanted = ANY
     durability: Durability = Durability.MEMORY
+    silence_s: float = SILENCE_S
     logs_apart: bool = False
 
     @property

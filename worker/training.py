@@ -21,6 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ps import Cluster, ShardState, shard_specs
+from ps.durability import Durability
 from ps.hosts.hosting import start_shards
 from ps.logs.job_logs import drop_logs
 from ps.protocol.events import Unreachable
@@ -350,13 +351,17 @@ def _starting(job: Job) -> Start:
         device=job.shard_device,
         secure=False if job.plaintext else None,
         durability=job.durability,
+        silence_s=job.silence_s,
         logs=logs,
         logs_apart=job.logs_apart,
     )
 
 
 def _patience_s(job: Job) -> float:
-    """How long a silent shard is waited for: one that keeps a log comes back."""
+    """How long a silent shard is waited for: one that keeps a log comes back, one of two copies is
+    taken over from."""
+    if job.durability is Durability.REPLICATED:
+        return _ANSWER_S + job.silence_s
     return _RECOVERY_S if job.durability.keeps_log else _ANSWER_S
 
 

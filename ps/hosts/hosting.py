@@ -19,6 +19,8 @@ from ps.build import build_id
 from ps.cluster import Access, Cluster
 from ps.durability import Durability
 from ps.logs.shard_log import ShardLog
+from ps.replicas.coordinator_server import SILENCE_S
+from ps.replicas.reporter import BEAT_S
 from ps.security.admission import Admission, issue
 from ps.security.kept_key import kept_keys
 from ps.serving.server import Server
@@ -28,6 +30,7 @@ from shards.errors import BadInput, WrongBuild
 from shards.spec import ShardSpec
 
 START_S = 120.0  # On a busy machine importing Ray alone may take a minute.
+_BEATS = 4  # that a copy must have missed, at least, to count as dead
 
 
 class Home(StrEnum):
@@ -73,11 +76,12 @@ def start_shards(
     durability: Durability = Durability.MEMORY,
     logs: Path | None = None,
     logs_apart: bool = False,
+    silence_s: float = SILENCE_S,
 ) -> AbstractContextManager[Hosts]:
     """Start one shard a spec at `home`; see `ray_shards`, `process_shards`, `replicated_shards`."""
     if durability is Durability.REPLICATED:
         check_replicable(port, transport, device)
-        return _start_replicated(home, specs, host, secure)
+        return _start_replicated(home, specs, host, silence_s, secure)
     match home:
         case Home.RAY:
             from ps.hosts.ray_host import ray_shards
@@ -109,17 +113,17 @@ def start_shards(
 
 
 def _start_replicated(
-    home: Home, specs: Sequence[ShardSpec], host: str, secure: bool | None
+    home: Home, specs: Sequence[ShardSpec], host: str, silence_s: float, secure: bool | None
 ) -> AbstractContextManager[Hosts]:
     match home:
         case Home.RAY:
             from ps.hosts.ray_host import replicated_ray_shards
 
-            return replicated_ray_shards(specs, host=host, secure=secure)
+            return replicated_ray_shards(specs, host=host, silence_s=silence_s, secure=secure)
         case Home.PROCESSES:
             from ps.hosts.replicated_host import replicated_shards
 
-            return replicated_shards(specs, host=host, secure=secure)
+            return replicated_shards(specs, host=host, silence_s=silence_s, secure=secure)
 
 
 def check_replicable(port: int, transport: Transport, device: ShardDevice) -> None:
@@ -131,6 +135,20 @@ def check_replicable(port: int, transport: Transport, device: ShardDevice) -> No
     ):
         if not fits:
             raise BadInput(f"durability replicated: {what}: expected {expected}, got {got}")
+
+
+def check_silence(silence_s: float, lease_s: float, what: str = "silence_s") -> None:
+    """Raise BadInput for a silence that is no sign of death, or comes to an end after a lease's.
+
+    Living copies are silent between two beats, and a beat may be late. A primary that may stand
+    still for longer than a lease wakes as one that has heard of none of its workers for so long.
+    """
+    least = _BEATS * BEAT_S
+    if not least <= silence_s < lease_s:
+        raise BadInput(
+            f"{what}: expected at least {least:g} s, in which a copy says {_BEATS} times that it"
+            f" lives, and less than the lease of a worker, {lease_s:g} s, got {silence_s:g}"
+        )
 
 
 def keys_for(

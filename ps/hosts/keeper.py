@@ -20,14 +20,14 @@ import msgspec
 import zmq
 
 from ps.cluster import Access, Cluster
-from ps.hosts.hosting import START_S, bind_address, bind_again, keys_for
+from ps.hosts.hosting import START_S, bind_address, bind_again, check_silence, keys_for
 from ps.hosts.pipe import CoordinatorOrder, CopyOrder
 from ps.job import describe
 from ps.security.admission import Admission
 from ps.security.keys import KeyPair, address_of
 from ps.wire.group_wire import Seat
 from ps.wire.guide import Guide
-from shards.errors import BadInput, GiveUp, WrongBuild
+from shards.errors import GiveUp, WrongBuild
 from shards.spec import ShardSpec
 
 _LOOK_S = 0.1
@@ -125,8 +125,7 @@ def keep(
     Raises BadInput when an address cannot be had, GiveUp with the cause when a process does not
     start within minutes, WrongBuild when it runs other code.
     """
-    if not silence_s > 0:
-        raise BadInput(f"silence_s: expected more than 0 s, got {silence_s:g}")
+    check_silence(silence_s, specs[0].lease_s)
     keeper = _Keeper(specs, starts, host, silence_s, record, keys_for(specs, host, secure))
     try:
         cluster = keeper.begin()

@@ -42,6 +42,7 @@ def test_help_names_every_setting_and_its_default(
         assert f"[default: {settings[name]}]" in lines[name]
     assert "[default: 4; bsp: 0]" in lines["staleness"]
     assert "[default: 10]" in lines["lease-s"]
+    assert "[default: 0.5]" in lines["silence-s"]
     assert "[default: 1]" in lines["n-push"]
     assert "[default: yes]" in lines["shuffle"]
 

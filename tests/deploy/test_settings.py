@@ -63,6 +63,7 @@ def told(**more: Any) -> TrainSettings:
         told(durability=Durability.PROCESS, logs=Path("/l")),
         told(durability=Durability.REPLICATED),
         told(durability=Durability.REPLICATED, bind="0.0.0.0"),
+        told(durability=Durability.REPLICATED, silence_s=4.0, lease_s=4.5),
         told(durability=Durability.REPLICATED, bind="10.0.0.1", plaintext=True),
         EVERY,
     ],
@@ -131,6 +132,18 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"lease_s": 0.0}, "--lease-s: expected more than 0 s, and finite, got 0"),
     ({"lease_s": inf}, "--lease-s: expected more than 0 s, and finite, got inf"),
     ({"lease_s": nan}, "--lease-s: expected more than 0 s, and finite, got nan"),
+    (
+        {"durability": Durability.REPLICATED, "silence_s": 0.1},
+        "4 times that it lives, and less than the lease of a worker, 10 s, got 0.1",
+    ),
+    (
+        {"durability": Durability.REPLICATED, "silence_s": 3.0, "lease_s": 3.0},
+        "less than the lease of a worker, 3 s, got 3",
+    ),
+    (
+        {"durability": Durability.LOGGED, "silence_s": 2.0},
+        "--silence-s 2: expected --durability replicated, got logged",
+    ),
     ({"port": -1}, "--port: expected 0 to 65535, got -1"),
     ({"port": 65535, "shards": 2}, "--port: expected 0 to 65534, got 65535"),
     (

@@ -145,25 +145,33 @@ def test_a_replicated_run_that_is_moved(
     here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So it is with copies, though the primary of an old shard is killed as the move begins."""
-    before, sets = set(shard_processes()), []
+    before, sets, silences = set(shard_processes()), [], []
 
     @contextmanager
     def replicated(specs: Sequence[ShardSpec], **how: Any) -> Iterator[ReplicatedShards]:
-        # By its connection a dead copy is told at once; a slow one is not to count as dead.
-        with replicated_shards(specs, **how, silence_s=60.0) as hosts:
+        with replicated_shards(specs, **how) as hosts:
             sets.append(hosts)
+            silences.append(how["silence_s"])
             if len(sets) == 2:
                 os.kill(sets[0].pids["shard 1 primary"], signal.SIGKILL)
             yield hosts
 
     monkeypatch.setattr(replicated_host, "replicated_shards", replicated)
-    move_a_run(here, tmp_path, "replicated", 1, lambda _: None)
+    # By its connection a dead copy is told at once; a slow one is not to count as dead.
+    quiet = ("--silence-s", 60, "--lease-s", 61)
+    move_a_run(here, tmp_path, "replicated", 1, lambda _: None, *quiet)
+    assert silences == [60.0, 60.0]
     assert [hosts.cluster.map.shards for hosts in sets] == [2, 1]
     assert set(shard_processes()) == before
 
 
 def move_a_run(
-    here: Here, folder: Path, durability: str, shards: int, strike: Callable[[Child], None]
+    here: Here,
+    folder: Path,
+    durability: str,
+    shards: int,
+    strike: Callable[[Child], None],
+    *more: object,
 ) -> None:
     """Have a run of two shards move to so many while something strikes; look at what it leaves."""
     tiny.write_job(folder, extra="snapshot: 40")
@@ -185,7 +193,7 @@ def move_a_run(
     with ThreadPoolExecutor(1) as pool:
         moved = pool.submit(move)
         how = ("--shards-in", "processes", "--durability", durability)
-        status, out, err = here(*TRAIN, *FOR_EVER, *how)
+        status, out, err = here(*TRAIN, *FOR_EVER, *how, *more)
         ended.set()
         few = "shard" if shards == 1 else "shards"
         assert moved.result() == (0, f"{run} goes on with {shards} {few}\n", "")

@@ -8,6 +8,7 @@ from cupy_kernels.types import Precision
 from ps.durability import Durability
 from ps.hosts.hosting import Home, ShardDevice
 from ps.protocol.compression import Compression
+from ps.replicas.coordinator_server import SILENCE_S
 from ps.storage.shelf import EVERYTHING, Keep
 from ps.wire.link_model import LinkModel
 from ps.wire.transport import Transport
@@ -44,6 +45,7 @@ def caffe_job(
     device: Wanted = ANY,
     precision: Precision = Precision.FP32,
     durability: Durability = Durability.MEMORY,
+    silence_s: float = SILENCE_S,
     logs_apart: bool = False,
     snapshot_every: int | None = None,
     snapshot_every_s: float = 0.0,
@@ -95,5 +97,6 @@ def caffe_job(
         compression=compression or Compression(),
         device=device,
         durability=durability,
+        silence_s=silence_s,
         logs_apart=logs_apart,
     )

@@ -4,6 +4,7 @@ What the weights then hold proves that each was applied, and once (pushing.py).
 """
 
 import os
+import re
 import signal
 from collections.abc import Collection, Iterator
 
@@ -81,11 +82,15 @@ def test_the_loss_of_both_copies_is_told(hosts: ReplicatedShards) -> None:
         hosts.check()
 
 
-def test_arguments_that_make_no_sense() -> None:
-    """A wrong argument is named before anything starts."""
-    specs = specs_of()
-    with pytest.raises(BadInput, match="silence_s: expected more than 0 s, got 0"):
-        replicated_shards(specs, silence_s=0).__enter__()
+@pytest.mark.parametrize("silence_s", [0.0, 0.1, 60.0, float("nan"), float("inf")])
+def test_arguments_that_make_no_sense(silence_s: float) -> None:
+    """A silence that says nothing, or too late, is named before anything starts."""
+    told = (
+        "silence_s: expected at least 0.2 s, in which a copy says 4 times that it lives, and less"
+        f" than the lease of a worker, 60 s, got {silence_s:g}"
+    )
+    with pytest.raises(BadInput, match=re.escape(told)):
+        replicated_shards(specs_of(), silence_s=silence_s).__enter__()
 
 
 class Starts:

@@ -2,11 +2,15 @@
 
 from pathlib import Path
 
+import pytest
+
 from cupy_kernels.types import Precision
+from ps.durability import Durability
 from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 from worker.strategies import Downpour
+from worker.training import _patience_s
 
 
 def test_the_workers_are_told_the_precision() -> None:
@@ -28,3 +32,30 @@ def test_the_workers_are_told_the_precision() -> None:
         assert model.net.description.precision is precision
         models[precision] = model.initial(1).tobytes()
     assert len(set(models.values())) == 1
+
+
+@pytest.mark.parametrize(
+    ("durability", "silence_s", "patience_s"),
+    [
+        (Durability.MEMORY, 0.5, 10.0),
+        (Durability.LOGGED, 0.5, 120.0),
+        (Durability.REPLICATED, 0.5, 10.5),
+        (Durability.REPLICATED, 30.0, 40.0),
+    ],
+)
+def test_the_driver_waits_until_a_copy_is_suspected(
+    durability: Durability, silence_s: float, patience_s: float
+) -> None:
+    """A shard that stands still is waited for longer than it takes its backup to be promoted."""
+    solver = read_solver(Path("deploy/demo/lenet_solver.prototxt"), (1, 28, 28))
+    job = caffe_job(
+        solver,
+        strategy=Downpour(),
+        workers=1,
+        shards=1,
+        bound=0,
+        seed=1,
+        durability=durability,
+        silence_s=silence_s,
+    )
+    assert (job.silence_s, _patience_s(job)) == (silence_s, patience_s)
