@@ -49,6 +49,11 @@ class Chain(NamedTuple):
     logs: list[str]
 
     @property
+    def files(self) -> list[str]:
+        """All of them, in their order."""
+        return ([] if self.base is None else [self.base]) + self.logs
+
+    @property
     def first(self) -> int:
         """The number of the oldest log; there is one."""
         return _number(self.logs[0])

@@ -107,11 +107,13 @@ class ShardLog:
         if chain.logs:
             self._check(chain.logs[-1], shard.spec)
             size = replay(self._disk, chain, Replay(shard))
-            if size is not None or self._synced:
-                # Its last record may be in the page cache alone: written, and not yet flushed. It
-                # counts from now on, and other files follow.
-                last = chain.logs[-1]
-                self._cut(last, self._disk.size(last) if size is None else size)
+            # They may be in the page cache alone: the last record was written and not yet flushed,
+            # or a life at `process` flushed nothing. They count from now on, and others follow.
+            ends = {name: self._disk.size(name) for name in chain.files if self._synced}
+            if size is not None:
+                ends[chain.logs[-1]] = size
+            for name, end in ends.items():
+                self._cut(name, end)
             self._grown = sum(map(self._disk.size, chain.logs))
             self._spare(chain.first)
         shard.take_over(now)

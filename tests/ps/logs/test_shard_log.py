@@ -133,6 +133,24 @@ def test_what_a_life_goes_on_from_is_flushed(seed: int) -> None:
     assert Life(disk, Durability.LOGGED).shard.version == 3
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_what_a_life_at_process_wrote_is_flushed_by_one_at_logged(seed: int) -> None:
+    """All of its files, the base among them: no power failure takes them from then on."""
+    disk = Disk("disk", random.Random(seed))
+    first = Life(disk, Durability.PROCESS, 1 << 13)
+    first.enter()
+    first.push(40)
+    assert first.log._base is not None
+    first.log._base.join()
+    first.push(5)
+    held, names = first.held(), disk.names()
+    assert sum(name.startswith("base-") for name in names) > 0
+    assert sum(name.startswith("log-") for name in names) > 1
+    assert Life(disk, Durability.LOGGED, 1 << 13).held() == held
+    disk.fail()
+    assert Life(disk, Durability.LOGGED, 1 << 13).held() == held
+
+
 def test_old_files_are_written_over(tmp_path: Path) -> None:
     """A long log is left for a base and another one, again and again, in the same few files, and
     neither bits nor a push are lost on the way."""
