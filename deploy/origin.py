@@ -6,15 +6,17 @@ runs/demo/snapshots/400    the same, by its own folder
 s3://bucket/demo@400       a place that pyarrow reaches, and one snapshot there
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import msgspec
+from msgspec.structs import replace
 
 from deploy.run_folder import SETTINGS, SNAPSHOTS
 from deploy.settings import TrainSettings
-from ps.storage.shelf import Found, Shelf
-from ps.storage.snapshots import MANIFEST
+from ps.storage.shelf import Found, Shelf, State
+from ps.storage.snapshots import MANIFEST, Manifest
 from shards.errors import BadInput
 
 
@@ -63,3 +65,23 @@ def read(origin: Origin) -> Found:
     """The snapshot that is meant, read whole; of the newest ones, the first that is good."""
     shelf = origin.open()
     return shelf.newest_good() if origin.name is None else shelf.load(origin.name)
+
+
+def newest(shelf: Shelf, logs: Found | None, check: Callable[[str, Manifest], None]) -> Found:
+    """The newest good snapshot of a run, or its logs if they tell more.
+
+    With logs no snapshot is needed: they are what a run has that was killed while it wrote its
+    first one, and they are whole where every snapshot is damaged. `check` is given the place and
+    manifest of what may be gone on from, and raises if it is another job's. Raises BadInput where
+    there are no logs and no good snapshot.
+    """
+    if logs is None:
+        return shelf.newest_good(check)
+    check(logs.place, logs.manifest)
+    if all(entry.state is State.INCOMPLETE for entry in shelf.entries()):
+        return logs
+    try:
+        found = shelf.newest_good(check)
+    except BadInput as error:
+        return replace(logs, passed_over=(str(error),))
+    return found if found.manifest.steps > logs.manifest.steps else logs

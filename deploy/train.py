@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from deploy.java import java_environment
-from deploy.origin import Origin, shelf_of
+from deploy.origin import Origin, newest, shelf_of
 from deploy.plots import plot_loss, plot_staleness
 from deploy.progress import Progress
 from deploy.run_folder import LOGS, RunFolder
@@ -78,8 +78,9 @@ def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | N
                 steps=inputs.job.plan.steps, workers=settings.workers, bound=settings.staleness
             )
         )
-        for complaint in found.passed_over if found is not None else ():
-            progress.note(f"{complaint}; going on from the one before")
+        if found is not None:
+            for complaint in found.passed_over:
+                progress.note(f"{complaint}; going on from {found.place}")
         observer = stack.enter_context(_Observer(folder, progress, settings))
         session = _start(settings, progress, stack)
         progress.starting("the shards and workers")
@@ -122,14 +123,7 @@ def _found(origin: Origin, inputs: "_Inputs") -> Found:
     shelf = origin.open()
     if origin.name is None:
         kept = None if origin.run is None else inputs.settings.logs or origin.run / LOGS
-        logs = newest_logs(kept) if kept is not None else None
-        if logs is None:
-            return shelf.newest_good(check)
-        check(logs.place, logs.manifest)
-        if not shelf.entries():
-            return logs
-        found = shelf.newest_good(check)
-        return found if found.manifest.steps > logs.manifest.steps else logs
+        return newest(shelf, newest_logs(kept) if kept is not None else None, check)
     found = shelf.load(origin.name)
     check(found.place, found.manifest)
     return found
