@@ -14,6 +14,10 @@ it shows is *committed*, that is, held by every copy that the configuration coun
 - A backup counts as *in sync* once it has been sent the whole state and has reported everything
   that was committed. From that moment nothing is committed without it, and only then does the
   primary say so to the coordinator, which from then on may promote it.
+- A state may travel for minutes, while workers push. So every entry since the first state of an
+  epoch is kept until it is reported, whichever state the backup then has: a state that is sent
+  again never makes the report of an earlier one worthless. It is sent again each time after twice
+  as long, for behind a state on its way another one only delays what follows.
 - A primary acts under the newest configuration that the coordinator has *confirmed*; before that it
   goes on under the one before. Who has accepted a newer configuration ignores the entries of an
   older one, so a primary of the past can commit nothing more. It does not retire for that: until
@@ -101,10 +105,10 @@ class Replica:
         # committed without it. From then on it is counted on.
         self._reported: int | None = None
         self._alone_until: int | None = None
-        self._sync_at = 0
         self._unreported: deque[_Entry] = deque()
         self._held: deque[tuple[int, list[Outgoing]]] = deque()
         self._quiet_since = 0.0
+        self._patience_s = retry_s  # until the state is sent again
         self.retired = False
 
     # --- what it is -------------------------------------------------------------------------------
@@ -211,6 +215,7 @@ class Replica:
         self._active = new
         self._reported = self._alone_until = None
         self._unreported.clear()
+        self._patience_s = self.retry_s
         if promoted:
             self.shard.take_over(now)
         posts = self._send_state(now) if new.backup is not None else []
@@ -232,7 +237,7 @@ class Replica:
         posts = []
         if self._active is not None and self._active.backup is not None:
             entry = _Entry(self.position, now, frames, expired)
-            if not self._unreported:
+            if not self._unreported and self._reported is not None:
                 self._quiet_since = now
             self._unreported.append(entry)
             posts = [self._replicate(entry)]
@@ -254,11 +259,10 @@ class Replica:
         return out
 
     def _send_state(self, now: float) -> list[Post]:
-        """Everything, to a backup that has nothing of this epoch yet."""
+        """Everything, to a backup that has reported nothing in this epoch yet."""
         assert self._active is not None
         assert self._active.backup is not None
-        self._sync_at, self._quiet_since = self.position, now
-        self._unreported.clear()
+        self._quiet_since = now
         if self.shard.held.empty:
             return [Post(self._active.backup, Sync(self._active.epoch, self.position, []))]
         saved, weights, slots = self.shard.copy()
@@ -276,22 +280,25 @@ class Replica:
         return Post(self._active.backup, message, entry.frames)
 
     def _repeat(self, now: float) -> list[Post]:
-        """A backup that has not reported for `retry_s` may have been sent in vain."""
-        behind = self._reported is None or bool(self._unreported)
-        if self._active is None or self._active.backup is None or not behind:
+        """What a backup has not reported for long may have been sent in vain."""
+        if self._active is None or self._active.backup is None:
             return []
-        if now - self._quiet_since < self.retry_s:
+        quiet_s = now - self._quiet_since
+        if self._reported is None:
+            if quiet_s < self._patience_s:
+                return []
+            self._patience_s *= 2
+            return self._send_state(now)
+        if not self._unreported or quiet_s < self.retry_s:
             return []
         self._quiet_since = now
-        if self._reported is None:
-            return self._send_state(now)
         return [self._replicate(entry) for entry in self._unreported]
 
     def _heard(self, origin: int, message: Replicated, now: float) -> Effects:
         active = self._active
         if active is None or active.backup != origin or message.epoch != active.epoch:
             return Effects()
-        if message.position is None or message.position < self._sync_at:
+        if message.position is None:
             return Effects()
         was_in_sync = self.in_sync
         self._reported = max(self._reported or 0, message.position)

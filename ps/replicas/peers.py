@@ -107,7 +107,10 @@ class Peers:
             self._links[boot] = link
 
     def send(self, post: Post) -> None:
-        """Send it, unless an earlier copy of it has not left yet; nothing to a copy unknown."""
+        """Send it, unless an earlier copy of it has not left yet; nothing to a copy unknown.
+
+        Of an epoch's states one is as good as another, and each holds on to weights and slots.
+        """
         link, number = self._links.get(post.to), _number(post.message)
         if link is None or self._leaving.still(post.to, number):
             return
@@ -144,6 +147,6 @@ def _number(message: ToPeer) -> int:
         case Replicate():
             return message.position
         case Sync():
-            return -1 - message.position
+            return -1 - message.epoch
         case _:
             return 0  # never large

@@ -1,0 +1,160 @@
+"""A new backup gets in sync while workers push, however long a state takes to reach it."""
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import pytest
+
+from shards.group import Assignment, Configuration, Replicate, Sync
+from shards.messages import Ack, Install, Request
+from shards.replica import Effects, Post, Replica
+from shards.shard import Shard
+from tests.shards.talk import SIZE, fresh, hello, join, push, spec
+
+GRADIENT = [np.ones(SIZE, np.float32).tobytes()]
+P, B = 1, 2
+ENTRY_S = 0.001  # that an entry takes on a link
+
+
+class Pair:
+    """A primary with one worker, which has a backup from time 0. Posts stay until delivered."""
+
+    def __init__(self) -> None:
+        shape = spec(bound=None, lease_s=1000.0)
+        self.primary, self.backup = (
+            Replica(0, boot, partial(Shard, shape, boot)) for boot in (P, B)
+        )
+        self.posts: list[Post] = []
+        self.acknowledged = self.pushed = 0
+        self._assign(Configuration(0, 1, P))
+        self.say(Install(1, "job", "net", []), fresh())
+        self.say(hello("a"))
+        self.say(join("a"))
+        self._assign(Configuration(0, 2, P, B))
+
+    def _assign(self, decided: Configuration) -> None:
+        for confirmed in (False, True):
+            self.backup.assign(Assignment(decided, confirmed), 0.0)
+            self._keep(self.primary.assign(Assignment(decided, confirmed), 0.0))
+
+    def say(self, message: Request, frames: Sequence[bytes] = (), now: float = 0.0) -> None:
+        self._keep(self.primary.handle(b"a", message, frames, now))
+
+    def push(self, now: float = 0.0) -> None:
+        self.pushed += 1
+        self.say(push("a", self.pushed, boot=P), GRADIENT, now)
+
+    def tick(self, now: float) -> None:
+        self._keep(self.primary.tick(now))
+
+    def deliver(self, post: Post, now: float = 0.0) -> None:
+        """Bring a post to the backup, and its report back."""
+        frames = [f.tobytes() if isinstance(f, np.ndarray) else f for f in post.frames]
+        for back in self.backup.receive(P, post.message, frames, now).posts:
+            self._keep(self.primary.receive(B, back.message, (), now))
+
+    def _keep(self, effects: Effects) -> None:
+        self.posts += effects.posts
+        self.acknowledged += sum(isinstance(one.message, Ack) for one in effects.answers)
+
+    def take(self) -> list[Post]:
+        taken, self.posts = self.posts, []
+        return taken
+
+
+def told(posts: list[Post]) -> list[tuple[type, int]]:
+    return [
+        (type(post.message), post.message.position)
+        for post in posts
+        if isinstance(post.message, Sync | Replicate)
+    ]
+
+
+def in_sync(pair: Pair) -> bool:
+    return pair.primary.in_sync
+
+
+def same(pair: Pair) -> bool:
+    weights = [copy.shard.held.weights().tobytes() for copy in (pair.primary, pair.backup)]
+    return weights[0] == weights[1]
+
+
+def test_the_report_of_an_earlier_state_counts() -> None:
+    """A second one is on its way; what came between the two was sent, and the backup has it."""
+    pair = Pair()
+    pair.push()
+    pair.tick(0.5)
+    pair.push(0.5)
+    first, between, again, after = pair.take()
+    assert told([first, between, again, after]) == [
+        (Sync, 3), (Replicate, 4), (Sync, 4), (Replicate, 5),
+    ]  # fmt: skip
+    pair.deliver(first)
+    pair.push(0.5)
+    assert pair.acknowledged == 2, "the third waits for the backup"
+    assert not in_sync(pair)
+    for post in (between, after, *pair.take()):
+        pair.deliver(post)
+    assert (in_sync(pair), pair.acknowledged) == (True, 3)
+    assert same(pair)
+    pair.deliver(again)
+    assert told(pair.take()) == []
+    assert same(pair)
+
+
+def test_what_was_lost_between_two_states_is_sent_again() -> None:
+    """The second state is lost, too: the first one and all entries behind it do."""
+    pair = Pair()
+    pair.push()
+    pair.tick(0.5)
+    pair.push(0.5)
+    first, _, _, after = pair.take()
+    pair.deliver(first, 0.5)
+    pair.deliver(after, 0.5)
+    assert not in_sync(pair)
+    pair.tick(1.0)
+    repeated = pair.take()
+    assert told(repeated) == [(Replicate, 4), (Replicate, 5)]
+    for post in repeated:
+        pair.deliver(post, 1.0)
+    assert in_sync(pair)
+    assert same(pair)
+
+
+def test_a_state_is_sent_again_ever_later() -> None:
+    """To a backup that is never heard, while pushes go on: after twice as long each time."""
+    pair = Pair()
+    sent = []
+    for tenth in range(200):
+        pair.tick(tenth / 10)
+        pair.push(tenth / 10)
+        sent += [tenth / 10 for kind, _ in told(pair.take()) if kind is Sync]
+    assert sent == [0.0, 0.5, 1.5, 3.5, 7.5, 15.5]
+    assert pair.acknowledged == 200, "without a backup that counts they are committed alone"
+
+
+@pytest.mark.parametrize(
+    ("takes_s", "states", "in_sync_at"), [(0.3, 1, 0.31), (1.2, 2, 2.43), (2.4, 3, 7.25)]
+)
+def test_a_slow_state_comes_in_sync(takes_s: float, states: int, in_sync_at: float) -> None:
+    """Over a link that carries one thing at a time, with a push each 50 ms of which none waits for
+    an answer; the states that were sent again in vain are in the way, but once each."""
+    pair, link = Pair(), deque[tuple[float, Post]]()
+    sent, free, now = 0, 0.0, 0.0
+    for hundredth in range(6000):
+        now = hundredth / 100
+        if hundredth % 5 == 0:
+            pair.push(now)
+        pair.tick(now)
+        while link and link[0][0] <= now:
+            pair.deliver(link.popleft()[1], now)
+        for post in pair.take():
+            state = isinstance(post.message, Sync)
+            sent += state
+            free = max(free, now) + (takes_s if state else ENTRY_S)
+            link.append((free, post))
+        if in_sync(pair):
+            break
+    assert (sent, now) == (states, in_sync_at)
