@@ -114,11 +114,13 @@ class Reception:
         for answer in outgoing:
             to_each.setdefault(answer.to, []).append((answer.message, answer.frames))
         for to, messages in to_each.items():
+            stripes = self._gatherer.addresses(to)
+            if not stripes:
+                continue
             for start in range(0, len(messages), codec.MAX_TOGETHER):
                 together = messages[start : start + codec.MAX_TOGETHER]
                 parts, loan = self.sharing.seal(to, together)
                 # Gone (EHOSTUNREACH) or stuck (EAGAIN): a live peer asks again, a dead one not.
-                stripes = self._gatherer.addresses(to)
                 cut = self._cutter.cut(parts, len(stripes))
                 requests = [message.request for message, _ in together]
                 each = []

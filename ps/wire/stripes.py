@@ -150,8 +150,8 @@ class Gatherer:
     def take(self, address: bytes, parts: Parts) -> tuple[bytes, Parts] | None:
         """The message that is whole with what came from `address`, and whom to answer.
 
-        That is `address` for one that came in one piece, else the sender's token. Raises
-        BadMessage.
+        That is `address` for one that came in one piece, else the sender by its token; addresses
+        do not begin with the mark, which tells the two apart. Raises BadMessage.
         """
         if not parts or bytes(parts[0][: len(_MARK)]) != _MARK:
             return address, parts
@@ -159,13 +159,19 @@ class Gatherer:
         stream = self._stream(part)
         whole = stream.take(part, address)
         self._keep_within(stream)
-        return None if whole is None else (part.token, _joined(whole))
+        return None if whole is None else (_MARK + part.token, _joined(whole))
 
     def addresses(self, to: bytes) -> list[bytes]:
-        """Where to send the parts of an answer to whom `take` named."""
-        stream = self._streams.get(to)
-        if stream is None or len(stream.addresses) < stream.stripes:
+        """Where to send the parts of an answer to whom `take` named.
+
+        Nowhere if that was a sender in parts that others have put out since: one who still waits
+        will ask again, and tell anew where its connections are.
+        """
+        if not to.startswith(_MARK):
             return [to]
+        stream = self._streams.get(to.removeprefix(_MARK))
+        if stream is None or len(stream.addresses) < stream.stripes:
+            return []
         return [stream.addresses[index] for index in range(stream.stripes)]
 
     def tick(self) -> None:

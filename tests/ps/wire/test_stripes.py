@@ -4,11 +4,13 @@ import itertools
 import random
 import socket
 import struct
+import time
 from contextlib import closing
 
 import msgspec
 import numpy as np
 import pytest
+import zmq
 from numpy.typing import NDArray
 
 import ps
@@ -21,6 +23,7 @@ from shards.messages import AskStatus
 
 SEED = 31
 TOKEN = b"t" * TOKEN_BYTES
+SENDER = b"\xff\xfe" + TOKEN  # the mark before it: no address begins so
 PLENTY = 1 << 30
 
 
@@ -60,7 +63,7 @@ def received(gatherer: Gatherer, lanes: list[list[Parts]], dice: random.Random) 
         index = dice.choice([index for index, lane in enumerate(lanes) if lane])
         whole = gatherer.take(b"%d" % index, lanes[index].pop(0))
         if whole is not None:
-            assert whole[0] == TOKEN
+            assert whole[0] == SENDER
             found.append(whole[1])
     return found
 
@@ -141,17 +144,17 @@ def test_one_connection_needs_no_parts() -> None:
 
 
 def test_answers_go_where_the_parts_come_from() -> None:
-    """A sender is answered over its latest connections; one not known as such, where it is."""
+    """A sender is answered over its latest connections; one that sent no parts, where it is."""
     gatherer = Gatherer(PLENTY)
     first, second = (list(lane) for lane in lanes_of([[b"a"], [b"b"]], 2))
     gatherer.take(b"x", first[0])
-    assert gatherer.addresses(TOKEN) == [TOKEN], "nothing is known of its other connection"
-    assert gatherer.take(b"y", second[0]) == (TOKEN, [b"a"])
-    assert gatherer.addresses(TOKEN) == [b"x", b"y"]
+    assert gatherer.addresses(SENDER) == [], "nothing is known of its other connection"
+    assert gatherer.take(b"y", second[0]) == (SENDER, [b"a"])
+    assert gatherer.addresses(SENDER) == [b"x", b"y"]
     gatherer.take(b"z", second[1])
-    assert gatherer.addresses(TOKEN) == [b"x", b"z"]
+    assert gatherer.addresses(SENDER) == [b"x", b"z"]
     gatherer.take(b"gone", second[0])
-    assert gatherer.addresses(TOKEN) == [b"x", b"z"], "what comes late says nothing new"
+    assert gatherer.addresses(SENDER) == [b"x", b"z"], "what comes late says nothing new"
     assert gatherer.addresses(b"x") == [b"x"]
 
 
@@ -160,7 +163,7 @@ def test_a_receiver_that_begins_anew_goes_on() -> None:
     first, second = lanes_of([[b"%d" % number] for number in range(3)], 2)
     gatherer = Gatherer(PLENTY)
     assert gatherer.take(b"", first[2]) is None
-    assert gatherer.take(b"", second[2]) == (TOKEN, [b"2"])
+    assert gatherer.take(b"", second[2]) == (SENDER, [b"2"])
 
 
 def test_unfinished_messages_are_bounded() -> None:
@@ -194,7 +197,7 @@ def test_empty_parts_and_many_senders_are_bounded() -> None:
         part = Cutter(sender.to_bytes(TOKEN_BYTES, "big")).cut([b""], 2)[1]
         gatherer.take(b"", over_the_wire(part))
     assert gatherer.held_bytes <= 400_000
-    assert gatherer.addresses(TOKEN) == [TOKEN]
+    assert gatherer.addresses(SENDER) == []
 
 
 def test_a_new_sender_puts_out_the_one_longest_silent() -> None:
@@ -217,7 +220,23 @@ def test_what_does_not_move_is_dropped() -> None:
     assert gatherer.held_bytes == 0
     assert gatherer.take(b"", second[0]) is None
     gatherer.take(b"", first[1])
-    assert gatherer.take(b"", second[1]) == (TOKEN, [b"b"])
+    assert gatherer.take(b"", second[1]) == (SENDER, [b"b"])
+
+
+def test_a_sender_that_was_put_out_is_answered_nowhere() -> None:
+    """Nor once some of its connections are known again: its answer has no place to go until then.
+    An address as long as a token is none."""
+    first, second = (list(lane) for lane in lanes_of([[b"a"], [b"b"]], 2))
+    gatherer = Gatherer(PLENTY, 1)
+    gatherer.take(b"x", first[0])
+    gatherer.take(b"y", second[0])
+    gatherer.take(b"z", Cutter(b"u" * TOKEN_BYTES).cut([b"a"], 2)[0])
+    assert gatherer.addresses(SENDER) == []
+    gatherer.take(b"x", first[1])
+    assert gatherer.addresses(SENDER) == []
+    assert gatherer.take(b"y", second[1]) == (SENDER, [b"b"])
+    assert gatherer.addresses(SENDER) == [b"x", b"y"]
+    assert gatherer.addresses(TOKEN) == [TOKEN]
 
 
 def test_mangled_parts_are_refused() -> None:
@@ -249,7 +268,7 @@ def test_mangled_parts_are_refused() -> None:
         other.take(b"", [said(1, 1, 2)])
         with pytest.raises(BadMessage, match="bytes by their lengths, got 1"):
             other.take(b"", [said(1, 0, 2, *lengths), b"x"])
-    assert gatherer.take(b"", [said(1, 0, 2, 0, 1), b"x"]) == (TOKEN, [memoryview(b""), b"x"])
+    assert gatherer.take(b"", [said(1, 0, 2, 0, 1), b"x"]) == (SENDER, [memoryview(b""), b"x"])
     dice = random.Random(SEED)
     for _ in range(2000):
         wild = mark + dice.randbytes(dice.randrange(60))
@@ -356,6 +375,45 @@ def test_connections_that_are_cut_cost_a_repetition() -> None:
             learned = console.read()
     assert status.version == 6
     np.testing.assert_allclose(TABLE.views(learned)["w"], -0.06 * GRADIENT[:200_000], rtol=1e-5)
+
+
+def test_a_crowd_of_senders_costs_an_answer_that_is_asked_for_again() -> None:
+    """A parked pull is let go after strangers have put its worker out: the shard goes on, and the
+    worker has its weights by asking once more."""
+    spec = msgspec.structs.replace(ps.shard_specs(TABLE)[0], bound=0)
+    with (
+        ps.local_shards([spec]) as cluster,
+        ps.Console(cluster) as console,
+        ps.Client(cluster, worker="a", transport="tcp", stripes=2, retry_s=0.3) as client,
+        ps.Client(cluster, worker="b", transport="tcp") as slowest,
+    ):
+        client.pull()
+        client.push(GRADIENT)
+        client.flush()
+        client.prefetch(1)
+        until = time.monotonic() + 60
+        while not any(worker.waiting for worker in console.status()[0].workers):
+            assert time.monotonic() < until, "the pull parks"
+        crowd(cluster.endpoints[0], 1100)
+        slowest.pull()
+        slowest.push(GRADIENT)
+        slowest.flush()
+        assert client.pull(1).versions == (2,)
+
+
+def crowd(endpoint: str, senders: int) -> None:
+    """So many strangers begin to say something, and all of it has been heard."""
+    context = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    try:
+        stranger.connect(endpoint)
+        for number in range(senders):
+            token = number.to_bytes(TOKEN_BYTES, "big")
+            stranger.send_multipart(Cutter(token).cut([b""], 2)[1])
+        stranger.send(b"no message")
+        assert stranger.poll(60_000), "it is refused, behind the parts"
+    finally:
+        context.destroy(linger=0)
 
 
 def break_some(slow: SlowLinks, which: int) -> None:
