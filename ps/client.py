@@ -34,6 +34,7 @@ from ps.protocol.events import (
     Relocated,
     Send,
     Unreachable,
+    Usurped,
 )
 from ps.protocol.pacing import LEAST, Pacing, Times
 from ps.protocol.prefetched import Prefetched
@@ -49,7 +50,7 @@ from ps.wire.renewal import Renewal
 from ps.wire.stripes import MOST
 from ps.wire.transport import Transport, transport_named
 from shards.codec import Frames
-from shards.errors import BadInput
+from shards.errors import BadInput, Fenced
 from shards.messages import Message, Pull, Push
 from shards.versions import Allocator, on_the_heap
 
@@ -475,6 +476,8 @@ class Client:
                 self.staleness = event.staleness
                 self.rtt_s = event.rtt_s
                 self._pacing.pushes.answered(event.request, now, heard=heard)
+            case Usurped():
+                raise Fenced(event.text)
             case Departed():
                 self._departed = True
             case Relocated():

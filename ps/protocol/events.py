@@ -75,6 +75,15 @@ Noted = dict[int, dict[int, tuple[Push, Frames]]]
 """Pushes by number; of each the message and frames to the shards that may lack it."""
 
 
+class Usurped(msgspec.Struct, frozen=True):
+    """A shard had a push already that left here once: another client speaks for this worker.
+
+    Unless the network itself delivers twice, which TCP does not. `text` says it to people.
+    """
+
+    text: str
+
+
 class Exported(msgspec.Struct, frozen=True):
     """All shards have given away a state: with this worker's pushes up to `base`, and not `noted`.
 
@@ -85,7 +94,7 @@ class Exported(msgspec.Struct, frozen=True):
     noted: Noted
 
 
-Event = Ready | Pulled | Pushed | Departed | Relocated | Exported
+Event = Ready | Pulled | Pushed | Departed | Relocated | Exported | Usurped
 
 
 class Unreachable(GiveUp):

@@ -22,13 +22,17 @@ _LONGEST = 8  # times the first wait: no later is a message repeated
 
 
 class Pending(msgspec.Struct):
-    """One message to one shard that has not been answered; `asked` is the request it is part of."""
+    """One message to one shard that has not been answered; `asked` is the request it is part of.
+
+    `repeated`: more than one copy of it may have left.
+    """
 
     message: FromWorker
     frames: Frames
     asked: int
     resend_at: float
     wait_s: float
+    repeated: bool = False
 
 
 class Outstanding:
@@ -108,6 +112,7 @@ class Outstanding:
             self._check_patience(shard, pending, now)
             pending.wait_s = min(2 * pending.wait_s, self._longest_s)
             pending.resend_at = now + pending.wait_s
+            pending.repeated = True
             if may_send(shard, pending.message):
                 sends.append(Send(shard, pending.message, pending.frames))
         return sends
@@ -162,6 +167,7 @@ class Outstanding:
         return min(_LONGEST * self.first_s, self.patience_s / _TRIES)
 
     def _again(self, shard: int, pending: Pending, now: float) -> Send:
+        pending.repeated = True
         pending.wait_s = self.first_s
         pending.resend_at = now + pending.wait_s
         return Send(shard, pending.message, pending.frames)

@@ -52,6 +52,10 @@ class Registration:
         """Of each shard the version that it had when it was last greeted, once this is ready."""
         return tuple(self._welcomes[shard].version for shard in range(self._shards))
 
+    def had(self, shard: int) -> int:
+        """The last push of this worker that `shard` had when it was last greeted."""
+        return self._welcomes[shard].seq
+
     def may_send(self, shard: int, message: FromWorker) -> bool:
         """Until a shard has registered this worker, only the greeting may go there."""
         return shard in self.joined or isinstance(message, Hello | Join)

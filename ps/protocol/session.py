@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from ps.protocol.cargo import Cargo
 from ps.protocol.compression import Compression
-from ps.protocol.events import Event, Frames, Ready, Relocated, Send
+from ps.protocol.events import Event, Frames, Ready, Relocated, Send, Usurped
 from ps.protocol.outstanding import Outstanding, Pending
 from ps.protocol.registration import Registration
 from ps.protocol.requests import Requests
@@ -251,6 +251,8 @@ class Session:
                     exported = self._unsaved.told(shard, reply.saved, self.outstanding())
                 self._outstanding.settle(shard, reply.request)
                 answered = self._requests.answered(shard, pending.asked, reply, frames, now)
+                if reply.duplicate and not self._is_known(shard, reply.seq, pending):
+                    answered = [self._usurped(shard, reply.seq), *answered]
                 return [], [*answered, exported] if exported is not None else answered
             case Weights():
                 self._outstanding.settle(shard, reply.request)
@@ -352,6 +354,16 @@ class Session:
         if len(frames) != 1:
             raise BadMessage(f"a shard that has moved: expected 1 frame, got {len(frames)}")
         return Relocated(bytes(frames[0]))
+
+    def _is_known(self, shard: int, seq: int, pending: Pending) -> bool:
+        """Whether `shard` may have push `seq` from this worker, this life or one before."""
+        return pending.repeated or seq <= self._registration.had(shard)
+
+    def _usurped(self, shard: int, seq: int) -> Usurped:
+        return Usurped(
+            f"worker {self.worker}: another client speaks for incarnation {self.incarnation} of it,"
+            f" too: shard {shard} has that one's push {seq} in place of ours"
+        )
 
     # --- refusals ---------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import zmq
 import ps
 from ps import Client, Cluster, Console
 from ps.wire.renewal import Renewal
-from shards.errors import BadInput, BadMessage, GiveUp, WrongBuild
+from shards.errors import BadInput, BadMessage, Fenced, GiveUp, WrongBuild
 from shards.messages import Standing
 from shards.schedules import Fixed
 
@@ -179,6 +179,24 @@ def test_a_gradient_without_a_number(cluster: Cluster, spoilt: tuple[int, ...]) 
         assert client.pull().versions == (2, 2)
         assert console.read()[[0, 511]].tolist() == [first[0] - 1, first[1] - 1]
         assert [status.duplicates for status in console.status()] == [0, 0]
+
+
+def test_two_clients_of_one_name(cluster: Cluster) -> None:
+    """Only one of two equal pushes can count, and who sent the other one is told so."""
+    gradient = np.ones(512, np.float32)
+    clients = [Client(cluster, worker="w", retry_s=10.0) for _ in range(2)]
+    for client in clients:
+        client.pull()
+    clients[0].push(gradient)
+    clients[0].flush()
+    clients[1].push(gradient)
+    with pytest.raises(Fenced, match="worker w: another client speaks for incarnation 0") as told:
+        clients[1].flush()
+    one_line(told.value)
+    for client in clients:
+        client.abandon()
+    with Console(cluster) as console:
+        assert set(console.read()) == {-1.0}
 
 
 def test_a_body_that_fails_leaves_as_a_crash_would(cluster: Cluster) -> None:

@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from ps.protocol.events import Pulled, Pushed, Unreachable
+from ps.protocol.events import Pulled, Pushed, Unreachable, Usurped
 from shards.errors import BadInput, GiveUp
-from shards.messages import PROTOCOL, Hello, Join, Kind, Parked, Pull, Push, Remedy
+from shards.messages import PROTOCOL, Ack, Hello, Join, Kind, Parked, Pull, Push, Remedy
 from tests.ps.protocol.answers import (
     TABLE,
     a_session,
@@ -113,6 +113,47 @@ def test_a_quick_shard_may_be_slow_to_be_waited_for() -> None:
     tell(session, weights(0, 4), now=0.1, frames=[bytes(2048)])
     session.pull(1, now=60.0)
     assert len(session.tick(61.0)) == 1
+
+
+# --- another client of the name -------------------------------------------------------------------
+
+
+def known(shard: int, request: int, seq: int) -> Ack:
+    """The shard has that push already."""
+    return msgspec.structs.replace(ack(shard, request, seq), duplicate=True)
+
+
+def test_a_push_that_left_once_and_is_known_is_anothers() -> None:
+    """Two clients speak for one worker: this one is told that its push counted for nothing."""
+    session = ready_session(1)
+    (send,) = send_push(session)
+    usurped, _ = tell(session, known(0, send.message.request, 1))[1]
+    assert isinstance(usurped, Usurped)
+    assert usurped.text.startswith("worker w: another client speaks for incarnation 2 of it, too:")
+
+
+def test_a_push_may_be_known_that_was_repeated_or_is_of_a_former_life() -> None:
+    """After silence, after a cut, and where one shard is ahead of the others."""
+    session = ready_session(1)
+    (send,) = send_push(session)
+    session.tick(5.0)
+    (event,) = tell(session, known(0, send.message.request, 1))[1]
+    assert isinstance(event, Pushed)
+    (send,) = send_push(session, clock=2)
+    session.renewed(0, 6.0)
+    (event,) = tell(session, known(0, send.message.request, 2))[1]
+    assert isinstance(event, Pushed)
+
+    session = a_session(2)
+    session.hello(0.0)
+    for shard in range(2):
+        tell(session, welcome(shard, shard + 1, seq=4 + shard))
+    for shard in range(2):
+        tell(session, joined(shard, shard + 3))
+    first, second = send_push(session, clock=5)
+    tell(session, ack(0, first.message.request, 5))
+    (event,) = tell(session, known(1, second.message.request, 5))[1]
+    assert isinstance(event, Pushed)
 
 
 # --- gradients that are refused -----------------------------------------------------------------
