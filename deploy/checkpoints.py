@@ -93,7 +93,7 @@ def verified(origin: Origin) -> Iterator[Verdict]:
     rows = listed(origin)
     if not rows:
         named = "" if origin.name is None else f" {origin.name}"
-        raise BadInput(f"no snapshot{named} in {origin.shelf}")
+        raise BadInput(f"no snapshot{named} in {origin.place}")
     for row in rows:
         if row.state is State.INCOMPLETE:
             yield Verdict(row.number, (row.complaint,))
@@ -162,7 +162,7 @@ def taken(origin: Origin, wait_s: float) -> str:
     Raises BadInput where no run is under way, GiveUp when none has come within `wait_s`.
     """
     if origin.run is None:
-        raise BadInput(f"take {origin.shelf}: expected the run folder of a run under way")
+        raise BadInput(f"take {origin.place}: expected the run folder of a run under way")
     writer = writer_of(origin.run)
     if writer is None:
         raise BadInput(f"take {origin.run}: expected a run under way on this machine, got none")

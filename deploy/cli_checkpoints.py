@@ -25,7 +25,7 @@ def list_them(origin: Origin, as_json: AsJson = False) -> None:
 
     meant = origin_of(origin)
     rows = listed(meant)
-    typer.echo(msgspec.json.encode(rows) if as_json else list_text(rows, meant.shelf))
+    typer.echo(msgspec.json.encode(rows) if as_json else list_text(rows, meant.place))
 
 
 @app.command()

@@ -314,7 +314,7 @@ def _settings(given: dict[str, object], origin: "Origin | None") -> TrainSetting
     if origin.name is not None:
         if "out" not in given:
             raise BadInput(
-                f"train: expected --out for the new run that goes on from {origin.shelf}"
+                f"train: expected --out for the new run that goes on from {origin.place}"
                 f" at {origin.name}; got none"
             )
         return replace(earlier, **({"weights": None, "snapshots": None, "logs": None} | given))

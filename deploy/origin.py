@@ -17,6 +17,7 @@ from deploy.run_folder import SETTINGS, SNAPSHOTS
 from deploy.settings import TrainSettings
 from ps.storage.shelf import Found, Shelf, State
 from ps.storage.snapshots import MANIFEST, Manifest
+from ps.storage.stores import without_secrets
 from shards.errors import BadInput
 
 
@@ -26,6 +27,11 @@ class Origin(msgspec.Struct, frozen=True):
     shelf: str
     name: str | None = None
     run: Path | None = None
+
+    @property
+    def place(self) -> str:
+        """The shelf, for people: its URI may hold a key."""
+        return without_secrets(self.shelf)
 
     def open(self) -> Shelf:
         """The shelf."""

@@ -1,6 +1,6 @@
 """The folder a training run leaves, and the names of what is in it.
 
-    settings.json        what the run was told; `--resume` reads it back
+    settings.json        what the run was told, a key in a URI too; `--resume` reads it back
     cluster.json         where its shards are while it runs; `downpour doctor` reads it
     summary.json         what it came down to (deploy/summary.py)
     updates.parquet      every update (deploy/updates.py)
@@ -26,6 +26,7 @@ import msgspec
 from deploy.summary import Summary
 from deploy.updates import UpdatesWriter
 from ps import Cluster
+from ps.storage.private import write_private
 from shards.errors import BadInput, GiveUp
 
 SETTINGS = "settings.json"
@@ -88,7 +89,7 @@ class RunFolder:
     def _open(cls, path: Path, settings: Mapping[str, object]) -> "RunFolder":
         folder = cls(path, _locked(path))
         try:
-            write_whole(folder.settings, msgspec.json.encode(settings))
+            write_whole(folder.settings, msgspec.json.encode(settings), private=True)
         except BaseException:
             folder.close()
             raise
@@ -102,7 +103,7 @@ class RunFolder:
 
     def resettle(self, settings: Mapping[str, object], cluster: Cluster) -> None:
         """Tell of other shards: what a `--resume` goes on with, and where they are now."""
-        write_whole(self.settings, msgspec.json.encode(settings))
+        write_whole(self.settings, msgspec.json.encode(settings), private=True)
         cluster.save(self.cluster)
 
     def write_summary(self, summary: Summary) -> None:
@@ -159,10 +160,15 @@ def writer_of(path: Path) -> int | None:
         return None
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write indented JSON so that `path` holds all of it or what it held before."""
+def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Write indented JSON so that `path` holds all of it or what it held before.
+
+    `private`: only this user can read it.
+    """
     temporary = path.with_name(f".{path.name}.partial")
     try:
+        if private:
+            write_private(temporary, b"")
         with temporary.open("wb") as file:
             file.write(msgspec.json.format(content) + b"\n")
             file.flush()

@@ -30,6 +30,7 @@ from ps.hosts.hosting import Home, place_of
 from ps.logs.job_logs import newest_logs
 from ps.storage.shelf import Found, Shelf
 from ps.storage.snapshots import Manifest
+from ps.storage.stores import without_secrets
 from ps.wire.reach import reach
 from shards.errors import BadInput
 from shards.job_ids import shown
@@ -108,7 +109,8 @@ def _check_own(settings: TrainSettings) -> None:
     shelf, logs = settings.snapshots, settings.logs
     if shelf is not None and Shelf(shelf).entries():
         raise BadInput(
-            f"--snapshots {shelf}: expected a place of this run's own, got one with snapshots"
+            f"--snapshots {without_secrets(shelf)}: expected a place of this run's own, got one"
+            " with snapshots"
         )
     if logs is not None and logs.is_dir() and any(logs.iterdir()):
         raise BadInput(f"--logs {logs}: expected a folder of this run's own, got one with files")

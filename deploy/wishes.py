@@ -81,7 +81,7 @@ def resharded(origin: Origin, shards: int, wait_s: float) -> None:
     wrong, when the run ends first, or when nothing is heard of it within `wait_s`.
     """
     if origin.run is None:
-        raise BadInput(f"reshard {origin.shelf}: expected the run folder of a run under way")
+        raise BadInput(f"reshard {origin.place}: expected the run folder of a run under way")
     writer = writer_of(origin.run)
     if writer is None:
         raise BadInput(f"reshard {origin.run}: expected a run under way on this machine, got none")

@@ -117,25 +117,32 @@ def content_of(store: Store, name: str, most: int) -> bytes:
 
 
 def _reach(uri: str) -> "ArrowStore":
-    shown = _without_secrets(uri)
+    shown = without_secrets(uri)
     try:
         from pyarrow import fs
     except ImportError:
         raise BadInput(f"{shown}: expected pyarrow to reach it, got none installed") from None
     try:
         system, path = fs.FileSystem.from_uri(uri)
-    except (OSError, ValueError) as error:  # pyarrow's own are of these
-        raise BadInput(f"{shown}: {_line(error)}") from None
+    except (OSError, ValueError) as error:  # pyarrow's own are of these, and may quote the URI
+        # In one that cannot be parsed, a secret with a slash in it say, the path has the key.
+        scheme, _, rest = uri.partition("://")
+        key, _, place = rest.rpartition("@")
+        said = str(error).replace(uri, shown).replace(f"{key}@", "") if key else str(error)
+        shown = without_secrets(f"{scheme}://{place}")
+        raise BadInput(f"{shown}: {_line(said)}") from None
     return ArrowStore(system, path, shown)
 
 
-def _without_secrets(uri: str) -> str:
-    """An S3 URI may carry a key and its secret, and options."""
-    parts = urlsplit(uri)
+def without_secrets(place: Place) -> str:
+    """A path or URI as it may be shown: an S3 URI may carry a key and its secret, and options."""
+    if "://" not in str(place):
+        return str(place)
+    parts = urlsplit(str(place))
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
 
 
-def _line(error: BaseException) -> str:
+def _line(error: BaseException | str) -> str:
     return " ".join(str(error).split())[:300]
 
 

@@ -19,10 +19,13 @@ from ps.logs.job_logs import drop_logs, logs_of
 from ps.logs.shard_log import ShardLog
 from shards.job_ids import digest_of, shown
 from shards.shard import Shard
+from tests.deploy.refusing import Run
 from tests.deploy.rows import records, status
+from tests.ps.storage.saved import mocked
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (60,)),))
 TOKEN, OPERATOR = "the-join-token", "the-operators-key"
+STORE = "s3://key:the-stores-secret@bucket/run"
 ROWS = 40_000  # more than a row group, so that some are on disk before the end
 
 
@@ -55,13 +58,13 @@ def no_secret_in(folder: Path, *secrets: str) -> bool:
 
 
 def test_no_file_of_a_run_tells_a_secret(tmp_path: Path) -> None:
-    """Neither the job's id, which is all that shards without CURVE ask for, nor a key; in no file,
-    finished or not, and in no name."""
+    """Neither the job's id, which is all that shards without CURVE ask for, nor a key of ours or
+    of a store's; in no file, finished or not, and in no name."""
     (spec,) = ps.shard_specs(TABLE)
     cluster = ps.describe([spec], ["tcp://127.0.0.1:5001"], Access(TOKEN, OPERATOR))
-    secrets = spec.job, spec.job.rpartition("-")[2], TOKEN, OPERATOR
+    secrets = spec.job, spec.job.rpartition("-")[2], TOKEN, OPERATOR, "stores-secret"
     run, logs = tmp_path / "run", tmp_path / "logs"
-    settings = TrainSettings(solver=run, data=run, out=run)
+    settings = TrainSettings(solver=run, data=run, out=run, snapshots=STORE)
     logs.mkdir()
     log = ShardLog(logs_of(logs, [spec]) / "shard-0", Durability.PROCESS)
     log.recover(Shard(spec, boot=1), 0.0)
@@ -72,6 +75,8 @@ def test_no_file_of_a_run_tells_a_secret(tmp_path: Path) -> None:
     ):
         observer.started(cluster, None)
         observer.progressed([status()], [records(ROWS)])
+        folder.resettle(settings.plain(), cluster)
+        assert TrainSettings.load(run / "settings.json").snapshots == STORE
         assert (run / ".updates.parquet.partial").stat().st_size > 1000
         assert Cluster.load(run / "cluster.json").access == Access(TOKEN, OPERATOR)
         assert no_secret_in(tmp_path, *secrets)
@@ -81,6 +86,29 @@ def test_no_file_of_a_run_tells_a_secret(tmp_path: Path) -> None:
     log.close()
     drop_logs(logs, but=spec.job)
     assert [path.name for path in logs.iterdir()] == [shown(spec.job)], "they are found again"
+
+
+def test_a_store_is_shown_without_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, downpour: Run
+) -> None:
+    """In lists and errors of the commands that are given its URI, or find it in settings."""
+    monkeypatch.setattr("ps.storage.shelf.open_store", lambda _: mocked())
+    settings = TrainSettings(solver=tmp_path, data=tmp_path, out=tmp_path / "run", snapshots=STORE)
+    RunFolder.create(tmp_path / "run", settings.plain()).close()
+    for origin in (f"{STORE}/", str(tmp_path / "run")):
+        said = ""
+        for expected, *command in (
+            (0, "checkpoints", "ls", origin),
+            (1, "checkpoints", "verify", origin),
+            (1, "checkpoints", "take", origin),
+            (1, "reshard", origin, "--shards", "2"),
+            (1, "train", "--resume", f"{origin.rstrip('/')}@4"),
+        ):
+            code, out, err = downpour(*command)
+            assert code == expected, (command, out, err)
+            said += out + err
+        assert "s3://bucket/run" in said
+        assert "secret" not in said
 
 
 def test_what_a_job_is_called() -> None:

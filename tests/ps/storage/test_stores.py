@@ -68,6 +68,10 @@ def test_places_are_named_as_people_name_them(tmp_path: Path) -> None:
     for bad, complaint in (
         ("file://elsewhere/x", "expected file:///PATH, got a host, elsewhere"),
         ("nonsense://key:secret@x/y", "^nonsense://x/y: Unrecognized filesystem type"),
+        ("s3://key:se/secret@bucket/x", "^s3://bucket/x: Cannot parse URI: "),
+        ("s3://key:se secret@bucket/x?a=b", "^s3://bucket/x: Cannot parse URI: "),
+        ("s3://bucket/x?color=red", "^s3://bucket/x: Unexpected query parameter"),
     ):
-        with pytest.raises(BadInput, match=complaint):
+        with pytest.raises(BadInput, match=complaint) as caught:
             open_store(bad)
+        assert "secret" not in str(caught.value)
