@@ -7,6 +7,7 @@ and is sent on from there. One of them that dies meanwhile ends nothing.
 """
 
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack
@@ -17,6 +18,7 @@ import msgspec
 
 from ps import Cluster, Console
 from ps.hosts.hosting import Hosts
+from ps.hosts.risks import Risks
 from ps.job import successors
 from ps.logs.job_logs import logs_of
 from ps.protocol.operations import Untold
@@ -92,8 +94,13 @@ class Residence:
         return self.hosts.cluster
 
     def check(self) -> None:
-        """Raise GiveUp naming a shard of the job that has died; tell of one that it has left."""
+        """Raise GiveUp naming a shard of the job that has died; tell of one that it has left.
+
+        And tell where a death would not be survived that should be, once that has lasted.
+        """
         self.hosts.check()
+        if (risk := self._risks.told(self.hosts.risk, time.monotonic())) is not None:
+            self._told(risk)
         for hosts in list(self._former):
             try:
                 hosts.check()
@@ -159,7 +166,7 @@ class Residence:
             wish.answer(error)
 
     def _live_at(self, hosts: Hosts) -> None:
-        self.hosts = hosts
+        self.hosts, self._risks = hosts, Risks()
         console = Console(hosts.cluster, patience_s=self._patience_s, check=hosts.check)
         self.console = self._stack.enter_context(console)
 

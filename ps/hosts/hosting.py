@@ -55,6 +55,11 @@ class Hosts(Protocol):
         """Where the shards are, for workers and operators."""
         ...
 
+    @property
+    def risk(self) -> str:
+        """Why a death that should be survived would not be, in words; empty where nothing is so."""
+        ...
+
     def check(self) -> None:
         """Raise GiveUp naming a shard that has died or failed."""
         ...

@@ -32,6 +32,8 @@ from shards.spec import ShardSpec
 
 _LOOK_S = 0.1
 _AGAIN_S = 2.0  # after one that came to nothing
+_AGAIN_MOST_S = 60.0  # when one coordinator after another comes to nothing: its disk may be mended
+_SILENT_S = 5.0  # a coordinator that is there answers ten times a second
 _SPARE_S = 30.0  # that a process may take to be given a part
 _START_S = 3 * START_S  # two processes a shard, and one more
 
@@ -97,6 +99,11 @@ class ReplicatedShards:
         """Whether every shard could lose a copy now and no acknowledged push; as of just now."""
         return self._keeper.redundant
 
+    @property
+    def risk(self) -> str:
+        """Why the next death would not be survived, in words; empty where it would."""
+        return self._keeper.risk
+
     def check(self) -> None:
         """Raise GiveUp naming a shard that nobody is left of who holds its pushes."""
         self._keeper.check()
@@ -161,9 +168,12 @@ class _Keeper:
         self._offered: dict[int, tuple[int, float]] = {}  # the last process of each shard, and when
         self._used: set[int] = set()
         self._began_at = 0.0
+        self._pause_s = _AGAIN_S  # between one coordinator's beginning and the next one's
+        self._heard_at = 0.0
         self._boot = 0
         self._seats: dict[int, Seat] = {}
-        self._lost: dict[int, str] = {}
+        self._lost: dict[int, str] = {}  # how a shard's last process ended
+        self._lost_coordinator = "it is there, and silent"
         self._ended = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
@@ -185,6 +195,17 @@ class _Keeper:
             shard in self._seats and len(self._living(self._seats[shard])) == 2
             for shard in range(len(self._specs))
         )
+
+    @property
+    def risk(self) -> str:
+        risks = []
+        if time.monotonic() - self._heard_at > _SILENT_S:
+            risks.append(f"no coordinator answers: {self._lost_coordinator}")
+        for shard, seat in sorted(self._seats.items()):
+            if len(self._living(seat)) < 2:
+                how = self._lost.get(shard, "the other has not caught up")
+                risks.append(f"shard {shard} has one copy only: {how}")
+        return "; ".join(risks)
 
     def check(self) -> None:
         if self._failure is not None:
@@ -246,16 +267,25 @@ class _Keeper:
             self._failure = error
 
     def _keep(self) -> None:
-        assert self._coordinator is not None
-        if not self._coordinator.alive and time.monotonic() - self._began_at > _AGAIN_S:
-            self._began_at = time.monotonic()
-            self._coordinator.end()
-            self._coordinator = self._starts.coordinator(self._order)
+        self._keep_coordinator()
         self._look()
         self._bury()
         for seat in list(self._seats.values()):
             if seat.lonely and not self._waits(seat.shard):
                 self._offer(seat.shard)
+
+    def _keep_coordinator(self) -> None:
+        """Start it again, at longer intervals while none of them comes to answer."""
+        assert self._coordinator is not None
+        try:
+            self._coordinator.check()
+        except GiveUp as error:
+            self._lost_coordinator = str(error)
+            if time.monotonic() - self._began_at > self._pause_s:
+                self._began_at = time.monotonic()
+                self._pause_s = min(2 * self._pause_s, _AGAIN_MOST_S)
+                self._coordinator.end()
+                self._coordinator = self._starts.coordinator(self._order)
 
     def _look(self) -> None:
         """Hear what the coordinator has decided; takes a moment."""
@@ -267,6 +297,7 @@ class _Keeper:
         until = time.monotonic() + _LOOK_S
         while (left_s := until - time.monotonic()) > 0 and not self._ended.is_set():
             if self._guide.listen(left_s):
+                self._heard_at, self._pause_s = time.monotonic(), _AGAIN_S
                 self._seats = dict(self._guide.seats)
                 for seat in self._seats.values():
                     self._used |= {

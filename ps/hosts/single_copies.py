@@ -38,6 +38,8 @@ C = TypeVar("C", bound=Child)
 class SingleCopies(Generic[C]):
     """The shards of one job, one child each, and the cluster they form."""
 
+    risk = ""  # there are no second copies to miss
+
     def __init__(self, cluster: Cluster, children: Sequence[C | Kept[C]]) -> None:
         self.cluster = cluster
         self._children = children

@@ -35,6 +35,8 @@ __all__ = ["quick_start"]  # a fixture
 class Servers:
     """Shards that can die, and be started again if they keep logs."""
 
+    risk = ""
+
     def __init__(self, specs: Sequence[ShardSpec], logs: Path | None) -> None:
         self._specs, self._logs = specs, logs
         self._servers = [self._serve(spec, "tcp://127.0.0.1:*") for spec in specs]

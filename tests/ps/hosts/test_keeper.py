@@ -1,0 +1,154 @@
+"""What is told and done where a coordinator or a copy cannot live. No processes, and no waiting."""
+
+from collections.abc import Collection, Iterator
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+
+from ps.hosts import keeper
+from ps.hosts.keeper import ReplicatedShards, _Keeper
+from ps.hosts.pipe import CoordinatorOrder, CopyOrder
+from ps.hosts.risks import Risks
+from ps.wire.group_wire import Seat
+from shards.errors import GiveUp
+from tests.ps.hosts.pushing import specs_of
+
+BROKEN = "coordinator has failed: coordinator's record r: file is not a database"
+KILLED = "shard 0 has died: its process was ended by signal 9 (Killed)"
+
+
+class Life:
+    """A process that has `died` of something, or lives."""
+
+    pid = 1
+
+    def __init__(self, died: str = "") -> None:
+        self.died = died
+
+    @property
+    def alive(self) -> bool:
+        return not self.died
+
+    def endpoint(self, until: float) -> str:
+        return "tcp://127.0.0.1:1"
+
+    def check(self) -> None:
+        if self.died:
+            raise GiveUp(self.died)
+
+    def ask_to_end(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class Host:
+    """Starts coordinators, all of which die of the same, and copies that live."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.dies_of = BROKEN
+        self.began: list[float] = []
+        self.copies: list[Life] = []
+        self.seats: dict[int, Seat] = {}
+
+    def coordinator(self, order: CoordinatorOrder) -> Life:
+        self.began.append(self.now)
+        return Life(self.dies_of)
+
+    def copy(self, order: CopyOrder, beside: Collection[int]) -> Life:
+        self.copies.append(Life())
+        return self.copies[-1]
+
+    # --- the guide to the coordinator ---
+
+    def ask(self, *, again: bool) -> None: ...
+
+    def listen(self, timeout_s: float) -> bool:
+        self.now += timeout_s
+        return not self.dies_of
+
+
+class Kept:
+    """A shard of two copies whose keeper is called as its thread would, on a clock of ours."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.keeper = _Keeper(specs_of(), host, "127.0.0.1", 1.0, "r", (None, None))
+        self.keeper._guide = host  # type: ignore[assignment]
+        self.hosts = ReplicatedShards(None, self.keeper)  # type: ignore[arg-type]
+        self.primary, self.backup = Life(), Life()
+        self.keeper._coordinator = host.coordinator(self.keeper._order)
+        self.keeper._copies = {1: (0, self.primary), 2: (0, self.backup)}
+        self.keeper._boot = 2
+        self.keeper._offered = {0: (2, host.now)}
+        self.keeper._heard_at = host.now
+        host.seats = {0: Seat(0, 1, 1, 2, [1, 2], "", lonely=False)}
+        self.keeper._seats = dict(host.seats)
+
+    def goes_on(self, seconds: float) -> None:
+        until = self.host.now + seconds
+        while self.host.now < until:
+            self.keeper._keep()
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
+    host = Host()
+    clock = SimpleNamespace(monotonic=lambda: host.now, time_ns=lambda: 0)
+    monkeypatch.setattr(keeper, "time", clock)
+    kept = Kept(host)
+    yield kept
+    kept.keeper.stop()
+
+
+def test_a_coordinator_that_cannot_live(kept: Kept) -> None:
+    """It is tried again at longer and longer intervals, and what it dies of is told; when it
+    lives, that is over."""
+    assert kept.hosts.risk == ""
+    kept.goes_on(300.0)
+    began = kept.host.began[1:]
+    pauses = [after - before for before, after in pairwise(began)]
+    assert [round(pause / 2) * 2 for pause in pauses] == [4, 8, 16, 32, 60, 60, 60]
+    assert kept.hosts.risk == f"no coordinator answers: {BROKEN}"
+    kept.hosts.check()
+    kept.host.dies_of = ""
+    kept.goes_on(61.0)
+    assert kept.hosts.risk == ""
+    assert len(kept.host.began) == len(began) + 2
+
+
+def test_a_copy_that_nobody_follows(kept: Kept) -> None:
+    """The shard goes on with one, and how the other ended is told."""
+    kept.host.dies_of = ""
+    kept.goes_on(3.0)
+    assert kept.hosts.risk == ""
+    kept.backup.died = KILLED
+    kept.host.seats = {0: Seat(0, 1, 1, None, [1], "", lonely=True)}
+    kept.goes_on(3.0)
+    assert len(kept.host.copies) == 1
+    assert kept.hosts.risk == f"shard 0 has one copy only: {KILLED}"
+
+
+def test_what_lasts_is_told_once() -> None:
+    """A copy that is followed within seconds is not worth a word; one that is not is, and so is
+    the end of it."""
+    risks = Risks()
+    for risk, now, told in (
+        ("", 0.0, False),
+        ("shard 0 has one copy only: x", 1.0, False),
+        ("", 20.0, False),
+        ("shard 0 has one copy only: x", 21.0, False),
+        ("shard 0 has one copy only: y", 50.9, False),
+        ("shard 0 has one copy only: y", 51.0, True),
+        ("shard 0 has one copy only: z", 90.0, False),
+    ):
+        text = risks.told(risk, now)
+        assert (text is not None) is told
+    assert risks.told("", 91.0) == "every shard has two copies again, and a coordinator"
+    assert risks.told("", 92.0) is None
+    risks.told("no coordinator answers: w", 100.0)
+    assert risks.told("no coordinator answers: w", 130.0) == (
+        "for 30 s now no coordinator answers: w; training goes on, but another death may take back"
+        " acknowledged pushes, or end the run"
+    )
