@@ -106,7 +106,7 @@ class Kept(Generic[C]):
         self._ending = threading.Event()
         self._failure: str | None = None
         name = f"keeps-{child.name}"
-        self._thread = threading.Thread(target=self._keep, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     @property
@@ -129,6 +129,13 @@ class Kept(Generic[C]):
         self.child.stop()
         self._thread.join()
         self.child.close()
+
+    def _run(self) -> None:
+        try:
+            self._keep()
+        except BaseException as error:  # noqa: BLE001  # whatever it is, `check` tells it
+            what = f"{type(error).__name__}: {error}"
+            self._failure = f"{self.child.name} is not followed by another: {what}"
 
     def _keep(self) -> None:
         name = self.child.name

@@ -16,7 +16,7 @@ FULL = Fate("failed: log x: No space left on device", told=True)
 class Fake:
     """A process that ends when it is told how; one that is `broken` does not come to serve."""
 
-    def __init__(self, pid: int, broken: str | GiveUp = "") -> None:
+    def __init__(self, pid: int, broken: str | Exception = "") -> None:
         self.name = "shard 3"
         self.pid = pid
         self.broken = broken
@@ -28,7 +28,7 @@ class Fake:
 
     def endpoint(self, until: float) -> str:
         if self.broken:
-            raise self.broken if isinstance(self.broken, GiveUp) else GiveUp(self.broken)
+            raise self.broken if isinstance(self.broken, Exception) else GiveUp(self.broken)
         return "tcp://x"
 
     def ask_to_end(self) -> None:
@@ -44,7 +44,7 @@ class Fake:
 class Shard:
     """A kept shard: `made` has every process there was; `served` is told of each start."""
 
-    def __init__(self, *broken: str | GiveUp) -> None:
+    def __init__(self, *broken: str | Exception) -> None:
         self.made = [Fake(0)]
         self._broken = [*broken]
         self.started = threading.Semaphore(0)
@@ -190,3 +190,14 @@ def test_one_whose_machine_is_gone_is_not() -> None:
         shard.kept.check()
     shard.ends()
     assert len(shard.made) == 2
+
+
+def test_what_nobody_has_thought_of() -> None:
+    """Is told, too: a shard that nobody keeps any more must not look like one that is kept."""
+    shard = Shard(ConnectionError("Ray is away"))
+    shard.dies()
+    shard.kept._thread.join(30)
+    line = r"^shard 3 is not followed by another: ConnectionError: Ray is away$"
+    with pytest.raises(GiveUp, match=line):
+        shard.kept.check()
+    shard.ends()
