@@ -51,6 +51,11 @@ class Mosaic:
             self._known[key] = laid
         return self._known[key]
 
+    def forget(self, name: str) -> None:
+        """Keep no mapping with a tile of this file: each would keep its memory from being freed."""
+        for key in [key for key in self._known if any(tile[0] == name for tile in key)]:
+            del self._known[key]  # arrays in it keep theirs
+
 
 def _laid(tiles: Sequence[Tile]) -> mmap.mmap | None:
     whole = sum(tile.length for tile in tiles)

@@ -20,6 +20,7 @@ import os
 import secrets
 import stat
 import struct
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -169,6 +170,7 @@ class Window:
             self._fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
             raise BadMessage(f"segment {name}: {error.strerror}") from None
+        self._release = weakref.finalize(self, os.close, self._fd)  # for owners that forget it
         try:
             self._map()
         except (OSError, ValueError) as error:
@@ -224,9 +226,8 @@ class Window:
 
     def close(self) -> None:
         """Forget it; views of it live on until they are dropped. May be called twice."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._release()
+        self._fd = -1
 
 
 def _checked_path(job: str, name: str) -> Path:

@@ -104,7 +104,7 @@ class WorkerSide:
             case Accept() as accept:
                 self._accepted(shard, accept)
             case Decline(reason):
-                self._lenders.pop(shard, None)
+                self._forget(shard)
                 self.reasons[shard] = reason
             case Lent(loan):
                 return self._borrow(shard, loan, parts[1:])
@@ -112,9 +112,8 @@ class WorkerSide:
 
     def close(self) -> None:
         """Stop sharing. Arrays that were read or handed out live on until they are dropped."""
-        for window, _ in self._lenders.values():
-            window.close()
-        self._lenders.clear()
+        for shard in list(self._lenders):
+            self._forget(shard)
         self._segment.close()
         claims.sweep()  # a shard that was killed cannot do it itself
 
@@ -125,10 +124,18 @@ class WorkerSide:
         known = self._lenders.get(shard)
         if known is not None and known[0].name == accept.segment:
             return
+        self._forget(shard)  # it is another life of that shard
         try:
             self._lenders[shard] = Window(self._job, accept.segment), Borrowed()
         except BadMessage as error:
             self.reasons[shard] = str(error)
+
+    def _forget(self, shard: int) -> None:
+        """Read no more in its memory, and keep none of it but what arrays still show."""
+        if shard in self._lenders:
+            window, _ = self._lenders.pop(shard)
+            self._mosaic.forget(window.name)
+            window.close()
 
     def _borrow(self, shard: int, loan: int, parts: Parts) -> Parts | None:
         if shard not in self._lenders:

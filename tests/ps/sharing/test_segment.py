@@ -1,6 +1,7 @@
 """Shared memory: what a reference can reach, who may open it, and what is left of the dead."""
 
 import errno
+import mmap
 import os
 import random
 import secrets
@@ -8,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -199,9 +201,13 @@ def test_slots_side_by_side() -> None:
             assert windows[index].tile(view[4:]) is None, "not a slot's beginning"
             tiles.append(tile)
         memory = mosaic.lay(tiles)
-        return None if memory is None else np.frombuffer(memory, np.float32)
+        if memory is None:
+            return None
+        memories.append(weakref.ref(memory))
+        return np.frombuffer(memory, np.float32)
 
     addresses = set()
+    memories: list[weakref.ref[mmap.mmap]] = []
     for _ in range(3):
         arrays = [owner.allocate(size) for owner, size in zip(owners, floats, strict=True)]
         for number, array in enumerate(arrays):
@@ -215,6 +221,10 @@ def test_slots_side_by_side() -> None:
             addresses.add(whole.ctypes.data)
         assert lay([2, 0]) is None
     assert len(addresses) == 3
+    del whole
+    assert all(memory() is not None for memory in memories), "kept for when they come again"
+    mosaic.forget(owners[1].name)
+    assert all(memory() is None for memory in memories), "each is of all three"
     for owner in owners:
         owner.close()
 
