@@ -8,19 +8,22 @@ on and only failover waits. Its rules:
   durable before anyone is told: whatever it has said survives it.
 - Until then the holders of the last confirmed configuration stay promotable: its primary always,
   its backup if that was reported in sync. Nobody else ever is.
-- A copy that has been silent for `silence_s` is taken for dead. A restarted process has a new boot
-  number, so a restart is a death even when nobody missed it.
+- A copy that has been silent for `silence_s` is taken for dead. Only silence that this coordinator
+  listened to counts: what is said while it is stopped, or writes its record, it hears later, from
+  one copy after another. A restarted process has a new boot number, so a restart is a death even
+  when nobody missed it.
 - A false suspicion costs a copy, never an acknowledged push: the suspect can commit nothing once
   its successor has accepted, and retires when it hears of it.
 - A connection that broke is a reason for suspicion as good as silence, and comes sooner: `bury`.
 - "In sync" is kept for the epoch in which it was said: a beat that comes late cannot undo it.
 
 A driver hands it beats, tells whose connection broke, calls `tick` at least every `silence_s / 3`,
-and does what a `Decision` says in this order: write the record where it survives, then send the
-assignments.
+gives one time to all that it found waiting together, and does what a `Decision` says in this order:
+write the record where it survives, then send the assignments.
 """
 
 from collections.abc import Iterable
+from math import inf
 
 import msgspec
 
@@ -73,10 +76,11 @@ class Coordinator:
         self._shard_of: dict[int, int] = {}
         self._accepted: dict[int, int] = {}
         self._saved = dict(self.groups)
-        self._ticked_at: float | None = None
+        self._listened_at: float | None = None
 
     def hear(self, beat: Beat, now: float) -> Decision:
         """Take a beat; its sender is always told the newest configuration of its shard."""
+        self._excuse(now)
         self._seen[beat.boot] = now
         self._shard_of[beat.boot] = beat.shard
         self._accepted[beat.boot] = max(beat.epoch, self._accepted.get(beat.boot, 0))
@@ -93,7 +97,8 @@ class Coordinator:
         shard = self._shard_of.get(boot)
         if shard is None:
             return Decision(None, [], [])
-        self._seen[boot] = now - self.silence_s
+        self._excuse(now)
+        self._seen[boot] = -inf
         before = self.groups[shard]
         self._mend(shard, now)
         told = self._members(shard) if self.groups[shard] != before else set()
@@ -114,12 +119,15 @@ class Coordinator:
 
     def _excuse(self, now: float) -> None:
         """Silence counts only while this coordinator was there to hear."""
-        for shard in self.groups:
-            for boot in self._members(shard):
-                self._seen.setdefault(boot, now)  # known from the record, and not heard yet
-        if self._ticked_at is not None and now - self._ticked_at > self.silence_s:
-            self._seen = dict.fromkeys(self._seen, now)
-        self._ticked_at = now
+        if self._listened_at is None:
+            for shard in self.groups:
+                for boot in self._members(shard):
+                    self._seen.setdefault(boot, now)  # known from the record, and not heard yet
+            self._listened_at = now
+        pause_s = now - self._listened_at
+        if pause_s > self.silence_s / 2:
+            self._seen = {boot: seen + pause_s for boot, seen in self._seen.items()}
+        self._listened_at = now
 
     # --- rules ------------------------------------------------------------------------------------
 

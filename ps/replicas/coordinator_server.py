@@ -169,19 +169,20 @@ class CoordinatorServer(Looping):
         self._askers = {asker: until for asker, until in self._askers.items() if until > now}
 
     def _listen(self) -> None:
+        # The time of all that wait: saving what one says may take long, and is no other's silence.
+        now = time.monotonic()
         with contextlib.suppress(zmq.Again):
             for _ in range(_AT_ONCE):
                 sender, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
                 with contextlib.suppress(BadMessage):  # a stranger's; whoever is meant asks again
-                    self._take(sender.bytes, frames)
+                    self._take(sender.bytes, frames, now)
 
-    def _take(self, sender: bytes, frames: list[zmq.Frame]) -> None:
+    def _take(self, sender: bytes, frames: list[zmq.Frame], now: float) -> None:
         message = group_wire.decode_asked(frames[0].buffer if frames else b"")
         if self._roll is not None:
             self._roll.check(str(frames[0].get("User-Id")), message)
         if not hmac.compare_digest(message.job.encode(), self._job.encode()):
             raise BadMessage("coordinator: a message for another job")
-        now = time.monotonic()
         if isinstance(message, Admit):
             if self._roll is not None:
                 self._roll.enter(message.copies)

@@ -1,14 +1,16 @@
 """The coordinator's rules, each as a short story. Times are seconds; silence is death after 1 s."""
 
+import pytest
+
 from ps.replicas.coordinator import Coordinator, Decision, Group
 from shards.group import Beat, Configuration
 
 P, B, C = 11, 12, 13  # boot numbers
 
 
-def whole() -> Coordinator:
-    """One shard, P its primary and B its backup, in sync at time 0."""
-    coordinator = Coordinator(1, silence_s=1.0)
+def whole(shards: int = 1) -> Coordinator:
+    """Shard 0, P its primary and B its backup, in sync at time 0."""
+    coordinator = Coordinator(shards, silence_s=1.0)
     coordinator.hear(Beat(0, P, 0), 0.0)
     coordinator.hear(Beat(0, P, 1), 0.0)
     coordinator.hear(Beat(0, B, 0), 0.0)
@@ -88,6 +90,7 @@ def test_a_backup_that_is_not_in_sync_is_never_promoted() -> None:
 def test_a_primary_that_never_accepted_leaves_the_last_holders_promotable() -> None:
     """B is proposed, and dies before it accepts; P, which was only cut off, is called back."""
     coordinator = whole()
+    coordinator.tick(0.4)
     coordinator.tick(0.8)
     coordinator.hear(Beat(0, B, 2), 0.9)
     coordinator.tick(1.1)
@@ -101,6 +104,7 @@ def test_a_primary_that_never_accepted_leaves_the_last_holders_promotable() -> N
 def test_a_suspect_is_not_called_back_once_its_heir_has_accepted() -> None:
     """P comes back to learn that it has no part any more."""
     coordinator = whole()
+    coordinator.tick(0.4)
     coordinator.tick(0.8)
     coordinator.hear(Beat(0, B, 2), 0.9)
     coordinator.tick(1.1)
@@ -142,12 +146,36 @@ def test_a_process_that_had_a_part_is_no_spare() -> None:
     assert coordinator.tick(1.7).lonely == [0]
 
 
-def test_silence_counts_only_while_the_coordinator_listens() -> None:
-    """After its own pause nobody is suspected at once."""
-    coordinator = whole()
-    coordinator.tick(0.1)
-    assert coordinator.tick(50.0).assignments == []
+@pytest.mark.parametrize("first", ["a tick", "its primary", "its backup", "another's death"])
+@pytest.mark.parametrize("pause_s", [0.6, 50.0])
+def test_silence_counts_only_while_the_coordinator_listens(first: str, pause_s: float) -> None:
+    """After its own pause it suspects nobody, whoever is heard first, for what was not heard then.
+
+    Who stays silent is suspected a second of listening after it was heard last.
+    """
+    coordinator = whole(shards=2)
+    coordinator.hear(Beat(1, C, 0), 0.0)
+    coordinator.tick(0.5)
+    now = 0.5 + pause_s
+    match first:
+        case "a tick":
+            coordinator.tick(now)
+        case "its primary":
+            coordinator.hear(Beat(0, P, 2, in_sync=True), now)
+        case "its backup":
+            coordinator.hear(Beat(0, B, 2), now)
+        case _:
+            coordinator.bury(C, now)
+    coordinator.tick(now)
     assert coordinator.groups[0].pending is None
+    coordinator.hear(Beat(0, P, 2, in_sync=True), now)
+    coordinator.hear(Beat(0, B, 2), now)
+    assert coordinator.groups[0].pending is None
+    coordinator.hear(Beat(0, P, 2, in_sync=True), now + 0.5)
+    coordinator.tick(now + 0.9)
+    assert coordinator.groups[0].pending is None
+    coordinator.tick(now + 1.1)
+    assert coordinator.groups[0].pending == Configuration(0, 3, P)
 
 
 def test_a_restarted_coordinator_goes_on_from_its_record() -> None:

@@ -7,6 +7,7 @@ and that a client follows. A copy that is stopped drops its connections, as a ki
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -204,6 +205,59 @@ def test_strangers_at_the_coordinator(group: Group) -> None:
     with pytest.raises(BadMessage):
         decode_seats(msgspec.msgpack.encode(Where("no seats")))
     assert decode_seats(msgspec.msgpack.encode(Seats([]))).seats == []
+
+
+class Waiting:
+    """A coordinator's socket in which these reports wait; where its words go is of no matter."""
+
+    def __init__(self, reports: Sequence[Report]) -> None:
+        self._reports = list(reports)
+
+    def recv_multipart(self, *_: object, **__: object) -> list[zmq.Frame]:
+        if not self._reports:
+            raise zmq.Again
+        report = self._reports.pop(0)
+        return [zmq.Frame(b"sender"), zmq.Frame(msgspec.msgpack.encode(report))]
+
+    def send_multipart(self, *_: object) -> None:
+        pass
+
+
+def test_saving_what_one_copy_says_is_no_silence_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four other shards begin, and each save takes 0.2 s; then come the beats of a primary and its
+    backup, which had waited with them. Silence is death after 0.5 s, and nobody is suspected."""
+    now = 100.0
+    told: list[int] = []
+
+    def save(record: Any) -> None:
+        nonlocal now
+        now += 0.2
+        told.append(len(record))
+
+    monkeypatch.setattr(
+        "ps.replicas.coordinator_server.time", SimpleNamespace(monotonic=lambda: now)
+    )
+    server = CoordinatorServer("job", 5, tmp_path / "record", silence_s=0.5)
+    try:
+        monkeypatch.setattr(server._record, "save", save)
+        beats = [Beat(0, 1, 0), Beat(0, 1, 1), Beat(0, 2, 0), Beat(0, 1, 2), Beat(0, 1, 2, True)]
+        for beat in beats:
+            server._coordinator.hear(beat, now)
+        whole = server._coordinator.groups[0]
+        assert whole.promotable == (1, 2)
+        waiting = [Beat(shard, 2 + shard, 0) for shard in (1, 2, 3, 4)]
+        waiting += [Beat(0, 1, 2, True), Beat(0, 2, 2)]
+        nowhere = "tcp://127.0.0.1:1"
+        reports = [Report("job", beat, nowhere, nowhere) for beat in waiting]
+        monkeypatch.setattr(server, "_socket", Waiting(reports))
+        server._listen()
+        server._tick()
+        assert len(told) == 4
+        assert server._coordinator.groups[0] == whole
+    finally:
+        server.stop()
 
 
 def test_an_address_that_is_none(tmp_path: Path) -> None:
