@@ -12,6 +12,7 @@ life under the same name. Two numbers make every push count exactly once:
 Only registered workers count at the gate, because Spark starts tasks in waves and a task that has
 not started must not hold back those that have. A worker that joins late starts at the clock of the
 slowest registered one, and its silence is tolerated for one lease: after that it no longer counts.
+While the shard itself does not listen, nobody is silent.
 The slowest clock never goes back, even when nobody is left to count: `floor` remembers it, or two
 workers that return one after the other could find themselves further apart than the bound allows.
 
@@ -119,6 +120,12 @@ class Ledger(msgspec.Struct):
         for entry in self.entries.values():
             if entry.standing in _LEASED:
                 entry.lease_until = lease_until
+
+    def excuse(self, unheard_s: float) -> None:
+        """For so long this shard heard nobody: that was nobody's silence."""
+        for entry in self.entries.values():
+            if entry.standing in _LEASED:
+                entry.lease_until += unheard_s
 
     def _stand(self, entry: Entry, standing: Standing) -> None:
         entry.standing = standing

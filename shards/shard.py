@@ -143,9 +143,17 @@ class Shard:
         return out + self._finish(run, pulls, now)
 
     def tick(self, now: float) -> list[Outgoing]:
-        """Let leases run out; call it at least once a `lease_s / 4`."""
+        """Let leases run out; call it each `lease_s / 4`, and `excuse` before it if it is late."""
         silent = self.ledger.silent(now)
         return self.expire(silent, now) if silent else []
+
+    def excuse(self, late_s: float) -> None:
+        """Its driver looks at leases so much later than it meant to, for it was held up.
+
+        What workers said meanwhile, their renewals among it, has come but not been heard. So no
+        more than the time between two looks counts as silence, however long the driver took.
+        """
+        self.ledger.excuse(late_s)
 
     def expire(self, workers: Sequence[str], now: float) -> list[Outgoing]:
         """Count these workers no longer, whose leases ran out."""

@@ -96,7 +96,7 @@ class ReplicaServer(Looping):
         for socket in (*own, *self._reception.sockets):
             with_clients.register(socket, zmq.POLLIN)
         tick_at = time.monotonic()
-        forget_at = tick_at + self._spec.lease_s / 4
+        forget_at = tick_at + self._spec.lease_s / 4  # how often a shard without copies ticks
         while not self.replica.retired:
             poller = among_themselves if self.replica.called else with_clients
             left_s = max(0.0, tick_at - time.monotonic())
@@ -107,12 +107,13 @@ class ReplicaServer(Looping):
             if not (ready or self.replica.shard.prepared):
                 self.replica.shard.prepare()
             now = self._reporter.moved_at = time.monotonic()
+            if now >= forget_at:
+                self.replica.shard.excuse(now - forget_at)
+                self._reception.tick()
+                forget_at = now + self._spec.lease_s / 4
             if now >= tick_at:
                 self._perform(self.replica.tick(now))
                 tick_at = now + _TICK_S
-            if now >= forget_at:
-                self._reception.tick()
-                forget_at = now + self._spec.lease_s / 4
             self._reception.send(self._answers)
             self._answers.clear()
 

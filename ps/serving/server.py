@@ -91,10 +91,12 @@ class Server(Looping):
                 self._take_turn()
             elif not self.shard.prepared:
                 self.shard.prepare()
-            if time.monotonic() >= tick_at:
-                self._reception.send(self._acts.tick(time.monotonic()))
+            now = time.monotonic()
+            if now >= tick_at:
+                self.shard.excuse(now - tick_at)
+                self._reception.send(self._acts.tick(now))
                 self._reception.tick()
-                tick_at = time.monotonic() + period
+                tick_at = now + period
 
     def _take_turn(self) -> None:
         """Hand the shard what has come, and send what it answers."""

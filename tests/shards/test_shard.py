@@ -182,6 +182,32 @@ def test_a_lease_that_ran_out() -> None:
     assert standing == {"lost": Standing.ACTIVE, "w": Standing.ACTIVE}
 
 
+def test_a_late_look_excuses_who_could_not_be_heard() -> None:
+    """Leases last as much longer as the driver was held up, and run out after that; the gate and
+    those who are gone are not touched."""
+    talk = Talk(bound=0)
+    talk.enter("slow", "fast", "gone", "lost")
+    talk.say(leave("gone"))
+    talk.now = 5.0
+    for worker in ("slow", "fast"):
+        talk.say(renew(worker))
+    talk.tick(10.0)  # the lease of "lost" runs out
+    talk.say(push("fast", 1), gradient(1))
+    talk.say(renew("slow"))
+    assert talk.say(pull("fast", 1)) == []
+    talk.shard.excuse(1000.0)
+    assert talk.tick(1019.9) == []
+    standing = {one.worker: one.standing for one in talk.shard.status().workers}
+    assert standing == {
+        "slow": Standing.ACTIVE,
+        "fast": Standing.ACTIVE,
+        "gone": Standing.LEFT,
+        "lost": Standing.EXPIRED,
+    }
+    talk.say(renew("fast"))
+    assert talk.tick(1020.0) == [served("fast", 1, waited_s=1010.0)]
+
+
 def test_any_message_renews_a_lease() -> None:
     """A parked pull that is repeated keeps its worker alive."""
     talk = Talk(bound=0)

@@ -20,6 +20,7 @@ from ps import console
 from ps.cluster import Access
 from ps.job import describe
 from ps.protocol import operations
+from ps.replicas import replica_server
 from ps.replicas.coordinator_server import CoordinatorServer
 from ps.replicas.replica_server import ReplicaServer
 from ps.security.admission import Admission
@@ -27,9 +28,11 @@ from ps.wire.group_wire import Report, Seats, Where, decode_seats
 from ps.wire.link_model import parse_link
 from shards.errors import BadInput, BadMessage
 from shards.group import Beat
+from shards.messages import Standing
 from shards.rules import Adam
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
+from tests.ps.held_up import held_up, standings
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
 ANYWHERE = "tcp://127.0.0.1:*"
@@ -274,6 +277,19 @@ def test_what_replicated_shards_cannot_do_yet(group: Group) -> None:
     """A modelled link leads to one place, and these move."""
     with pytest.raises(BadInput, match="expected shards with one copy each, got replicated ones"):
         ps.Client(group.cluster, worker="w", link=parse_link("rtt=10ms"))
+
+
+def test_a_stall_is_nobodys_silence(group: Group) -> None:
+    """Of a primary neither: a push takes many leases, and all who were there count as before."""
+    with ps.Console(group.cluster) as console:
+        console.install(TABLE.empty())
+        with ps.Client(group.cluster, worker="a") as client, ps.Client(group.cluster, worker="b"):
+            client.pull()
+            with held_up(replica_server, 1000.0) as spent:
+                push(client, 1)
+                found = standings(console)
+            assert len(spent) >= 1
+            assert found == dict.fromkeys("ab", Standing.ACTIVE)
 
 
 def test_a_group_moves_to_another(group: Group, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import zmq
 import ps
 from ps import Client, Console
 from ps.job import describe
+from ps.serving import server as server_module
 from ps.serving.server import Server
 from shards import codec
 from shards.errors import BadInput
@@ -32,11 +33,13 @@ from shards.messages import (
     Refusal,
     Remedy,
     Reply,
+    Standing,
 )
 from shards.rules import Adam
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
 from shards.state import Saved
+from tests.ps.held_up import held_up, standings
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
 SEED = 20
@@ -93,6 +96,26 @@ def serves(server: Server) -> bool:
         before = client.pull().versions[0]
         client.push(np.ones(512, np.float32))
         return client.pull().versions == (before + 1,)
+
+
+def test_a_stall_is_nobodys_silence() -> None:
+    """A push takes many leases, and leases are looked at before what came meanwhile is read: all
+    who were there count as before."""
+    with Server(spec_of(lease_s=60.0, bound=0), boot=1) as running:
+        cluster = describe([running.shard.spec], [running.endpoint])
+        with Console(cluster) as console:
+            console.install(TABLE.empty())
+            with Client(cluster, worker="a") as client, Client(cluster, worker="b") as other:
+                client.pull()
+                other.pull()
+                with held_up(server_module, 1000.0) as spent:
+                    client.push(np.ones(512, np.float32))
+                    client.flush()
+                    found = standings(console)
+                    other.push(np.ones(512, np.float32))
+                    other.flush()
+                assert (spent, found) == ([1000.0] * 2, dict.fromkeys("ab", Standing.ACTIVE))
+                assert standings(console) == found
 
 
 def mangled(server: Server) -> Iterator[Sequence[bytes]]:
