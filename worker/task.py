@@ -23,6 +23,9 @@ from worker.model import Model
 from worker.placement import ANY, Wanted, allocator, placed
 from worker.replica import Plan, Report, train_replica
 
+PATIENCE_S = 60.0
+"""How long a worker waits for a silent shard at least."""
+
 REPORT = pa.schema([("report", pa.binary())])
 
 
@@ -40,7 +43,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int
     shuffle: bool = True
     first_incarnation: int = 0
-    patience_s: float = 60.0
+    patience_s: float = PATIENCE_S
     device: Wanted = ANY
     link: LinkModel | None = None
     transport: Transport = Transport.AUTO

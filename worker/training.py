@@ -22,24 +22,24 @@ from numpy.typing import NDArray
 
 from ps import Cluster, ShardState, shard_specs
 from ps.durability import Durability
-from ps.hosts.hosting import start_shards
+from ps.hosts.hosting import recovery_s, start_shards
 from ps.logs.job_logs import drop_logs
 from ps.protocol.events import Unreachable
 from ps.snapshotter import Snapshotter
 from ps.storage.shelf import Found, Shelf
 from shards.errors import DownpourError
 from shards.messages import ShardStatus
+from shards.tables import DenseTable
 from worker import resuming, spark
 from worker.interrupts import noted
 from worker.job import Job
 from worker.placement import check, check_here
 from worker.replica import Report
 from worker.residence import Residence, Start, Wish
-from worker.task import REPORT, TaskSpec, decode_reports, run_task
+from worker.task import PATIENCE_S, REPORT, TaskSpec, decode_reports, run_task
 
 _LOOK_S = 0.5
 _ANSWER_S = 10.0
-_RECOVERY_S = 120.0  # a shard that is started again reads its log first
 _CANCEL_S = 15.0
 _RESIDUALS_S = 5.0  # that workers who are about to be cancelled are given
 
@@ -126,7 +126,7 @@ def run_job(
         warm_steps=job.plan.strategy.warm_up,
     )
     told = observer.told if observer is not None else lambda _: None
-    patience_s = _patience_s(job)
+    patience_s = _patience_s(job, model.table)
     with Residence(specs, _starting(job), logs=logs, patience_s=patience_s, told=told) as residence:
         cluster = residence.cluster
         resuming.install(residence.console, beginning)
@@ -144,6 +144,7 @@ def run_job(
             transport=job.transport,
             compression=job.compression,
             device=job.device,
+            patience_s=max(PATIENCE_S, patience_s),
             keep=_seen_by_workers(snapshots) if job.keeps_residuals else None,
             residuals=_seen_by_workers(resuming.place(resume)) if job.keeps_residuals else None,
         )
@@ -357,12 +358,12 @@ def _starting(job: Job) -> Start:
     )
 
 
-def _patience_s(job: Job) -> float:
-    """How long a silent shard is waited for: one that keeps a log comes back, one of two copies is
-    taken over from."""
+def _patience_s(job: Job, table: DenseTable) -> float:
+    """How long a silent shard is waited for: one that keeps a log comes back, even if the job has
+    moved to a single one by then; one of two copies is taken over from."""
     if job.durability is Durability.REPLICATED:
         return _ANSWER_S + job.silence_s
-    return _RECOVERY_S if job.durability.keeps_log else _ANSWER_S
+    return recovery_s(table.size, job.rule) if job.durability.keeps_log else _ANSWER_S
 
 
 def _seen_by_workers(place: str | Path | None) -> str | None:

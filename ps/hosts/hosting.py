@@ -27,9 +27,11 @@ from ps.serving.server import Server
 from ps.wire.reach import on_this_host
 from ps.wire.transport import Transport
 from shards.errors import BadInput, WrongBuild
+from shards.rules import Rule
 from shards.spec import ShardSpec
 
 START_S = 120.0  # On a busy machine importing Ray alone may take a minute.
+_RECOVERED_BYTES_S = 10e6  # of state, with its log; a machine with nothing else to do: 130e6
 _BEATS = 4  # that a copy must have missed, at least, to count as dead
 
 
@@ -208,6 +210,12 @@ def serve(
     log = ShardLog(log_folder, durability)
     keys = kept_keys(log_folder) if admission is not None else None
     return Server(spec, boot, *told, plaintext=admission is None, keys=keys, log=log)
+
+
+def recovery_s(values: int, rule: Rule) -> float:
+    """How long a shard of so many values under `rule` may be silent, to be started again from its
+    log: it reads a few times its state (docs/durability.md)."""
+    return START_S + 4 * values * (1 + len(rule.slot_names)) / _RECOVERED_BYTES_S
 
 
 def check_build(name: str, build: str) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from ps.durability import Durability
-from ps.hosts.hosting import START_S, ShardDevice, bind_address, check_build, keys_for
+from ps.hosts.hosting import ShardDevice, bind_address, check_build, keys_for
 from ps.hosts.pipe import Failed, Listening, Order, hear, tell
 from ps.hosts.single_copies import SingleCopies, serving
 from ps.hosts.supervision import Fate
@@ -126,10 +126,11 @@ class Child:
 
     def endpoint(self, until: float) -> str:
         """Where it listens; waits until `until` on the monotonic clock."""
+        left_s = max(0.0, until - time.monotonic())
         with selectors.DefaultSelector() as selector:
             selector.register(self._answers, selectors.EVENT_READ)
-            if not selector.select(max(0.0, until - time.monotonic())):
-                raise GiveUp(f"{self.name} did not start within {START_S:g} s")
+            if not selector.select(left_s):
+                raise GiveUp(f"{self.name} did not start within {left_s:.0f} s")
         answer = self._hear()
         match answer:
             case Listening(endpoint, build):

@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ps.build import build_id
 from ps.hosts import coordinator_process, copy_process, shard_process
-from ps.hosts.hosting import START_S, check_build
+from ps.hosts.hosting import check_build
 from ps.hosts.pipe import CoordinatorOrder, CopyOrder, Order
 from ps.hosts.supervision import Fate, Stranded
 from ps.wire.looping import Looping
@@ -161,13 +161,14 @@ class Actor:
 
         Raises Stranded when the node that it must be on is gone.
         """
+        left_s = max(0.0, until - time.monotonic())
         try:
-            endpoint, build, self._pid, self._node = ray.get(
-                self._told, timeout=max(0.0, until - time.monotonic())
-            )
+            endpoint, build, self._pid, self._node = ray.get(self._told, timeout=left_s)
         except GetTimeoutError:
             self._check_node()
-            raise GiveUp(f"{self.name} did not start within {START_S:g} s: has Ray room?") from None
+            raise GiveUp(
+                f"{self.name} did not start within {left_s:.0f} s: has Ray room?"
+            ) from None
         except RayError as error:
             if BadInput.__name__ in str(error):
                 raise BadInput(_cause(error)) from None

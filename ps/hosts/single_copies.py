@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ps.cluster import Cluster
 from ps.hosts import supervision
-from ps.hosts.hosting import START_S, bind_again
+from ps.hosts.hosting import START_S, bind_again, recovery_s
 from ps.hosts.pipe import Order
 from ps.hosts.supervision import Kept
 
@@ -94,4 +94,6 @@ def serving(
 
 def _kept(child: C, order: Order, endpoint: str, start: Start[C]) -> Kept[C]:
     again = replace(order, bind=bind_again(order.bind, endpoint))
-    return Kept(child, lambda: start(again, child), START_S)
+    spec = order.spec
+    values = sum(map(len, spec.map.ranges[spec.shard]))
+    return Kept(child, lambda: start(again, child), recovery_s(values, spec.rule))

@@ -162,6 +162,7 @@ class Kept(Generic[C]):
                 return False
             except DownpourError as error:
                 how = str(error)
+                self.child.stop()  # one that still reads the log would not let another have it
                 self._deaths.died(None)
         self._failure = (
             f"{self.child.name} has died {self._deaths.quick} times in a row, each before it had"

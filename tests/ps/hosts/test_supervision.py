@@ -21,7 +21,7 @@ class Fake:
         self.pid = pid
         self.broken = broken
         self.fates: queue.Queue[Fate] = queue.Queue()
-        self.closed = False
+        self.stopped = self.closed = False
 
     def wait(self) -> Fate:
         return self.fates.get()
@@ -35,6 +35,7 @@ class Fake:
         self.fates.put(Fate("ended", told=False))
 
     def stop(self) -> None:
+        self.stopped = True
         self.fates.put(Fate("ended", told=False))
 
     def close(self) -> None:
@@ -47,10 +48,12 @@ class Shard:
     def __init__(self, *broken: str | Exception) -> None:
         self.made = [Fake(0)]
         self._broken = [*broken]
+        self.left: list[int] = []  # those that were left to themselves while another was started
         self.started = threading.Semaphore(0)
         self.kept = Kept(self.made[0], self._restart, 1.0)
 
     def _restart(self) -> Fake:
+        self.left += [one.pid for one in self.made if one.broken and not one.stopped]
         self.made.append(Fake(len(self.made), self._broken.pop(0) if self._broken else ""))
         self.started.release()
         return self.made[-1]
@@ -153,7 +156,8 @@ def test_pauses_between_quick_deaths_grow(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_one_that_does_not_come_to_serve() -> None:
-    """Is tried again, too: its port may have been taken for a moment."""
+    """Is tried again, too: its port may have been taken for a moment. It is ended first: one that
+    only takes long has the log that the next one wants."""
     shard = Shard("shard 3 cannot listen")
     shard.dies()
     shard.await_start()
@@ -168,6 +172,7 @@ def test_one_that_does_not_come_to_serve() -> None:
         hopeless.kept.check()
     hopeless.ends()
     assert len(hopeless.made) == 5
+    assert shard.left == hopeless.left == []
 
 
 def test_one_that_says_what_failed_is_not() -> None:

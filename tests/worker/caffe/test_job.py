@@ -6,6 +6,7 @@ import pytest
 
 from cupy_kernels.types import Precision
 from ps.durability import Durability
+from shards.tables import DenseTable, TensorSpec
 from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
@@ -38,7 +39,7 @@ def test_the_workers_are_told_the_precision() -> None:
     ("durability", "silence_s", "patience_s"),
     [
         (Durability.MEMORY, 0.5, 10.0),
-        (Durability.LOGGED, 0.5, 120.0),
+        (Durability.LOGGED, 0.5, 192.0),
         (Durability.REPLICATED, 0.5, 10.5),
         (Durability.REPLICATED, 30.0, 40.0),
     ],
@@ -46,7 +47,9 @@ def test_the_workers_are_told_the_precision() -> None:
 def test_the_driver_waits_until_a_copy_is_suspected(
     durability: Durability, silence_s: float, patience_s: float
 ) -> None:
-    """A shard that stands still is waited for longer than it takes its backup to be promoted."""
+    """A shard that stands still is waited for longer than it takes its backup to be promoted, one
+    with a log as long as it may take to read it."""
+    table = DenseTable("net", (TensorSpec("w", (90_000_000,)),))
     solver = read_solver(Path("deploy/demo/lenet_solver.prototxt"), (1, 28, 28))
     job = caffe_job(
         solver,
@@ -58,4 +61,4 @@ def test_the_driver_waits_until_a_copy_is_suspected(
         durability=durability,
         silence_s=silence_s,
     )
-    assert (job.silence_s, _patience_s(job)) == (silence_s, patience_s)
+    assert (job.silence_s, _patience_s(job, table)) == (silence_s, patience_s)

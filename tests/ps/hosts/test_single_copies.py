@@ -1,0 +1,76 @@
+"""How long a shard is waited for that is started again. No processes."""
+
+import threading
+import time
+
+from ps import DenseTable, TensorSpec, shard_specs
+from ps.durability import Durability
+from ps.hosts.hosting import ShardDevice, recovery_s
+from ps.hosts.pipe import Order
+from ps.hosts.single_copies import serving
+from ps.hosts.supervision import Fate
+from ps.wire.transport import Transport
+from shards.rules import SGD, Momentum
+
+
+class Child:
+    """A process that serves, and ends when it is told to."""
+
+    name = "shard 0"
+    deaths = 0
+
+    def __init__(self) -> None:
+        self.given_s = 0.0
+        self.ended = threading.Event()
+
+    def endpoint(self, until: float) -> str:
+        self.given_s = until - time.monotonic()
+        return "tcp://127.0.0.1:9"
+
+    def wait(self) -> Fate:
+        self.ended.wait()
+        return Fate("died: its process was ended by signal 9 (Killed)", told=False)
+
+    def check(self) -> None: ...
+
+    def ask_to_end(self) -> None:
+        self.ended.set()
+
+    def stop(self) -> None:
+        self.ended.set()
+
+    def end(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_time_to_read_the_log() -> None:
+    """A shard may be silent for a start, and longer the more state it has to read."""
+    assert recovery_s(180_000_000, SGD()) == 192.0
+    assert recovery_s(90_000_000, Momentum(0.9)) == 192.0
+
+
+def test_a_large_shard_is_given_time() -> None:
+    """The life after the first one has a log to read: 16 GB may take half an hour."""
+    table = DenseTable("net", (TensorSpec("w", (1_000_000, 2_000)),))
+    (spec,) = shard_specs(table, rule=Momentum(0.9))
+    order = Order(
+        spec, "tcp://127.0.0.1:*", Transport.TCP, ShardDevice.CPU, durability=Durability.PROCESS
+    )
+    made: list[Child] = []
+    again = threading.Event()
+
+    def start(_: Order, former: Child | None) -> Child:
+        made.append(Child())
+        if former is not None:
+            again.set()
+        return made[-1]
+
+    with serving([order], start):
+        made[0].ended.set()
+        assert again.wait(30)
+        until = time.monotonic() + 30
+        while not made[1].given_s and time.monotonic() < until:
+            time.sleep(0.01)
+    assert made[0].given_s <= 120
+    assert made[1].given_s > 1000
