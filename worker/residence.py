@@ -182,7 +182,11 @@ class Residence:
                 undone.callback(shutil.rmtree, logs_of(self.logs, specs), ignore_errors=True)
             stack = undone.enter_context(ExitStack())
             hosts = stack.enter_context(self._started(specs))
-            untold = self._moved_to(hosts, self._patience_s + specs[0].lease_s)
+            try:
+                untold = self._moved_to(hosts, self._patience_s + specs[0].lease_s)
+            except BaseException:
+                hosts.forget_logs()  # on other nodes: the next try's go to the same place
+                raise
             moved = Moved(specs, hosts, stack.pop_all(), untold)
             undone.pop_all()
             return moved

@@ -27,6 +27,7 @@ from shards.errors import DownpourError, GiveUp
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
 from tests.ps.hosts.test_durability import TABLE, more, pushing, quick_start, until
+from worker import residence as moving
 from worker.residence import Moved, Residence
 
 __all__ = ["quick_start"]  # a fixture
@@ -41,6 +42,7 @@ class Servers:
         self._specs, self._logs = specs, logs
         self._servers = [self._serve(spec, "tcp://127.0.0.1:*") for spec in specs]
         self._dead: set[int] = set()
+        self.forgets = self.forgot = False
         self.cluster = describe(specs, [server.endpoint for server in self._servers])
 
     def _serve(self, spec: ShardSpec, bind: str) -> Server:
@@ -63,9 +65,11 @@ class Servers:
             raise GiveUp(f"shard {shard} has died")
 
     def forget_logs(self) -> None:
-        """Nobody asks."""
+        """What `stop` would do on a disk that only the shards see."""
+        self.forgets = True
 
     def stop(self) -> None:
+        self.forgot = self.forgets
         for shard, server in enumerate(self._servers):
             if shard not in self._dead:
                 server.stop()
@@ -275,6 +279,25 @@ def test_a_worker_that_dies_in_the_midst_of_a_push() -> None:
         assert job.moved(3) is not None
         with ps.Client(residence.cluster, worker="w", incarnation=1) as successor:
             assert (successor.seq, successor.step) == (2, 2)
+
+
+def test_a_move_that_comes_to_nothing_leaves_no_logs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The shards that it began remove theirs before they end, wherever those are; the job keeps
+    its own, and the next move finds room."""
+
+    def fails(*_: Any) -> None:
+        raise GiveUp("no room")
+
+    job = Job(tmp_path, 30.0)
+    with job.residence as residence:
+        with monkeypatch.context() as patch:
+            patch.setattr(moving, "move", fails)
+            assert job.moved(3) is None
+        assert job.moved(4) is not None
+        assert residence.cluster.map.shards == 4
+    assert [servers.forgot for servers in job.started] == [False, True, False]
 
 
 def test_what_cannot_be_wished_for() -> None:
