@@ -39,7 +39,7 @@ def test_the_workers_are_told_the_precision() -> None:
     ("durability", "silence_s", "patience_s"),
     [
         (Durability.MEMORY, 0.5, 10.0),
-        (Durability.LOGGED, 0.5, 192.0),
+        (Durability.LOGGED, 0.5, 130.24),
         (Durability.REPLICATED, 0.5, 10.5),
         (Durability.REPLICATED, 30.0, 40.0),
     ],
@@ -49,7 +49,7 @@ def test_the_driver_waits_until_a_copy_is_suspected(
 ) -> None:
     """A shard that stands still is waited for longer than it takes its backup to be promoted, one
     with a log as long as it may take to read it."""
-    table = DenseTable("net", (TensorSpec("w", (90_000_000,)),))
+    table = DenseTable("net", (TensorSpec("w", (25_600_000,)),))
     solver = read_solver(Path("deploy/demo/lenet_solver.prototxt"), (1, 28, 28))
     job = caffe_job(
         solver,
