@@ -17,6 +17,7 @@ from msgspec import Meta
 from shards.messages import Count, Name
 
 Epoch = Count
+MOST_EXPIRED = 1024
 
 
 class Configuration(msgspec.Struct, frozen=True):
@@ -61,13 +62,13 @@ class Replicate(msgspec.Struct, frozen=True, tag="replicate", forbid_unknown_fie
     """Entry `position` of the primary's log, as it happened `at` its clock.
 
     Its frames are a message's header and payload; or, with `expired`, there are none, and the
-    leases of those workers ran out.
+    leases of those workers ran out, of at most `MOST_EXPIRED` in one entry.
     """
 
     epoch: Epoch
     position: Count
     at: float
-    expired: Annotated[list[Name], Meta(max_length=4096)] = []
+    expired: Annotated[list[Name], Meta(max_length=MOST_EXPIRED)] = []
 
 
 class Sync(msgspec.Struct, frozen=True, tag="sync", forbid_unknown_fields=True):

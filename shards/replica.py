@@ -44,6 +44,7 @@ from shards import codec
 from shards.codec import Buffer
 from shards.errors import Retry
 from shards.group import (
+    MOST_EXPIRED,
     Assignment,
     Beat,
     Configuration,
@@ -184,12 +185,15 @@ class Replica:
         """Let leases run out, and repeat to a silent backup what it has not reported."""
         if not self.serving:
             return Effects()
+        answers: list[Outgoing] = []
         posts = self._repeat(now)
         silent = self.shard.ledger.silent(now)
-        if not silent:
-            return Effects([], posts)
-        effects = self._log(now, (), tuple(silent), self.shard.expire(silent, now))
-        return Effects(effects.answers, posts + effects.posts)
+        for begin in range(0, len(silent), MOST_EXPIRED):
+            some = tuple(silent[begin : begin + MOST_EXPIRED])
+            effects = self._log(now, (), some, self.shard.expire(some, now))
+            answers += effects.answers
+            posts += effects.posts
+        return Effects(answers, posts)
 
     def receive(
         self, origin: int, message: ToPeer, frames: Sequence[Buffer], now: float

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from shards import codec
 from shards.group import Assignment, Configuration, Replicate, Sync
 from shards.messages import Ack, Install, Request
 from shards.replica import Effects, Post, Replica
@@ -158,3 +159,27 @@ def test_a_slow_state_comes_in_sync(takes_s: float, states: int, in_sync_at: flo
         if in_sync(pair):
             break
     assert (sent, now) == (states, in_sync_at)
+
+
+def test_leases_that_run_out_together_are_told_in_pieces() -> None:
+    """As when every worker is cut off at once: no entry has more names than a copy accepts, the
+    backup follows, and nothing is repeated for ever."""
+    pair = Pair()
+    for post in pair.take():
+        pair.deliver(post)
+    for copy in (pair.primary, pair.backup):
+        for number in range(1100):
+            copy.shard.ledger.greet(f"w{number}", 0, 10.0)
+    pair.tick(20.0)
+    pieces = pair.take()
+    lengths = []
+    for post in pieces:
+        assert isinstance(post.message, Replicate)
+        read = codec.decode_state(codec.encode_state(post.message), Replicate)
+        lengths.append(len(read.expired))
+        pair.deliver(post, 20.0)
+    assert lengths == [1024, 76]
+    ledgers = [copy.shard.ledger for copy in (pair.primary, pair.backup)]
+    assert [ledger.silent(20.0) for ledger in ledgers] == [[], []]
+    pair.tick(30.0)
+    assert (in_sync(pair), pair.take()) == (True, [])
