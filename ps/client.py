@@ -14,6 +14,7 @@ long computation is not taken for death. Not for use by two threads.
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from operator import index
 from pathlib import Path
 from types import TracebackType
 
@@ -22,20 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps.cluster import Cluster
-from ps.protocol import moving
+from ps.protocol import events, moving
 from ps.protocol.compression import Compression
-from ps.protocol.events import (
-    Departed,
-    Event,
-    Exported,
-    Pulled,
-    Pushed,
-    Ready,
-    Relocated,
-    Send,
-    Unreachable,
-    Usurped,
-)
 from ps.protocol.pacing import LEAST, Pacing, Times
 from ps.protocol.prefetched import Prefetched
 from ps.protocol.session import Session
@@ -111,7 +100,7 @@ class Client:
         self._pacing = Pacing(in_flight, time.monotonic())
         self._stripes = stripes
         self._first_epoch = cluster.map.epoch
-        self._leaving = self._departed = False
+        self._leaving = self._departed = self._closed = False
         self._new_session: Callable[[Cluster], Session] = lambda of: Session(
             job=of.job,
             worker=worker,
@@ -156,7 +145,7 @@ class Client:
 
         The array is read-only, and never written again while referred to; drop it when done.
         """
-        wanted = self.clock if clock is None else clock
+        wanted = self.clock if clock is None else index(clock)
         started, before = self._enter(Pull), self.times.serialise_s
         self._prefetched.drop_before(wanted)
         if wanted not in self._prefetched:
@@ -179,8 +168,10 @@ class Client:
 
         Several may be asked for. `ahead` says how early, for each to be there in time.
         """
-        if clock not in self._prefetched:
-            self._send(self._ask(clock, time.monotonic()))
+        self._enter(None)
+        if index(clock) not in self._prefetched:
+            self._send(self._ask(index(clock), time.monotonic()))
+        self._pacing.leave(time.monotonic())
 
     @property
     def ahead(self) -> int:
@@ -210,6 +201,7 @@ class Client:
             if self._replica is None:
                 raise BadInput("push: expected a pull before the first push, got none")
             read_versions = self._replica.versions
+        steps, samples = index(steps), index(samples)
         if steps < 1 or samples < 0:
             raise BadInput(f"push: expected steps >= 1 and samples >= 0, got {steps} and {samples}")
         started, before = self._enter(Push), self.times.serialise_s
@@ -219,7 +211,7 @@ class Client:
         self.times.network_s += now - started - (self.times.serialise_s - before)
         request, sends = self._session.push(
             gradient if self._compresses else self._arenas.placed(gradient),
-            self._versions(read_versions),
+            self._versions(tuple(map(index, read_versions))),
             clock=self.clock + steps,
             step=self.step + steps,
             steps=steps,
@@ -230,16 +222,18 @@ class Client:
             now=now,
         )
         self._pushed(request, steps, now)
-        if prefetch is not None and prefetch not in self._prefetched:
-            sends += self._ask(prefetch, now)
+        if prefetch is not None and index(prefetch) not in self._prefetched:
+            sends += self._ask(index(prefetch), now)
         self._send(sends)
         self._pacing.leave(time.monotonic())
 
     def flush(self) -> None:
         """Wait until every push is acknowledged by every shard."""
-        started, before = time.monotonic(), self.times.serialise_s
+        started, before = self._enter(None), self.times.serialise_s
         self._await_room(0)
-        self.times.network_s += time.monotonic() - started - (self.times.serialise_s - before)
+        now = time.monotonic()
+        self.times.network_s += now - started - (self.times.serialise_s - before)
+        self._pacing.leave(now)
 
     def empty(self) -> NDArray[np.float32]:
         """An array of the table's size, of any content; dropping it recycles it.
@@ -281,7 +275,9 @@ class Client:
         return self._session.seq
 
     def close(self) -> None:
-        """Wait for the last acknowledgements, leave the gate, and drop the connections."""
+        """Wait for the last acknowledgements, leave the gate, drop the connections, for good."""
+        if self._closed:
+            return
         try:
             self.flush()
             if self._keeper is not None and self.seq:
@@ -295,6 +291,7 @@ class Client:
 
     def abandon(self) -> None:
         """Drop the connections as a crash would: the lease frees the others."""
+        self._closed = True
         self._hang_up()
         if self._keeper is not None:
             self._keeper.close()
@@ -358,7 +355,7 @@ class Client:
         self._pacing.begin(cluster.table.size, shared=sharing is not None)
         self._arenas.turn_to(cluster.map, sharing)
 
-    def _meet(self) -> Ready:
+    def _meet(self) -> events.Ready:
         """Introduce this worker to the shards, or to those that hold their job now."""
         self._greet()
         while self._session.ready is None:
@@ -394,7 +391,7 @@ class Client:
             self._pacing.pushes.sent(request, now)
             self._send(sends)
         for clock in self._prefetched.begin_anew():
-            self.prefetch(clock)
+            self._send(self._ask(clock, now))
         if self._leaving:
             self._send(self._session.leave(time.monotonic()))
 
@@ -405,7 +402,7 @@ class Client:
 
     # --- requests and answers ---------------------------------------------------------------------
 
-    def _ask(self, clock: int, now: float) -> list[Send]:
+    def _ask(self, clock: int, now: float) -> list[events.Send]:
         request, sends = self._session.pull(clock, now)
         self._pacing.pulls.sent(request, now)
         self._prefetched.asked(clock, request)
@@ -421,11 +418,13 @@ class Client:
         while self._session.unacknowledged > unacknowledged:
             self._turn()
 
-    def _enter(self, kind: type[Pull | Push]) -> float:
+    def _enter(self, kind: type[Pull | Push] | None) -> float:
         """The caller is back: note how long it was busy, and take in what came meanwhile.
 
         What came in a brief absence need not be told apart from what comes now. Returns when it is.
         """
+        if self._closed:
+            raise BadInput(f"client of worker {self.worker}: it is closed")
         now = time.monotonic()
         away_s = self._pacing.enter(kind, now)
         if self._pacing.in_flight is None and away_s > _BRIEF_S:
@@ -461,33 +460,34 @@ class Client:
     def _tick(self) -> None:
         try:
             self._send(self._session.tick(time.monotonic()))
-        except Unreachable as error:
+        except events.Unreachable as error:
             text = f"{error} at {self._links.where(error.shard)}"
-            raise Unreachable(text, error.shard) from None
+            raise events.Unreachable(text, error.shard) from None
 
-    def _note(self, event: Event, now: float) -> None:
+    def _note(self, event: events.Event, now: float) -> None:
         heard = self._pacing.listens
         match event:
-            case Pulled() if self._prefetched.came(event):
+            case events.Pulled():
+                self._prefetched.came(event)
                 waited_s = event.waited_s
                 self._pacing.pulls.answered(event.request, now, heard=heard, waited_s=waited_s)
-            case Pushed():
+            case events.Pushed():
                 self.duplicates += event.duplicates > 0
                 self.staleness = event.staleness
                 self.rtt_s = event.rtt_s
                 self._pacing.pushes.answered(event.request, now, heard=heard)
-            case Usurped():
+            case events.Usurped():
                 raise Fenced(event.text)
-            case Departed():
+            case events.Departed():
                 self._departed = True
-            case Relocated():
+            case events.Relocated():
                 self._successors = Cluster.decode(event.cluster)
-            case Exported() if self._keeper is not None and not self._keeper.busy:
+            case events.Exported() if self._keeper is not None and not self._keeper.busy:
                 self._keep(event.base, moving.recorded(self._session, event))
-            case Exported() | Ready() | Pulled():
+            case events.Exported() | events.Ready():
                 pass
 
-    def _send(self, sends: Sequence[Send]) -> None:
+    def _send(self, sends: Sequence[events.Send]) -> None:
         if not sends:
             return
         started = time.monotonic()

@@ -61,6 +61,8 @@ class DenseTable(msgspec.Struct, frozen=True):
     tensors: tuple[TensorSpec, ...]
 
     def __post_init__(self) -> None:
+        if not self.tensors:
+            raise BadInput(f"table {self.name}: expected at least one tensor, got none")
         names = [tensor.name for tensor in self.tensors]
         twice = {name for name in names if names.count(name) > 1}
         if twice:

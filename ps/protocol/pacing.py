@@ -54,10 +54,15 @@ class Pacing:
         most = LEAST if shared else most_in_flight(floats)
         self.pulls, self.pushes = Pace(most), Pace(most - 1)
 
-    def enter(self, kind: Kind, now: float) -> float:
-        """The caller is back, for a request of this kind; returns how long it was away."""
+    def enter(self, kind: Kind | None, now: float) -> float:
+        """The caller is back, for a request of this kind; returns how long it was away.
+
+        None where the request is not one that it makes at each of its steps.
+        """
         away_s = now - self._left_at
         self._own_s += away_s
+        if kind is None:
+            return away_s
         pace = self.pulls if kind is Pull else self.pushes
         pace.computed(self._own_s - self._told_s[kind])
         self._told_s[kind] = self._own_s

@@ -22,13 +22,12 @@ class Prefetched:
         """They have been asked for."""
         self._asked[clock] = request
 
-    def came(self, pulled: Pulled) -> bool:
-        """They are here; whether anybody still wants them."""
+    def came(self, pulled: Pulled) -> None:
+        """They are here."""
         if pulled.request in self._unwanted:
             self._unwanted.remove(pulled.request)
-            return False
-        self._came[pulled.request] = pulled
-        return True
+        else:
+            self._came[pulled.request] = pulled
 
     def take(self, clock: int) -> Pulled | None:
         """Those that were asked for at `clock`, if they have come."""

@@ -269,6 +269,11 @@ class Session:
         self._outstanding.settle(shard, reply.request)
         match reply:
             case Welcome():
+                if reply.shard != shard:
+                    raise BadInput(
+                        f"endpoint of shard {shard}: expected that shard there, got shard"
+                        f" {reply.shard} of the job"
+                    )
                 self._mended.pop(shard, None)
                 return self._registration.welcomed(shard, reply, now), []
             case Joined():

@@ -15,7 +15,7 @@ from ps.sharing import claims, notes, shared
 from ps.sharing.loans import Borrowed
 from ps.sharing.mosaic import Mosaic
 from ps.sharing.notes import Accept, Carried, Decline, Lent, Offer
-from ps.sharing.segment import Segment, SharedBuffers, Window
+from ps.sharing.segment import MAX_SLOTS, Segment, SharedBuffers, Window
 from ps.sharing.shared import Parts, Together
 from shards import codec
 from shards.codec import Buffer
@@ -29,7 +29,7 @@ class WorkerSide:
     def __init__(self, job: str, floats: int, slots: int) -> None:
         """Raises OSError when there is no shared memory, or no room in it."""
         self._job = job
-        self._segment = Segment(job, floats, slots)
+        self._segment = Segment(job, floats, min(slots, MAX_SLOTS))  # what is beyond lies elsewhere
         self._lenders: dict[int, tuple[Window, Borrowed]] = {}
         self._mosaic = Mosaic()
         self.reasons: dict[int, str] = {}

@@ -4,7 +4,6 @@ import threading
 
 from ps.protocol.session import Session
 from ps.wire.connection import Connection
-from shards.errors import DownpourError
 from shards.messages import Renew
 
 
@@ -16,7 +15,7 @@ class Renewal:
         self._connection = connection
         self._period_s = period_s
         self._ended = threading.Event()
-        self._failure: DownpourError | None = None
+        self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
         self._thread.start()
 
@@ -35,7 +34,7 @@ class Renewal:
     def _run(self) -> None:
         try:
             self._renew_until_ended()
-        except DownpourError as error:
+        except Exception as error:  # noqa: BLE001 - its owner is to hear of it, whatever it is
             self._failure = error
 
     def _renew_until_ended(self) -> None:

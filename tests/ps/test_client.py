@@ -4,6 +4,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -187,6 +188,63 @@ def test_another_life_goes_on() -> None:
             second.push(everywhere(1))
         assert set(console.read()[:700]) == {-4.0}
         assert [one.takeovers for status in console.status() for one in status.workers] == [1, 1]
+
+
+def test_weights_that_nobody_took_leave_nothing() -> None:
+    """Their answers are answers: the link is measured on, and nothing is kept of them."""
+    with shards_for(bound=None) as cluster, Client(cluster, worker="w") as client:
+        for clock in range(0, 10, 2):
+            client.prefetch(clock)
+            client.pull(clock + 1)
+        client.pull(11)
+        assert client._pacing.pulls._flying == {}
+        client.pull(12)
+        assert client._pacing.pulls._taken, "it was alone in flight"
+
+
+def test_numbers_may_be_numpys() -> None:
+    """Wherever an integer is meant; what is none is refused before anything is sent."""
+    one = np.int64(1)
+    with shards_for(bound=None) as cluster, Console(cluster) as console:
+        with Client(cluster, worker="w") as client:
+            versions: Any = np.array(client.pull(np.int64(0)).versions)  # type: ignore[arg-type]
+            client.prefetch(one)  # type: ignore[arg-type]
+            client.push(
+                everywhere(1),
+                read_versions=versions,
+                steps=one,  # type: ignore[arg-type]
+                samples=np.int64(3),  # type: ignore[arg-type]
+                prefetch=np.int64(2),  # type: ignore[arg-type]
+            )
+            with pytest.raises(TypeError):
+                client.push(everywhere(1), samples=2.5)  # type: ignore[arg-type]
+            client.flush()
+            assert (client.seq, type(client.clock)) == (1, int)
+        assert [(one.pushes, one.samples) for one in console.status()] == [(1, 3), (1, 3)]
+
+
+def test_more_in_flight_than_shared_memory_has_slots() -> None:
+    """The other gradients lie elsewhere."""
+    with shards_for() as cluster, Client(cluster, worker="w", in_flight=300) as client:
+        client.pull()
+        gradients = [client.empty() for _ in range(270)]
+        for gradient in gradients:
+            gradient[:] = 1
+            client.push(gradient)
+        assert client.pull().versions == (270, 270)
+
+
+def test_the_time_of_a_flush_is_not_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it waits somebody listens, and its own time counts from when it returns."""
+    with shards_for() as cluster, Client(cluster, worker="w") as client:
+        client.pull()
+        client.push(everywhere(1))
+        heard, left_at = [], client._pacing._left_at
+        monkeypatch.setattr(client, "_await_room", lambda _: heard.append(client._pacing.listens))
+        client.flush()
+        assert (heard, client._pacing.listens) == ([True], False)
+        assert client._pacing._left_at > left_at
+        monkeypatch.undo()
 
 
 def test_a_worker_that_leaves_frees_the_others() -> None:

@@ -1,9 +1,10 @@
 """What a client makes of bad arguments, dead endpoints and shards that disagree: one line each."""
 
+import errno
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -197,6 +198,40 @@ def test_two_clients_of_one_name(cluster: Cluster) -> None:
         client.abandon()
     with Console(cluster) as console:
         assert set(console.read()) == {-1.0}
+
+
+def test_a_client_is_closed_once(cluster: Cluster) -> None:
+    """To close it again changes nothing; whatever else is asked of it says what is wrong."""
+    with Client(cluster, worker="w") as client:
+        client.pull()
+        client.close()
+        client.close()
+    calls: list[Callable[[], object]] = [
+        client.pull,
+        client.flush,
+        lambda: client.prefetch(1),
+        lambda: client.push(TABLE.empty()),
+    ]
+    for call in calls:
+        with pytest.raises(BadInput, match=r"^client of worker w: it is closed$"):
+            call()
+    client.abandon()
+
+
+def test_a_lease_that_nobody_renews_is_told(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever ends the thread that renews it, the next call says so."""
+    with Client(cluster, worker="w") as client:
+
+        def none_left() -> None:
+            raise zmq.ZMQError(errno.EMFILE)
+
+        monkeypatch.setattr(client._connection, "more_links", none_left)
+        renewal = Renewal(client._connection, client._session, 60.0)
+        renewal._thread.join()
+        with pytest.raises(zmq.ZMQError, match="Too many open files"):
+            renewal.check()
 
 
 def test_a_body_that_fails_leaves_as_a_crash_would(cluster: Cluster) -> None:

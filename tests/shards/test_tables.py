@@ -57,6 +57,12 @@ def test_views_of_another_arena(shape: tuple[int, ...]) -> None:
         TABLE.views(np.zeros(shape, np.float32))
 
 
+def test_a_table_of_nothing() -> None:
+    """One without tensors cannot be made: there would be nothing to hold or cut."""
+    with pytest.raises(BadInput, match=r"^table t: expected at least one tensor, got none$"):
+        DenseTable("t", ())
+
+
 def test_names_are_unique() -> None:
     """A table that names a tensor twice cannot be made."""
     with pytest.raises(BadInput, match="table t: tensor a is named more than once"):

@@ -9,6 +9,8 @@ import math
 import pytest
 
 from ps.protocol.pace import Pace
+from ps.protocol.pacing import Pacing
+from shards.messages import Push
 
 
 def played(pace: Pace, own_s: float, rtt_s: float, line_s: float, steps: int = 300) -> list[float]:
@@ -91,3 +93,15 @@ def test_what_nobody_heard_is_not_believed() -> None:
     pace.sent(1, 1.0)
     pace.answered(1, 6.0, heard=False)
     assert pace.early == 1
+
+
+def test_what_the_caller_does_between_two_requests_counts_once() -> None:
+    """Also when it comes for something else in between, whose own time is not the caller's."""
+    pacing = Pacing(None, 0.0)
+    pacing.begin(1000, shared=False)
+    came = []
+    for kind, comes, goes in ((Push, 1.0, 1.0), (None, 3.0, 10.0), (Push, 11.0, 11.0)):
+        came.append(pacing.enter(kind, comes))
+        pacing.leave(goes)
+    assert came == [1.0, 2.0, 1.0]
+    assert pacing.pushes._own_s == 1.0 + 0.25 * (3.0 - 1.0)

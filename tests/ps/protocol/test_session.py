@@ -266,3 +266,11 @@ def test_silence_is_named() -> None:
         session.tick(now)
     with pytest.raises(Unreachable, match=r"^shard 0 has not answered w's hello for 3 s$"):
         session.tick(4.0)
+
+
+def test_an_endpoint_that_leads_to_another_shard() -> None:
+    """Weights would be put together in the wrong places: the endpoints' order is at fault."""
+    session = a_session()
+    session.hello(0.0)
+    with pytest.raises(BadInput, match="endpoint of shard 0: expected that shard"):
+        session.receive(0, welcome(1, 1), (), 0.0)
