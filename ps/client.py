@@ -87,20 +87,13 @@ class Client:
         if stripes is not None and not 1 <= stripes <= MOST:
             raise BadInput(f"stripes: expected 1 to {MOST}, got {stripes}")
         self.cluster = cluster
-        self.worker = worker
-        self.incarnation = incarnation
-        self.table = cluster.table
-        self.times = Times()
-        self.duplicates = 0
-        self.staleness = 0
-        self.rtt_s = 0.0
-        self.clock = 0
-        self.step = 0
-        self._wait_s = 0.0
+        self.worker, self.incarnation = worker, incarnation
+        self.table, self.times = cluster.table, Times()
+        self.duplicates = self.staleness = self.clock = self.step = 0
+        self.rtt_s = self._wait_s = 0.0
         self._pacing = Pacing(in_flight, time.monotonic())
-        self._stripes = stripes
-        self._first_epoch = cluster.map.epoch
-        self._leaving = self._departed = self._closed = False
+        self._stripes, self._first_epoch = stripes, cluster.map.epoch
+        self._leaving = self._departed = self._closed = self._torn = False
         self._new_session: Callable[[Cluster], Session] = lambda of: Session(
             job=of.job,
             worker=worker,
@@ -122,8 +115,7 @@ class Client:
             gradients=(in_flight or LEAST) + _SPARE,
             patience_s=patience_s,
         )
-        self._arenas = Arenas(cluster.table.size, allocate)
-        self._prefetched = Prefetched()
+        self._arenas, self._prefetched = Arenas(cluster.table.size, allocate), Prefetched()
         self._replica: Replica | None = None
         self._renewal: Renewal | None = None
         self._open(cluster)
@@ -438,16 +430,24 @@ class Client:
         """Wait for the next thing to happen, up to `timeout`, and deal with it."""
         if self._renewal is not None:
             self._renewal.check()
+        if self._torn:  # Ctrl-C came in the midst of an answer: all that is owed is asked for again
+            for shard in range(self.cluster.map.shards):
+                self._send(self._session.renewed(shard, time.monotonic()))
+            for clock in self._prefetched.let_go():
+                self.prefetch(clock)
+            self._torn = False
         deadline = self._session.next_deadline
         if timeout is None:
             timeout = 1.0 if deadline is None else deadline - time.monotonic()
         for shard, reply, frames in self._links.receive(timeout):
             now = time.monotonic()
+            self._torn = True
             sends, events = self._session.receive(shard, reply, frames, now)
             if sends:
                 self._send(sends)
             for event in events:
                 self._note(event, now)
+            self._torn = False
         if self._successors is not None and self._session.ready is not None:
             self._move(self._successors)
         for shard in self._links.moved():

@@ -31,9 +31,11 @@ class Prefetched:
 
     def take(self, clock: int) -> Pulled | None:
         """Those that were asked for at `clock`, if they have come."""
-        pulled = self._came.pop(self._asked[clock], None)
+        request = self._asked[clock]
+        pulled = self._came.get(request)
         if pulled is not None:
-            del self._asked[clock]
+            del self._asked[clock]  # first: else Ctrl-C might leave them asked for, and never come
+            del self._came[request]
         return pulled
 
     def drop_before(self, clock: int) -> None:
@@ -42,6 +44,12 @@ class Prefetched:
             request = self._asked.pop(past)
             if self._came.pop(request, None) is None:
                 self._unwanted.add(request)
+
+    def let_go(self) -> list[int]:
+        """None of them is wanted any more; the clocks that they were asked for at."""
+        clocks = list(self._asked)
+        self.drop_before(max(clocks, default=0) + 1)
+        return clocks
 
     def begin_anew(self) -> list[int]:
         """Other shards are asked from now on; the clocks to ask them at."""

@@ -232,7 +232,8 @@ class Session:
         """Take one answer; returns what to send and what has come to pass.
 
         Raises the error that a final refusal stands for. An answer to nothing (late or repeated)
-        changes nothing.
+        changes nothing. What it answers is settled once all else is noted: if Ctrl-C comes between,
+        it is asked for again, and an answer that is noted twice counts once.
         """
         pending = self._outstanding.heard(shard, reply.request, now)
         if pending is None:
@@ -249,17 +250,21 @@ class Session:
                 exported = None
                 if self._unsaved is not None:
                     exported = self._unsaved.told(shard, reply.saved, self.outstanding())
-                self._outstanding.settle(shard, reply.request)
                 answered = self._requests.answered(shard, pending.asked, reply, frames, now)
                 if reply.duplicate and not self._is_known(shard, reply.seq, pending):
                     answered = [self._usurped(shard, reply.seq), *answered]
+                self._outstanding.settle(shard, reply.request)
                 return [], [*answered, exported] if exported is not None else answered
             case Weights():
-                self._outstanding.settle(shard, reply.request)
                 read = self.cargo.read(reply, frames)
+                asks: list[Send] = []
+                events: list[Event] = []
                 if read is None:
-                    return self._ask_whole(shard, pending, now), []
-                return [], self._requests.answered(shard, pending.asked, *read, now)
+                    asks = self._ask_whole(shard, pending, now)
+                else:
+                    events = self._requests.answered(shard, pending.asked, *read, now)
+                self._outstanding.settle(shard, reply.request)
+                return asks, events
             case Refusal(remedy=Remedy.MOVED):
                 return [], [self._relocated(frames)]
             case Refusal():

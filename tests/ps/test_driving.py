@@ -1,14 +1,22 @@
 """Who drives a client: the caller, in whose thread everything happens while it waits."""
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import CodeType, FrameType
+from typing import Any
 
 import pytest
 
 from ps import Client, Console
+from ps.protocol.cargo import Cargo
+from ps.protocol.outstanding import Outstanding
+from ps.protocol.prefetched import Prefetched
+from ps.protocol.requests import Requests, _pulled, _pushed
+from ps.protocol.session import Session
 from tests.ps.test_client import everywhere, shards_for
 
 
@@ -71,3 +79,65 @@ def test_ctrl_c_during_a_pull_leaves_the_client_of_use() -> None:
         fast.flush()
         assert set(console.read()[:700]) == {-111}
         assert [status.pushes for status in console.status()] == [3, 3]
+
+
+# What an answer goes through between the links and the caller.
+NOTING = [
+    step.__code__
+    for step in (
+        *(Client._turn, Client._note, Client.pull, Client.flush),
+        *(Session.receive, Requests.answered, _pulled, _pushed, Cargo.read),
+        *(Outstanding.heard, Outstanding.settle, Prefetched.came, Prefetched.take),
+    )
+]
+
+
+@contextmanager
+def interrupted(code: CodeType, line: int) -> Iterator[None]:
+    """Ctrl-C comes before this line, if it is reached."""
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code is not code:
+            return None
+        if event == "line" and frame.f_lineno == line:
+            raise KeyboardInterrupt
+        return trace
+
+    former = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(former)
+
+
+@pytest.mark.timeout(180)
+def test_ctrl_c_before_any_line_that_notes_an_answer() -> None:
+    """Whatever was not noted yet is asked for again: the next calls return, all pushes count once.
+
+    Two shards answer a push and two pulls, one of which is not waited for yet.
+    """
+    lines = [(code, line) for code in NOTING for _, _, line in code.co_lines() if line]
+    reached = set()
+    with (
+        shards_for() as cluster,
+        Console(cluster) as console,
+        Client(cluster, worker="w", retry_s=0.05) as client,
+    ):
+        client.pull()
+        wanted = sorted(set(lines), key=lambda one: (one[0].co_qualname, one[1]))
+        for pushes, (code, line) in enumerate(wanted, 1):
+            client.push(everywhere(1), prefetch=client.clock + 1)
+            client.prefetch(client.clock + 1)
+            try:
+                with interrupted(code, line):
+                    client.pull()
+                    client.flush()
+            except KeyboardInterrupt:
+                reached.add(code)
+                client.pull()
+                client.flush()
+            assert client.pull().weights[0] == -pushes
+        assert reached == set(NOTING)
+        assert set(console.read()[:700]) == {-len(wanted)}
+        assert [status.pushes for status in console.status()] == [len(wanted)] * 2
