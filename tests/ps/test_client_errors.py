@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ import zmq
 
 import ps
 from ps import Client, Cluster, Console
+from ps.serving.server import Server
 from ps.wire.renewal import Renewal
 from shards.errors import BadInput, BadMessage, Fenced, GiveUp, WrongBuild
 from shards.messages import Standing
@@ -251,15 +253,26 @@ def test_a_body_that_fails_leaves_as_a_crash_would(cluster: Cluster) -> None:
 
 def test_a_long_computation_keeps_its_lease() -> None:
     """Another thread renews it; without, the shard forgets the worker, and takes it back."""
-    specs = ps.shard_specs(TABLE, shards=2, lease_s=3.0, schedule=Fixed(base_rate=1.0))
-    with ps.local_shards(specs) as cluster, Console(cluster) as console:
+    specs = ps.shard_specs(TABLE, shards=2, lease_s=4.0, schedule=Fixed(base_rate=1.0))
+    with ExitStack() as stack:
+        servers = [stack.enter_context(Server(spec, boot=1)) for spec in specs]
+        cluster = ps.describe(specs, [server.endpoint for server in servers])
+        console = stack.enter_context(Console(cluster))
+        console.install(TABLE.empty())
+
+        def leases() -> list[float]:
+            return [server.shard.ledger.entries["w"].lease_until for server in servers]
 
         def standing() -> list[Standing]:
             return [one.standing for status in console.status() for one in status.workers]
 
         with Client(cluster, worker="w") as client:
             client.pull()
-            time.sleep(4.5)
+            for _ in range(2):
+                before, until = leases(), time.monotonic() + 30
+                while not all(now > was for was, now in zip(before, leases(), strict=True)):
+                    assert time.monotonic() < until, "nobody renews it"
+                    time.sleep(0.05)
             assert standing() == [Standing.ACTIVE, Standing.ACTIVE]
             assert isinstance(client._renewal, Renewal)
             client._renewal.stop()
