@@ -47,6 +47,8 @@ def shard_specs(
         raise BadInput(f"bound: expected 0, at which pushes are merged in rounds, got {got}")
     if guard is not None and not (guard.max_norm or inf) > 0:
         raise BadInput(f"guard: expected a max_norm above 0, got {guard.max_norm:g}")
+    if guard is not None and guard.quarantine_after < 1:
+        raise BadInput(f"guard: expected quarantine_after 1 or more, got {guard.quarantine_after}")
     job, shard_map = f"{name}-{secrets.token_hex(8)}", cut_evenly(table, shards)
     return [
         ShardSpec(

@@ -5,6 +5,11 @@ reads from then on. A job may also say how large the norm of a shard's part may 
 is refused in the same way. A worker that has been refused so a number of times is quarantined: its
 pushes are not looked at any more, whatever they hold and whichever life sends them.
 
+How often stands in the ledger, so it is known to every later life of the shard, to its other copy,
+and to the shards that a job moves to. So a refusal of this kind is a change, which is logged and
+replicated as others are. A job that goes on from a snapshot begins to count anew: whoever resumes
+it has seen to what was wrong, or sees the quarantine again.
+
 This finds workers that are broken. One that means harm stays below every limit.
 """
 
@@ -34,25 +39,13 @@ class Guard(msgspec.Struct, frozen=True):
             return "holds NaN or infinity: expected finite gradients"
         return f"has norm {squares**0.5:.4g}: expected at most {self.max_norm:g}"
 
+    def quarantines(self, refused: int) -> bool:
+        """Whether a worker of whose gradients so many were refused is not heard any more."""
+        return refused >= self.quarantine_after
 
-class Quarantine:
-    """Who has been refused how often, at one shard in one life."""
-
-    def __init__(self, guard: Guard) -> None:
-        self._after = guard.quarantine_after
-        self._refused: dict[str, int] = {}
-
-    def count(self, worker: str) -> None:
-        """A gradient of this worker was refused."""
-        self._refused[worker] = self._refused.get(worker, 0) + 1
-
-    def holds(self, worker: str) -> bool:
-        return self._refused.get(worker, 0) >= self._after
-
-    def check(self, worker: str) -> None:
-        """Raise GiveUp for one in quarantine."""
-        if self._refused and self.holds(worker):
+    def check(self, worker: str, refused: int) -> None:
+        """Raise GiveUp for a worker in quarantine."""
+        if self.quarantines(refused):
             raise GiveUp(
-                f"worker {worker} is in quarantine: {self._refused[worker]} of its gradients were"
-                " refused"
+                f"worker {worker} is in quarantine: {refused} of its gradients were refused"
             )

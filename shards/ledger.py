@@ -43,7 +43,8 @@ class Entry(msgspec.Struct):
     """One worker. `clock` counts at the gate; `step` counts the steps of the worker's own plan.
 
     `takeovers` counts lives that began before the one before had left; `admitted` says whether this
-    life has ever counted at the gate; `loss` is the last finite one that it told.
+    life has ever counted at the gate; `loss` is the last finite one that it told; `refused` counts
+    the gradients of all its lives that the guard has refused (guard.py).
     """
 
     incarnation: Count
@@ -55,6 +56,7 @@ class Entry(msgspec.Struct):
     lease_until: float = 0.0
     loss: float = 0.0
     admitted: bool = False
+    refused: Count = 0
 
 
 class Ledger(msgspec.Struct):
@@ -98,9 +100,12 @@ class Ledger(msgspec.Struct):
         self._stand(self.entries[worker], Standing.LEFT)
 
     def dismiss(self) -> None:
-        """Nobody counts until they join again: the ledger comes from an earlier life."""
+        """Nobody counts until they join again, and who was in quarantine is heard again: the
+        ledger comes from an earlier job.
+        """
         for entry in self.entries.values():
             entry.standing = Standing.LEFT
+            entry.refused = 0
 
     def silent(self, now: float) -> list[str]:
         """Workers whose lease has run out, and who have not been told off for it yet."""

@@ -8,7 +8,7 @@ change leaves. What a crash takes with it was never acknowledged; its senders re
 What is written:
 
 - A *turn*: the requests that a server took up at one moment, with that moment. Only kinds that can
-  change something are kept, and a turn in which each of them was refused is not. Within a turn
+  change something are kept, and a turn in which none of them did is not. Within a turn
   pushes may be applied in one pass (one_pass.py), whose sum is rounded otherwise than one after
   another, so a turn is replayed whole. A request that is not kept may have ended such a pass: the
   one behind it is marked `apart`. Pulls end none.
@@ -18,7 +18,8 @@ What is written:
 - The *state* at an opening, in a file beside it: the base from which later files are replayed.
 
 A push that was repeated or refused is kept without its frames: nobody looked at them. One whose
-gradient was not finite keeps them, for in one pass it makes the others go one by one.
+gradient the guard refused keeps them, for that is counted, and in one pass it makes the others go
+one by one.
 
 A record is a head, its contents' description, frames, and where it is *sealed* a seal:
 
@@ -70,6 +71,7 @@ from shards.messages import (
     Registered,
     Remedy,
 )
+from shards.refusals import changed_nothing
 from shards.shard import Shard
 from shards.spec import ShardSpec
 from shards.state import Saved
@@ -273,7 +275,7 @@ def turn_of(
     asked = Counter(_key(one.sender, one.message) for one in arrivals)
     judged = [(_key(a.to, a.message), a.message) for a in answers]
     judged = [(key, message) for key, message in judged if asked[key] == 1]
-    refused = {key for key, message in judged if isinstance(message, Refusal)}
+    refused = {key for key, message in judged if changed_nothing(message)}
     unread = {key for key, message in judged if _left_unread(message)}
     calls: list[Call] = []
     frames: list[Buffer] = []

@@ -82,8 +82,10 @@ def _merged(all_saved: Sequence[Saved]) -> Saved:
 
 
 def _furthest(entries: Iterable[Entry]) -> Entry:
-    """What is known of one worker, by whoever knows most."""
-    return max(entries, key=lambda entry: (entry.incarnation, entry.seq))
+    """What is known of one worker, by whoever knows most; and the most that was refused of it."""
+    known = list(entries)
+    furthest = max(known, key=lambda entry: (entry.incarnation, entry.seq))
+    return msgspec.structs.replace(furthest, refused=max(entry.refused for entry in known))
 
 
 def _copied(ledger: Ledger) -> Ledger:

@@ -16,7 +16,7 @@ from shards.errors import (
     Retry,
     WrongBuild,
 )
-from shards.messages import Refusal, Remedy
+from shards.messages import Message, Refusal, Remedy
 
 _LONGEST = 256
 
@@ -45,6 +45,14 @@ def refusal(request: int, shard: int, boot: int, error: DownpourError) -> Refusa
     expected = error.expected if isinstance(error, Gap) else 0
     text = " ".join(str(error).split())[:_LONGEST]
     return Refusal(request, shard, boot, remedy, text, expected)
+
+
+def changed_nothing(answer: Message) -> bool:
+    """Whether the request that is answered like this has left everything as it was.
+
+    A gradient that the guard refuses has not: that is counted (guard.py).
+    """
+    return isinstance(answer, Refusal) and answer.remedy is not Remedy.BAD_INPUT
 
 
 def error_of(refusal: Refusal) -> DownpourError:

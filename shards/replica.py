@@ -7,9 +7,10 @@ an acknowledged push is never lost is one rule about *answers*: an answer leaves
 it shows is *committed*, that is, held by every copy that the configuration counts on.
 
 - The primary numbers each request that changes something (a hello, a join, a push, a departure, an
-  install, a standstill, a move, a lease that ran out) and sends it to the backup. It applies it at
-  once; the answers are held back until the backup has reported that number. A request that only
-  reads shows the state after the newest entry, so its answer waits for that one.
+  install, a standstill, a move, a lease that ran out, a gradient that is refused, for that counts)
+  and sends it to the backup. It applies it at once; the answers are held back until the backup has
+  reported that number. A request that only reads shows the state after the newest entry, so its
+  answer waits for that one.
 - Without a backup everything is committed at once.
 - A backup counts as *in sync* once it has been sent the whole state and has reported everything
   that was committed. From that moment nothing is committed without it, and only then does the
@@ -53,8 +54,9 @@ from shards.group import (
     Sync,
     ToPeer,
 )
-from shards.messages import CHANGING, Refusal, Registered, Request
+from shards.messages import CHANGING, Registered, Request
 from shards.move import Stance
+from shards.refusals import changed_nothing
 from shards.shard import Shard
 from shards.state import Saved
 from shards.transitions import Outgoing
@@ -176,9 +178,9 @@ class Replica:
             reason = Retry(f"shard {self.number}: this copy does not serve; ask the primary")
             return Effects([self.shard.refuse(sender, message.request, reason)])
         answers = self.shard.handle(sender, message, frames, now)
-        refused = any(isinstance(answer.message, Refusal) for answer in answers)
-        if refused or not isinstance(message, CHANGING):
-            return self._answer(answers)  # a request that is refused changes nothing
+        in_vain = any(changed_nothing(answer.message) for answer in answers)
+        if in_vain or not isinstance(message, CHANGING):
+            return self._answer(answers)
         return self._log(now, (codec.encode(message), *frames), (), answers)
 
     def tick(self, now: float) -> Effects:

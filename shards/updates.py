@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from cupy_kernels.updates import mean
 from shards import pushes
 from shards.errors import BadInput
-from shards.guard import Quarantine
 from shards.journal import Journal
 from shards.ledger import Ledger
 from shards.messages import Push
@@ -50,7 +49,6 @@ class Updates:
         self._spec = spec
         self._held = held
         self._journal = journal
-        self._quarantine = Quarantine(spec.guard)
         self._sums = spec.merge is Merge.EACH and held.sums
 
     @property
@@ -68,7 +66,7 @@ class Updates:
         entry = ledger.entries.get(message.worker)
         if not self._sums or entry is None or message.seq != entry.seq + 1:
             return False
-        if self._quarantine.holds(message.worker):
+        if self._spec.guard.quarantines(entry.refused):
             return False
         if not run:
             return True
@@ -78,16 +76,21 @@ class Updates:
 
     def bring(self, arrived: Arrived, ledger: Ledger, now: float) -> list[Applied]:
         """Apply it, or let it wait for its round; raises what the guard refuses with."""
-        self._quarantine.check(arrived.message.worker)
+        worker = arrived.message.worker
+        self._spec.guard.check(worker, ledger.entries[worker].refused)
         if self._sums:
             applied = self.bring_together([arrived], ledger, now)
             if applied is not None:
                 return applied
-        measured = self._measured(arrived)
+        measured = self._measured(arrived, ledger)
         if self._spec.merge is Merge.ROUND:
-            self.round[arrived.message.worker] = measured
+            self.round[worker] = measured
             return []
         return self._apply([measured], arrived.gradient, ledger, now)
+
+    def let_wait(self, arrived: Arrived) -> None:
+        """Have a push wait for its round that does so elsewhere, where it was judged."""
+        self.round[arrived.message.worker] = pushes.measured(arrived, self._spec.guard)
 
     def bring_together(
         self, run: Sequence[Arrived], ledger: Ledger, now: float
@@ -134,12 +137,12 @@ class Updates:
         except OverflowError:  # a policy that grows: Caffe's comes to infinity too
             return float("inf")
 
-    def _measured(self, arrived: Arrived) -> Arrived:
+    def _measured(self, arrived: Arrived, ledger: Ledger) -> Arrived:
         """The push with its norm; raises BadInput if the guard refuses it, and counts that."""
         try:
             return pushes.measured(arrived, self._spec.guard)
         except BadInput:
-            self._quarantine.count(arrived.message.worker)
+            ledger.entries[arrived.message.worker].refused += 1
             raise
 
     def _apply(

@@ -142,8 +142,7 @@ class Workers:
     def let_wait(self, message: Request, frames: Sequence[Buffer], now: float) -> None:
         """Have a request wait here, unjudged, as it does at another copy."""
         if isinstance(message, Push):
-            arrived = self._pushes.examine(b"", message, frames, now)
-            self._updates.bring(arrived, self._ledger, now)
+            self._updates.let_wait(self._pushes.examine(b"", message, frames, now))
         elif isinstance(message, Join):
             self.gate.park(b"", message, now)
 

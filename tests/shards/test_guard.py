@@ -4,16 +4,20 @@ from math import inf, nan
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import ps
 from shards import codec
-from shards.errors import BadInput, GiveUp
-from shards.guard import Guard, Quarantine
+from shards.errors import BadInput
+from shards.guard import Guard
 from shards.ledger import Ledger
-from shards.messages import PROTOCOL, Ack, Hello, Join, Kind, Push, Refusal, Remedy
+from shards.messages import PROTOCOL, Ack, Hello, Install, Join, Kind, Push, Refusal, Remedy
 from shards.shard import Shard
 from shards.state import Saved
 from shards.transitions import Arrival
+from tests.shards import talk
+from tests.shards.talk import SIZE
+from tests.shards.test_replica_moves import Copies
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (256,)),))
 
@@ -84,15 +88,50 @@ def test_a_worker_that_goes_on_is_quarantined() -> None:
 
 
 def test_the_count_is_a_workers_own() -> None:
-    """And the limit is the first that is too many."""
-    quarantine = Quarantine(Guard(quarantine_after=2))
-    quarantine.count("a")
-    quarantine.count("b")
-    quarantine.check("a")
-    quarantine.count("a")
-    with pytest.raises(GiveUp, match="worker a is in quarantine: 2 of its gradients"):
-        quarantine.check("a")
-    quarantine.check("b")
+    """Of all its lives, and the limit is the first that is too many."""
+    shard = shard_of(Guard(quarantine_after=2))
+    for worker in "ab":
+        assert "NaN" in told(shard, push(shard, worker, nan))[worker.encode()]
+    assert told(shard, push(shard, "a", 1.0)) == {b"a": "ack"}
+    assert "NaN" in told(shard, push(shard, "a", nan, seq=2))[b"a"]
+    assert "worker a is in quarantine: 2 of" in told(shard, push(shard, "a", 1.0, seq=2))[b"a"]
+    assert told(shard, push(shard, "b", 1.0)) == {b"b": "ack"}
+    shard.handle(b"", Hello(1, shard.spec.job, "a", 1, PROTOCOL, shard.spec.build), (), 0.0)
+    assert {name: entry.refused for name, entry in shard.ledger.entries.items()} == {"a": 2, "b": 1}
+
+
+@pytest.mark.parametrize("successor", [2, 3])
+def test_another_copy_knows_who_is_in_quarantine(successor: int) -> None:
+    """One that was there when it was refused, and one that was given the state later."""
+    copies = Copies()
+    bad = [np.full(SIZE, nan, np.float32).tobytes()]
+    for _ in range(Guard().quarantine_after):
+        (refusal,) = copies.say(1, talk.push("a", 1), bad)
+        assert isinstance(refusal, Refusal)
+        assert refusal.remedy is Remedy.BAD_INPUT
+    if successor not in copies.copies:
+        copies.configure(1, successor)
+    copies.configure(successor)
+    for worker in "ab":
+        copies.say(successor, talk.hello(worker))
+        copies.say(successor, replace(talk.join(worker), boot=successor))
+    refusal = copies.pushed(successor, "a", 1)
+    assert isinstance(refusal, Refusal)
+    assert refusal.text == "worker a is in quarantine: 16 of its gradients were refused"
+    assert isinstance(copies.pushed(successor, "b", 1), Ack)
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_who_resumes_a_job_hears_it_again(goes_on: bool) -> None:
+    """Shards that a job moves to know the quarantine; a job that begins from a snapshot does not,
+    or one whose rate was too high for all of its workers could never go on."""
+    shard = shard_of(Guard(quarantine_after=1))
+    assert "NaN" in told(shard, push(shard, "a", nan))[b"a"]
+    saved, weights, _ = shard.copy()
+    other = Shard(shard.spec, 1)
+    install = Install(1, shard.spec.job, "net", [], goes_on)
+    other.handle(b"", install, (codec.encode_state(saved), weights.tobytes()), 0.0)
+    assert other.ledger.entries["a"].refused == goes_on
 
 
 @pytest.mark.parametrize("max_norm", [-1.0, nan])
@@ -100,3 +139,9 @@ def test_a_cap_that_makes_no_sense(max_norm: float) -> None:
     """It is refused when the job is described."""
     with pytest.raises(BadInput, match="guard: expected a max_norm above 0"):
         ps.shard_specs(TABLE, guard=Guard(max_norm=max_norm))
+
+
+def test_a_quarantine_of_everybody() -> None:
+    """A job is not described with one."""
+    with pytest.raises(BadInput, match="guard: expected quarantine_after 1 or more, got 0"):
+        ps.shard_specs(TABLE, guard=Guard(quarantine_after=0))

@@ -13,8 +13,9 @@ import pytest
 
 from shards import log
 from shards.errors import BadInput
+from shards.guard import Guard
 from shards.log import Damage, Entry, Expired, Frames, Opening, Replay, Turn
-from shards.messages import AskStatus, Install, Refusal, Request
+from shards.messages import Ack, AskStatus, Install, Push, Refusal, Request
 from shards.rules import SGD, Decay, Momentum
 from shards.shard import Shard
 from shards.spec import Merge
@@ -23,6 +24,7 @@ from tests.shards.talk import SIZE, fresh, hello, join, leave, pull, push, renew
 
 KINDS: dict[str, dict[str, Any]] = {
     "sums": {"rule": SGD(), "bound": None},
+    "guarded": {"rule": SGD(), "bound": None, "guard": Guard(quarantine_after=2)},
     "slots": {"rule": Momentum(0.9), "decay": Decay(weight=0.01)},
     "rounds": {"merge": Merge.ROUND, "bound": 0},
     "warm": {"warm_steps": 6, "bound": 2},
@@ -194,6 +196,57 @@ def test_pushes_in_one_pass_are_replayed_in_one() -> None:
         assert held(replayed("sums", written)) == held(shard)
         seen.add(shard.held.weights()[0])
     assert seen == {np.float32(-1.0), np.float32(0.0)}, "it does matter"
+
+
+def test_a_quarantine_outlives_the_shard() -> None:
+    """The next life refuses the worker, too, and has made two passes of what its push parted."""
+    parts = {"a": 1e8, "x": 1.0, "b": -1e8, "c": 1.0}
+    turn = [
+        Arrival(name.encode(), push(name, 1), [np.full(SIZE, part, np.float32).tobytes()])
+        for name, part in parts.items()
+    ]
+    bad = Arrival(b"x", push("x", 1), [np.full(SIZE, np.nan, np.float32).tobytes()])
+    seen = []
+    for refusals in (1, 2):
+        written = Written()
+        shard = begun("guarded", written)
+        for name in parts:
+            take(shard, [Arrival(name.encode(), hello(name))], 1.0, written)
+            take(shard, [Arrival(name.encode(), join(name))], 1.0, written)
+        for _ in range(refusals):
+            take(shard, [bad], 2.0, written)
+        take(shard, turn, 3.0, written)
+        again = replayed("guarded", written)
+        assert held(again) == held(shard)
+        again.handle(b"x", hello("x", 1), (), 4.0)
+        again.handle(b"x", msgspec.structs.replace(join("x", incarnation=1), boot=2), (), 4.0)
+        last = msgspec.structs.replace(turn[1].message, incarnation=1, boot=2, seq=3 - refusals)
+        seen.append((shard.held.weights()[0], again.handle(b"x", last, turn[1].frames, 4.0)))
+    (_, heard), (parted, refused) = seen
+    assert isinstance(heard[0].message, Ack)
+    assert isinstance(refused[0].message, Refusal)
+    assert refused[0].message.text == "worker x is in quarantine: 2 of its gradients were refused"
+    assert parted == np.float32(0.0), "in one pass it would be -1"
+
+
+def test_who_waits_may_be_in_quarantine() -> None:
+    """What it brought to a round before counts, and no state or log that holds it is refused."""
+    written = Written()
+    shard = Shard(spec(**KINDS["rounds"], guard=Guard(quarantine_after=1)), boot=1)
+    take(shard, [Arrival(b"o", Install(1, "job", "net", []), fresh())], 0.0, written)
+    for name in "ab":
+        take(shard, [Arrival(name.encode(), hello(name))], 1.0, written)
+        take(shard, [Arrival(name.encode(), join(name))], 1.0, written)
+    good, bad = bytes(4 * SIZE), np.full(SIZE, np.nan, np.float32).tobytes()
+    for gradient in (good, bad):
+        take(shard, [Arrival(b"a", push("a", 1), [gradient])], 2.0, written)
+    assert (list(shard.updates.round), shard.ledger.entries["a"].refused) == (["a"], 1)
+    other = Shard(shard.spec, boot=2)
+    other.restore(*shard.copy())
+    ((waiting, frames),) = shard.waiting()
+    assert isinstance(waiting, Push)
+    other.let_wait(waiting, frames, 3.0)
+    assert held(other)[3] == ["a"]
 
 
 def test_a_new_life_forgets_who_waited() -> None:

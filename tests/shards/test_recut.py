@@ -65,6 +65,19 @@ def test_the_furthest_is_told_of_a_worker_that_died() -> None:
     assert moved.saved.ledger.cut == {"a": 4, "b": 4}
 
 
+def test_the_most_that_was_refused_is_told() -> None:
+    """Of a worker whose part for one shard alone held NaN; whoever is furthest with it."""
+    old, new = cut_evenly(TABLE, 2), cut_evenly(TABLE, 3, epoch=2)
+    parts = [states(old, saved(a=seq))[shard] for shard, seq in enumerate((4, 3))]
+    parts[1].saved.ledger.entries["a"].refused = 9
+    moved = recut(parts, old, new)
+    told = [
+        (state.saved.ledger.entries["a"].seq, state.saved.ledger.entries["a"].refused)
+        for state in moved
+    ]
+    assert told == [(4, 9)] * 3
+
+
 def test_maps_must_hold_the_same_keys() -> None:
     """Neither a gap nor another size is taken."""
     even = cut_evenly(TABLE, 2)
