@@ -35,6 +35,7 @@ BEAT_S = 0.4
 TICK_S = 0.5
 RETRY_S = 0.4
 REBIRTH_S = 1.5
+FOLLOWED_S = 20.0  # within which a backup that nothing disturbs is in sync
 KEPT = 64  # images of entries, to compare a backup with
 
 
@@ -47,6 +48,7 @@ class Copy(Party):
         spec = group._world.spec(group.number, group.map)
         self.replica = Replica(group.number, boot, lambda: Shard(spec, boot), retry_s=RETRY_S)
         self._before = np.empty(0, RECORD)
+        self._disturbed_at = 0.0
 
     def __repr__(self) -> str:
         return f"{'living' if self.alive else 'dead'} {self.replica.beat()}"
@@ -60,6 +62,19 @@ class Copy(Party):
         if self.replica.serving and self.replica.shard.ledger.silent(self.now):
             self._group._world.calm = False
         self._group.perform(self, self.replica.tick(self.now))
+        self._check_followed()
+
+    def _check_followed(self) -> None:
+        """Once faults have ended, a backup does not stay behind for ever."""
+        world, active = self._group._world, self.replica._active
+        backup = active.backup if active is not None and self.replica.serving else None
+        apart = backup is not None and not self.replica.in_sync and self._group.copies[backup].alive
+        if not apart or world.network.disturbed or world.clock.now < world.setting.quiet_s:
+            self._disturbed_at = world.clock.now
+        elif world.clock.now - self._disturbed_at > FOLLOWED_S:
+            raise Violation(
+                Promise.PROGRESS, f"copy {backup} is not in sync {FOLLOWED_S:g} s after {active}"
+            )
 
     def assign(self, word: Assignment) -> None:
         """The coordinator's word has come."""

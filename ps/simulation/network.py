@@ -82,6 +82,12 @@ class Network:
             for spell in self.spells
         )
 
+    @property
+    def disturbed(self) -> bool:
+        """Whether a spell lies on any link."""
+        self._forget_the_past()
+        return bool(self.spells)
+
     def carry(
         self, sender: str, to: str, header: bytes, frames: Sequence[Any], deliver: Deliver
     ) -> None:
@@ -99,11 +105,11 @@ class Network:
     ) -> None:
         """Take a word among copies and coordinator, who are near each other.
 
-        A large one takes up to `size_s` longer.
+        A large one takes `size_s` longer.
         """
-        fate = self._fate(sender, to, self._near_s + size_s)
+        fate = self._fate(sender, to, self._near_s)
         for delay_s in fate.delays_s:
-            self._clock.after(delay_s, action, *arguments)
+            self._clock.after(delay_s + size_s, action, *arguments)
 
     def _arrive(
         self, header: bytes, frames: Sequence[Any], copies: Sequence[bytes], deliver: Deliver

@@ -31,8 +31,8 @@ class Setting(
     A step takes a worker `step_s` on average, a message up to `delay_s`. A shard lets messages
     gather for `busy_s` and then takes them together. No fault begins after `quiet_s`. A log keeps
     what its `durability` says, and is left for another when it has grown beyond `log_bytes`. A
-    whole state takes up to `state_s` longer to a backup than other words do. The update `rule` is
-    one of shards/rules.py, with the constants that it has by default.
+    whole state takes `state_s` longer to a backup than other words do. The update `rule` is one of
+    shards/rules.py, with the constants that it has by default.
     """
 
     cluster: Cluster = Cluster.SINGLE

@@ -206,3 +206,23 @@ def a_new_backup_judges_an_open_round_again(patch: Patch) -> None:
         self.handle(b"", msgspec.structs.replace(message, boot=self.boot), frames, now)
 
     patch.setattr(Shard, "let_wait", let_wait)
+
+
+@BUGS.add
+def a_state_makes_the_one_before_it_worthless(patch: Patch) -> None:
+    """The bug of a time in which nothing here had a size: what is sent again moves the goal."""
+
+    def send(self: Replica, now: float) -> list[Post]:
+        vars(self)["sync_at"] = self.position
+        self._unreported.clear()
+        self._patience_s = self.retry_s
+        return send_state(self, now)
+
+    def hear(self: Replica, origin: int, message: Replicated, now: float) -> Effects:
+        if message.position is not None and message.position < vars(self).get("sync_at", 0):
+            return Effects()
+        return heard(self, origin, message, now)
+
+    send_state, heard = Replica._send_state, Replica._heard
+    patch.setattr(Replica, "_send_state", send)
+    patch.setattr(Replica, "_heard", hear)
