@@ -96,7 +96,7 @@ def sweep(root: Path = ROOT) -> list[str]:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 # Locked until it is removed: one that is being made is its owner's once it can be.
-                if os.fstat(fd).st_uid == os.geteuid() and _try_lock(fd):
+                if os.fstat(fd).st_uid == os.geteuid() and _try_lock(fd) and _is_at(path, fd):
                     _remove(path)
                     removed.append(path.name)
             finally:
@@ -121,6 +121,11 @@ def _try_lock(fd: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    """Whether the name is still of what `fd` is open on: another may have been given it since."""
+    return os.path.samestat(path.lstat(), os.fstat(fd))
 
 
 def _remove(path: Path) -> None:

@@ -116,7 +116,8 @@ class Connection:
         for shard, endpoint in enumerate(self.endpoints):
             if endpoint.startswith(("tcp:", "curve:")):
                 size = 4 * sum(map(len, self._cluster.map.ranges[shard]))
-                self.links.stripe(shard, wanted or self._stripes_for(shard, size, patience_s))
+                stripes = wanted or self._stripes_for(shard, size, patience_s)
+                self.links.stripe(shard, stripes, size)
         self.links.await_connections(patience_s)
 
     def _stripes_for(self, shard: int, size: int, patience_s: float) -> int:

@@ -37,7 +37,8 @@ _AT_ONCE = 256  # messages of one connection that are taken in a turn, at most
 _FIRST_WORD_S = 0.5  # that a coordinator is waited for; without it, the cluster's word must do
 _NEW_LINK_S = 0.5
 _JOINING_LOOK_S = 0.1
-_UNFINISHED_BYTES = 1 << 30  # of answers that have come in part, at most
+_UNFINISHED_BYTES = 1 << 30  # of answers that have come in part, at most; or so many large ones
+_ANSWERS = 4
 
 
 class Links:
@@ -243,11 +244,13 @@ class Links:
         renewed, self._renewed = self._renewed, set()
         return renewed
 
-    def stripe(self, shard: int, stripes: int) -> None:
+    def stripe(self, shard: int, stripes: int, answer_bytes: int) -> None:
         """Spread over so many connections, at least as many as there are, what is said to `shard`.
 
-        Call `await_connections` then: a message needs them all.
+        Its answers take up to `answer_bytes` each. Call `await_connections` then: a message needs
+        them all.
         """
+        self._gatherer.allow(_ANSWERS * answer_bytes)
         if shard in self._joining:
             self._wanted[shard] = max(stripes, self._wanted[shard])
             return

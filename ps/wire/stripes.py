@@ -142,6 +142,10 @@ class Gatherer:
         self._most_senders = most_senders
         self._streams: dict[bytes, _Stream] = {}  # the last heard last
 
+    def allow(self, most_bytes: int) -> None:
+        """Hold at least so much of a sender's."""
+        self._most_bytes = max(self._most_bytes, most_bytes)
+
     @property
     def held_bytes(self) -> int:
         """What unfinished messages take."""

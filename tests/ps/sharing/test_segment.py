@@ -280,6 +280,23 @@ def test_nobody_gets_what_is_being_swept(tmp_path: Path, monkeypatch: pytest.Mon
     assert could == [False]
 
 
+def test_a_name_that_has_another_owner_by_now_is_not_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard that comes back takes its door's old name between a sweep's look and its lock."""
+    path = tmp_path / "downpour-0123456789abcdef-door-0-7000"
+    path.mkdir()
+
+    def late(_: int) -> bool:
+        path.rmdir()
+        (path / "socket").mkdir(parents=True)
+        return True
+
+    monkeypatch.setattr(claims, "_try_lock", late)
+    assert claims.sweep(tmp_path) == []
+    assert (path / "socket").is_dir()
+
+
 def test_only_our_names_are_swept(tmp_path: Path) -> None:
     """What somebody called after the project for himself is not touched, locked or not."""
     keep = ["downpour-data", "downpour-0123456789abcdef-notes", "other"]

@@ -14,6 +14,7 @@ import zmq
 from numpy.typing import NDArray
 
 import ps
+from ps.wire import links
 from ps.wire.link_model import parse_link
 from ps.wire.slow_links import SlowLinks
 from ps.wire.stripes import LEAST_BYTES, MOST, TOKEN_BYTES, Cutter, Gatherer, Parts, stripes_for
@@ -323,6 +324,17 @@ def test_a_client_over_several_connections_learns_the_same() -> None:
             assert client.duplicates == 0
     np.testing.assert_array_equal(learned[1], learned[0])
     np.testing.assert_array_equal(learned[2], learned[0])
+
+
+def test_an_answer_larger_than_what_is_held_comes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What unfinished answers may take follows the shard's part: the largest ones come, too."""
+    monkeypatch.setattr(links, "_UNFINISHED_BYTES", 1000)
+    with (
+        ps.local_shards(ps.shard_specs(TABLE)) as cluster,
+        ps.Client(cluster, worker="w", transport="tcp", stripes=4, patience_s=20.0) as client,
+    ):
+        assert connections(client) == [4]
+        assert client.pull().weights.size == TABLE.size
 
 
 def test_a_long_link_gets_as_many_as_its_round_trip_wants() -> None:
