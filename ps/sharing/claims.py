@@ -3,8 +3,9 @@
 Each is created exclusively, for this user alone, and locked (flock) by its owner for as long as the
 owner lives. The kernel drops the lock however a process ends, so a lock that can be had proves that
 the owner is gone, and one that cannot proves that it lives, be it stopped or slow: no timeout is
-ever taken for death. Owners remove what is theirs; what a killed one left is removed by `sweep`,
-which everybody calls before adding a name.
+ever taken for death. Who forks gives its child a copy of the descriptor, which would hold the lock
+for it: the child closes it at once. Owners remove what is theirs; what a killed one left is removed
+by `sweep`, which everybody calls before adding a name.
 
 A name tells its job by a digest: the job's id is a secret, and any user can list the folder.
 """
@@ -31,6 +32,9 @@ def job_prefix(job: str) -> str:
     return f"{_PREFIX}{digest_of(job)}-"
 
 
+_CLAIMS: "weakref.WeakSet[Claim]" = weakref.WeakSet()  # this process's
+
+
 class Claim:
     """A locked name: a file of mode 0600, or a folder of mode 0700. `fd` is open on it."""
 
@@ -44,6 +48,7 @@ class Claim:
                 break
             os.close(self.fd)  # swept in between
         self._release = weakref.finalize(self, _release, path, self.fd, os.getpid())
+        _CLAIMS.add(self)
 
     @property
     def held(self) -> bool:
@@ -54,11 +59,22 @@ class Claim:
         self._release()
 
 
+def _disown() -> None:
+    """In a forked child, which owns nothing."""
+    for claim in _CLAIMS:
+        if claim.held:
+            os.close(claim.fd)
+            claim.fd = -1
+
+
+os.register_at_fork(after_in_child=_disown)
+
+
 def _release(path: Path, fd: int, owner: int) -> None:
     if os.getpid() != owner:  # forked off it
         return
     _remove(path)
-    # A mapping holds a copy of the descriptor, and closing this one would not unlock it.
+    # A child that was forked by other means than Python's may hold a copy, which would stay locked.
     fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)
 

@@ -77,7 +77,7 @@ class Segment:
         try:
             os.posix_fallocate(self._claim.fd, 0, PAGE)
             os.ftruncate(self._claim.fd, PAGE + slots * self.stride)
-            memory = mmap.mmap(self._claim.fd, PAGE + slots * self.stride)
+            memory = _mapped(self._claim.path, PAGE + slots * self.stride)
         except OSError:
             self._claim.release()
             raise
@@ -136,6 +136,15 @@ class Segment:
     def _slot(self, address: int) -> int | None:
         slot = (address - self._start) // self.stride
         return slot if 0 <= slot < self._used else None
+
+
+def _mapped(path: Path, size: int) -> mmap.mmap:
+    """Not by the claim's own descriptor: a mapping keeps a copy, and forked children that of it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(descriptor, size)
+    finally:
+        os.close(descriptor)
 
 
 class SharedBuffers(Buffers):

@@ -264,6 +264,40 @@ def test_what_the_killed_leave_is_swept() -> None:
     assert not view.any()
 
 
+_PARENT = """
+import os, sys
+from ps.sharing.segment import Segment
+segment = Segment(sys.argv[1], 100, 2)
+array = segment.allocate(100)
+ready, said = os.pipe()
+if os.fork() == 0:
+    os.write(said, b"x")
+    sys.stdin.read()
+    os._exit(0)
+os.read(ready, 1)
+print(segment.name, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_child_does_not_stand_for_its_parent() -> None:
+    """One that was forked off an owner lives on, and the owner is known to be gone all the same."""
+    command = [sys.executable, "-c", _PARENT, JOB]
+    owner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert owner.stdout is not None
+        window = Window(JOB, owner.stdout.readline().strip())
+        assert not window.owner_is_gone()
+        owner.kill()
+        owner.wait()
+        assert window.owner_is_gone()
+    finally:
+        owner.kill()
+        owner.communicate()  # the child ends with its input
+    claims.sweep()
+    assert not there()
+
+
 def test_nobody_gets_what_is_being_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An owner cannot lock a name that a sweep found unlocked: it waits, and makes another."""
     path = tmp_path / "downpour-0123456789abcdef-memory-0123456789abcdef"
