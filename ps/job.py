@@ -8,6 +8,7 @@ import msgspec
 
 from ps.build import build_id
 from ps.cluster import Access, Cluster
+from ps.protocol.compression import Compression
 from shards.errors import BadInput
 from shards.guard import Guard
 from shards.rules import SGD, Decay, Rule
@@ -29,13 +30,15 @@ def shard_specs(
     lease_s: float = 10.0,
     warm_steps: int = 0,
     guard: Guard | None = None,
+    compression: Compression | None = None,
     name: str = "job",
 ) -> list[ShardSpec]:
     """The specs of a new job's shards, its table cut evenly among them.
 
     Defaults: plain SGD at rate 0.01, no weight decay, no staleness bound, and a guard that lets in
-    any gradient that is finite. The job's id is `name` and a random part that a stranger cannot
-    guess. Raises BadInput for numbers that make no sense.
+    any gradient that is finite. `compression` is what workers are expected to choose, so that
+    shards compile it before they come; by default plain floats. The job's id is `name` and a random
+    part that a stranger cannot guess. Raises BadInput for numbers that make no sense.
     """
     for what, value, least in (("shards", shards, 1), ("workers", workers, 1), ("bound", bound, 0)):
         if value is not None and value < least:
@@ -49,6 +52,7 @@ def shard_specs(
         raise BadInput(f"guard: expected a max_norm above 0, got {guard.max_norm:g}")
     if guard is not None and guard.quarantine_after < 1:
         raise BadInput(f"guard: expected quarantine_after 1 or more, got {guard.quarantine_after}")
+    expected = compression or Compression()
     job, shard_map = f"{name}-{secrets.token_hex(8)}", cut_evenly(table, shards)
     return [
         ShardSpec(
@@ -66,6 +70,8 @@ def shard_specs(
             lease_s=lease_s,
             warm_steps=warm_steps,
             guard=guard or Guard(),
+            pushed=expected.pushed,
+            pulled=expected.pull,
         )
         for shard in range(shards)
     ]

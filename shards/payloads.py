@@ -27,6 +27,7 @@ Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
 _PAIR_BYTES = 8
+_ALIGNED = 4  # bytes, as the largest numbers in a payload are
 
 
 class Payload(NamedTuple):
@@ -73,7 +74,7 @@ def largest(v: Floats, velocity: Floats | None, count: int) -> Bytes:
 
 
 def _pairs(payload: Bytes) -> tuple[NDArray[np.uint32], Floats]:
-    both = np.require(payload, requirements="A").reshape(2, -1)
+    both = payload.reshape(2, -1)
     return both[0].view(np.uint32), both[1].view(np.float32)
 
 
@@ -100,7 +101,7 @@ def _copy(payload: Bytes, y: Floats) -> None:
 
 def _dense(kind: codecs.Dense) -> Payload:
     def fault(payload: Bytes, keys: int) -> str:
-        _, scales = codecs.parts(kind, np.require(payload, requirements="A"), keys)
+        _, scales = codecs.parts(kind, payload, keys)
         # NaN fails both comparisons.
         if scales is None or ((scales >= 0) & (scales <= np.finfo(np.float32).max)).all():
             return ""
@@ -135,7 +136,7 @@ def checked(
 ) -> tuple[Bytes, ...]:
     """The frames of a message, one a range, as payloads to decode; raises BadMessage.
 
-    Nothing is copied but what zstd unpacks.
+    Nothing is copied but what zstd unpacks, and what lies at an odd address.
     """
     if len(frames) != len(ranges):
         raise BadMessage(f"{what}: expected {len(ranges)} frames, got {len(frames)}")
@@ -160,10 +161,21 @@ def _checked(
             f"{what}: keys {keys} as {kind} take {'up to ' * row.sparse}{most} bytes,"
             f" got {frame.nbytes}"
         )
-    payload = np.frombuffer(frame, np.uint8)
+    payload = _aligned(np.frombuffer(frame, np.uint8))
     if row.fault is not None and (fault := row.fault(payload, count)):
         raise BadMessage(f"{what}: keys {keys} as {kind}: {fault}")
     return payload
+
+
+def _aligned(payload: Bytes) -> Bytes:
+    """ZeroMQ hands out short frames at odd addresses; compiled loops take any array for aligned."""
+    return payload.copy() if payload.__array_interface__["data"][0] % _ALIGNED else payload
+
+
+def prepare(kind: Kind) -> None:
+    """Compile what decodes payloads of this kind."""
+    keys = 2
+    decode(kind, np.zeros(PAYLOADS[kind].most_bytes(keys), np.uint8), np.empty(keys, np.float32))
 
 
 def decode(kind: Kind, payload: Bytes, y: Floats) -> None:
@@ -182,9 +194,7 @@ def values(
     Unless that is one payload of plain floats already, it is decoded into an array from `take`.
     """
     if kind is Kind.F4 and len(payloads) == 1:
-        floats = payloads[0].view(np.float32)
-        # ZeroMQ hands out short frames at odd addresses; each loop would be compiled anew for them.
-        return floats if floats.flags.aligned else floats.copy()
+        return payloads[0].view(np.float32)
     whole, base = take(), 0
     for payload, keys in zip(payloads, ranges, strict=True):
         decode(kind, payload, whole[base : base + len(keys)])

@@ -33,6 +33,17 @@ def check(kind: Kind, zstd: bool, share: float) -> None:
         packing.require()
 
 
+def prepare(kind: Kind) -> None:
+    """Compile what makes answers of this kind."""
+    ranges, weights = (KeyRange(0, 2),), np.zeros(2, np.float32)
+    if kind in views.KINDS:
+        changes = views.Views(ranges)
+        for base in (0, 1):  # whole, then as a change to that
+            changes.serve("", weights, kind, MOST_SHARE, base)
+    else:
+        Served(ranges).frames(weights, 0, kind, zstd=False)
+
+
 class Served:
     """The frames of one version, one a key range."""
 

@@ -4,7 +4,10 @@ from enum import StrEnum
 
 import msgspec
 
+from cupy_kernels.places import HOST, Place
+from shards import payloads, served
 from shards.guard import Guard
+from shards.messages import Kind
 from shards.rules import Decay, Rule
 from shards.schedules import Schedule
 from shards.tables import DenseTable, ShardMap
@@ -23,7 +26,8 @@ class ShardSpec(msgspec.Struct, frozen=True):
     `bound` is the staleness bound (None: none), `workers` how many the learning-rate schedule
     expects: its iteration is the number of steps applied divided by it. `lease_s` is how long a
     worker's silence is tolerated, `warm_steps` how many steps one replica takes alone at first;
-    `guard` says which gradients are not applied.
+    `guard` says which gradients are not applied. `pushed` and `pulled` are the kinds in which
+    workers are expected to send gradients and to want weights; each may choose others.
     """
 
     job: str
@@ -40,3 +44,16 @@ class ShardSpec(msgspec.Struct, frozen=True):
     lease_s: float = 10.0
     warm_steps: int = 0
     guard: Guard = Guard()
+    pushed: Kind = Kind.F4
+    pulled: Kind = Kind.F4
+
+    def prepare(self, place: Place = HOST) -> None:
+        """Compile the rule and the codecs that are expected, before the first message waits.
+
+        It takes seconds, in which the first push would be taken for lost, and a primary for dead.
+        What else workers choose is compiled when it comes. Raises BadInput for a rule that has no
+        kernel where `place` needs one.
+        """
+        self.rule.prepare(place)
+        payloads.prepare(self.pushed)
+        served.prepare(self.pulled)

@@ -124,6 +124,7 @@ def run_job(
         merge=job.plan.strategy.merge,
         lease_s=job.lease_s,
         warm_steps=job.plan.strategy.warm_up,
+        compression=job.compression,
     )
     told = observer.told if observer is not None else lambda _: None
     patience_s = _patience_s(job, model.table)

@@ -159,7 +159,7 @@ def recovered(folder: Path) -> tuple[ShardSpec, ShardState]:
     disk.lock()
     try:
         spec = spec_in(folder)
-        spec.rule.prepare()
+        spec.prepare()
         return spec, ShardState(*looked_at(disk, spec).copy())
     finally:
         disk.close()

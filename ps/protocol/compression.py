@@ -112,6 +112,13 @@ class Compression(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     @property
+    def pushed(self) -> Kind:
+        """The kind of the payloads that pushes are."""
+        if self.push is None:
+            return Kind.F4
+        return self.push.kind if isinstance(self.push, Rounded) else Kind.SPARSE
+
+    @property
     def pulls_changes(self) -> bool:
         """Whether the shards keep a view of this worker's weights."""
         return self.pull in CHANGES

@@ -39,7 +39,7 @@ class Feedback:
         assert compression.push is not None, "plain floats leave nothing behind"
         if compression.zstd:
             packing.require()
-        self._writing = compression.push
+        self._writing, self._kind = compression.push, compression.pushed
         self._zstd = compression.zstd
         self._error = np.zeros(size, np.float32)
         momentum = 0.0 if isinstance(self._writing, Rounded) else self._writing.momentum
@@ -48,7 +48,7 @@ class Feedback:
     @property
     def kind(self) -> Kind:
         """What the frames are made of."""
-        return self._writing.kind if isinstance(self._writing, Rounded) else Kind.SPARSE
+        return self._kind
 
     def encode(
         self, gradient: Floats, seq: int, ranges: Sequence[Sequence[KeyRange]]

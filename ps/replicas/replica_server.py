@@ -74,8 +74,7 @@ class ReplicaServer(Looping):
         self._reporter = Reporter(context, coordinator, str(boot), self._report, keys)
         self._spec = spec
         self._answers: list[Outgoing] = []
-        # Compiling takes seconds, in which the first push would be taken for lost.
-        spec.rule.prepare()
+        spec.prepare()
 
     def _let_go(self) -> None:
         self._reception.close()

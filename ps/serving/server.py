@@ -63,8 +63,7 @@ class Server(Looping):
         super().__init__(f"shard-{spec.shard}", context)
         self.endpoint = self._reception.endpoint
         self.shard = Shard(spec, boot, self._reception.sharing.buffers, place)
-        # Compiling takes seconds, in which the first push would be taken for lost.
-        spec.rule.prepare(place)
+        spec.prepare(place)
         if log is not None:
             prepare()
             log.recover(self.shard, time.monotonic())

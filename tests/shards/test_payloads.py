@@ -88,6 +88,8 @@ def test_several_ranges_are_read_one_behind_the_other(kind: Kind, zstd: bool) ->
     sent = [packing.pack(frame) if zstd else frame for frame in frames]
     shifted = [memoryview(b"\x00" + frame.tobytes())[1:] for frame in sent]
     np.testing.assert_array_equal(read(kind, shifted, zstd), wanted)
+    for payload in payloads.checked("push 1", kind, zstd, WIDE, shifted):
+        assert payload.ctypes.data % 4 == 0, "compiled loops take it for aligned"
     assert np.abs(wanted - np.concatenate(parts)).max() < {Kind.SIGN: 4, Kind.SPARSE: 1.01}.get(
         kind, 0.5
     )

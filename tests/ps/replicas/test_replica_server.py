@@ -279,6 +279,24 @@ def test_what_replicated_shards_cannot_do_yet(group: Group) -> None:
         ps.Client(group.cluster, worker="w", link=parse_link("rtt=10ms"))
 
 
+def test_a_copy_is_prepared_before_it_is_reached(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A primary that compiled for seconds would be taken for dead."""
+    prepared: list[ShardSpec] = []
+
+    def prepare(spec: ShardSpec) -> None:
+        prepared.append(spec)
+
+    monkeypatch.setattr(ShardSpec, "prepare", prepare)
+    group = Group(tmp_path)
+    try:
+        group.join()
+        assert prepared == group.specs
+    finally:
+        group.stop()
+
+
 def test_a_stall_is_nobodys_silence(group: Group) -> None:
     """Of a primary neither: a push takes many leases, and all who were there count as before."""
     with ps.Console(group.cluster) as console:

@@ -16,6 +16,7 @@ import pytest
 import zmq
 
 import ps
+from cupy_kernels.places import HOST
 from ps import Client, Console
 from ps.job import describe
 from ps.serving import server as server_module
@@ -28,6 +29,7 @@ from shards.messages import (
     AskStatus,
     Hello,
     Install,
+    Kind,
     Message,
     Read,
     Refusal,
@@ -96,6 +98,16 @@ def serves(server: Server) -> bool:
         before = client.pull().versions[0]
         client.push(np.ones(512, np.float32))
         return client.pull().versions == (before + 1,)
+
+
+def test_a_shard_is_prepared_before_it_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what it is told to expect, at the place where its weights are."""
+    prepared: list[Any] = []
+    monkeypatch.setattr(ShardSpec, "prepare", lambda *told: prepared.append(told))
+    spec = spec_of(compression=ps.Compression.parse("topk:0.1", "int8"))
+    assert (spec.pushed, spec.pulled) == (Kind.SPARSE, Kind.INT8)
+    with Server(spec, boot=1):
+        assert prepared == [(spec, HOST)]
 
 
 def test_a_stall_is_nobodys_silence() -> None:

@@ -1,0 +1,67 @@
+"""What a shard compiles before it is reached: all that the workers it expects will need."""
+
+import subprocess
+import sys
+
+import pytest
+
+from shards.messages import Kind
+from shards.served import KINDS as WHOLE
+from shards.views import KINDS as CHANGES
+
+# In a process of its own: whatever another test has compiled is compiled here, too.
+SCRIPT = """
+import sys
+import numpy as np
+from shards import payloads
+from shards.messages import Kind
+from tests.shards.talk import Talk, gradient, pull, push, spec
+
+def compiled():
+    loops = [m for n, m in sys.modules.items() if n.startswith("cupy_kernels.") and "loops" in n]
+    found = {}
+    for module in loops:
+        for name, one in vars(module).items():
+            if hasattr(one, "signatures"):
+                found[module.__name__, name] = list(one.signatures)
+    return found
+
+def frame_of(kind, keys):
+    if kind is Kind.SPARSE:
+        return payloads.sparse(np.arange(3, dtype=np.uint32), np.ones(3, np.float32)).tobytes()
+    return bytes(payloads.PAYLOADS[kind].most_bytes(keys))
+
+spec().prepare()
+assert "cupy_kernels.codec_loops" not in sys.modules, "plain floats need no codec"
+for pushed, pulled in map(str.split, sys.argv[1:]):
+    pushed, pulled = Kind(pushed), Kind(pulled)
+    spec(pushed=pushed, pulled=pulled).prepare()
+    before = compiled()
+    assert before
+    talk, base = Talk(bound=None), 0
+    talk.enter("w")
+    for seq in (1, 2):
+        frame = frame_of(pushed, talk.shard.size)
+        ((_, ack),) = talk.say(push("w", seq, kind=pushed), [frame])
+        assert ack.version == seq, ack
+        ((_, weights),) = talk.say(pull("w", seq, kind=pulled, base=base, share=0.1))
+        base = weights.number
+    assert weights.kind is pulled, weights
+    assert compiled() == before, (pushed, pulled)
+    print(pushed, pulled)
+"""
+
+
+@pytest.mark.timeout(300)
+def test_nothing_is_compiled_while_messages_wait() -> None:
+    """Of each kind that a job may name, pushes and pulls find all compiled; plain floats need no
+    codec."""
+    pushed = [kind for kind in Kind if kind is not Kind.F4]
+    pulled = [kind for kind in (*WHOLE, *CHANGES) if kind is not Kind.F4]
+    assert len(pushed) >= len(pulled)
+    pairs = [f"{one} {pulled[at % len(pulled)]}" for at, one in enumerate(pushed)]
+    told = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *pairs], capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.splitlines() == pairs
