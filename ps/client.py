@@ -160,10 +160,9 @@ class Client:
 
         Several may be asked for. `ahead` says how early, for each to be there in time.
         """
-        self._enter(None)
+        self._check_open()
         if index(clock) not in self._prefetched:
             self._send(self._ask(index(clock), time.monotonic()))
-        self._pacing.leave(time.monotonic())
 
     @property
     def ahead(self) -> int:
@@ -415,8 +414,8 @@ class Client:
 
         What came in a brief absence need not be told apart from what comes now. Returns when it is.
         """
-        if self._closed:
-            raise BadInput(f"client of worker {self.worker}: it is closed")
+        if self._closed:  # calls cost
+            self._check_open()
         now = time.monotonic()
         away_s = self._pacing.enter(kind, now)
         if self._pacing.in_flight is None and away_s > _BRIEF_S:
@@ -425,6 +424,10 @@ class Client:
                 self._turn(0.0)
         self._pacing.listens = True
         return now
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BadInput(f"client of worker {self.worker}: it is closed")
 
     def _turn(self, timeout: float | None = None) -> None:
         """Wait for the next thing to happen, up to `timeout`, and deal with it."""
@@ -467,9 +470,8 @@ class Client:
     def _note(self, event: events.Event, now: float) -> None:
         heard = self._pacing.listens
         match event:
-            case events.Pulled():
+            case events.Pulled(waited_s=waited_s):
                 self._prefetched.came(event)
-                waited_s = event.waited_s
                 self._pacing.pulls.answered(event.request, now, heard=heard, waited_s=waited_s)
             case events.Pushed():
                 self.duplicates += event.duplicates > 0
@@ -484,8 +486,6 @@ class Client:
                 self._successors = Cluster.decode(event.cluster)
             case events.Exported() if self._keeper is not None and not self._keeper.busy:
                 self._keep(event.base, moving.recorded(self._session, event))
-            case events.Exported() | events.Ready():
-                pass
 
     def _send(self, sends: Sequence[events.Send]) -> None:
         if not sends:
