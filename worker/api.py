@@ -86,8 +86,9 @@ def train(
     pixels, or a list of numbers); columns channels, height, width say an image's shape where it is
     not square. Each of its partitions is one worker, unless `workers` says how many to deal it into
     (over Spark Connect it must). `staleness` is the bound in steps, None for none. `weights` starts
-    from a file (fine-tuning), `resume` goes on from a folder below an earlier run's `snapshots`;
-    both are paths or URIs that pyarrow reaches, as s3://bucket/run (docs/snapshots.md).
+    from a file (fine-tuning), `resume` goes on from a folder below an earlier run's `snapshots`, or
+    from one below its `logs`, which a killed job left. `resume` and `snapshots` may be URIs that
+    pyarrow reaches, as s3://bucket/run (docs/snapshots.md).
     `shards_in` is where the shards live: "ray", in actors, or "processes" of this machine;
     `shard_device` what holds their weights, "cpu" or "gpu".
     `link`, such as "rtt=100ms,rate=100Mbit", puts each worker behind a link like that, to see how
@@ -101,8 +102,9 @@ def train(
     products to: "fp32" (not at all), "tf32" or "bf16"; sums stay in float32, and so does the CPU.
     `durability` is what survives the death of a shard: "memory" (the newest snapshot), "process",
     "logged" or "replicated" (docs/durability.md); the two between need a folder `logs`, of this job
-    alone, which each node with a shard has to itself or shares with others. A copy of a replicated
-    shard that is silent for `silence_s` counts as dead.
+    alone, which each node with a shard has to itself or shares with others. One with an earlier
+    job's logs is refused, unless `resume` holds as much. A copy of a replicated shard that is
+    silent for `silence_s` counts as dead.
 
     Call it from the main thread, and after `ray.init` for shards in Ray. Raises BadInput for what
     the caller can mend, GiveUp when a worker or a shard fails for good.

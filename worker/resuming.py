@@ -1,7 +1,7 @@
 """What a training job begins with: fresh weights, or what a snapshot of it holds.
 
 A snapshot must be of the same network, rule and number of workers. It may be of more or fewer
-shards: it is cut anew for as many as there are now.
+shards: it is cut anew for as many as there are now. A job's logs are as good as one.
 """
 
 from pathlib import Path
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps import Console, ShardState
+from ps.logs.job_logs import is_job, load_logs, newest_logs
 from ps.storage.shelf import Found
 from ps.storage.snapshots import Manifest, load_snapshot
 from shards.errors import BadInput
@@ -32,19 +33,39 @@ Beginning = NDArray[np.float32] | Saved
 """What is installed: an arena, or a state for each shard."""
 
 
+def read(resume: str | Path | Found | None) -> Found | None:
+    """The snapshot at a path or URI, or a job's logs, read whole; raises BadInput."""
+    if resume is None or isinstance(resume, Found):
+        return resume
+    where = str(resume)
+    if "://" not in where and is_job(Path(where)):
+        return load_logs(Path(where))
+    return Found(where, Path(where).name, *load_snapshot(resume))
+
+
+def check_logs(logs: Path, found: Found | None) -> None:
+    """Raise BadInput where the logs in a folder, which this job will remove, tell more than what it
+    begins with: they may be all that is left of acknowledged pushes."""
+    if found is not None and Path(found.place).absolute().parent == logs.absolute():
+        return
+    left = newest_logs(logs)
+    if left is not None and (found is None or found.manifest.steps < left.manifest.steps):
+        raise BadInput(
+            f"logs {logs}: expected a folder of this job's own, got an earlier job's logs, with"
+            f" {left.manifest.steps} pushes: resume from {left.place}, or remove it"
+        )
+
+
 def beginning(
-    model: Model, job: Job, weights: NDArray[np.float32] | None, resume: str | Path | Found | None
+    model: Model, job: Job, weights: NDArray[np.float32] | None, resume: Found | None
 ) -> Beginning:
     """`weights`, or the snapshot to `resume`, or the model's own weights; raises BadInput."""
     if resume is None:
         return model.initial(job.plan.seed) if weights is None else weights
     if weights is not None:
         raise BadInput("start: expected weights or a snapshot to resume, got both")
-    if isinstance(resume, Found):
-        where, manifest, states = resume.place, resume.manifest, resume.states
-    else:
-        where, (manifest, states) = str(resume), load_snapshot(resume)
-    check_fit(where, manifest, model.table, job)
+    manifest, states = resume.manifest, resume.states
+    check_fit(resume.place, manifest, model.table, job)
     versions = [state.saved.version for state in states]
     if manifest.map.shards != job.shards:
         states = recut(states, manifest.map, cut_evenly(model.table, job.shards))
@@ -83,11 +104,6 @@ def first_incarnation(begin: Beginning) -> int:
     ledgers = [state.saved.ledger for state in begin.states]
     lives = [entry.incarnation for ledger in ledgers for entry in ledger.entries.values()]
     return max(lives, default=-1) + 1
-
-
-def place(resume: str | Path | Found | None) -> str | Path | None:
-    """Where what is resumed lies."""
-    return resume.place if isinstance(resume, Found) else resume
 
 
 def _shapes(table: DenseTable) -> str:

@@ -96,11 +96,13 @@ def run_job(
     """Train on `df` as `job` says; blocks until every worker is done.
 
     Starts from `weights` (a flat arena; default: the model's own from the seed), or goes on from
-    the snapshot `resume`, by its path or URI, or as it was read. Snapshots go into folders below
+    the snapshot `resume`, by its path or URI, or as it was read; a job's own folder below `logs`
+    is as good. Snapshots go into folders below
     `snapshots`, a path or URI, named by iteration; setting `asked` asks for one now. `wishes` is
     asked now and then whether the job is to move to more or fewer shards. Where its durability asks
     for logs, they lie below `logs`, in folders named after the job, until it has ended with a
-    snapshot of its last weights. Ctrl-C ends the job early, with a snapshot and `interrupted` set.
+    snapshot of its last weights; what an earlier job left there must not tell more than what is
+    resumed. Ctrl-C ends the job early, with a snapshot and `interrupted` set.
     Call it from the main thread, in a process connected to Ray if the shards are to live there.
     Raises BadInput for what the caller can mend, GiveUp when a worker or a shard fails for good.
     """
@@ -111,7 +113,10 @@ def run_job(
         check_here(job.device)
     if job.guarded:
         spark.check_guarded(df)
-    beginning = resuming.beginning(model, job, weights, resume)
+    found = resuming.read(resume)
+    beginning = resuming.beginning(model, job, weights, found)
+    if logs is not None:
+        resuming.check_logs(logs, found)
     shelf = Shelf(snapshots, job.keep) if snapshots is not None else None
     specs = shard_specs(
         model.table,
@@ -147,7 +152,7 @@ def run_job(
             device=job.device,
             patience_s=max(PATIENCE_S, patience_s),
             keep=_seen_by_workers(snapshots) if job.keeps_residuals else None,
-            residuals=_seen_by_workers(resuming.place(resume)) if job.keeps_residuals else None,
+            residuals=_seen_by_workers(found.place) if found and job.keeps_residuals else None,
         )
         with _snapshotter(job, cluster, shelf, told) as snapshotter:
             run = _Run(df, job, task, residence, snapshotter, asked, wishes, observer)

@@ -61,12 +61,17 @@ def newest_logs(folder: Path) -> Found | None:
     Where a job was about to move, that is where it was: the new shards know no more than the old.
     """
     found = []
-    for job in (path for path in folder.glob("*") if _begun(path)):
+    for job in (path for path in folder.glob("*") if is_job(path)):
         try:
             found.append(load_logs(job))
         except Retry:
             continue  # killed before it had weights
     return max(found, key=lambda logs: logs.manifest.steps, default=None)
+
+
+def is_job(folder: Path) -> bool:
+    """Whether a job's shards have begun their logs in `folder`."""
+    return bool(_begun(folder))
 
 
 def _begun(job: Path) -> list[Path]:

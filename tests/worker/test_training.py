@@ -14,7 +14,7 @@ import ps
 from ps import Durability
 from ps.logs.job_logs import newest_logs
 from ps.storage.shelf import Shelf
-from shards.errors import GiveUp
+from shards.errors import BadInput, GiveUp
 from shards.messages import ShardStatus
 from shards.spec import ShardSpec
 from tests.integration.jobs import Ones, ones_job
@@ -56,7 +56,11 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> list[Servers]:
 
 
 def run(
-    tasks: Callable[[], None], folder: Path, asked: threading.Event, monkeypatch: pytest.MonkeyPatch
+    tasks: Callable[[], None],
+    folder: Path,
+    asked: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+    resume: Path | None = None,
 ) -> tuple[training.Outcome, list[str]]:
     """A job that keeps logs, whose tasks do this; its outcome, and what was told."""
 
@@ -70,6 +74,7 @@ def run(
     outcome = training.run_job(
         None,  # type: ignore[arg-type]  # no task reads it
         ones_job(Ones, steps=1, workers=1, durability=Durability.PROCESS),
+        resume=resume,
         snapshots=folder / "snapshots",
         asked=asked,
         logs=folder / "logs",
@@ -129,3 +134,49 @@ def test_logs_stay_where_the_last_snapshot_failed(
         f"no space left; the last good one is {tmp_path}/snapshots/1",
         f"the logs in {tmp_path}/logs stay: they hold what the last snapshot was to",
     ]
+
+
+def test_logs_that_are_all_that_is_left(
+    servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second run leaves them, or goes on from them; a snapshot that holds less is not enough."""
+    save, logs, asked = Shelf.save, tmp_path / "logs", threading.Event()
+
+    def no(*_: Any, **__: Any) -> str:
+        raise GiveUp("no space left")
+
+    def tasks() -> None:
+        push(servers[-1], 4, 1)
+
+    monkeypatch.setattr(Shelf, "save", no)
+    run(tasks, tmp_path, asked, monkeypatch)
+    monkeypatch.setattr(Shelf, "save", save)
+    (job,) = logs.iterdir()
+    elsewhere = tmp_path / "elsewhere"
+    earlier, _ = run(lambda: push(servers[-1], 3, 0), elsewhere, asked, monkeypatch)
+    assert earlier.snapshot is not None
+    line = f"got an earlier job's logs, with 4 pushes: resume from {job}, or remove it"
+    for resume in (None, Path(earlier.snapshot)):
+        with pytest.raises(BadInput) as caught:
+            run(tasks, tmp_path, asked, monkeypatch, resume)
+        assert str(caught.value) == f"logs {logs}: expected a folder of this job's own, {line}"
+        assert [path.name for path in logs.iterdir()] == [job.name]
+    outcome, _ = run(tasks, tmp_path, asked, monkeypatch, job)
+    assert outcome.weights.min() == -8
+    assert not logs.exists()
+
+
+def test_a_snapshot_that_holds_as_much_as_the_logs(
+    servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that was killed between its last snapshot and the end of its logs goes on from it."""
+    asked = threading.Event()
+    with monkeypatch.context() as killed:
+        killed.setattr(training, "drop_logs", lambda *_, **__: None)
+        first, _ = run(lambda: push(servers[-1], 3, 0), tmp_path, asked, monkeypatch)
+    assert first.snapshot is not None
+    assert newest_logs(tmp_path / "logs") is not None
+    resume = Path(first.snapshot)
+    second, _ = run(lambda: push(servers[-1], 2, 1), tmp_path, asked, monkeypatch, resume)
+    assert second.weights.min() == -5
+    assert not (tmp_path / "logs").exists()
