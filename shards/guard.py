@@ -45,7 +45,7 @@ class Guard(msgspec.Struct, frozen=True):
 
     def check(self, worker: str, refused: int) -> None:
         """Raise GiveUp for a worker in quarantine."""
-        if self.quarantines(refused):
+        if refused and self.quarantines(refused):
             raise GiveUp(
                 f"worker {worker} is in quarantine: {refused} of its gradients were refused"
             )

@@ -66,7 +66,7 @@ class Updates:
         entry = ledger.entries.get(message.worker)
         if not self._sums or entry is None or message.seq != entry.seq + 1:
             return False
-        if self._spec.guard.quarantines(entry.refused):
+        if entry.refused and self._spec.guard.quarantines(entry.refused):
             return False
         if not run:
             return True
