@@ -18,7 +18,7 @@ from ps.storage.shelf import Keep
 from ps.wire.link_model import LinkModel, parse_link
 from ps.wire.reach import on_this_host
 from ps.wire.transport import Transport
-from shards.errors import BadInput
+from shards.errors import UNDECODABLE, BadInput
 from worker.placement import Wanted, parse_device
 from worker.strategies import Strategy, strategy_named
 
@@ -180,7 +180,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.json.decode(path.read_bytes(), type=TrainSettings, dec_hook=_decode)
         except OSError as error:
             raise BadInput(f"settings {path}: {error.strerror}") from None
-        except (msgspec.DecodeError, BadInput) as error:
+        except (*UNDECODABLE, BadInput) as error:
             raise BadInput(f"settings {path}: {error}") from None
 
     def plain(self) -> dict[str, object]:

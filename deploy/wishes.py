@@ -19,7 +19,7 @@ import msgspec
 
 from deploy.origin import Origin
 from deploy.run_folder import write_whole, writer_of
-from shards.errors import BadInput, DownpourError, GiveUp
+from shards.errors import UNDECODABLE, BadInput, DownpourError, GiveUp
 
 _LOOK_S = 0.1
 _WISH, _TAKEN, _ANSWER = ".json", ".taken", ".answer"
@@ -68,7 +68,7 @@ class Wishes:
         for path in _found(self._folder, self._prefix):
             if path.suffix != _WISH:
                 continue
-            with suppress(OSError, msgspec.DecodeError):  # taken back, or no wish of ours
+            with suppress(OSError, *UNDECODABLE):  # taken back, or no wish of ours
                 wanted = msgspec.json.decode(path.read_bytes(), type=_Wanted)
                 return FolderWish(path.rename(path.with_suffix(_TAKEN)), wanted.shards)
         return None

@@ -12,7 +12,7 @@ import msgspec
 from ps.build import build_id
 from ps.security.keys import address_of
 from ps.storage.private import check_private, write_private
-from shards.errors import BadInput
+from shards.errors import UNDECODABLE, BadInput
 from shards.tables import DenseTable, ShardMap
 
 
@@ -59,7 +59,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         """What `encode` gave; raises BadInput."""
         try:
             return msgspec.json.decode(content, type=Cluster)
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise BadInput(f"cluster: {error}") from None
 
     @property

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.errors import BadMessage
+from shards.errors import UNDECODABLE, BadMessage
 from shards.messages import Keys, Message, Probe, Reply, Request
 from shards.tables import KeyRange
 
@@ -66,7 +66,7 @@ def decode(
         raise BadMessage(f"{what}: expected at most {most_bytes} bytes, got {len(packed)}")
     try:
         return decoder.decode(packed)
-    except (ValueError, RecursionError) as error:  # msgspec's own are ValueErrors; bytes, no text
+    except UNDECODABLE as error:
         raise BadMessage(f"{what}: {error}") from None
 
 

@@ -14,6 +14,10 @@
 An error's text is one line: the thing, what was expected, what came.
 """
 
+UNDECODABLE = (ValueError, RecursionError)
+"""What msgspec raises for bytes that are not what they should be. Its own errors are ValueErrors,
+and so is that of a text that is not UTF-8, which is none of its own."""
+
 
 class DownpourError(Exception):
     """Every error this project raises on purpose."""

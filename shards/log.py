@@ -57,7 +57,7 @@ from numpy.typing import NDArray
 from cupy_kernels.word_sums import table_sums
 from shards import checks, codec
 from shards.codec import Buffer
-from shards.errors import BadInput
+from shards.errors import UNDECODABLE, BadInput
 from shards.journal import Counts
 from shards.messages import (
     CHANGING,
@@ -199,7 +199,7 @@ def read(content: memoryview, offset: int, what: str, *, number: int) -> Record:
     described, frame_bytes, check, start = found
     try:
         description = _DESCRIPTIONS.decode(described)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise Damage(f"{what}: the record at byte {offset}: {error}", offset) from None
     sealed = description.sealed
     seal = _seal(content[offset : offset + _HEAD.size], number) if sealed else b""
@@ -395,5 +395,5 @@ def decode_spec(packed: bytes, what: str) -> ShardSpec:
     """The spec in an opening; `what` names the file. Raises BadInput."""
     try:
         return msgspec.msgpack.decode(packed, type=ShardSpec)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise BadInput(f"{what}: {error}") from None

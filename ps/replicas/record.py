@@ -15,7 +15,7 @@ import msgspec
 from ps.replicas.coordinator import Group
 from ps.security.keys import KeyPair
 from ps.storage.private import check_private
-from shards.errors import BadInput
+from shards.errors import UNDECODABLE, BadInput
 
 RECORD = "coordinator.sqlite"
 """The file's name, in a folder of the job's own."""
@@ -69,7 +69,7 @@ class Record:
         try:
             rows = self._file.execute("SELECT shard, decided FROM groups").fetchall()
             return {shard: msgspec.msgpack.decode(row, type=Group) for shard, row in rows}
-        except (sqlite3.Error, msgspec.DecodeError) as error:
+        except (sqlite3.Error, *UNDECODABLE) as error:
             raise BadInput(f"coordinator's record {self._path}: {error}") from None
 
     def save(self, groups: dict[int, Group]) -> None:

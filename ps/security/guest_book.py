@@ -12,7 +12,7 @@ import msgspec
 
 from ps.security.admission import Admission, Enrolments
 from ps.storage.private import replace_private
-from shards.errors import BadInput, GiveUp
+from shards.errors import UNDECODABLE, BadInput, GiveUp
 
 _NAME = "joined"
 
@@ -38,7 +38,7 @@ class GuestBook:
             return None
         except OSError as error:
             raise BadInput(f"joined workers {self.path}: {error.strerror}") from None
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise BadInput(f"joined workers {self.path}: {error}") from None
         return page.enrolments if page.admission == admission else None
 

@@ -25,7 +25,7 @@ import msgspec
 from ps.storage.snapshots import load_manifest
 from ps.storage.stores import Place, Store, content_of, open_store
 from ps.storage.worker_state import Arrays, Kept, WorkerState, read_kept, write_kept
-from shards.errors import BadInput
+from shards.errors import UNDECODABLE, BadInput
 from shards.state import ShardState
 
 FOLDER = "workers"
@@ -152,7 +152,7 @@ def _note(store: Store, name: str) -> Kept | None:
         if (name, kept.part.file) != (_name(kept) + _NOTE, arrays):
             return None
         return kept if store.size(arrays) == kept.part.bytes else None
-    except (OSError, BadInput, msgspec.DecodeError):
+    except (OSError, BadInput, *UNDECODABLE):
         return None
 
 

@@ -20,7 +20,7 @@ import msgspec
 from ps.storage.state_files import Part, check_state, read_state, write_state
 from ps.storage.stores import PARTIAL, Place, Store, content_of, open_store
 from ps.storage.worker_state import Kept
-from shards.errors import BadInput, GiveUp
+from shards.errors import UNDECODABLE, BadInput, GiveUp
 from shards.messages import Count
 from shards.state import ShardState
 from shards.tables import DenseTable, ShardMap
@@ -140,7 +140,7 @@ def load_manifest(place: Place | Store) -> Manifest:
         return msgspec.json.decode(content, type=Manifest)
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}") from None
-    except (msgspec.DecodeError, BadInput) as error:
+    except (*UNDECODABLE, BadInput) as error:
         raise BadInput(f"{path}: {error}") from None
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ps.storage.stores import Reader, Store
 from shards.checks import checksum
-from shards.errors import BadInput
+from shards.errors import UNDECODABLE, BadInput
 from shards.messages import Count
 from shards.state import Saved, ShardState
 
@@ -110,7 +110,7 @@ def _expected(store: Store, part: Part) -> Iterator[None]:
         yield
     except BadInput:
         raise
-    except (msgspec.DecodeError, ValueError, KeyError) as error:
+    except (*UNDECODABLE, KeyError) as error:
         detail = " ".join(str(error).split())
         raise BadInput(f"{_path(store, part)}: expected a saved state, got {detail}") from None
 

@@ -19,7 +19,7 @@ from safetensors.numpy import save
 from ps.protocol.compression import Writing
 from ps.storage.state_files import Part, read_arrays, write_arrays
 from ps.storage.stores import Store
-from shards.errors import BadInput, GiveUp
+from shards.errors import UNDECODABLE, BadInput, GiveUp
 from shards.messages import Count, Name
 
 _KEY = "downpour"
@@ -99,7 +99,7 @@ def read_kept(store: Store, part: Part) -> tuple[WorkerState, Arrays]:
     told, arrays = read_arrays(store, part)
     try:
         return msgspec.json.decode(told, type=WorkerState), arrays
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise BadInput(f"worker state {store.place}/{part.file}: {error}") from None
 
 
@@ -127,6 +127,6 @@ def load_state(path: Path) -> tuple[WorkerState, Arrays]:
             return state, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except OSError as error:
         raise BadInput(f"worker state {path}: {error.strerror or error}") from None
-    except (SafetensorError, msgspec.DecodeError) as error:
+    except (SafetensorError, *UNDECODABLE) as error:
         detail = " ".join(str(error).split())[:120]
         raise BadInput(f"worker state {path}: expected what save wrote, got {detail}") from None

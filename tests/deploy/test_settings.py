@@ -189,6 +189,7 @@ def test_a_port_for_every_shard() -> None:
     [
         (None, "No such file"),
         ("{", "Input data was truncated"),
+        ('{"spark": "\udcff"}', "'utf-8' codec can't decode byte 0xff"),
         ('{"solver": "/s", "data": "/d"}', "missing required field `out`"),
         ('{"solver": "/s", "data": "/d", "out": "/o", "seed": "x"}', "Expected `int`, got `str`"),
     ],
@@ -197,7 +198,7 @@ def test_a_settings_file_that_is_none(content: str | None, line: str, tmp_path: 
     """The error names the file and what is wrong with it."""
     path = tmp_path / "settings.json"
     if content is not None:
-        path.write_text(content)
+        path.write_text(content, errors="surrogateescape")
     with pytest.raises(BadInput, match=f"^settings {path}: .*{line}"):
         TrainSettings.load(path)
 

@@ -86,13 +86,15 @@ def test_a_cluster_file(tmp_path: Path) -> None:
         ("[]", "Expected `object`, got `array`"),
         ('{"job": "j"}', "missing required field"),
         ("{{one}}", "malformed"),
+        ('{"job": "\udcff"}', "'utf-8' codec can't decode byte 0xff"),
+        ('{"other": ' + "[" * 100_000, "recursion"),
     ],
 )
 def test_a_cluster_file_that_is_none(tmp_path: Path, content: str | None, text: str) -> None:
     """The error names the file in one line."""
     path = tmp_path / "cluster.json"
     if content is not None:
-        path.write_text(content)
+        path.write_text(content, errors="surrogateescape")
     with pytest.raises(BadInput, match=text) as caught:
         Cluster.load(path)
     assert str(caught.value).startswith(f"cluster file {path}: ")

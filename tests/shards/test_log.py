@@ -400,5 +400,7 @@ def test_the_spec_travels() -> None:
     assert log.decode_spec(packed, "x") == told
     with pytest.raises(BadInput, match=r"^log f: "):
         log.decode_spec(b"\x01", "log f")
+    with pytest.raises(BadInput, match=r"^log f: 'utf-8' codec"):
+        log.decode_spec(packed.replace(b"job\xa3job", b"job\xa3\xff\xff\xff"), "log f")
     opening = log.opening(Shard(told, boot=5), 3, begins=True, now=1.0)
     assert opening == Opening(log.FORMAT, 3, packed, 5, True, 1.0)

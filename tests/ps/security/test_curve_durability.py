@@ -88,9 +88,10 @@ def test_a_guest_book(tmp_path: Path) -> None:
 
 def test_a_guest_book_that_cannot_be_used(tmp_path: Path) -> None:
     """The error names the file; nobody is let in on half a page, or without being written down."""
-    (tmp_path / "joined").write_bytes(b'{"admission":')
-    with pytest.raises(BadInput, match=f"^joined workers {tmp_path}/joined: "):
-        GuestBook(tmp_path).read(ADMISSION)
+    for page in (b'{"admission":', b'{"admission":{"operator":"\xff'):
+        (tmp_path / "joined").write_bytes(page)
+        with pytest.raises(BadInput, match=f"^joined workers {tmp_path}/joined: "):
+            GuestBook(tmp_path).read(ADMISSION)
     (tmp_path / "joined").unlink()
     (tmp_path / "joined.partial").mkdir()
     book = GuestBook(tmp_path)

@@ -262,6 +262,13 @@ def test_a_pipe_among_the_notes_holds_up_nobody(tmp_path: Path) -> None:
     assert gathered(Shelf(tmp_path).store, {"w": (0, 1)}, 0.0) == ([], ["w"])
 
 
+def test_a_garbled_note_holds_up_nobody(tmp_path: Path) -> None:
+    """One that is no UTF-8 is none."""
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / "w.0.1-1.json").write_bytes(b'{"worker": "\xff"}')
+    assert gathered(Shelf(tmp_path).store, {"w": (0, 1)}, 0.0) == ([], ["w"])
+
+
 def _without_hard_links(*_: object) -> None:
     raise PermissionError(1, "Operation not permitted")
 

@@ -145,7 +145,11 @@ def test_a_damaged_file_is_named(tmp_path: Path, file: str, damage: Callable[[Pa
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("damage", [_truncate, _empty, Path.unlink])
+def _garble(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"momentum", b"\xedomentum"))
+
+
+@pytest.mark.parametrize("damage", [_truncate, _empty, _garble, Path.unlink])
 def test_a_damaged_manifest_is_named(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     """Without a manifest it is no snapshot."""
     save(tmp_path / "1")
