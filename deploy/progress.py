@@ -7,6 +7,7 @@ escape codes. All numbers come from deploy/readings.py; here they only become te
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
@@ -113,8 +114,9 @@ class Progress:
 
     def _say(self, line: str) -> None:
         # Not through the console, which would wrap a line at a width that a pipe doesn't have.
-        self._console.file.write(line + "\n")
-        self._console.file.flush()
+        with suppress(OSError):  # Nobody reads on, or the disk is full: training is worth more.
+            self._console.file.write(line + "\n")
+            self._console.file.flush()
 
     def _say_readings(self) -> None:
         if self._readings is not None:

@@ -58,7 +58,8 @@ def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | N
     `settings.out`, there from the logs of shards that were killed if they tell more, else in a new
     one. SIGUSR1 asks for a snapshot, and wishes for
     other shards are looked for in the folder. Raises a DownpourError for
-    anything that goes wrong, with what was learned until then in a snapshot.
+    anything that goes wrong, with what was learned until then in a snapshot; KeyboardInterrupt
+    where Ctrl-C has left none.
     """
     inputs = _Inputs(settings)
     shelf = shelf_of(settings, settings.out)
@@ -101,7 +102,10 @@ def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | N
         )
         if not outcome.interrupted:
             progress.starting("the test")
-        return _finish(inputs, outcome, folder, observer)
+        summary = _finish(inputs, outcome, folder, observer)
+        if outcome.interrupted and outcome.snapshot is None:
+            raise KeyboardInterrupt  # Why, and what there is to go on from, has been told.
+        return summary
 
 
 def _check_own(settings: TrainSettings) -> None:

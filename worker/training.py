@@ -40,7 +40,7 @@ from worker.task import PATIENCE_S, REPORT, TaskSpec, decode_reports, run_task
 
 _LOOK_S = 0.5
 _ANSWER_S = 10.0
-_CANCEL_S = 15.0
+_CANCELS, _CANCEL_S = 15, 1.0
 _RESIDUALS_S = 5.0  # that workers who are about to be cancelled are given
 
 
@@ -102,9 +102,11 @@ def run_job(
     asked now and then whether the job is to move to more or fewer shards. Where its durability asks
     for logs, they lie below `logs`, in folders named after the job, until it has ended with a
     snapshot of its last weights; what an earlier job left there must not tell more than what is
-    resumed. Ctrl-C ends the job early, with a snapshot and `interrupted` set.
-    Call it from the main thread, in a process connected to Ray if the shards are to live there.
-    Raises BadInput for what the caller can mend, GiveUp when a worker or a shard fails for good.
+    resumed. Ctrl-C ends the job early, with a snapshot and `interrupted` set; a second one raises
+    KeyboardInterrupt, without. Call it from the main thread, in a process connected to Ray if the
+    shards are to live there. Raises BadInput for what the caller can mend, GiveUp when a worker or
+    a shard fails for good, and what the `observer` raises; whatever ends the job while its shards
+    live leaves a snapshot.
     """
     model = job.model()
     job.plan.strategy.check(job.bound, job.plan.prefetch)
@@ -194,44 +196,54 @@ class _Run:
 
     def run(self) -> Outcome:
         started = time.monotonic()
-        reports, interrupted = self._train()
-        for report in reports:
-            if report.lost and self.observer is not None:
-                self.observer.told(report.lost)
-        self._follow(waits=True)
-        states, statuses = self._last or self.residence.console.export(), self._look()
-        if self._last is None:
-            self._save(states)
-        if self._snapshot is None and self.snapshotter is not None and self.observer is not None:
-            for logs in self._logs():
-                self.observer.told(f"{logs} stay: they hold what the last snapshot was to")
-        return Outcome(
-            cluster=self.residence.cluster,
-            weights=_assemble(self.residence.cluster, states),
-            statuses=statuses,
-            left=self._left,
-            reports=reports,
-            snapshot=self._snapshot,
-            seconds=time.monotonic() - started,
-            interrupted=interrupted,
-        )
+        with noted() as pressed:
+            reports = self._train(pressed)
+            self._follow(waits=True)
+            states = self._last or self.residence.console.export()
+            if self._last is None:
+                self._save(states)
+            # Whoever looks on may fail, but only once what was learned is safe.
+            statuses = self._look()
+            self._tell_of(reports)
+            return Outcome(
+                cluster=self.residence.cluster,
+                weights=_assemble(self.residence.cluster, states),
+                statuses=statuses,
+                left=self._left,
+                reports=reports,
+                snapshot=self._snapshot,
+                seconds=time.monotonic() - started,
+                interrupted=pressed.is_set(),
+            )
 
-    def _train(self) -> tuple[list[Report], bool]:
-        """Run the Spark job in a thread of its own, and watch it; True if it was interrupted."""
-        with ThreadPoolExecutor(1, "spark-job") as pool, noted() as pressed:
-            future = pool.submit(self._spark_job)
-            try:
-                self._watch(future, pressed)
-                if future.done():
-                    return future.result(), False
-                self._save_with_residuals()
-                self._cancel(future)
-                return [], True
-            except DownpourError as error:
-                self._cancel(future)
-                if pressed.is_set():  # a terminal sends it to Spark's processes, too
-                    return [], True
-                raise self._with_snapshot(error) from None
+    def _train(self, pressed: Event) -> list[Report]:
+        """Run the Spark job in a thread of its own, and watch it; no reports if it is cancelled."""
+        pool = ThreadPoolExecutor(1, "spark-job")
+        future = pool.submit(self._spark_job)
+        pool.shutdown(wait=False)  # A job that cannot be cancelled is not waited for.
+        try:
+            self._watch(future, pressed)
+            if future.done():
+                return future.result()
+            self._save_with_residuals()
+            self._cancel(future)
+            return []
+        except DownpourError as error:
+            self._cancel(future)
+            if pressed.is_set():  # a terminal sends it to Spark's processes, too
+                return []
+            if places := self._end_with_snapshot():
+                raise type(error)(f"{error}; {places}") from None
+            raise
+        except Exception as error:
+            self._cancel(future)
+            self.observer = None  # Its error, most likely: it would raise the next one.
+            if places := self._end_with_snapshot():
+                error.add_note(places)
+            raise
+        except BaseException:  # a second Ctrl-C: whoever presses it does not wait
+            spark.interrupt(self.df, self._tag)
+            raise
 
     def _spark_job(self) -> list[Report]:
         task, model = self.task, self.job.model
@@ -297,8 +309,11 @@ class _Run:
         return statuses
 
     def _cancel(self, future: "Future[list[Report]]") -> None:
-        spark.interrupt(self.df, self._tag)
-        wait([future], _CANCEL_S)
+        """End the Spark job: again and again, as one that Spark has not begun yet hears nothing."""
+        for _ in range(_CANCELS):
+            spark.interrupt(self.df, self._tag)
+            if wait([future], _CANCEL_S).done:
+                return
 
     def _save_with_residuals(self) -> None:
         """End with what is now, if workers that are about to be cancelled must be asked for it."""
@@ -310,8 +325,8 @@ class _Run:
         if self.snapshotter is not None:
             self._snapshot = self.snapshotter.save(states, patience_s)
 
-    def _with_snapshot(self, error: DownpourError) -> DownpourError:
-        """The same error, saying which snapshot to go on from; a new one if the shards live."""
+    def _end_with_snapshot(self) -> str:
+        """What to go on from after an error, in words: a new snapshot if the shards live."""
         try:
             self._follow(waits=True)
             self.residence.check()
@@ -320,7 +335,18 @@ class _Run:
             pass  # The shards are what failed: the last snapshot is the one to name.
         latest = self.snapshotter.latest if self.snapshotter is not None else None
         places = [*([latest] if latest is not None else []), *self._logs()]
-        return type(error)(f"{error}; resume from {' or '.join(places)}") if places else error
+        return f"resume from {' or '.join(places)}" if places else ""
+
+    def _tell_of(self, reports: Sequence[Report]) -> None:
+        """Tell what the workers have lost, and what is left where there is no last snapshot."""
+        if self.observer is None:
+            return
+        for report in reports:
+            if report.lost:
+                self.observer.told(report.lost)
+        if self._snapshot is None and self.snapshotter is not None:
+            for logs in self._logs():
+                self.observer.told(f"{logs} stay: they hold what the last snapshot was to")
 
     def _logs(self) -> list[str]:
         """Where the job's logs are, in words, if it keeps any."""

@@ -1,6 +1,7 @@
 """`downpour train` and the folders of runs: what it goes on from, and what it leaves alone."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -12,6 +13,7 @@ from deploy.settings import TrainSettings
 from ps import Console, local_shards, shard_specs
 from ps.storage.snapshots import save_snapshot
 from tests.deploy.refusing import TRAIN, Run, refuses, swap
+from worker import spark
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 
@@ -147,3 +149,22 @@ def test_ctrl_c_before_the_first_step(
     for _ in range(2):
         assert downpour(*TRAIN.split()) == (130, "", "stopped\n")
         assert {path.name for path in (job / "run").iterdir()} == {"settings.json", ".lock"}
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "last"),
+    [(None, "stopped"), ("somewhere", "stopped; go on with: downpour train --resume {out}")],
+)
+def test_ctrl_c_while_it_trains(
+    snapshot: str | None, last: str, downpour: Run, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What to go on with is said where there is something to go on from: the disk may be full."""
+    outcome = SimpleNamespace(interrupted=True, snapshot=snapshot)
+    session = SimpleNamespace(createDataFrame=lambda rows: rows)
+    monkeypatch.setattr(training, "_start", lambda *_: session)
+    monkeypatch.setattr(spark, "partitions", lambda df, _: df)
+    monkeypatch.setattr(training, "run_job", lambda *_, **__: outcome)
+    monkeypatch.setattr(training, "_finish", lambda *_: None)
+    status, out, err = downpour(*TRAIN.split())
+    assert status == 130
+    assert (out + err).splitlines()[-1] == last.format(out=job / "run")

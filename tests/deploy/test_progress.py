@@ -198,3 +198,19 @@ def test_nothing_is_shown_of_what_never_began() -> None:
 def test_time_is_told_as_a_clock_tells_it(seconds: float, text: str) -> None:
     """Minutes and seconds, and hours once there are some."""
     assert clock_text(seconds) == text
+
+
+class Closed(io.StringIO):
+    """A pipe that nobody reads any more."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_a_pipe_that_is_closed_ends_no_training() -> None:
+    """`downpour train | head` goes on without being seen."""
+    console = Console(file=Closed(), force_terminal=False)
+    with Progress(steps=100, workers=1, bound=0, console=console) as progress:
+        progress.starting("the shards and workers")
+        progress.update([status(0, [WAITING])])
+        progress.note("snapshot 4")

@@ -1,5 +1,6 @@
-"""What becomes of a job's logs when it ends. No Spark: a thread pushes in the place of tasks."""
+"""What a job leaves, however it ends. No Spark: a thread pushes in the place of tasks."""
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import ps
-from ps import Durability
+from ps import Console, Durability
 from ps.logs.job_logs import newest_logs
 from ps.storage.shelf import Shelf
 from shards.errors import BadInput, GiveUp
@@ -55,6 +56,32 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> list[Servers]:
     return started
 
 
+class Spark:
+    """Runs `tasks` in the place of Spark; a job that waits for its end is ended by `interrupt`, but
+    only when it has been asked `deaf` times before, as one that Spark has not begun yet."""
+
+    def __init__(self, tasks: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._tasks = tasks
+        self.deaf = self.interrupts = 0
+        self._ended = threading.Event()
+        self.ended_by_itself = False
+        monkeypatch.setattr(spark, "run_tasks", self._run_tasks)
+        monkeypatch.setattr(spark, "interrupt", self._interrupt)
+
+    def for_ever(self) -> None:
+        """What tasks do that only `interrupt` ends."""
+        self.ended_by_itself = not self._ended.wait(DEADLINE_S)
+
+    def _run_tasks(self, *_: Any) -> list[Any]:
+        self._tasks()
+        return []
+
+    def _interrupt(self, *_: Any) -> None:
+        self.interrupts += 1
+        if self.interrupts > self.deaf:
+            self._ended.set()
+
+
 def run(
     tasks: Callable[[], None],
     folder: Path,
@@ -63,15 +90,18 @@ def run(
     resume: Path | None = None,
 ) -> tuple[training.Outcome, list[str]]:
     """A job that keeps logs, whose tasks do this; its outcome, and what was told."""
-
-    def run_tasks(*_: Any) -> list[Any]:
-        tasks()
-        return []
-
-    monkeypatch.setattr(spark, "run_tasks", run_tasks)
-    monkeypatch.setattr(spark, "interrupt", lambda *_: None)
+    Spark(tasks, monkeypatch)
     observer = Notes()
-    outcome = training.run_job(
+    return run_job(folder, observer, asked, resume), observer.notes
+
+
+def run_job(
+    folder: Path,
+    observer: training.Observer,
+    asked: threading.Event | None = None,
+    resume: Path | None = None,
+) -> training.Outcome:
+    return training.run_job(
         None,  # type: ignore[arg-type]  # no task reads it
         ones_job(Ones, steps=1, workers=1, durability=Durability.PROCESS),
         resume=resume,
@@ -80,7 +110,6 @@ def run(
         logs=folder / "logs",
         observer=observer,
     )
-    return outcome, observer.notes
 
 
 def push(servers: Servers, count: int, incarnation: int) -> None:
@@ -180,3 +209,110 @@ def test_a_snapshot_that_holds_as_much_as_the_logs(
     second, _ = run(lambda: push(servers[-1], 2, 1), tmp_path, asked, monkeypatch, resume)
     assert second.weights.min() == -5
     assert not (tmp_path / "logs").exists()
+
+
+class Looker(Notes):
+    """Does something at the first look at the job, once its tasks have pushed."""
+
+    def __init__(self, pushed: threading.Event, act: Callable[[], None]) -> None:
+        super().__init__()
+        self._pushed = pushed
+        self._acts = [act]
+
+    def progressed(self, statuses: list[ShardStatus], records: list[Any]) -> None:
+        if self._acts and self._pushed.is_set():
+            self._acts.pop()()
+
+
+@pytest.fixture
+def watched(
+    servers: list[Servers], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Spark, threading.Event]]:
+    """A job that pushes twice and then runs until it is cancelled; and when it has pushed."""
+    pushed = threading.Event()
+
+    def tasks() -> None:
+        push(servers[0], 2, 0)
+        pushed.set()
+        cluster.for_ever()
+
+    cluster = Spark(tasks, monkeypatch)
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield cluster, pushed
+    signal.signal(signal.SIGINT, former)
+
+
+def press() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_an_error_of_who_looks_on_ends_the_job_with_a_snapshot(
+    watched: tuple[Spark, threading.Event], tmp_path: Path
+) -> None:
+    """The tasks are cancelled, not left to train unseen; what they had learned is kept, and the
+    error says where."""
+    cluster, pushed = watched
+
+    def fail() -> None:
+        raise OSError("no space left for the picture")
+
+    with pytest.raises(OSError, match=r"^no space left for the picture\n") as caught:
+        run_job(tmp_path, Looker(pushed, fail))
+    assert (cluster.interrupts, cluster.ended_by_itself) == (1, False)
+    assert [entry.name for entry in Shelf(tmp_path / "snapshots").entries()] == ["2"]
+    note = f"resume from {tmp_path}/snapshots/2 or the logs in {tmp_path}/logs"
+    assert caught.value.__notes__ == [note]
+
+
+def test_a_second_press_cancels_the_tasks_and_waits_for_nothing(
+    watched: tuple[Spark, threading.Event], tmp_path: Path
+) -> None:
+    """It ends the job there and then, and not when its tasks have trained to their end."""
+    cluster, pushed = watched
+
+    def press_twice() -> None:
+        press()
+        press()
+
+    with pytest.raises(KeyboardInterrupt):
+        run_job(tmp_path, Looker(pushed, press_twice))
+    assert (cluster.interrupts, cluster.ended_by_itself) == (1, False)
+    assert Shelf(tmp_path / "snapshots").entries() == []
+
+
+def test_a_press_before_spark_has_begun_is_heard(
+    watched: tuple[Spark, threading.Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark cancels what it runs already: it is asked until there is nothing left to cancel."""
+    monkeypatch.setattr(training, "_CANCEL_S", 0.01)
+    cluster, pushed = watched
+    cluster.deaf = 3
+    outcome = run_job(tmp_path, Looker(pushed, press))
+    assert outcome.interrupted
+    assert outcome.snapshot == f"{tmp_path}/snapshots/2"
+    assert cluster.interrupts >= 4
+    assert not cluster.ended_by_itself
+
+
+def test_a_press_after_the_last_step_costs_nothing(
+    servers: list[Servers],
+    watched: tuple[Spark, threading.Event],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While the weights are brought home they are still only at the shards."""
+    export = Console.export
+
+    def pressed(self: Console, **options: Any) -> list[Any]:
+        press()
+        return export(self, **options)
+
+    monkeypatch.setattr(Console, "export", pressed)
+    Spark(lambda: push(servers[0], 3, 0), monkeypatch)
+    try:
+        outcome = run_job(tmp_path, Notes())
+    except KeyboardInterrupt:
+        pytest.fail("it cost the last snapshot")
+    assert outcome.snapshot == f"{tmp_path}/snapshots/3"
+    assert outcome.interrupted
+    assert outcome.weights.min() == -3
