@@ -8,7 +8,8 @@ Ray, and then none is loaded.
 
 import os
 import signal
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
 import numpy as np
@@ -32,7 +33,7 @@ from ps.storage.shelf import Found, Shelf
 from ps.storage.snapshots import Manifest
 from ps.storage.stores import without_secrets
 from ps.wire.reach import reach
-from shards.errors import BadInput
+from shards.errors import BadInput, GiveUp
 from shards.job_ids import shown
 from shards.messages import ShardStatus
 from worker import spark, spark_settings
@@ -230,7 +231,8 @@ class _Observer:
 
     def progressed(self, statuses: list[ShardStatus], records: list[NDArray[np.void]]) -> None:
         assert self.updates is not None, "started comes first"
-        self.updates.write(records)
+        with self._goes_on():
+            self.updates.write(records)
         # Until a worker has registered there is nothing to show but what is being started.
         if statuses[0].workers:
             self._progress.update(statuses, records)
@@ -247,7 +249,16 @@ class _Observer:
 
     def close(self) -> None:
         if self.updates is not None:
-            self.updates.close()
+            with self._goes_on():
+                self.updates.close()
+
+    @contextmanager
+    def _goes_on(self) -> Iterator[None]:
+        """Tell that the record of updates is lost: what is learned is worth more."""
+        try:
+            yield
+        except GiveUp as error:
+            self.told(f"{error}; the run goes on without")
 
     def __enter__(self) -> "_Observer":
         return self
@@ -322,8 +333,9 @@ def _finish(
         left=outcome.left,
     )
     folder.write_summary(summary)
-    plot_loss(folder.updates, summary, folder.loss_plot)
-    plot_staleness(folder.updates, summary, folder.staleness_plot)
+    if not observer.updates.lost:
+        plot_loss(folder.updates, summary, folder.loss_plot)
+        plot_staleness(folder.updates, summary, folder.staleness_plot)
     return None if outcome.interrupted else summary
 
 

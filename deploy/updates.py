@@ -5,6 +5,9 @@ that a run of any length needs a few MiB. A Parquet file can be read only once i
 written: this one grows under another name, and takes its own when it is closed, on every way out. A
 run that is killed leaves the file of its last clean stop.
 
+A disk that refuses costs the file of this run, and no more: that of the last clean stop stays, and
+what comes is still counted.
+
 A resumed run goes on in the same file. The rows it had are copied, but for those of updates that
 were applied after the snapshot it resumes from: the weights no longer hold them.
 
@@ -61,8 +64,9 @@ _ZERO_IS_UNKNOWN = frozenset({"rtt_s", "wall_age_s"})
 class UpdatesWriter:
     """The open `updates.parquet` of a run; a context manager.
 
-    `fresh` tallies the rows written here, `kept` those of the run that is resumed; `fresh_samples`
-    counts those of `fresh` once an update, however many shards there were.
+    `fresh` tallies the rows that came here, `kept` those of the run that is resumed;
+    `fresh_samples` counts those of `fresh` once an update, however many shards there were. `lost`
+    says that the disk has refused them.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class UpdatesWriter:
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = 0
         self.fresh_samples = 0
+        self.lost = False
         self._origins: dict[int, float] = {}
         self._ends: dict[int, float] = {}
         self._moved_at = 0.0
@@ -94,13 +99,18 @@ class UpdatesWriter:
                 raise
 
     def write(self, records: Sequence[Rows]) -> None:
-        """Add one array of dtype RECORD a shard, in the order of the shards."""
-        for shard, rows in enumerate(records):
-            if len(rows):
-                self.fresh += Tally.of([rows])
-                self._add(self._batch(shard, rows))
+        """Add one array of dtype RECORD a shard, in the order of the shards.
+
+        Raises GiveUp when the disk refuses: once, for from then on nothing is written.
+        """
+        self.fresh += Tally.of(records)
         if records:
             self.fresh_samples += int(records[0]["samples"].sum())
+        if self.lost:
+            return
+        for shard, rows in enumerate(records):
+            if len(rows):
+                self._add(self._batch(shard, rows))
 
     def moved(self) -> None:
         """What is written from now on is other shards', with clocks of their own."""
@@ -175,6 +185,7 @@ class UpdatesWriter:
             try:
                 self._flush()
             except OSError as error:
+                self._discard()
                 raise _refused(self.path, error) from None
 
     def _flush(self) -> None:
@@ -184,6 +195,7 @@ class UpdatesWriter:
 
     def _discard(self) -> None:
         """Leave the file as it was before."""
+        self.lost = True
         writer, self._writer = self._writer, None
         with suppress(OSError):  # A full disk refuses the footer too.
             if writer is not None:

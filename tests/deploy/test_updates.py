@@ -1,5 +1,6 @@
 """`updates.parquet`: every applied update once, readable whichever way the run ended."""
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -7,13 +8,20 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 from deploy import updates
+from deploy.progress import Progress
+from deploy.run_folder import RunFolder
+from deploy.settings import TrainSettings
 from deploy.summary import Tally
+from deploy.train import _Observer
 from deploy.updates import SCHEMA, UpdatesWriter, read_updates
+from ps import DenseTable, TensorSpec, describe, shard_specs
 from shards.errors import BadInput, GiveUp
 from shards.records import RECORD
-from tests.deploy.rows import records
+from tests.deploy.rows import records, status
+from tests.ps.storage.saved import full_disk
 
 
 def write(path: Path, *looks: tuple[int, ...], restored: list[int] | None = None) -> UpdatesWriter:
@@ -187,6 +195,50 @@ def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
     """Where the file cannot be made, the error says which one."""
     with pytest.raises(GiveUp, match=r"gone/updates\.parquet"):
         UpdatesWriter(tmp_path / "gone" / "updates.parquet", job="j", seed=0)
+
+
+def test_a_disk_that_is_full_costs_the_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told once; what comes is still counted, and the file is as the run before left it."""
+    monkeypatch.setattr(updates, "_GROUP_ROWS", 100)
+    path = tmp_path / "updates.parquet"
+    write(path, (1, 4))
+    before, many = path.read_bytes(), records(10_000, loss=np.random.default_rng(5).random(10_000))
+    writer = UpdatesWriter(path, job="j", seed=0, restored=[4, 4])
+    with full_disk(), pytest.raises(GiveUp, match=r"updates\.parquet: .* File too large"):
+        writer.write([many, many])
+    writer.write([records(7), records(7)])
+    writer.close()
+    assert writer.lost
+    assert writer.fresh.rows == 2 * (10_000 + 7)
+    assert writer.fresh_samples == 64 * (10_000 + 7)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_run_goes_on_without_its_record_of_updates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever watches a run hears of the full disk once, and of no error."""
+    monkeypatch.setattr(updates, "_GROUP_ROWS", 100)
+    (spec,) = shard_specs(DenseTable("net", (TensorSpec("w", (60,)),)))
+    out, run = io.StringIO(), tmp_path / "run"
+    settings = TrainSettings(solver=run, data=run, out=run)
+    console = Console(file=out, force_terminal=False)
+    with (
+        RunFolder.create(run, settings.plain()) as folder,
+        Progress(steps=1, workers=1, bound=None, console=console) as progress,
+        _Observer(folder, progress, settings) as observer,
+    ):
+        observer.started(describe([spec], ["tcp://127.0.0.1:5001"]), None)
+        with full_disk():
+            observer.progressed([status()], [records(10_000, loss=np.arange(10_000.0))])
+        observer.progressed([status()], [records(5)])
+    told = [line for line in out.getvalue().splitlines() if "updates.parquet" in line]
+    assert len(told) == 1
+    assert told[0].endswith("File too large; the run goes on without")
+    assert not (run / "updates.parquet").exists()
 
 
 def test_a_reader_chooses_columns_and_a_shard(tmp_path: Path) -> None:
