@@ -10,8 +10,11 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import islice
+from pathlib import Path
 from types import TracebackType
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
@@ -21,14 +24,14 @@ from deploy.java import java_environment
 from deploy.origin import Origin, newest, shelf_of
 from deploy.plots import plot_loss, plot_staleness
 from deploy.progress import Progress
-from deploy.run_folder import LOGS, RunFolder
+from deploy.run_folder import LOGS, SETTINGS, RunFolder
 from deploy.settings import TrainSettings
 from deploy.summary import Summary, summarise
 from deploy.updates import UpdatesWriter
 from deploy.wishes import Wishes
 from ps import Cluster
 from ps.hosts.hosting import Home, place_of
-from ps.logs.job_logs import newest_logs
+from ps.logs.job_logs import is_job, newest_logs
 from ps.storage.shelf import Found, Shelf
 from ps.storage.snapshots import Manifest
 from ps.storage.stores import without_secrets
@@ -55,16 +58,15 @@ from worker.training import Outcome, run_job
 def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | None:
     """Train as told and leave a run folder; returns its summary, or None when Ctrl-C came first.
 
-    With an `origin` the run goes on from that snapshot: in its own run folder if that is
-    `settings.out`, there from the logs of shards that were killed if they tell more, else in a new
-    one. SIGUSR1 asks for a snapshot, and wishes for
-    other shards are looked for in the folder. Raises a DownpourError for
-    anything that goes wrong, with what was learned until then in a snapshot; KeyboardInterrupt
-    where Ctrl-C has left none.
+    With an `origin` the run goes on from that snapshot: if none is named, in the run's own folder,
+    and there from the logs of shards that were killed if they tell more; else in a new one. SIGUSR1
+    asks for a snapshot, and wishes for other shards are looked for in the folder. Raises a
+    DownpourError for anything that goes wrong, with what was learned until then in a snapshot;
+    KeyboardInterrupt where Ctrl-C has left none.
     """
     inputs = _Inputs(settings)
     shelf = shelf_of(settings, settings.out)
-    in_place = origin is not None and origin.run == settings.out
+    in_place = origin is not None and origin.name is None and origin.run == settings.out
     if not in_place:
         _check_own(settings)
     found = _found(origin, inputs) if origin is not None else None
@@ -129,11 +131,25 @@ def _found(origin: Origin, inputs: "_Inputs") -> Found:
 
     shelf = origin.open()
     if origin.name is None:
-        kept = None if origin.run is None else inputs.settings.logs or origin.run / LOGS
+        kept = _logs_left(origin.run, inputs.settings) if origin.run is not None else None
         return newest(shelf, newest_logs(kept) if kept is not None else None, check)
     found = shelf.load(origin.name)
     check(found.place, found.manifest)
     return found
+
+
+def _logs_left(run: Path, settings: TrainSettings) -> Path:
+    """Where a run that is gone on with has left its logs, if any, and will go on keeping them.
+
+    Raises BadInput where it is to keep them elsewhere: they would be passed over.
+    """
+    logs, left = settings.logs or run / LOGS, TrainSettings.load(run / SETTINGS).logs or run / LOGS
+    if logs != left and any(is_job(job) for job in left.glob("*")):
+        raise BadInput(
+            f"--logs {logs}: expected the folder where the run has left its logs, {left}; or move"
+            " what it holds"
+        )
+    return logs
 
 
 class _Inputs:
@@ -181,8 +197,8 @@ class _Inputs:
         # Opened again, for only the net says which labels there may be.
         self.classes = _classes(self.model.net)
         self.train = open_source(settings.data, "train", classes=self.classes)
-        self.test = self._test_source()
         self.weights = self._weights()
+        self.test = self._test()
 
     def _test_source(self) -> Source | None:
         """What the final weights are tested on: --test-data, else the data's own test part."""
@@ -194,6 +210,21 @@ class _Inputs:
         if not has_test(self.settings.data):
             return None
         return open_source(self.settings.data, "test", classes=self.classes)
+
+    def _test(self) -> "_Test | None":
+        """The first test net on its data, tried on one row: after training it would be late."""
+        source = self._test_source()
+        if source is None:
+            return None
+        test = _Test(CaffeModel(self.solver.tests[0].net), source)
+        start = self.weights if self.weights is not None else self.model.initial(1)
+        try:
+            test.figures(self.model, start, rows=1)
+        except BadInput as error:
+            raise BadInput(
+                f"test on {self.settings.test_data or self.settings.data}: {error}"
+            ) from None
+        return test
 
     def _weights(self) -> NDArray[np.float32] | None:
         if self.settings.weights is None:
@@ -212,6 +243,21 @@ def _classes(net: Network) -> int | None:
         if loss.spec.bottom[1] in net.inputs and not loss.spec.loss_param.HasField("ignore_label")
     ]
     return min(told, default=None)
+
+
+class _Test(msgspec.Struct, frozen=True):
+    """A test net and its data."""
+
+    model: CaffeModel
+    source: Source
+
+    def figures(
+        self, trained: CaffeModel, weights: NDArray[np.float32], rows: int | None = None
+    ) -> dict[str, float]:
+        """The net's outputs over all rows, or so many, with weights of the net that was trained."""
+        laid = moved(weights, trained.table, self.model.net)
+        batches = self.source.batches() if rows is None else islice(self.source.batches(rows), 1)
+        return evaluate(self.model, laid, batches, self.model.net.batch_size)
 
 
 class _Observer:
@@ -318,7 +364,9 @@ def _finish(
     observer.close()
     write_safetensors(folder.weights, inputs.model.table, outcome.weights)
     write_caffemodel(folder.caffemodel, inputs.model.net, outcome.weights)
-    figures = {} if outcome.interrupted else _test(inputs, outcome)
+    figures = {}
+    if inputs.test is not None and not outcome.interrupted:
+        figures = inputs.test.figures(inputs.model, outcome.weights)
     summary = summarise(
         outcome.statuses,
         observer.updates.fresh,
@@ -337,12 +385,3 @@ def _finish(
         plot_loss(folder.updates, summary, folder.loss_plot)
         plot_staleness(folder.updates, summary, folder.staleness_plot)
     return None if outcome.interrupted else summary
-
-
-def _test(inputs: _Inputs, outcome: Outcome) -> dict[str, float]:
-    """The first test net's outputs over the whole test data; empty where there is none."""
-    if inputs.test is None:
-        return {}
-    model = CaffeModel(inputs.solver.tests[0].net)
-    weights = moved(outcome.weights, inputs.model.table, model.net)
-    return evaluate(model, weights, inputs.test.batches(), model.net.batch_size)

@@ -104,6 +104,20 @@ def test_truncated_parquet(part: str, downpour: Run, job: Path) -> None:
     refuses(downpour, job, TRAIN, rf"{part}\.parquet: expected a whole Parquet file, got ")
 
 
+def test_a_wrong_test_net(downpour: Run, job: Path) -> None:
+    """It is built before the training."""
+    swap(job / "net.prototxt", '"Accuracy"', '"Accurate"')
+    refuses(downpour, job, TRAIN, r"net\.prototxt: layer accuracy \(Accurate\): type not supported")
+
+
+def test_test_data_of_another_shape(downpour: Run, job: Path) -> None:
+    """The test is tried before the training."""
+    table = pa.table({"label": [0], "image": [bytes(9 * 9)]})
+    pq.write_table(table, job / "large.parquet")
+    line = r"test on \S*large\.parquet: .* layer rows .*: expected .*, 8, 8\), got \(1, 1, 9, 9\)"
+    refuses(downpour, job, f"{TRAIN} --test-data large.parquet", line)
+
+
 def test_idx_labels_beyond_the_classes(downpour: Run, job: Path) -> None:
     """The net's last layer says how many classes there are."""
     write_idx(job / "data", classes=4)

@@ -13,6 +13,7 @@ from deploy.settings import TrainSettings
 from ps import Console, local_shards, shard_specs
 from ps.storage.snapshots import save_snapshot
 from tests.deploy.refusing import TRAIN, Run, refuses, swap
+from tests.ps.logs.test_shard_log import written
 from worker import spark
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
@@ -127,6 +128,24 @@ def test_an_out_that_holds_a_run(downpour: Run, job: Path, earlier: Path) -> Non
     """Results are never overwritten."""
     line = r"run folder \S*run: expected a new folder, got one that holds a run; .*--resume \S*run"
     refuses(downpour, job, TRAIN, line)
+
+
+def test_an_out_that_is_gone_on_from(downpour: Run, job: Path, earlier: Path) -> None:
+    """A run is never taken back to an earlier snapshot of its own: what came since would go."""
+    line = (
+        r"run folder \S*run: expected a new folder, got one that holds a run; choose another --out"
+    )
+    refuses(downpour, job, "train --resume run@7 --out run", line)
+
+
+def test_logs_that_would_be_passed_over(downpour: Run, job: Path, earlier: Path) -> None:
+    """A run keeps its logs where it has left them, for they may tell more than its snapshots."""
+    written(earlier / "logs/job/shard-0", 1)
+    line = (
+        r"--logs \S*elsewhere: expected the folder where the run has left its logs, \S*run/logs; or"
+        r" move what it holds"
+    )
+    refuses(downpour, job, "train --resume run --durability logged --logs elsewhere", line)
 
 
 def test_an_out_that_is_not_ours(downpour: Run, job: Path) -> None:

@@ -88,7 +88,7 @@ def test_a_guest_book(tmp_path: Path) -> None:
 
 def test_a_guest_book_that_cannot_be_used(tmp_path: Path) -> None:
     """The error names the file; nobody is let in on half a page, or without being written down."""
-    for page in (b'{"admission":', b'{"admission":{"operator":"\xff'):
+    for page in (b'{"admission":', b'{"admission":{"operator":"\xff"}}'):
         (tmp_path / "joined").write_bytes(page)
         with pytest.raises(BadInput, match=f"^joined workers {tmp_path}/joined: "):
             GuestBook(tmp_path).read(ADMISSION)
