@@ -1,6 +1,7 @@
 """`worker.train`: a Caffe solver, a Spark DataFrame, and trained weights back."""
 
 from enum import StrEnum
+from operator import index
 from pathlib import Path
 from typing import TypeVar
 
@@ -111,17 +112,15 @@ def train(
     """
     _check_columns(df)
     read = read_solver(Path(solver), _shape(df))
-    count = spark.partition_count(df) if workers is None else workers
-    if count < 1:
-        raise BadInput(f"train: expected at least 1 worker, got {count}")
+    count = spark.partition_count(df) if workers is None else _whole("workers", workers, 1)
     job = caffe_job(
         read,
         strategy=strategy or Downpour(),
         workers=count,
-        shards=shards,
-        bound=staleness,
-        seed=seed,
-        max_iter=max_iter,
+        shards=_whole("shards", shards, 1),
+        bound=None if staleness is None else _whole("staleness", staleness, 0),
+        seed=_whole("seed", seed),
+        max_iter=None if max_iter is None else _whole("max_iter", max_iter, 1),
         prefetch=prefetch,
         shuffle=shuffle,
         lease_s=lease_s,
@@ -154,6 +153,17 @@ def _check_columns(df: spark.DataFrame) -> None:
         raise BadInput(
             f"train: the DataFrame: expected a column label, got {', '.join(df.columns)}"
         )
+
+
+def _whole(argument: str, number: int, least: int | None = None) -> int:
+    """A plain int of this argument, which may be NumPy's."""
+    try:
+        plain = index(number)
+    except TypeError:
+        raise BadInput(f"train: {argument}: expected a whole number, got {number!r}") from None
+    if least is not None and plain < least:
+        raise BadInput(f"train: {argument}: expected at least {least}, got {plain}")
+    return plain
 
 
 def _named(argument: str, name: str, kind: type[Choice]) -> Choice:

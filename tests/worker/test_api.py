@@ -1,6 +1,7 @@
 """`worker.train`: a DataFrame and a solver in, weights out; and what it refuses at once."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 import worker
 from shards.errors import BadInput
 from tests import tiny
+from worker import api
 from worker.caffe.model import CaffeModel
 from worker.inference import evaluate, read_weights
+from worker.job import Job
 from worker.sources import open_source
 
 
@@ -98,7 +101,11 @@ def test_an_empty_data_frame(spark: Any, solver: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"workers": 0}, "train: expected at least 1 worker, got 0"),
+        ({"workers": 0}, "train: workers: expected at least 1, got 0"),
+        ({"workers": 2.5}, "train: workers: expected a whole number, got 2.5"),
+        ({"staleness": -1}, "train: staleness: expected at least 0, got -1"),
+        ({"max_iter": 0}, "train: max_iter: expected at least 1, got 0"),
+        ({"max_iter": -3}, "train: max_iter: expected at least 1, got -3"),
         ({"solver": "nowhere"}, "nowhere: cannot be read: No such file or directory"),
         (
             {"shards_in": "threads"},
@@ -117,6 +124,32 @@ def test_options_that_make_no_sense(
     """They are refused before anything is started, too."""
     with pytest.raises(BadInput, match=f"{line}$"):
         worker.train(frame(spark), **({"solver": solver} | options))
+
+
+def test_whole_numbers_may_be_numpys(solver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They become Python's own, which can be sent and saved."""
+    told: list[Job] = []
+
+    def run_job(_: Any, job: Job, **__: Any) -> Any:
+        told.append(job)
+        return SimpleNamespace(weights=None)
+
+    monkeypatch.setattr(api, "run_job", run_job)
+    df = SimpleNamespace(columns=["image", "label"], repartition=lambda _: None)
+    two = np.int64(2)
+    worker.train(
+        df,  # type: ignore[arg-type]
+        solver=solver,
+        workers=two,  # type: ignore[arg-type]
+        shards=two,  # type: ignore[arg-type]
+        staleness=two,  # type: ignore[arg-type]
+        seed=two,  # type: ignore[arg-type]
+        max_iter=two,  # type: ignore[arg-type]
+    )
+    (job,) = told
+    numbers = [job.workers, job.shards, job.bound, job.plan.seed, job.plan.steps]
+    assert numbers == [2] * 5
+    assert {type(number) for number in numbers} == {int}
 
 
 def test_importing_worker_is_light() -> None:

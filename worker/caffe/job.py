@@ -66,7 +66,7 @@ def caffe_job(
     return Job(
         model=model,
         plan=Plan(
-            steps=max_iter or solver.max_iter,
+            steps=solver.max_iter if max_iter is None else max_iter,
             seed=seed,
             strategy=strategy,
             schedule=solver.schedule,
