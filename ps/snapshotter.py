@@ -30,7 +30,8 @@ class Snapshotter:
     """Takes snapshots of one job onto a shelf; a context manager.
 
     One is due every `every` iterations and every `every_s` seconds (0: not by that), and whenever
-    somebody asks. With `aligned` the shards stand still at the same pushes of every worker while
+    somebody asks. `begins_at` is the iteration that the job goes on from, of which there is one.
+    With `aligned` the shards stand still at the same pushes of every worker while
     they are asked (shards/standstill.py); one that they do not come together for is taken without,
     and its manifest says so. With `residuals` workers that compress their pushes write what they
     keep back (keeping.py), and it goes into the snapshot if it comes within half a minute. `told`
@@ -46,6 +47,7 @@ class Snapshotter:
         workers: int,
         every: int = 0,
         every_s: float = 0.0,
+        begins_at: int = 0,
         aligned: bool = False,
         residuals: bool = False,
         told: Callable[[str], None] = lambda _: None,
@@ -60,7 +62,7 @@ class Snapshotter:
         self._aligned = aligned
         self._residuals = residuals
         self._told = told
-        self._next = every
+        self._next = self._next_after(begins_at)
         self._next_at = time.monotonic() + every_s
         self._asked = self._answering = False
         self._under_way: Future[None] | None = None
@@ -81,11 +83,13 @@ class Snapshotter:
         by_time = self._every_s > 0 and now >= self._next_at
         if not (self._asked or by_iteration or by_time):
             return
-        if self._every:
-            self._next = (iteration // self._every + 1) * self._every
+        self._next = self._next_after(iteration)
         self._next_at = now + self._every_s
         self._answering, self._asked = self._asked, False
         self._under_way = self._pool.submit(self._take)
+
+    def _next_after(self, iteration: int) -> int:
+        return (iteration // self._every + 1) * self._every if self._every else 0
 
     @property
     def idle(self) -> bool:

@@ -156,7 +156,8 @@ def run_job(
             keep=_seen_by_workers(snapshots) if job.keeps_residuals else None,
             residuals=_seen_by_workers(found.place) if found and job.keeps_residuals else None,
         )
-        with _snapshotter(job, cluster, shelf, told) as snapshotter:
+        begins_at = found.manifest.steps // job.workers if found else 0
+        with _snapshotter(job, cluster, shelf, begins_at, told) as snapshotter:
             run = _Run(df, job, task, residence, snapshotter, asked, wishes, observer)
             outcome = run.run()
         if outcome.snapshot is not None:
@@ -356,7 +357,11 @@ class _Run:
 
 
 def _snapshotter(
-    job: Job, cluster: Cluster, shelf: Shelf | None, told: Callable[[str], None]
+    job: Job,
+    cluster: Cluster,
+    shelf: Shelf | None,
+    begins_at: int,
+    told: Callable[[str], None],
 ) -> AbstractContextManager[Snapshotter | None]:
     if shelf is None:
         return nullcontext()
@@ -367,6 +372,7 @@ def _snapshotter(
         workers=job.workers,
         every=job.snapshot_every,
         every_s=job.snapshot_every_s,
+        begins_at=begins_at,
         aligned=job.snapshot_aligned,
         residuals=job.keeps_residuals,
         told=told,

@@ -57,6 +57,15 @@ def test_every_so_many_iterations(cluster: Cluster, tmp_path: Path) -> None:
     assert [state.saved.version for state in found.states] == [8, 8]
 
 
+def test_a_resumed_job_has_the_one_that_it_goes_on_from(cluster: Cluster, tmp_path: Path) -> None:
+    """It is not written anew at the first look; the next is due where it would have been."""
+    with snapshotter(cluster, tmp_path, every=4, begins_at=10) as taker:
+        for iteration, seen in ((10, []), (11, []), (12, ["0"])):
+            taker.look(iteration)
+            taker._finish()
+            assert names(tmp_path) == seen
+
+
 def test_every_so_many_seconds(cluster: Cluster, tmp_path: Path) -> None:
     """By the clock alone, whether anybody pushes or not."""
     with snapshotter(cluster, tmp_path, every_s=0.01) as taker:

@@ -14,6 +14,7 @@ import pytest
 import ps
 from ps import Console, Durability
 from ps.logs.job_logs import newest_logs
+from ps.snapshotter import Snapshotter
 from ps.storage.shelf import Shelf
 from shards.errors import BadInput, GiveUp
 from shards.messages import ShardStatus
@@ -316,3 +317,22 @@ def test_a_press_after_the_last_step_costs_nothing(
     assert outcome.snapshot == f"{tmp_path}/snapshots/3"
     assert outcome.interrupted
     assert outcome.weights.min() == -3
+
+
+def test_a_resumed_job_says_what_it_goes_on_from(
+    servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its iteration, so that no snapshot of it is due."""
+    began: list[int] = []
+
+    class Noted(Snapshotter):
+        def __init__(self, *args: Any, begins_at: int, **options: Any) -> None:
+            began.append(begins_at)
+            super().__init__(*args, begins_at=begins_at, **options)
+
+    monkeypatch.setattr(training, "Snapshotter", Noted)
+    asked = threading.Event()
+    first, _ = run(lambda: push(servers[-1], 3, 0), tmp_path, asked, monkeypatch)
+    assert first.snapshot is not None
+    run(lambda: push(servers[-1], 1, 1), tmp_path, asked, monkeypatch, Path(first.snapshot))
+    assert began == [0, 3]
