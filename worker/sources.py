@@ -31,7 +31,8 @@ def open_source(
     `path` is a folder of MNIST's four IDX files, raw or gzipped; a Parquet file; or a folder of
     Parquet files. Parquet needs a column `label` and one named `image` or `data`, and may have id,
     channels, height and width. A folder's parts are its subfolders `train` and `test` or files
-    whose names begin so; Parquet that is not divided in this way is all training data.
+    whose names begin so, and what else lies there is left out; Parquet that is not divided in this
+    way is all training data.
 
     `classes` refuses labels outside [0, classes); `shape` says the images' (channels, height,
     width) where the data does not.
@@ -51,9 +52,10 @@ def open_source(
 def has_test(path: str | Path) -> bool:
     """Whether the data at `path` is divided, so that a missing test part would be a mistake.
 
-    A folder of IDX files is; Parquet is where a subfolder or a file is named `test...`.
+    A folder of IDX files is; Parquet is where a subfolder or a Parquet file is named `test...`.
     """
-    from worker.idx import is_idx_folder
-
     folder = Path(path)
-    return folder.is_dir() and (is_idx_folder(folder) or any(folder.glob("test*")))
+    if not folder.is_dir():
+        return False
+    tests = (part for part in folder.glob("test*") if part.is_dir() or part.suffix == ".parquet")
+    return is_idx_folder(folder) or any(tests)

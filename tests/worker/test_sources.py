@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shards.errors import BadInput
-from worker.sources import Source, Split, open_source
+from worker.sources import Source, Split, has_test, open_source
 
 DEMO = Path(__file__).parents[2] / "deploy" / "demo" / "mnist"
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
@@ -139,6 +139,20 @@ def test_a_parquet_folder_is_read_in_order_and_by_its_parts(tmp_path: Path) -> N
     assert train["id"].to_pylist() == list(range(40))
     assert test["label"].to_pylist() == [2] * 20
     assert test["id"].to_pylist() == list(range(7, 27))
+
+
+@pytest.mark.parametrize(
+    ("name", "divided"),
+    [("test_notes.md", False), ("test.parquet", True), ("test", True), ("rows.parquet", False)],
+)
+def test_what_divides_parquet(tmp_path: Path, name: str, divided: bool) -> None:
+    """A subfolder or a Parquet file named so; notes and the like divide nothing."""
+    parquet(tmp_path / "data.parquet")
+    if name == "test":
+        (tmp_path / name).mkdir()
+    else:
+        parquet(tmp_path / name)
+    assert has_test(tmp_path) == divided
 
 
 def test_an_undivided_parquet_file_is_training_data_alone(tmp_path: Path) -> None:
