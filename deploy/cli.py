@@ -1,6 +1,7 @@
 """The command `downpour`. Each subcommand reads its options, calls one function, and prints.
 
-An error of ours is one line on standard error and exit status 1; a wrong option is Typer's, with 2.
+An error of ours is one line on standard error and exit status 1, and so is the system's, of a file
+or a name that it refuses; a wrong option is Typer's, with 2.
 """
 
 import sys
@@ -175,6 +176,18 @@ def main() -> None:
     """The entry point."""
     try:
         app(prog_name="downpour")
-    except DownpourError as error:
-        sys.stderr.write(f"downpour: error: {error}\n")
+    except (DownpourError, OSError, UnicodeEncodeError) as error:
+        sys.stderr.write(f"downpour: error: {_line(error)}\n")
         sys.exit(1)
+
+
+def _line(error: DownpourError | OSError | UnicodeEncodeError) -> str:
+    """What went wrong, and with what."""
+    match error:
+        case OSError(filename=str() | Path() as name):
+            text = f"{name}: {error.strerror}"
+        case UnicodeEncodeError():
+            text = f"{error.object[:200]!r}: expected a name in UTF-8, got {error}"
+        case _:
+            text = str(error)
+    return " ".join(text.split())

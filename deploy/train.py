@@ -336,7 +336,7 @@ def _reach_spark(url: str | None) -> None:
         return
     servers = spark_settings.addresses(url, os.environ)
     if servers:
-        reach(f"Spark at {url}", servers)
+        reach(f"Spark at {spark_settings.shown(url)}", servers)
 
 
 def _start(settings: TrainSettings, progress: Progress, stack: ExitStack) -> spark.SparkSession:
@@ -349,7 +349,8 @@ def _start(settings: TrainSettings, progress: Progress, stack: ExitStack) -> spa
         progress.starting("Ray" if settings.ray is None else f"Ray at {settings.ray}")
         with deferred():
             stack.enter_context(ray_cluster.connect(settings.ray, cpus=settings.shards))
-    progress.starting("Spark" if settings.spark is None else f"Spark at {settings.spark}")
+    where = "" if settings.spark is None else f" at {spark_settings.shown(settings.spark)}"
+    progress.starting(f"Spark{where}")
     with deferred():
         return stack.enter_context(
             spark.start_session(settings.spark, settings.workers, app="downpour", env=java)

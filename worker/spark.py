@@ -184,7 +184,7 @@ def _session(
         return _classic(settings, env, folder, without=spark_settings.FOREIGN)
     assert url is not None
     servers = spark_settings.addresses(url, os.environ)
-    local_ip = reach(f"Spark at {url}", servers) if servers else None
+    local_ip = reach(f"Spark at {spark_settings.shown(url)}", servers) if servers else None
     if url.startswith("sc://"):
         return _connect(url, app, folder)
     driver_host = None if "SPARK_LOCAL_IP" in os.environ else local_ip
@@ -218,12 +218,14 @@ def _classic(
 def _connect(url: str, app: str, folder: Path) -> Iterator[SparkSession]:
     """A session on a Spark Connect server, released on leaving; the server goes on."""
     _await_connect(url)
+    shown = spark_settings.shown
     with _kept({}):
         try:
             session = SparkSession.builder.remote(url).appName(app).create()
             session.addArtifacts(str(pack(folder)), pyfile=True)
         except _SPARK_ERRORS as error:
-            raise GiveUp(f"Spark at {url} gave no session: {reason(error)}") from None
+            why = shown(url, reason(error))
+            raise GiveUp(f"Spark at {shown(url)} gave no session: {why}") from None
         try:
             yield session
         finally:
@@ -299,6 +301,7 @@ def _stop(gateway: Any) -> None:
 
 def _await_connect(url: str) -> None:
     """Return when a gRPC server answers at `url`; Spark itself would ask for many minutes."""
+    shown = spark_settings.shown(url)
     try:
         import grpc
         from pyspark.sql.connect.client import DefaultChannelBuilder
@@ -306,12 +309,15 @@ def _await_connect(url: str) -> None:
         with DefaultChannelBuilder(url).toChannel() as channel:
             grpc.channel_ready_future(channel).result(REACH_S)
     except ImportError as error:
-        raise BadInput(f"Spark at {url}: expected the extra `connect` installed, {error}") from None
+        raise BadInput(
+            f"Spark at {shown}: expected the extra `connect` installed, {error}"
+        ) from None
     except PySparkException as error:
-        raise BadInput(f"Spark URL {url}: {reason(error)}") from None
+        raise BadInput(f"Spark URL {shown}: {spark_settings.shown(url, reason(error))}") from None
     except grpc.FutureTimeoutError:
         raise BadInput(
-            f"Spark at {url}: expected a Spark Connect server, got no gRPC answer in {REACH_S:g} s"
+            f"Spark at {shown}: expected a Spark Connect server, got no gRPC answer in"
+            f" {REACH_S:g} s"
         ) from None
 
 

@@ -55,7 +55,7 @@ def embedded(master: str, app: str, slots: int, folder: Path) -> dict[str, str]:
         "-XX:TieredStopAtLevel=1",
         "-XX:+UseSerialGC",
         "-XX:-UsePerfData",
-        f"-Djava.io.tmpdir={folder}",
+        f'"-Djava.io.tmpdir={folder}"',  # a folder's name may have a space in it
         f"-Dlog4j2.configurationFile={log4j.as_uri()}",
     )
     return _everywhere(app) | {
@@ -102,12 +102,22 @@ def cluster_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, s
     As settings they would reach the executors, which have folders of theirs. The Python is the
     driver's unless `environ` knows the cluster's.
     """
-    java_options = f"{environ.get('JAVA_TOOL_OPTIONS', '')} -Djava.io.tmpdir={folder}"
+    java_options = f'{environ.get("JAVA_TOOL_OPTIONS", "")} "-Djava.io.tmpdir={folder}"'
     return {
         "JAVA_TOOL_OPTIONS": java_options.strip(),
         "PYSPARK_PYTHON": environ.get("PYSPARK_PYTHON", sys.executable),
         "SPARK_LOCAL_DIRS": str(folder),
     }
+
+
+def shown(url: str, said: str | None = None) -> str:
+    """A URL, or what was `said` of it, as it may be shown: Spark Connect's may carry a token."""
+    place, *options = url.split(";")
+    if said is None:
+        return place
+    for option in filter(None, options):
+        said = said.replace(option, f"{option.partition('=')[0]}=...")
+    return said
 
 
 def addresses(url: str, environ: Mapping[str, str]) -> list[tuple[str, int]]:
@@ -131,7 +141,7 @@ def addresses(url: str, environ: Mapping[str, str]) -> list[tuple[str, int]]:
         pass  # A port that is no number, or missing where there is no default.
     raise BadInput(
         "Spark URL: expected spark://HOST:PORT, yarn, k8s://HOST:PORT, sc://HOST:PORT or local[N],"
-        f" got {url}"
+        f" got {shown(url)}"
     )
 
 
@@ -165,7 +175,7 @@ def check_connect(url: str) -> None:
     options = dict(part.partition("=")[::2] for part in url.split(";")[1:])
     if options.get("use_ssl", "").lower() != "true" and not options.get("token"):
         raise BadInput(
-            f"Spark at {url.partition(';')[0]}: expected ;use_ssl=true or ;token=... in the URL"
+            f"Spark at {shown(url)}: expected ;use_ssl=true or ;token=... in the URL"
             " where shards are open to other hosts, or say --plaintext"
         )
 

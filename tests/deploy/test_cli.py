@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 from deploy.settings import TrainSettings
 from ps.hosts import hosting
+from tests.clusters import free_port
 from tests.deploy.refusing import TRAIN, Run, refuses
 
 
@@ -54,6 +55,24 @@ def test_version_names_the_build(downpour: Run) -> None:
     status, out, _ = downpour("version")
     assert status == 0
     assert re.fullmatch(rf"downpour \S+ build {build_id()}\n", out)
+
+
+def test_a_token_of_spark_connect_is_not_shown(downpour: Run, job: Path) -> None:
+    """The URL of a server that does not answer is told without it."""
+    url = f"sc://127.0.0.1:{free_port()}"
+    line = f"Spark at {url}/: expected a server that accepts connections"
+    refuses(downpour, job, f"{TRAIN} --spark {url}/;token=SECRET", line)
+
+
+def test_names_that_the_system_refuses(downpour: Run, job: Path) -> None:
+    """They are told in one line, as whatever else a file system says no to."""
+    name = "x" * 300
+    refuses(downpour, job, TRAIN.replace("--data data", f"--data {name}"), f"{name}: File name too")
+    status, out, err = downpour(*TRAIN.split()[:-1], "run\udcff")
+    assert (status, out) == (1, "")
+    assert re.fullmatch(
+        r"downpour: error: '\S*run\\udcff': expected a name in UTF-8, got .*\n", err
+    )
 
 
 OPTIONS = [

@@ -69,7 +69,7 @@ def test_embedded_keeps_to_itself(tmp_path: Path) -> None:
     assert settings["spark.speculation"] == "false"
     for place in ("spark.local.dir", "spark.sql.warehouse.dir"):
         assert Path(settings[place]).is_relative_to(tmp_path)
-    assert f"-Djava.io.tmpdir={tmp_path}" in settings["spark.driver.extraJavaOptions"]
+    assert f'"-Djava.io.tmpdir={tmp_path}"' in settings["spark.driver.extraJavaOptions"]
     assert "level = error" in (tmp_path / "log4j2.properties").read_text()
 
 
@@ -93,13 +93,27 @@ def test_cluster_driver_keeps_its_files_together(tmp_path: Path) -> None:
     stays the user's."""
     environ = {"JAVA_TOOL_OPTIONS": "-Dx=1", "PYSPARK_PYTHON": "/opt/python"}
     assert spark_settings.cluster_environment(tmp_path, environ) == {
-        "JAVA_TOOL_OPTIONS": f"-Dx=1 -Djava.io.tmpdir={tmp_path}",
+        "JAVA_TOOL_OPTIONS": f'-Dx=1 "-Djava.io.tmpdir={tmp_path}"',
         "PYSPARK_PYTHON": "/opt/python",
         "SPARK_LOCAL_DIRS": str(tmp_path),
     }
     own = spark_settings.cluster_environment(tmp_path, {})
-    assert own["JAVA_TOOL_OPTIONS"] == f"-Djava.io.tmpdir={tmp_path}"
+    assert own["JAVA_TOOL_OPTIONS"] == f'"-Djava.io.tmpdir={tmp_path}"'
     assert own["PYSPARK_PYTHON"] == sys.executable
+
+
+@pytest.mark.parametrize("url", ["sc://h:1/;token=SECRET==", "sc://h:x/;user_id=a;token=SECRET=="])
+def test_a_token_is_shown_nowhere(url: str) -> None:
+    """Neither with the URL nor by whoever quotes it, or one of its options, such as PySpark."""
+    assert spark_settings.shown(url) == url.partition(";")[0]
+    said = f"bad URL {url}: 'token=SECRET==' should be a key=value pair"
+    told = spark_settings.shown(url, said)
+    assert "SECRET" not in told
+    assert "'token=...' should be a key=value pair" in told
+    if ":x" in url:
+        with pytest.raises(BadInput) as caught:
+            spark_settings.addresses(url, {})
+        assert str(caught.value).endswith(", got sc://h:x/")
 
 
 ON = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
