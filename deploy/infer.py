@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 from threadpoolctl import threadpool_limits
 
 from cupy_kernels.types import AnyArray
-from shards.errors import BadInput
+from shards.errors import BadInput, GiveUp
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
 from worker.caffe.phases import Phase
@@ -75,8 +75,10 @@ def run_features(
     try:
         with lent(arena, wanted) as there:
             rows = _write(output / "features.parquet", model, there, source, blobs, batch_size)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(output)
+        if isinstance(error, OSError):  # pyarrow's names no file
+            raise GiveUp(f"--output {output}: {error}") from None
         raise
     return output / "features.parquet", rows
 

@@ -10,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests import tiny
 from tests.deploy.refusing import Run, refuses, swap, write_idx
+from tests.ps.storage.saved import full_disk
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 from worker.inference import write_safetensors
@@ -36,6 +37,12 @@ def test_test_prints_loss_and_accuracy(downpour: Run, trained: Path) -> None:
     assert downpour(*TEST.replace("--data data", "--data rows.parquet").split())[1] == out
     (trained / "data/test.parquet").unlink()
     assert downpour(*TEST.split())[1] != out, "without a test part all rows are taken"
+
+
+def test_features_on_a_full_disk(downpour: Run, trained: Path) -> None:
+    """It is told where, in a line, and no half of a file stays."""
+    with full_disk():
+        refuses(downpour, trained, FEATURES, r"--output o: .*File too large")
 
 
 @pytest.mark.parametrize(
