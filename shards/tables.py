@@ -61,8 +61,6 @@ class DenseTable(msgspec.Struct, frozen=True):
     tensors: tuple[TensorSpec, ...]
 
     def __post_init__(self) -> None:
-        if not self.tensors:
-            raise BadInput(f"table {self.name}: expected at least one tensor, got none")
         names = [tensor.name for tensor in self.tensors]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
@@ -141,11 +139,13 @@ def cut_evenly(table: DenseTable, shards: int, epoch: int = 1) -> ShardMap:
 
     A large table is cut where pages of memory end, so that parts can be mapped side by side.
     """
+    if not table.tensors:
+        raise BadInput(f"table {table.name}: expected at least one tensor, got none")
     blocks = table.size // SHARD_ALIGNMENT
-    if not 1 <= shards <= max(blocks, 1):
+    if not 1 <= shards <= blocks:
         raise BadInput(
             f"table {table.name} has {blocks} blocks of {SHARD_ALIGNMENT} floats:"
-            f" expected 1 to {max(blocks, 1)} shards, got {shards}"
+            f" expected 1 to {blocks} shards, got {shards}"
         )
     unit = PAGE_FLOATS if table.size >= _PAGES_A_SHARD * PAGE_FLOATS * shards else SHARD_ALIGNMENT
     bounds = [unit * (table.size // unit * shard // shards) for shard in range(shards)]

@@ -58,9 +58,11 @@ def test_views_of_another_arena(shape: tuple[int, ...]) -> None:
 
 
 def test_a_table_of_nothing() -> None:
-    """One without tensors cannot be made: there would be nothing to hold or cut."""
+    """A network without weights has one; there is nothing of it to share out among shards."""
+    table = DenseTable("t", ())
+    assert table.size == 0
     with pytest.raises(BadInput, match=r"^table t: expected at least one tensor, got none$"):
-        DenseTable("t", ())
+        cut_evenly(table, 1)
 
 
 def test_names_are_unique() -> None:
