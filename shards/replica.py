@@ -14,7 +14,9 @@ it shows is *committed*, that is, held by every copy that the configuration coun
 - Without a backup everything is committed at once.
 - A backup counts as *in sync* once it has been sent the whole state and has reported everything
   that was committed. From that moment nothing is committed without it, and only then does the
-  primary say so to the coordinator, which from then on may promote it.
+  primary say so to the coordinator, which from then on may promote it. Until then each second entry
+  that it reports lets another one be committed without it: so workers never wait for all that came
+  while its state travelled, and it catches up, be the link slower than they are.
 - A state may travel for minutes, while workers push. So every entry since the first state of an
   epoch is kept until it is reported, whichever state the backup then has: a state that is sent
   again never makes the report of an earlier one worthless. It is sent again each time after twice
@@ -105,9 +107,10 @@ class Replica:
         self._active: Configuration | None = None  # what a primary acts under
         self._holds: int | None = None  # as a backup: the last entry applied
         # As a primary: what the backup has reported; and, once it has, the last entry that was
-        # committed without it. From then on it is counted on.
+        # committed without it; at the first report these were `_first`.
         self._reported: int | None = None
         self._alone_until: int | None = None
+        self._first = (0, 0)
         self._unreported: deque[_Entry] = deque()
         self._held: deque[tuple[int, list[Outgoing]]] = deque()
         self._quiet_since = 0.0
@@ -313,6 +316,11 @@ class Replica:
             self._unreported.popleft()
         if self._alone_until is None:
             self._alone_until = self.position
+            self._first = (self._reported, self.position)
+        elif self._reported < self._alone_until:
+            reported, alone = self._first
+            further = alone + (self._reported - reported) // 2
+            self._alone_until = max(self._alone_until, min(self.position, further))
         return Effects(
             self._released(), [], self.beat() if self.in_sync and not was_in_sync else None
         )

@@ -46,8 +46,6 @@ def read(resume: str | Path | Found | None) -> Found | None:
 def check_logs(logs: Path, found: Found | None) -> None:
     """Raise BadInput where the logs in a folder, which this job will remove, tell more than what it
     begins with: they may be all that is left of acknowledged pushes."""
-    if found is not None and Path(found.place).absolute().parent == logs.absolute():
-        return
     left = newest_logs(logs)
     if left is not None and (found is None or found.manifest.steps < left.manifest.steps):
         raise BadInput(

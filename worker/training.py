@@ -160,9 +160,11 @@ def run_job(
         with _snapshotter(job, cluster, shelf, begins_at, told) as snapshotter:
             run = _Run(df, job, task, residence, snapshotter, asked, wishes, observer)
             outcome = run.run()
-        if outcome.snapshot is not None:
+        # Without snapshots a job that has ended by itself is all in its outcome, the caller's.
+        held = outcome.snapshot is not None or (shelf is None and not outcome.interrupted)
+        if held:
             residence.forget_logs()
-    if logs is not None and outcome.snapshot is not None:
+    if logs is not None and held:
         drop_logs(logs)
     return outcome
 

@@ -137,7 +137,7 @@ def test_a_state_is_sent_again_ever_later() -> None:
 
 
 @pytest.mark.parametrize(
-    ("takes_s", "states", "in_sync_at"), [(0.3, 1, 0.31), (1.2, 2, 2.43), (2.4, 3, 7.25)]
+    ("takes_s", "states", "in_sync_at"), [(0.3, 1, 0.31), (1.2, 2, 2.51), (2.4, 3, 7.55)]
 )
 def test_a_slow_state_comes_in_sync(takes_s: float, states: int, in_sync_at: float) -> None:
     """Over a link that carries one thing at a time, with a push each 50 ms of which none waits for
@@ -159,6 +159,35 @@ def test_a_slow_state_comes_in_sync(takes_s: float, states: int, in_sync_at: flo
         if in_sync(pair):
             break
     assert (sent, now) == (states, in_sync_at)
+
+
+@pytest.mark.parametrize(("entry_s", "in_sync_at", "longest_s"), [(0.04, 52.0, 0.08), (0.1, 100.0, 0.21)])
+def test_workers_go_on_while_a_backup_works_off_a_backlog(
+    entry_s: float, in_sync_at: float, longest_s: float
+) -> None:
+    """A state takes 20 s on its way, and a worker with two pushes in flight pushes each 50 ms, over
+    a link that is faster than it or slower: the backup catches up, and no answer waits for long."""
+    pair, link = Pair(), deque[tuple[float, Post]]()
+    free = now = last = longest = 0.0
+    seen = 0
+    for hundredth in range(20000):
+        now = hundredth / 100
+        if hundredth % 5 == 0 and pair.pushed - pair.acknowledged < 2:
+            pair.push(now)
+        pair.tick(now)
+        while link and link[0][0] <= now:
+            pair.deliver(link.popleft()[1], now)
+        for post in pair.take():
+            state = isinstance(post.message, Sync)
+            if state and any(isinstance(one.message, Sync) for _, one in link):
+                continue  # as the driver does not queue one behind another
+            free = max(free, now) + (20.0 if state else entry_s)
+            link.append((free, post))
+        if pair.acknowledged > seen:
+            longest, last, seen = max(longest, now - last), now, pair.acknowledged
+        if in_sync(pair):
+            break
+    assert (now, round(max(longest, now - last), 2)) == (in_sync_at, longest_s)
 
 
 def test_leases_that_run_out_together_are_told_in_pieces() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import ps
 from ps import Console, Durability
-from ps.logs.job_logs import newest_logs
+from ps.logs.job_logs import load_logs, newest_logs
 from ps.snapshotter import Snapshotter
 from ps.storage.shelf import Shelf
 from shards.errors import BadInput, GiveUp
@@ -89,11 +89,13 @@ def run(
     asked: threading.Event,
     monkeypatch: pytest.MonkeyPatch,
     resume: Path | None = None,
+    *,
+    snapshots: bool = True,
 ) -> tuple[training.Outcome, list[str]]:
     """A job that keeps logs, whose tasks do this; its outcome, and what was told."""
     Spark(tasks, monkeypatch)
     observer = Notes()
-    return run_job(folder, observer, asked, resume), observer.notes
+    return run_job(folder, observer, asked, resume, snapshots=snapshots), observer.notes
 
 
 def run_job(
@@ -101,12 +103,14 @@ def run_job(
     observer: training.Observer,
     asked: threading.Event | None = None,
     resume: Path | None = None,
+    *,
+    snapshots: bool = True,
 ) -> training.Outcome:
     return training.run_job(
         None,  # type: ignore[arg-type]  # no task reads it
         ones_job(Ones, steps=1, workers=1, durability=Durability.PROCESS),
         resume=resume,
-        snapshots=folder / "snapshots",
+        snapshots=folder / "snapshots" if snapshots else None,
         asked=asked,
         logs=folder / "logs",
         observer=observer,
@@ -130,6 +134,19 @@ def test_logs_go_where_the_last_snapshot_holds_all(
     assert outcome.snapshot == str(tmp_path / "snapshots" / "3")
     assert not (tmp_path / "logs").exists()
     assert notes == []
+
+
+def test_logs_go_where_no_snapshot_was_wanted(
+    servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that ended by itself is all in its outcome; the next may have its logs there, too."""
+    asked = threading.Event()
+    for _ in range(2):
+        outcome, _ = run(
+            lambda: push(servers[-1], 3, 0), tmp_path, asked, monkeypatch, snapshots=False
+        )
+        assert (outcome.snapshot, outcome.weights.min()) == (None, -3)
+        assert not (tmp_path / "logs").exists()
 
 
 def test_logs_stay_where_the_last_snapshot_failed(
@@ -193,6 +210,27 @@ def test_logs_that_are_all_that_is_left(
         assert [path.name for path in logs.iterdir()] == [job.name]
     outcome, _ = run(tasks, tmp_path, asked, monkeypatch, job)
     assert outcome.weights.min() == -8
+    assert not logs.exists()
+
+
+def test_logs_beside_those_that_are_resumed(
+    servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a job that had moved before it was killed: the ones that it left hold less."""
+    asked, logs = threading.Event(), tmp_path / "logs"
+    with monkeypatch.context() as killed:
+        killed.setattr(training, "drop_logs", lambda *_, **__: None)
+        for pushes in (3, 5):
+            run(lambda: push(servers[-1], pushes, 0), tmp_path, asked, killed, snapshots=False)  # noqa: B023
+            for job in logs.iterdir():
+                job.rename(tmp_path / f"{job.name}.kept")
+    for job in tmp_path.glob("*.kept"):
+        job.rename(logs / job.stem)
+    left, newest = sorted(logs.iterdir(), key=lambda job: load_logs(job).manifest.steps)
+    with pytest.raises(BadInput, match=f"with 5 pushes: resume from {newest}, or remove it"):
+        run(lambda: None, tmp_path, asked, monkeypatch, left)
+    outcome, _ = run(lambda: None, tmp_path, asked, monkeypatch, newest)
+    assert outcome.weights.min() == -5
     assert not logs.exists()
 
 
