@@ -161,7 +161,9 @@ def test_a_slow_state_comes_in_sync(takes_s: float, states: int, in_sync_at: flo
     assert (sent, now) == (states, in_sync_at)
 
 
-@pytest.mark.parametrize(("entry_s", "in_sync_at", "longest_s"), [(0.04, 52.0, 0.08), (0.1, 100.0, 0.21)])
+@pytest.mark.parametrize(
+    ("entry_s", "in_sync_at", "longest_s"), [(0.04, 52.0, 0.08), (0.1, 100.0, 0.21)]
+)
 def test_workers_go_on_while_a_backup_works_off_a_backlog(
     entry_s: float, in_sync_at: float, longest_s: float
 ) -> None:
