@@ -6,6 +6,7 @@ that dies or retires is followed by an empty one.
 """
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +36,7 @@ BEAT_S = 0.4
 TICK_S = 0.5
 RETRY_S = 0.4
 REBIRTH_S = 1.5
-FOLLOWED_S = 20.0  # within which a backup that nothing disturbs is in sync
+FOLLOWED_S = 20.0  # within which a backup that nothing disturbs is in sync, or nearer to it
 KEPT = 64  # images of entries, to compare a backup with
 
 
@@ -49,6 +50,7 @@ class Copy(Party):
         self.replica = Replica(group.number, boot, lambda: Shard(spec, boot), retry_s=RETRY_S)
         self._before = np.empty(0, RECORD)
         self._disturbed_at = 0.0
+        self._behind = inf  # the fewest entries that its backup was from being in sync
 
     def __repr__(self) -> str:
         return f"{'living' if self.alive else 'dead'} {self.replica.beat()}"
@@ -69,11 +71,15 @@ class Copy(Party):
         world, active = self._group._world, self.replica._active
         backup = active.backup if active is not None and self.replica.serving else None
         apart = backup is not None and not self.replica.in_sync and self._group.copies[backup].alive
+        alone, reported = self.replica._alone_until, self.replica._reported
+        behind = inf if alone is None or reported is None else alone - reported
         if not apart or world.network.disturbed or world.clock.now < world.setting.quiet_s:
-            self._disturbed_at = world.clock.now
+            self._disturbed_at, self._behind = world.clock.now, inf
+        elif behind < self._behind:
+            self._disturbed_at, self._behind = world.clock.now, behind
         elif world.clock.now - self._disturbed_at > FOLLOWED_S:
             raise Violation(
-                Promise.PROGRESS, f"copy {backup} is not in sync {FOLLOWED_S:g} s after {active}"
+                Promise.PROGRESS, f"copy {backup} comes no nearer for {FOLLOWED_S:g} s: {active}"
             )
 
     def assign(self, word: Assignment) -> None:
