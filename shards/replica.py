@@ -139,14 +139,16 @@ class Replica:
         return max(self._alone_until, min(self._reported, self.position))
 
     @property
+    def behind(self) -> int | None:
+        """Entries that its backup has yet to report to be in sync; None before its first report."""
+        if self._reported is None or self._alone_until is None:
+            return None
+        return max(0, self._alone_until - self._reported)
+
+    @property
     def in_sync(self) -> bool:
         """Whether its backup holds all that is committed, and nothing is committed without it."""
-        return (
-            self._reported is not None
-            and self._alone_until is not None
-            and self._reported >= self._alone_until
-            and self._accepted == self._active
-        )
+        return self.behind == 0 and self._accepted == self._active
 
     def beat(self) -> Beat:
         """What to tell the coordinator, now and every so often."""

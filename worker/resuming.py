@@ -46,7 +46,8 @@ def read(resume: str | Path | Found | None) -> Found | None:
 def check_logs(logs: Path, found: Found | None) -> None:
     """Raise BadInput where the logs in a folder, which this job will remove, tell more than what it
     begins with: they may be all that is left of acknowledged pushes."""
-    left = newest_logs(logs)
+    resumed = None if found is None else Path(found.place)  # if it is of these, it has been read
+    left = newest_logs(logs, but=resumed)
     if left is not None and (found is None or found.manifest.steps < left.manifest.steps):
         raise BadInput(
             f"logs {logs}: expected a folder of this job's own, got an earlier job's logs, with"

@@ -218,14 +218,14 @@ def _classic(
 def _connect(url: str, app: str, folder: Path) -> Iterator[SparkSession]:
     """A session on a Spark Connect server, released on leaving; the server goes on."""
     _await_connect(url)
-    shown = spark_settings.shown
     with _kept({}):
         try:
             session = SparkSession.builder.remote(url).appName(app).create()
             session.addArtifacts(str(pack(folder)), pyfile=True)
         except _SPARK_ERRORS as error:
-            why = shown(url, reason(error))
-            raise GiveUp(f"Spark at {shown(url)} gave no session: {why}") from None
+            why = spark_settings.without_options(reason(error), url)
+            shown = spark_settings.shown(url)
+            raise GiveUp(f"Spark at {shown} gave no session: {why}") from None
         try:
             yield session
         finally:
@@ -313,7 +313,8 @@ def _await_connect(url: str) -> None:
             f"Spark at {shown}: expected the extra `connect` installed, {error}"
         ) from None
     except PySparkException as error:
-        raise BadInput(f"Spark URL {shown}: {spark_settings.shown(url, reason(error))}") from None
+        why = spark_settings.without_options(reason(error), url)
+        raise BadInput(f"Spark URL {shown}: {why}") from None
     except grpc.FutureTimeoutError:
         raise BadInput(
             f"Spark at {shown}: expected a Spark Connect server, got no gRPC answer in"

@@ -110,12 +110,14 @@ def cluster_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, s
     }
 
 
-def shown(url: str, said: str | None = None) -> str:
-    """A URL, or what was `said` of it, as it may be shown: Spark Connect's may carry a token."""
-    place, *options = url.split(";")
-    if said is None:
-        return place
-    for option in filter(None, options):
+def shown(url: str) -> str:
+    """A URL as it may be shown: Spark Connect's may carry a token."""
+    return url.partition(";")[0]
+
+
+def without_options(said: str, url: str) -> str:
+    """What was `said` of a URL, as it may be shown."""
+    for option in filter(None, url.split(";")[1:]):
         said = said.replace(option, f"{option.partition('=')[0]}=...")
     return said
 

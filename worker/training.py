@@ -96,17 +96,17 @@ def run_job(
     """Train on `df` as `job` says; blocks until every worker is done.
 
     Starts from `weights` (a flat arena; default: the model's own from the seed), or goes on from
-    the snapshot `resume`, by its path or URI, or as it was read; a job's own folder below `logs`
-    is as good. Snapshots go into folders below
-    `snapshots`, a path or URI, named by iteration; setting `asked` asks for one now. `wishes` is
-    asked now and then whether the job is to move to more or fewer shards. Where its durability asks
-    for logs, they lie below `logs`, in folders named after the job, until it has ended with a
-    snapshot of its last weights; what an earlier job left there must not tell more than what is
-    resumed. Ctrl-C ends the job early, with a snapshot and `interrupted` set; a second one raises
-    KeyboardInterrupt, without. Call it from the main thread, in a process connected to Ray if the
-    shards are to live there. Raises BadInput for what the caller can mend, GiveUp when a worker or
-    a shard fails for good, and what the `observer` raises; whatever ends the job while its shards
-    live leaves a snapshot.
+    the snapshot `resume`, by its path or URI, or as it was read; a job's own folder below `logs` is
+    as good. Snapshots go into folders below `snapshots`, a path or URI, named by iteration; setting
+    `asked` asks for one now. `wishes` is asked now and then whether the job is to move to more or
+    fewer shards. Where its durability asks for logs, they lie below `logs`, in folders named after
+    the job, until it has ended with a snapshot of its last weights, or by itself where no snapshots
+    are wanted; what an earlier job left there must not tell more than what is resumed. Ctrl-C ends
+    the job early, with a snapshot and `interrupted` set; a second one raises KeyboardInterrupt,
+    without. Call it from the main thread, in a process connected to Ray if the shards are to live
+    there. Raises BadInput for what the caller can mend, GiveUp when a worker or a shard fails for
+    good, and what the `observer` raises; whatever ends the job while its shards live leaves a
+    snapshot.
     """
     model = job.model()
     job.plan.strategy.check(job.bound, job.plan.prefetch)

@@ -55,13 +55,16 @@ def load_logs(folder: Path) -> Found:
     return Found(str(folder), folder.name, manifest, states)
 
 
-def newest_logs(folder: Path) -> Found | None:
+def newest_logs(folder: Path, *, but: Path | None = None) -> Found | None:
     """Of the jobs whose logs lie in `folder`, the one that came farthest; None if none began.
+
+    The logs of a job are read whole; those in `but` are left out.
 
     Where a job was about to move, that is where it was: the new shards know no more than the old.
     """
     found = []
-    for job in (path for path in folder.glob("*") if is_job(path)):
+    left_out = None if but is None else but.absolute()
+    for job in (path for path in folder.glob("*") if path.absolute() != left_out and is_job(path)):
         try:
             found.append(load_logs(job))
         except Retry:

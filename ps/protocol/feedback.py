@@ -20,7 +20,6 @@ from cupy_kernels.updates import squared_norm
 from ps.protocol.compression import Compression, Rounded, Sparse, TopK
 from shards import packing, payloads
 from shards.errors import BadInput
-from shards.messages import Kind
 from shards.tables import KeyRange
 
 Floats = NDArray[np.float32]
@@ -32,23 +31,19 @@ ERROR, VELOCITY = "error", "velocity"
 class Feedback:
     """The residual of one worker's pushes to one table, as `compression.push` says to write them.
 
-    Payloads are cut at the key ranges that `encode` is given.
+    They are of one `kind`, and cut at the key ranges that `encode` is given.
     """
 
     def __init__(self, compression: Compression, size: int) -> None:
         assert compression.push is not None, "plain floats leave nothing behind"
         if compression.zstd:
             packing.require()
-        self._writing, self._kind = compression.push, compression.pushed
+        self.kind = compression.pushed
+        self._writing = compression.push
         self._zstd = compression.zstd
         self._error = np.zeros(size, np.float32)
         momentum = 0.0 if isinstance(self._writing, Rounded) else self._writing.momentum
         self._velocity = np.zeros(size, np.float32) if momentum else None
-
-    @property
-    def kind(self) -> Kind:
-        """What the frames are made of."""
-        return self._kind
 
     def encode(
         self, gradient: Floats, seq: int, ranges: Sequence[Sequence[KeyRange]]

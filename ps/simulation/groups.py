@@ -71,8 +71,7 @@ class Copy(Party):
         world, active = self._group._world, self.replica._active
         backup = active.backup if active is not None and self.replica.serving else None
         apart = backup is not None and not self.replica.in_sync and self._group.copies[backup].alive
-        alone, reported = self.replica._alone_until, self.replica._reported
-        behind = inf if alone is None or reported is None else alone - reported
+        behind = inf if self.replica.behind is None else self.replica.behind
         if not apart or world.network.disturbed or world.clock.now < world.setting.quiet_s:
             self._disturbed_at, self._behind = world.clock.now, inf
         elif behind < self._behind:

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy import cli
 from deploy import train as training
 from tests import tiny
-from tests.deploy.refusing import Run
+from tests.in_process import Run, command
 
 
 @pytest.fixture
@@ -21,14 +20,7 @@ def downpour(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     # An embedded Ray that other tests of this process share has put its own token there.
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
 
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["downpour", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        told = capsys.readouterr()
-        return int(ended.value.code or 0), told.out, told.err
-
-    return run
+    return command(capsys, monkeypatch)
 
 
 @pytest.fixture

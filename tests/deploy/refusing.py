@@ -2,12 +2,10 @@
 
 import gzip
 import re
-from collections.abc import Callable
 from pathlib import Path
 from struct import pack
 
-Run = Callable[..., tuple[int, str, str]]
-"""The command: its arguments; its exit status, its standard output and error."""
+from tests.in_process import Run
 
 TRAIN = "train --solver solver.prototxt --data data --out run"
 

@@ -15,7 +15,8 @@ from safetensors.numpy import save_file
 from deploy.settings import TrainSettings
 from ps.hosts import hosting
 from tests.clusters import free_port
-from tests.deploy.refusing import TRAIN, Run, refuses
+from tests.deploy.refusing import TRAIN, refuses
+from tests.in_process import Run
 
 
 @pytest.mark.parametrize("command", ["", "train", "test", "features", "version"])

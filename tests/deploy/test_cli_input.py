@@ -7,7 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests import tiny
-from tests.deploy.refusing import TRAIN, Run, refuses, swap, write_idx
+from tests.deploy.refusing import TRAIN, refuses, swap, write_idx
+from tests.in_process import Run
 
 NETWORKS = [
     (

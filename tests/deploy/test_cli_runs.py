@@ -12,7 +12,8 @@ from deploy.run_folder import RunFolder
 from deploy.settings import TrainSettings
 from ps import Console, local_shards, shard_specs
 from ps.storage.snapshots import save_snapshot
-from tests.deploy.refusing import TRAIN, Run, refuses, swap
+from tests.deploy.refusing import TRAIN, refuses, swap
+from tests.in_process import Run
 from tests.ps.logs.test_shard_log import written
 from worker import spark
 from worker.caffe.model import CaffeModel

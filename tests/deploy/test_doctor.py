@@ -1,33 +1,22 @@
 """`downpour doctor` from end to end: what it prints, what it exits with, what it says is wrong."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 import ps
-from deploy import cli
+from tests.in_process import Run, command
 from tests.ps.replicas.test_replica_server import Group, await_that, group
 
 __all__ = ["group"]  # a fixture
 
-Run = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
 def doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The command in this process: its exit status, its standard output and error."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["downpour", "doctor", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        told = capsys.readouterr()
-        return int(ended.value.code or 0), told.out, told.err
-
-    return run
+    return command(capsys, monkeypatch, "doctor")
 
 
 @pytest.fixture

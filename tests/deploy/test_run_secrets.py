@@ -19,8 +19,8 @@ from ps.logs.job_logs import drop_logs, logs_of
 from ps.logs.shard_log import ShardLog
 from shards.job_ids import digest_of, shown
 from shards.shard import Shard
-from tests.deploy.refusing import Run
 from tests.deploy.rows import records, status
+from tests.in_process import Run
 from tests.ps.storage.saved import mocked
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (60,)),))

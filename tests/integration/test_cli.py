@@ -21,12 +21,12 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from deploy import cli
 from ps.hosts import replicated_host
 from ps.hosts.keeper import ReplicatedShards
 from ps.hosts.replicated_host import replicated_shards
 from shards.spec import ShardSpec
 from tests import tiny
+from tests.in_process import Run, command
 from tests.integration.command import Child, await_snapshots, check_folder, downpour, snapshots
 from worker import spark as door
 
@@ -36,8 +36,6 @@ TRAIN = ("train", "--solver", "solver.prototxt", "--data", "data", "--out", "run
 _MODULES = {"ps.hosts.shard_process", "ps.hosts.copy_process", "ps.hosts.coordinator_process"}
 FOR_EVER = ("--max-iter", 1_000_000)
 
-Here = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
 def here(
@@ -45,25 +43,18 @@ def here(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> Iterator[Here]:
+) -> Iterator[Run]:
     """`downpour` in this process, on its Spark: the exit status, standard output and error."""
     # Tests that run in the background have it ignored.
     on_sigint = signal.signal(signal.SIGINT, signal.default_int_handler)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(door, "start_session", lambda *_, **__: nullcontext(spark))
 
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["downpour", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        told = capsys.readouterr()
-        return int(ended.value.code or 0), told.out, told.err
-
-    yield run
+    yield command(capsys, monkeypatch)
     signal.signal(signal.SIGINT, on_sigint)
 
 
-def test_a_run_that_meets_trouble(here: Here, tmp_path: Path) -> None:
+def test_a_run_that_meets_trouble(here: Run, tmp_path: Path) -> None:
     """kill -9 of a Python worker in mid-run only costs time; Ctrl-C exits with 130 and leaves a
     snapshot; --resume takes the steps that remain, though its shards live elsewhere, and the folder
     tells of one run."""
@@ -106,7 +97,7 @@ def test_a_shard_that_dies(tmp_path: Path) -> None:
     check_told(status, err, tmp_path / "run", "its Ray actor is gone")
 
 
-def test_a_shard_process_that_dies(here: Here, tmp_path: Path) -> None:
+def test_a_shard_process_that_dies(here: Run, tmp_path: Path) -> None:
     """So does that of one which lives in a process, for which no Ray is started."""
     tiny.write_job(tmp_path, extra="snapshot: 40")
     before = set(shard_processes())
@@ -125,7 +116,7 @@ def test_a_shard_process_that_dies(here: Here, tmp_path: Path) -> None:
     assert set(shard_processes()) == before
 
 
-def test_a_run_that_is_moved(here: Here, tmp_path: Path) -> None:
+def test_a_run_that_is_moved(here: Run, tmp_path: Path) -> None:
     """`downpour reshard` has a run go on with three shards, and says so, though one that keeps a
     log is killed meanwhile; every push counts once, and the folder tells of both sets of shards."""
     before = set(shard_processes())
@@ -142,7 +133,7 @@ def test_a_run_that_is_moved(here: Here, tmp_path: Path) -> None:
 
 
 def test_a_replicated_run_that_is_moved(
-    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So it is with copies, though the primary of an old shard is killed as the move begins."""
     before, sets, silences = set(shard_processes()), [], []
@@ -166,7 +157,7 @@ def test_a_replicated_run_that_is_moved(
 
 
 def move_a_run(
-    here: Here,
+    here: Run,
     folder: Path,
     durability: str,
     shards: int,

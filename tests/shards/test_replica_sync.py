@@ -65,6 +65,39 @@ class Pair:
         return taken
 
 
+class Link:
+    """From primary to backup, for one thing at a time: a state takes `state_s`, an entry `entry_s`.
+
+    With `one_state` none is taken up while another is on its way.
+    """
+
+    def __init__(
+        self, pair: Pair, state_s: float, entry_s: float, *, one_state: bool = False
+    ) -> None:
+        self.states = 0
+        self._pair, self._one_state = pair, one_state
+        self._state_s, self._entry_s = state_s, entry_s
+        self._carried = deque[tuple[float, Post]]()
+        self._free_at = 0.0
+
+    def carry(self, now: float) -> None:
+        """Tick, bring what has arrived by now, and take up what is sent."""
+        self._pair.tick(now)
+        while self._carried and self._carried[0][0] <= now:
+            self._pair.deliver(self._carried.popleft()[1], now)
+        for post in self._pair.take():
+            state = isinstance(post.message, Sync)
+            if state and self._one_state and self._state_under_way:
+                continue
+            self.states += state
+            self._free_at = max(self._free_at, now) + (self._state_s if state else self._entry_s)
+            self._carried.append((self._free_at, post))
+
+    @property
+    def _state_under_way(self) -> bool:
+        return any(isinstance(post.message, Sync) for _, post in self._carried)
+
+
 def told(posts: list[Post]) -> list[tuple[type, int]]:
     return [
         (type(post.message), post.message.position)
@@ -140,25 +173,18 @@ def test_a_state_is_sent_again_ever_later() -> None:
     ("takes_s", "states", "in_sync_at"), [(0.3, 1, 0.31), (1.2, 2, 2.51), (2.4, 3, 7.55)]
 )
 def test_a_slow_state_comes_in_sync(takes_s: float, states: int, in_sync_at: float) -> None:
-    """Over a link that carries one thing at a time, with a push each 50 ms of which none waits for
-    an answer; the states that were sent again in vain are in the way, but once each."""
-    pair, link = Pair(), deque[tuple[float, Post]]()
-    sent, free, now = 0, 0.0, 0.0
+    """With a push each 50 ms of which none waits for an answer; the states that were sent again in
+    vain are in the way, but once each."""
+    pair = Pair()
+    link, now = Link(pair, takes_s, ENTRY_S), 0.0
     for hundredth in range(6000):
         now = hundredth / 100
         if hundredth % 5 == 0:
             pair.push(now)
-        pair.tick(now)
-        while link and link[0][0] <= now:
-            pair.deliver(link.popleft()[1], now)
-        for post in pair.take():
-            state = isinstance(post.message, Sync)
-            sent += state
-            free = max(free, now) + (takes_s if state else ENTRY_S)
-            link.append((free, post))
+        link.carry(now)
         if in_sync(pair):
             break
-    assert (sent, now) == (states, in_sync_at)
+    assert (link.states, now) == (states, in_sync_at)
 
 
 @pytest.mark.parametrize(
@@ -169,22 +195,15 @@ def test_workers_go_on_while_a_backup_works_off_a_backlog(
 ) -> None:
     """A state takes 20 s on its way, and a worker with two pushes in flight pushes each 50 ms, over
     a link that is faster than it or slower: the backup catches up, and no answer waits for long."""
-    pair, link = Pair(), deque[tuple[float, Post]]()
-    free = now = last = longest = 0.0
+    pair = Pair()
+    link = Link(pair, 20.0, entry_s, one_state=True)  # as the driver queues none behind another
+    now = last = longest = 0.0
     seen = 0
     for hundredth in range(20000):
         now = hundredth / 100
         if hundredth % 5 == 0 and pair.pushed - pair.acknowledged < 2:
             pair.push(now)
-        pair.tick(now)
-        while link and link[0][0] <= now:
-            pair.deliver(link.popleft()[1], now)
-        for post in pair.take():
-            state = isinstance(post.message, Sync)
-            if state and any(isinstance(one.message, Sync) for _, one in link):
-                continue  # as the driver does not queue one behind another
-            free = max(free, now) + (20.0 if state else entry_s)
-            link.append((free, post))
+        link.carry(now)
         if pair.acknowledged > seen:
             longest, last, seen = max(longest, now - last), now, pair.acknowledged
         if in_sync(pair):

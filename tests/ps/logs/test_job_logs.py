@@ -46,7 +46,8 @@ def test_the_one_that_came_farthest(tmp_path: Path) -> None:
 
 def test_a_shard_whose_log_is_missing(tmp_path: Path) -> None:
     """A job is resumed whole or not at all."""
-    log = ShardLog(tmp_path / "shard-0", Durability.PROCESS)
+    folder = tmp_path / "job"
+    log = ShardLog(folder / "shard-0", Durability.PROCESS)
     shard = Shard(spec(map=cut_evenly(TABLE, 2)), boot=1)
     log.recover(shard, 0.0)
     weights = fresh()[0], bytes(4 * shard.size)
@@ -54,11 +55,14 @@ def test_a_shard_whose_log_is_missing(tmp_path: Path) -> None:
     Logged(shard, log).handle_together([install], 1.0)
     log.close()
     with pytest.raises(BadInput) as caught:
-        load_logs(tmp_path)
+        load_logs(folder)
     assert str(caught.value) == (
-        f"logs {tmp_path}: expected those of 2 shards, got 1: shard-1 is missing, which may be on"
+        f"logs {folder}: expected those of 2 shards, got 1: shard-1 is missing, which may be on"
         " another machine"
     )
-    (tmp_path / "shard-0").rename(tmp_path / "shard-1")
+    (folder / "shard-0").rename(folder / "shard-1")
     with pytest.raises(BadInput, match="shard-0 is missing"):
-        load_logs(tmp_path)
+        load_logs(folder)
+    with pytest.raises(BadInput, match="shard-0 is missing"):
+        newest_logs(tmp_path)
+    assert newest_logs(tmp_path, but=folder) is None, "not even read"

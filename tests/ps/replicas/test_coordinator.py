@@ -20,6 +20,16 @@ def whole(shards: int = 1) -> Coordinator:
     return coordinator
 
 
+def bereaved() -> Coordinator:
+    """Shard 0, P alone: B was its backup, and has been silent since time 0."""
+    coordinator = whole()
+    for now in (0.5, 1.0, 1.5):
+        coordinator.hear(Beat(0, P, 2, in_sync=True), now)
+        coordinator.tick(now)
+    coordinator.hear(Beat(0, P, 3), 1.6)
+    return coordinator
+
+
 def told(decision: Decision) -> dict[int, tuple[Configuration, bool]]:
     return {boot: (word.configuration, word.confirmed) for boot, word in decision.assignments}
 
@@ -123,11 +133,7 @@ def test_a_late_beat_cannot_undo_in_sync() -> None:
 
 def test_in_sync_of_one_epoch_says_nothing_of_the_next() -> None:
     """A new backup begins as one that may not be promoted, whatever is still on its way."""
-    coordinator = whole()
-    for now in (0.5, 1.0, 1.5):
-        coordinator.hear(Beat(0, P, 2, in_sync=True), now)
-        coordinator.tick(now)
-    coordinator.hear(Beat(0, P, 3), 1.6)
+    coordinator = bereaved()
     coordinator.hear(Beat(0, C, 0), 1.6)
     coordinator.hear(Beat(0, P, 4), 1.6)
     coordinator.hear(Beat(0, P, 2, in_sync=True), 1.7)
@@ -136,11 +142,7 @@ def test_in_sync_of_one_epoch_says_nothing_of_the_next() -> None:
 
 def test_a_process_that_had_a_part_is_no_spare() -> None:
     """What it holds may be of the past; a fresh process is wanted."""
-    coordinator = whole()
-    for now in (0.5, 1.0, 1.5):
-        coordinator.hear(Beat(0, P, 2, in_sync=True), now)
-        coordinator.tick(now)
-    coordinator.hear(Beat(0, P, 3), 1.6)
+    coordinator = bereaved()
     coordinator.hear(Beat(0, B, 2), 1.6)
     assert coordinator.groups[0] == Group(Configuration(0, 3, P))
     assert coordinator.tick(1.7).lonely == [0]

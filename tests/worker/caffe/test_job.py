@@ -1,6 +1,7 @@
 """A solver's job."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,25 +11,22 @@ from shards.tables import DenseTable, TensorSpec
 from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
+from worker.job import Job
 from worker.strategies import Downpour
 from worker.training import _patience_s
 
 
+def lenet_job(**more: Any) -> Job:
+    """The demo's network, for one worker and one shard."""
+    solver = read_solver(Path("deploy/demo/lenet_solver.prototxt"), (1, 28, 28))
+    return caffe_job(solver, strategy=Downpour(), workers=1, shards=1, bound=0, seed=1, **more)
+
+
 def test_the_workers_are_told_the_precision() -> None:
     """It is in what the model is built from, wherever that is; the CPU's numbers do not change."""
-    solver = read_solver(Path("deploy/demo/lenet_solver.prototxt"), (1, 28, 28))
     models = {}
     for precision in Precision:
-        job = caffe_job(
-            solver,
-            strategy=Downpour(),
-            workers=1,
-            shards=1,
-            bound=0,
-            seed=1,
-            precision=precision,
-        )
-        model = job.model()
+        model = lenet_job(precision=precision).model()
         assert isinstance(model, CaffeModel)
         assert model.net.description.precision is precision
         models[precision] = model.initial(1).tobytes()
@@ -50,15 +48,5 @@ def test_the_driver_waits_until_a_copy_is_suspected(
     """A shard that stands still is waited for longer than it takes its backup to be promoted, one
     with a log as long as it may take to read it."""
     table = DenseTable("net", (TensorSpec("w", (25_600_000,)),))
-    solver = read_solver(Path("deploy/demo/lenet_solver.prototxt"), (1, 28, 28))
-    job = caffe_job(
-        solver,
-        strategy=Downpour(),
-        workers=1,
-        shards=1,
-        bound=0,
-        seed=1,
-        durability=durability,
-        silence_s=silence_s,
-    )
+    job = lenet_job(durability=durability, silence_s=silence_s)
     assert (job.silence_s, _patience_s(job, table)) == (silence_s, patience_s)

@@ -1,0 +1,25 @@
+"""The command `downpour` in this very process."""
+
+from collections.abc import Callable
+
+import pytest
+
+from deploy import cli
+
+Run = Callable[..., tuple[int, str, str]]
+"""The command: its arguments; its exit status, its standard output and error."""
+
+
+def command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *first: str
+) -> Run:
+    """It, with `first` before the arguments of each call."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["downpour", *first, *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out, told.err
+
+    return run
