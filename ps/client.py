@@ -4,16 +4,17 @@
         weights = shards.pull()
         shards.push(gradient(weights))
 
-It is a dull driver: it moves bytes between the links and the session and waits. It has no thread of
-its own: who pulls or pushes takes in what has come, and sleeps at the sockets themselves. While the
-caller computes, ZeroMQ's thread goes on sending and receiving, so a prefetched pull and an
-unacknowledged push cost the caller no time; a small thread renews the lease now and then, so that a
-long computation is not taken for death. Not for use by two threads.
+It is a dull driver: it asks the session of its stay with the shards (ps/wire/stay.py) what to say,
+and waits. It has no thread of its own: who pulls or pushes takes in what has come, and sleeps at
+the sockets themselves. While the caller computes, ZeroMQ's thread goes on sending and receiving, so
+a prefetched pull and an unacknowledged push cost the caller no time; a small thread renews the
+lease now and then, so that a long computation is not taken for death. When the job moves to other
+shards, the client begins another stay with those. Not for use by two threads.
 """
 
 import time
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from operator import index
 from pathlib import Path
 from types import TracebackType
@@ -27,23 +28,19 @@ from ps.protocol import events, moving
 from ps.protocol.compression import Compression
 from ps.protocol.pacing import LEAST, Pacing, Times
 from ps.protocol.prefetched import Prefetched
-from ps.protocol.session import Session
 from ps.sharing.arenas import Arenas, Replica
 from ps.storage import residual
 from ps.storage.keeping import Keeper
 from ps.storage.stores import Place
 from ps.storage.worker_state import Arrays, WorkerState, save_state
-from ps.wire.connection import Connection
 from ps.wire.link_model import LinkModel
-from ps.wire.renewal import Renewal
+from ps.wire.stay import Stay
 from ps.wire.stripes import MOST
 from ps.wire.transport import Transport, transport_named
-from shards.codec import Frames
 from shards.errors import BadInput, Fenced
-from shards.messages import Message, Pull, Push
+from shards.messages import Pull, Push
 from shards.versions import Allocator, on_the_heap
 
-_RENEWALS_A_LEASE = 4
 _BRIEF_S = 1e-4  # an absence in which what came has not lain for long
 _SPARE = 6  # gradients beside those in flight: being made, summed up, owed
 
@@ -86,42 +83,35 @@ class Client:
                 raise BadInput(f"{what}: expected more than 0 s, got {value:g}")
         if stripes is not None and not 1 <= stripes <= MOST:
             raise BadInput(f"stripes: expected 1 to {MOST}, got {stripes}")
-        self.cluster = cluster
         self.worker, self.incarnation = worker, incarnation
         self.table, self.times = cluster.table, Times()
         self.duplicates = self.staleness = self.clock = self.step = 0
         self.rtt_s = self._wait_s = 0.0
-        self._pacing = Pacing(in_flight, time.monotonic())
-        self._stripes, self._first_epoch = stripes, cluster.map.epoch
-        self._leaving = self._departed = self._closed = self._torn = False
-        self._new_session: Callable[[Cluster], Session] = lambda of: Session(
-            job=of.job,
+        self._pacing, self._prefetched = Pacing(in_flight, time.monotonic()), Prefetched()
+        self._arenas = Arenas(cluster.table.size, allocate)
+        self._replica: Replica | None = None
+        self._first_epoch = cluster.map.epoch
+        self._leaving = self._departed = self._closed = False
+        self._new_stay = partial(
+            Stay,
             worker=worker,
             incarnation=incarnation,
-            build=of.build,
-            table=of.table,
-            shard_map=of.map,
             retry_s=retry_s,
             patience_s=patience_s,
             compression=compression,
-        )
-        wanted = transport_named(transport)
-        self._new_connection: Callable[[Cluster], Connection] = lambda to: Connection(
-            to,
-            worker=worker,
-            incarnation=incarnation,
-            transport=wanted,
+            transport=transport_named(transport),
             link=link,
             gradients=(in_flight or LEAST) + _SPARE,
-            patience_s=patience_s,
+            stripes=stripes,
+            times=self.times,
         )
-        self._arenas, self._prefetched = Arenas(cluster.table.size, allocate), Prefetched()
-        self._replica: Replica | None = None
-        self._renewal: Renewal | None = None
-        self._open(cluster)
+        self._turn_to(cluster)
+        self._compresses = self._stay.session.cargo.feedback is not None
         self._keeper = Keeper(keep, worker) if keep is not None and self._compresses else None
         try:
-            restored = None if restore is None else residual.loaded(Path(restore), self._session)
+            restored = (
+                None if restore is None else residual.loaded(Path(restore), self._stay.session)
+            )
             ready = self._meet()
             self.clock, self.step = ready.clock, ready.step
             if restored is not None:
@@ -129,6 +119,11 @@ class Client:
         except BaseException:
             self.abandon()
             raise
+
+    @property
+    def cluster(self) -> Cluster:
+        """Where the job is, as far as this client has heard."""
+        return self._stay.cluster
 
     # --- the sentence -----------------------------------------------------------------------------
 
@@ -141,7 +136,7 @@ class Client:
         started, before = self._enter(Pull), self.times.serialise_s
         self._prefetched.drop_before(wanted)
         if wanted not in self._prefetched:
-            self._send(self._ask(wanted, time.monotonic()))
+            self._stay.send(self._ask(wanted, time.monotonic()))
         while (pulled := self._prefetched.take(wanted)) is None:
             self._turn()
         took = time.monotonic() - started - (self.times.serialise_s - before)
@@ -162,7 +157,7 @@ class Client:
         """
         self._check_open()
         if index(clock) not in self._prefetched:
-            self._send(self._ask(index(clock), time.monotonic()))
+            self._stay.send(self._ask(index(clock), time.monotonic()))
 
     @property
     def ahead(self) -> int:
@@ -196,11 +191,11 @@ class Client:
         if steps < 1 or samples < 0:
             raise BadInput(f"push: expected steps >= 1 and samples >= 0, got {steps} and {samples}")
         started, before = self._enter(Push), self.times.serialise_s
-        if self._session.unacknowledged:
+        if self._stay.session.unacknowledged:
             self._await_room(self._pacing.room)
         now = time.monotonic()
         self.times.network_s += now - started - (self.times.serialise_s - before)
-        request, sends = self._session.push(
+        request, sends = self._stay.session.push(
             gradient if self._compresses else self._arenas.placed(gradient),
             self._versions(tuple(map(index, read_versions))),
             clock=self.clock + steps,
@@ -215,7 +210,7 @@ class Client:
         self._pushed(request, steps, now)
         if prefetch is not None and index(prefetch) not in self._prefetched:
             sends += self._ask(index(prefetch), now)
-        self._send(sends)
+        self._stay.send(sends)
         self._pacing.leave(time.monotonic())
 
     def flush(self) -> None:
@@ -236,7 +231,7 @@ class Client:
     @property
     def transports(self) -> tuple[str, ...]:
         """What carries the arrays to and from each shard: shm, ipc or tcp."""
-        return self._connection.transports
+        return self._stay.connection.transports
 
     def save(self, path: str | Path) -> None:
         """Wait until every push is acknowledged, and write the residual that they leave to a file.
@@ -244,9 +239,9 @@ class Client:
         A later life of this worker restores it, and nothing of any gradient is lost between them,
         if it stands where this one does. Raises BadInput where pushes are not compressed.
         """
-        feedback = residual.feedback_of(self._session, "save")
+        feedback = residual.feedback_of(self._stay.session, "save")
         self.flush()
-        state = residual.state_of(self._session, self.step, self.clock, self.seq)
+        state = residual.state_of(self._stay.session, self.step, self.clock, self.seq)
         save_state(Path(path), state, feedback.state())
 
     def take_up(self, state: WorkerState, arrays: Arrays) -> None:
@@ -256,14 +251,14 @@ class Client:
         `step` and `clock` may be further afterwards. Raises BadInput when the state is another's or
         of another moment, or pushes are not compressed: the worker can go on without it.
         """
-        residual.feedback_of(self._session, "take up")
-        residual.check(state, self._session, f"residual of {state.worker}")
+        residual.feedback_of(self._stay.session, "take up")
+        residual.check(state, self._stay.session, f"residual of {state.worker}")
         self._take_up(state, arrays)
 
     @property
     def seq(self) -> int:
         """The number of this worker's last push; at first, its former life's last applied one."""
-        return self._session.seq
+        return self._stay.session.seq
 
     def close(self) -> None:
         """Wait for the last acknowledgements, leave the gate, drop the connections, for good."""
@@ -274,7 +269,7 @@ class Client:
             if self._keeper is not None and self.seq:
                 self._keep(self.seq)
             self._leaving = True
-            self._send(self._session.leave(time.monotonic()))
+            self._stay.send(self._stay.session.leave(time.monotonic()))
             while not self._departed:
                 self._turn()
         finally:
@@ -283,14 +278,9 @@ class Client:
     def abandon(self) -> None:
         """Drop the connections as a crash would: the lease frees the others."""
         self._closed = True
-        self._hang_up()
+        self._stay.close()
         if self._keeper is not None:
             self._keeper.close()
-
-    def _hang_up(self) -> None:
-        if self._renewal is not None:
-            self._renewal.stop()
-        self._connection.close()
 
     def __enter__(self) -> "Client":
         return self
@@ -311,18 +301,18 @@ class Client:
     def _take_up(self, state: WorkerState, arrays: Arrays) -> None:
         """Go on with a residual, once the shards have the pushes that it follows."""
         base = self.seq
-        for push in residual.restored(self._session, state, arrays):
+        for push in residual.restored(self._stay.session, state, arrays):
             now = time.monotonic()
             request, sends = residual.made_again(
                 push,
                 arrays[push.name],
-                self._session,
+                self._stay.session,
                 clock=self.clock + push.steps,
                 step=self.step + push.steps,
                 now=now,
             )
             self._pushed(request, push.steps, now)
-            self._send(sends)
+            self._stay.send(sends)
         if self._keeper is not None:  # a snapshot may be taken before the next push
             replaced = {"incarnation": self.incarnation, "base": base}
             self._keeper.keep(msgspec.structs.replace(state, **replaced), arrays)
@@ -330,71 +320,52 @@ class Client:
     def _keep(self, base: int, pushes: Sequence[moving.Carried] = ()) -> None:
         """Have what a snapshot of the shards at push `base` wants of this worker written."""
         assert self._keeper is not None, "somebody asked for it"
-        self._keeper.keep(*residual.kept(self._session, self.step, self.clock, base, pushes))
+        self._keeper.keep(*residual.kept(self._stay.session, self.step, self.clock, base, pushes))
 
-    # --- driving the session ----------------------------------------------------------------------
+    # --- moving -----------------------------------------------------------------------------------
 
-    def _open(self, cluster: Cluster) -> None:
-        """Turn to the shards of `cluster`, without a word."""
-        self.cluster = cluster
-        self._session = self._new_session(cluster)
-        self._successors: Cluster | None = None
-        self._connection = self._new_connection(cluster)
-        weakref.finalize(self, self._connection.close_slow)
-        self._links, sharing = self._connection.links, self._connection.sharing
-        self._compresses = self._session.cargo.feedback is not None
+    def _turn_to(self, cluster: Cluster) -> None:
+        """Begin a stay with the shards of `cluster`, without a word."""
+        self._stay = self._new_stay(cluster)
+        sharing = self._stay.connection.sharing
         self._pacing.begin(cluster.table.size, shared=sharing is not None)
         self._arenas.turn_to(cluster.map, sharing)
 
     def _meet(self) -> events.Ready:
         """Introduce this worker to the shards, or to those that hold their job now."""
-        self._greet()
-        while self._session.ready is None:
-            self._turn()
-            if self._successors is not None:
-                self._reopen(self._successors)
-                self._greet()
-        ready = self._session.ready
-        self._renewal = Renewal(self._connection, self._session, ready.lease_s / _RENEWALS_A_LEASE)
-        # Or a client that was dropped without a word would hold back the others for ever.
-        weakref.finalize(self, self._renewal.end)
-        self._connection.check_transport()
-        self._connection.stripe(self._stripes, self._session.retry_s)
+        while (ready := self._stay.begin(self._note)) is None:
+            self._leave_for_successors()
         return ready
 
-    def _greet(self) -> None:
-        self._links.await_connections(self._session.retry_s)
-        self._send(self._session.hello(time.monotonic()))
+    def _leave_for_successors(self) -> None:
+        assert self._stay.successors is not None, "these shards have no job any more"
+        self._stay.close()
+        self._turn_to(self._stay.successors)
 
-    # --- moving -----------------------------------------------------------------------------------
-
-    def _reopen(self, successors: Cluster) -> None:
-        self._hang_up()
-        self._open(successors)
-
-    def _move(self, successors: Cluster) -> None:
+    def _move(self) -> None:
         """Go on with the shards that hold the job now: repeat what the former have not applied."""
-        former = self._session
-        self._reopen(successors)
+        former = self._stay.session
+        self._leave_for_successors()
         self._meet()
         now = time.monotonic()
-        for request, sends in moving.go_on(former, self._session, now):
+        for request, sends in moving.go_on(former, self._stay.session, now):
             self._pacing.pushes.sent(request, now)
-            self._send(sends)
+            self._stay.send(sends)
         for clock in self._prefetched.begin_anew():
-            self._send(self._ask(clock, now))
+            self._stay.send(self._ask(clock, now))
         if self._leaving:
-            self._send(self._session.leave(time.monotonic()))
+            self._stay.send(self._stay.session.leave(time.monotonic()))
 
     def _versions(self, read: Sequence[int]) -> Sequence[int]:
         """What was read before a move, as the shards after it are told."""
-        moved = self.cluster.map.epoch > self._first_epoch
-        return moving.versions(read, self.cluster.map.shards) if moved and read else read
+        shard_map = self._stay.cluster.map
+        moved = shard_map.epoch > self._first_epoch
+        return moving.versions(read, shard_map.shards) if moved and read else read
 
     # --- requests and answers ---------------------------------------------------------------------
 
     def _ask(self, clock: int, now: float) -> list[events.Send]:
-        request, sends = self._session.pull(clock, now)
+        request, sends = self._stay.session.pull(clock, now)
         self._pacing.pulls.sent(request, now)
         self._prefetched.asked(clock, request)
         return sends
@@ -406,7 +377,7 @@ class Client:
         self.step += steps
 
     def _await_room(self, unacknowledged: int) -> None:
-        while self._session.unacknowledged > unacknowledged:
+        while self._stay.session.unacknowledged > unacknowledged:
             self._turn()
 
     def _enter(self, kind: type[Pull | Push] | None) -> float:
@@ -419,8 +390,8 @@ class Client:
         now = time.monotonic()
         away_s = self._pacing.enter(kind, now)
         if self._pacing.in_flight is None and away_s > _BRIEF_S:
-            deadline = self._session.next_deadline
-            if deadline is not None and (deadline <= now or self._links.waiting):
+            deadline = self._stay.session.next_deadline
+            if deadline is not None and (deadline <= now or self._stay.links.waiting):
                 self._turn(0.0)
         self._pacing.listens = True
         return now
@@ -431,41 +402,15 @@ class Client:
 
     def _turn(self, timeout: float | None = None) -> None:
         """Wait for the next thing to happen, up to `timeout`, and deal with it."""
-        if self._renewal is not None:
-            self._renewal.check()
-        if self._torn:  # Ctrl-C came in the midst of an answer: all that is owed is asked for again
-            for shard in range(self.cluster.map.shards):
-                self._send(self._session.renewed(shard, time.monotonic()))
+        stay = self._stay
+        if stay.torn:  # Ctrl-C came in the midst of an answer
+            stay.ask_again()
             for clock in self._prefetched.let_go():
                 self.prefetch(clock)
-            self._torn = False
-        deadline = self._session.next_deadline
-        if timeout is None:
-            timeout = 1.0 if deadline is None else deadline - time.monotonic()
-        for shard, reply, frames in self._links.receive(timeout):
-            now = time.monotonic()
-            self._torn = True
-            sends, events = self._session.receive(shard, reply, frames, now)
-            if sends:
-                self._send(sends)
-            for event in events:
-                self._note(event, now)
-            self._torn = False
-        if self._successors is not None and self._session.ready is not None:
-            self._move(self._successors)
-        for shard in self._links.moved():
-            self._send(self._session.moved(shard, time.monotonic()))
-        for shard in self._links.renewed():
-            self._send(self._session.renewed(shard, time.monotonic()))
-        if deadline is not None and deadline <= time.monotonic():
-            self._tick()
-
-    def _tick(self) -> None:
-        try:
-            self._send(self._session.tick(time.monotonic()))
-        except events.Unreachable as error:
-            text = f"{error} at {self._links.where(error.shard)}"
-            raise events.Unreachable(text, error.shard) from None
+            stay.torn = False
+        stay.turn(self._note, timeout)
+        if stay.successors is not None and stay.session.ready is not None:
+            self._move()
 
     def _note(self, event: events.Event, now: float) -> None:
         heard = self._pacing.listens
@@ -482,18 +427,5 @@ class Client:
                 raise Fenced(event.text)
             case events.Departed():
                 self._departed = True
-            case events.Relocated():
-                self._successors = Cluster.decode(event.cluster)
             case events.Exported() if self._keeper is not None and not self._keeper.busy:
-                self._keep(event.base, moving.recorded(self._session, event))
-
-    def _send(self, sends: Sequence[events.Send]) -> None:
-        if not sends:
-            return
-        started = time.monotonic()
-        to_each: dict[int, list[tuple[Message, Frames]]] = {}
-        for send in sends:
-            to_each.setdefault(send.shard, []).append((send.message, send.frames))
-        for shard, messages in to_each.items():
-            self._links.send_together(shard, messages)
-        self.times.serialise_s += time.monotonic() - started
+                self._keep(event.base, moving.recorded(self._stay.session, event))

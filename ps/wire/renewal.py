@@ -8,21 +8,19 @@ from shards.messages import Renew
 
 
 class Renewal:
-    """A thread with links of its own that keeps the lease while its owner computes."""
+    """A thread with links of its own that keeps the lease while its owner computes.
+
+    `failure` is what ended it, if anything did: its owner looks.
+    """
 
     def __init__(self, connection: Connection, session: Session, period_s: float) -> None:
         self._session = session
         self._connection = connection
         self._period_s = period_s
         self._ended = threading.Event()
-        self._failure: Exception | None = None
+        self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
         self._thread.start()
-
-    def check(self) -> None:
-        """Raise what ended the thread, if anything did."""
-        if self._failure is not None:
-            raise self._failure
 
     def end(self) -> None:
         self._ended.set()
@@ -35,7 +33,7 @@ class Renewal:
         try:
             self._renew_until_ended()
         except Exception as error:  # noqa: BLE001 - its owner is to hear of it, whatever it is
-            self._failure = error
+            self.failure = error
 
     def _renew_until_ended(self) -> None:
         links = self._connection.more_links()

@@ -234,11 +234,15 @@ def test_a_lease_that_nobody_renews_is_told(
         def none_left() -> None:
             raise zmq.ZMQError(errno.EMFILE)
 
-        monkeypatch.setattr(client._connection, "more_links", none_left)
-        renewal = Renewal(client._connection, client._session, 60.0)
+        monkeypatch.setattr(client._stay.connection, "more_links", none_left)
+        renewal = Renewal(client._stay.connection, client._stay.session, 60.0)
         renewal._thread.join()
+        client._stay._renewal, own = renewal, client._stay._renewal
+        assert own is not None
+        own.stop()
         with pytest.raises(zmq.ZMQError, match="Too many open files"):
-            renewal.check()
+            client.pull()
+        client.abandon()
 
 
 def test_a_body_that_fails_leaves_as_a_crash_would(cluster: Cluster) -> None:
@@ -279,8 +283,8 @@ def test_a_long_computation_keeps_its_lease() -> None:
                     assert time.monotonic() < until, "nobody renews it"
                     time.sleep(0.05)
             assert standing() == [Standing.ACTIVE, Standing.ACTIVE]
-            assert isinstance(client._renewal, Renewal)
-            client._renewal.stop()
+            assert isinstance(client._stay._renewal, Renewal)
+            client._stay._renewal.stop()
             until = time.monotonic() + 30
             while Standing.ACTIVE in standing() and time.monotonic() < until:
                 time.sleep(0.05)
@@ -294,8 +298,8 @@ def test_a_long_computation_keeps_its_lease() -> None:
 def test_what_ends_the_renewing_thread_is_told(cluster: Cluster) -> None:
     """Not as a trace on the screen of somebody who is computing, but by the next call."""
     client = Client(cluster, worker="w")
-    assert client._renewal is not None
-    client._renewal._failure = GiveUp("no more renewals")
+    assert client._stay._renewal is not None
+    client._stay._renewal.failure = GiveUp("no more renewals")
     with pytest.raises(GiveUp, match="no more renewals"):
         client.pull()
     client.abandon()

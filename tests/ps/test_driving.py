@@ -17,6 +17,7 @@ from ps.protocol.outstanding import Outstanding
 from ps.protocol.prefetched import Prefetched
 from ps.protocol.requests import Requests, _pulled, _pushed
 from ps.protocol.session import Session
+from ps.wire.stay import Stay
 from tests.ps.test_client import everywhere, shards_for
 
 
@@ -85,7 +86,7 @@ def test_ctrl_c_during_a_pull_leaves_the_client_of_use() -> None:
 NOTING = [
     step.__code__
     for step in (
-        *(Client._turn, Client._note, Client.pull, Client.flush),
+        *(Client._turn, Stay.turn, Client._note, Client.pull, Client.flush),
         *(Session.receive, Requests.answered, _pulled, _pushed, Cargo.read),
         *(Outstanding.heard, Outstanding.settle, Prefetched.came, Prefetched.take),
     )

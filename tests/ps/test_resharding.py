@@ -137,12 +137,12 @@ def test_a_residual_goes_along(push: str) -> None:
         home.console.stand_still(60)
         for gradient in gradients[:4]:
             client.push(gradient)
-        assert client._session.unacknowledged == 4
+        assert client._stay.session.unacknowledged == 4
         home.move(3)
         for gradient in gradients[4:]:
             client.push(gradient)
         client.flush()
-        feedback = client._session.cargo.feedback
+        feedback = client._stay.session.cargo.feedback
         assert feedback is not None
         views = TABLE.views(gradients.sum(0) - feedback.state()["error"])
         sent = np.concatenate([view.ravel() for view in views.values()])
@@ -226,10 +226,10 @@ def test_a_push_that_died_half_way_is_never_applied_twice() -> None:
         client.push(everywhere(1.0))
         client.flush()
         # The next one reaches shard 0 alone.
-        links = client._links
+        links = client._stay.links
         whole, links.send_together = links.send_together, lambda *_: None  # type: ignore[method-assign]
         client.push(everywhere(1.0))
-        for shard, message, frames in list(client._session.outstanding()):
+        for shard, message, frames in list(client._stay.session.outstanding()):
             if shard == 0:
                 whole(shard, [(message, frames)])
         while home.console.status()[0].version < 2:

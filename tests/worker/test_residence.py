@@ -268,10 +268,10 @@ def test_a_worker_that_dies_in_the_midst_of_a_push() -> None:
         client.pull()
         client.push(np.ones(TABLE.size, np.float32))
         client.flush()
-        whole = client._links.send_together
-        client._links.send_together = lambda *_: None  # type: ignore[method-assign]
+        whole = client._stay.links.send_together
+        client._stay.links.send_together = lambda *_: None  # type: ignore[method-assign]
         client.push(np.ones(TABLE.size, np.float32))
-        for shard, message, frames in list(client._session.outstanding()):
+        for shard, message, frames in list(client._stay.session.outstanding()):
             if shard == 0:
                 whole(shard, [(message, frames)])
         until(lambda: residence.console.status()[0].version == 2, "the push has not come")

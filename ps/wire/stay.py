@@ -1,0 +1,168 @@
+"""A worker's stay with the shards of one cluster: what is made anew when its job moves to others.
+
+The session, its connection and the thread that renews the lease speak of the same shards: they
+begin together and end together. A client has one stay after another (ps/client.py), and keeps what
+outlives each: its clock, its pace, which weights it has asked for.
+
+This, too, is a dull driver: it carries what the session says and hears, and hands on what has come
+to pass. Not for use by two threads.
+"""
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+
+from ps.cluster import Cluster
+from ps.protocol.compression import Compression
+from ps.protocol.events import Event, Ready, Relocated, Send, Unreachable
+from ps.protocol.pacing import Times
+from ps.protocol.session import Session
+from ps.wire.connection import Connection
+from ps.wire.link_model import LinkModel
+from ps.wire.renewal import Renewal
+from ps.wire.transport import Transport
+from shards.codec import Frames
+from shards.messages import Message
+
+_RENEWALS_A_LEASE = 4
+
+Note = Callable[[Event, float], None]
+"""What a client does about something that has come to pass, and when that was."""
+
+
+class Stay:
+    """The links to the shards are open on return, and nothing has been said; `close` it.
+
+    `successors` is where the job has moved to, once the shards say so: this stay is over then.
+    `torn` says that somebody was interrupted while an answer was dealt with; see `ask_again`.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        worker: str,
+        incarnation: int,
+        retry_s: float,
+        patience_s: float,
+        compression: Compression | None,
+        transport: Transport,
+        link: LinkModel | None,
+        gradients: int,
+        stripes: int | None,
+        times: Times,
+    ) -> None:
+        """As `Client` has them; `gradients` are in use at once, and `times` is told of packing.
+
+        Raises what `Connection` does.
+        """
+        self.cluster = cluster
+        self.successors: Cluster | None = None
+        self.torn = False
+        self.session = Session(
+            job=cluster.job,
+            worker=worker,
+            incarnation=incarnation,
+            build=cluster.build,
+            table=cluster.table,
+            shard_map=cluster.map,
+            retry_s=retry_s,
+            patience_s=patience_s,
+            compression=compression,
+        )
+        self.connection = Connection(
+            cluster,
+            worker=worker,
+            incarnation=incarnation,
+            transport=transport,
+            link=link,
+            gradients=gradients,
+            patience_s=patience_s,
+        )
+        weakref.finalize(self, self.connection.close_slow)
+        self.links = self.connection.links
+        self._renewal: Renewal | None = None
+        self._stripes, self._times = stripes, times
+
+    def begin(self, note: Note) -> Ready | None:
+        """Introduce the worker, and renew its lease from then on; where it goes on.
+
+        None if these shards have no job any more: it is at `successors`.
+        """
+        self.links.await_connections(self.session.retry_s)
+        self.send(self.session.hello(time.monotonic()))
+        while self.session.ready is None:
+            self.turn(note)
+            if self.successors is not None:
+                return None
+        ready = self.session.ready
+        self._renewal = Renewal(self.connection, self.session, ready.lease_s / _RENEWALS_A_LEASE)
+        # Or a client that was dropped without a word would hold back the others for ever.
+        weakref.finalize(self, self._renewal.end)
+        self.connection.check_transport()
+        self.connection.stripe(self._stripes, self.session.retry_s)
+        return ready
+
+    def send(self, sends: Sequence[Send]) -> None:
+        """Hand it to the network; what goes to one shard leaves as one."""
+        if not sends:
+            return
+        started = time.monotonic()
+        to_each: dict[int, list[tuple[Message, Frames]]] = {}
+        for send in sends:
+            to_each.setdefault(send.shard, []).append((send.message, send.frames))
+        for shard, messages in to_each.items():
+            self.links.send_together(shard, messages)
+        self._times.serialise_s += time.monotonic() - started
+
+    def turn(self, note: Note, timeout: float | None = None) -> None:
+        """Wait for the next thing to happen, up to `timeout`, and deal with it.
+
+        Raises Unreachable when a shard stays silent, and the error that a final refusal stands for.
+        """
+        if self._renewal is not None and self._renewal.failure is not None:
+            raise self._renewal.failure
+        deadline = self.session.next_deadline
+        if timeout is None:
+            timeout = 1.0 if deadline is None else deadline - time.monotonic()
+        for shard, reply, frames in self.links.receive(timeout):
+            now = time.monotonic()
+            self.torn = True
+            sends, events = self.session.receive(shard, reply, frames, now)
+            if sends:
+                self.send(sends)
+            for event in events:
+                if isinstance(event, Relocated):
+                    self.successors = Cluster.decode(event.cluster)
+                else:
+                    note(event, now)
+            self.torn = False
+        if self.successors is not None:
+            return
+        for shard in self.links.moved():
+            self.send(self.session.moved(shard, time.monotonic()))
+        for shard in self.links.renewed():
+            self.send(self.session.renewed(shard, time.monotonic()))
+        if deadline is not None and deadline <= time.monotonic():
+            self._tick()
+
+    def ask_again(self) -> None:
+        """All that is owed, because something of it may have come and not been noted.
+
+        Whoever asked for weights asks for those anew, too, and this is no longer `torn` then.
+        """
+        for shard in range(self.cluster.map.shards):
+            self.send(self.session.renewed(shard, time.monotonic()))
+
+    def close(self) -> None:
+        """Drop the connections as a crash would, and let the lease run out."""
+        if self._renewal is not None:
+            self._renewal.stop()
+        self.connection.close()
+
+    def _tick(self) -> None:
+        try:
+            self.send(self.session.tick(time.monotonic()))
+        except Unreachable as error:
+            text = f"{error} at {self.links.where(error.shard)}"
+            raise Unreachable(text, error.shard) from None
