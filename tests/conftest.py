@@ -22,9 +22,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# How long an example takes, or drawing it, is the machine's affair.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 _MARK = "DOWNPOUR_TEST_RUN"
 _GONE_S = 60.0

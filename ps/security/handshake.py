@@ -13,7 +13,9 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ps.security.keys import KeyPair, address_of, expect
 
-_LOOK_S = 1.0
+_LOOK_S = 1.0  # for a connection
+_WORD_S = 5.0  # for the other side's part of the handshake, once there is one
+_STEP_S = 0.1
 _BROKEN_OFF = 3  # times in a row: once may be a link that was cut just then
 
 
@@ -85,15 +87,21 @@ class Watched:
 
 
 def fault_at(endpoint: str, own: KeyPair | None) -> str:
-    """What is wrong with a handshake there, tried once; nothing if it works or nobody answers."""
+    """What is wrong with a handshake there, tried once; nothing if it works or nobody answers.
+
+    Of the time that passes between two looks a step counts: who was stopped meanwhile heard nothing
+    because nothing could come, and a server that accepted us may be stopped itself.
+    """
     with Watched(endpoint, own) as link:
         poller = zmq.Poller()
         link.register(poller)
-        until = time.monotonic() + _LOOK_S
-        while (left_s := until - time.monotonic()) > 0:
-            poller.poll(int(left_s * 1000) + 1)
-            if link.fault() or link.shaken:
-                break
+        spent_s, before = 0.0, time.monotonic()
+        while not (link.fault() or link.shaken) and (
+            spent_s < (_WORD_S if link.connected else _LOOK_S)
+        ):
+            poller.poll(int(_STEP_S * 1000))
+            now = time.monotonic()
+            spent_s, before = spent_s + min(_STEP_S, now - before), now
         return link.fault()
 
 

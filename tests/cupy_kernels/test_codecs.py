@@ -174,7 +174,7 @@ def test_a_payload_is_read_at_any_address(kind: Dense) -> None:
     assert np.array_equal(decoded(kind, frame, 513), decoded(kind, payload, 513))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     values=st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=600),
     share=st.floats(0, 1),

@@ -31,7 +31,7 @@ def draw(rng: np.random.Generator, *shape: int) -> Array:
     each=st.tuples(st.integers(1, 7), st.integers(1, 3)),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_forward_and_backward_equal_the_reference(
     shape: Convolution, n: int, size: tuple[int, int], each: tuple[int, int], seed: int
 ) -> None:

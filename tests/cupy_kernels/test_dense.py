@@ -16,7 +16,7 @@ def draw(rng: np.random.Generator, *shape: int) -> Array:
 
 
 @given(st.integers(1, 9), st.integers(1, 33), st.integers(1, 17), st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_inner_product_equals_the_reference(m: int, k: int, out: int, seed: int) -> None:
     """Output and all three gradients."""
     rng, work = np.random.default_rng(seed), Workspace()

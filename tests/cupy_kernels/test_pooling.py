@@ -49,7 +49,7 @@ def check(shape: Pooling, x: Array, mode: str, dy_seed: int) -> None:
 
 @given(case=poolings(), n=st.integers(1, 2), c=st.integers(1, 3), seed=st.integers(0, 99))
 @pytest.mark.parametrize("mode", ["max", "average"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_forward_and_backward_equal_the_reference(
     mode: str, case: tuple[Pooling, tuple[int, int]], n: int, c: int, seed: int
 ) -> None:
@@ -62,7 +62,7 @@ def test_forward_and_backward_equal_the_reference(
 @given(
     n=st.integers(1, 3), half=st.tuples(st.integers(1, 5), st.integers(1, 5)), c=st.integers(1, 5)
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_fast_two_by_two_path_breaks_ties_in_reading_order(
     n: int, half: tuple[int, int], c: int
 ) -> None:

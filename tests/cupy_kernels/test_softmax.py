@@ -11,7 +11,7 @@ SIZES = st.tuples(st.integers(1, 9), st.integers(1, 12))
 
 
 @given(SIZES, st.integers(0, 99), st.sampled_from([1.0, 30.0, 300.0]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_softmax_equals_the_reference(size: tuple[int, int], seed: int, scale: float) -> None:
     """Probabilities and gradients, for scores far apart as well."""
     rng, work = np.random.default_rng(seed), Workspace()
@@ -26,7 +26,7 @@ def test_softmax_equals_the_reference(size: tuple[int, int], seed: int, scale: f
 
 
 @given(SIZES, st.integers(0, 99), st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_cross_entropy_equals_the_reference(
     size: tuple[int, int], seed: int, ignoring: bool
 ) -> None:
@@ -52,7 +52,7 @@ def test_a_vanished_probability_costs_no_infinity() -> None:
 
 
 @given(SIZES, st.integers(0, 99), st.integers(1, 12))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_accuracy_equals_the_reference(size: tuple[int, int], seed: int, top_k: int) -> None:
     """The share of hits, among scores with many ties, for any top_k."""
     rng = np.random.default_rng(seed)

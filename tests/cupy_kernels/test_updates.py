@@ -112,7 +112,7 @@ def test_a_product_is_rounded_before_it_is_subtracted() -> None:
     assert out[0] != fused
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rule=st.sampled_from(RULES),
     cuts=st.lists(st.integers(1, 2999), max_size=6),

@@ -15,7 +15,7 @@ from ps.security.keys import address_of
 # ZMTP 3.1 (rfc.zeromq.org/spec/37): signature, version, mechanism, as-server, filler.
 _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 _HELD = 64  # connections that stay open at a time
-_SEND_S = 5.0
+_SEND_S = 60.0
 
 
 def greeting(mechanism: bytes, major: int = 3, minor: int = 1) -> bytes:

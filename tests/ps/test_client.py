@@ -50,8 +50,9 @@ def in_threads(workers: int, work: Callable[[int], None]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(250)
     assert not failures, failures
+    assert not any(thread.is_alive() for thread in threads), "it takes too long"
 
 
 @pytest.mark.parametrize("bound", [0, 2, None])
@@ -63,7 +64,8 @@ def test_every_push_counts_once(bound: int | None) -> None:
         together = threading.Barrier(workers)
 
         def work(number: int) -> None:
-            with Client(cluster, worker=f"w{number}", in_flight=3) as client:
+            # Nothing is repeated because the machine was busy.
+            with Client(cluster, worker=f"w{number}", in_flight=3, retry_s=10.0) as client:
                 together.wait()
                 for _ in range(steps):
                     client.pull()
@@ -116,14 +118,13 @@ def test_no_read_is_torn() -> None:
                 client.push(gradient, read_versions=versions)
 
         def read(client: Client) -> None:
-            held = [client.pull() for _ in range(3)]
-            for _ in range(100):
-                held = [*held[1:], client.pull()]
+            held, pulls = [client.pull() for _ in range(3)], 0
+            while pulls < 100 or min(held[-1].versions) < 100:  # until enough was pushed meanwhile
+                held, pulls = [*held[1:], client.pull()], pulls + 1
                 for replica in held:
                     for shard, version in enumerate(replica.versions):
                         (part,) = cluster.map.cut(replica.weights, shard)
                         assert part.min() == part.max() == -version
-            assert held[-1].versions > (100, 100), "the pushes went on meanwhile"
 
         def work(number: int) -> None:
             try:

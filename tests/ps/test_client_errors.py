@@ -1,7 +1,6 @@
 """What a client makes of bad arguments, dead endpoints and shards that disagree: one line each."""
 
 import errno
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from ps.wire.renewal import Renewal
 from shards.errors import BadInput, BadMessage, Fenced, GiveUp, WrongBuild
 from shards.messages import Standing
 from shards.schedules import Fixed
+from tests.clusters import free_port
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
 
@@ -35,9 +35,7 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def nowhere(cluster: Cluster) -> Cluster:
     """The same, but nobody listens where shard 1 should be."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        endpoint = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
     return msgspec.structs.replace(cluster, endpoints=(cluster.endpoints[0], endpoint))
 
 
@@ -49,16 +47,17 @@ def one_line(error: BaseException) -> str:
 
 
 def test_a_shard_that_is_not_there(nowhere: Cluster) -> None:
-    """The client gives up when its patience ends, naming the shard; and so does the console."""
-    started = time.monotonic()
+    """The client gives up when its patience ends, naming the shard; and so does the console.
+
+    Patience is short, but enough for the other shard to answer on a busy machine.
+    """
     with pytest.raises(ps.Unreachable) as caught:
-        Client(nowhere, worker="w", patience_s=0.6)
+        Client(nowhere, worker="w", patience_s=3.0)
     endpoint = nowhere.endpoints[1]
-    assert one_line(caught.value) == f"shard 1 has not answered w's hello for 0.6 s at {endpoint}"
-    with Console(nowhere, patience_s=0.3) as console, pytest.raises(ps.Unreachable) as caught:
+    assert one_line(caught.value) == f"shard 1 has not answered w's hello for 3 s at {endpoint}"
+    with Console(nowhere, patience_s=2.5) as console, pytest.raises(ps.Unreachable) as caught:
         console.read()
-    assert one_line(caught.value) == f"shard 1 at {endpoint} has not answered read for 0.3 s"
-    assert time.monotonic() - started < 30, "far sooner than by default"
+    assert one_line(caught.value) == f"shard 1 at {endpoint} has not answered read for 2.5 s"
 
 
 @pytest.mark.parametrize("endpoint", ["", "127.0.0.1:1", "tcp://127.0.0.1", "carrier://pigeon"])

@@ -38,7 +38,8 @@ def console(cluster: Cluster) -> Iterator[Console]:
 
 
 def train(cluster: Cluster, steps: int, worker: str = "w") -> None:
-    with Client(cluster, worker=worker) as client:
+    # Nothing is repeated because the machine was busy: that would be counted.
+    with Client(cluster, worker=worker, retry_s=10.0) as client:
         for _ in range(steps):
             client.pull()
             client.push(np.ones(TABLE.size, np.float32), samples=10, loss=0.25)

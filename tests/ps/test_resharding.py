@@ -1,6 +1,7 @@
 """A job that moves to other shards while its workers train."""
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -220,7 +221,7 @@ def test_the_shards_of_a_standstill_agree() -> None:
 def test_a_push_that_died_half_way_is_never_applied_twice() -> None:
     """Of a worker that is gone, one shard has the last push and one lacks it: the next life goes on
     behind it, and no part counts twice."""
-    with job(2, lease_s=0.5) as home:
+    with job(2, lease_s=4.0) as home:
         client = Client(home.first, worker="w")
         client.pull()
         client.push(everywhere(1.0))
@@ -232,8 +233,9 @@ def test_a_push_that_died_half_way_is_never_applied_twice() -> None:
         for shard, message, frames in list(client._stay.session.outstanding()):
             if shard == 0:
                 whole(shard, [(message, frames)])
+        until = time.monotonic() + 60
         while home.console.status()[0].version < 2:
-            pass
+            assert time.monotonic() < until, "shard 0 does not apply it"
         client.abandon()
         home.move(3)
         with Client(home.cluster, worker="w", incarnation=1) as successor:

@@ -213,7 +213,7 @@ def test_headers_that_are_none(header: bytes) -> None:
         assert "\n" not in str(caught.value)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.binary(max_size=200), st.integers(0, 200), st.sampled_from(REQUESTS + REPLIES))
 @example(b"", 0, REQUESTS[0])
 def test_any_bytes_are_a_message_or_refused(noise: bytes, at: int, message: Message) -> None:
@@ -295,7 +295,7 @@ def test_envelopes_that_do_not_add_up(first: bytes, frames: int) -> None:
         codec.disclose(first, [b"f"] * frames)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=80), st.integers(0, 4))
 def test_any_bytes_are_an_envelope_or_refused(noise: bytes, frames: int) -> None:
     """What is handed out is never more than what came."""

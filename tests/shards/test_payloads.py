@@ -208,7 +208,7 @@ MUTATIONS: tuple[Callable[[bytearray, Any], None], ...] = (
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     kind=st.sampled_from(Kind),
     seed=st.integers(0, 2**32 - 1),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -31,7 +31,6 @@ def saved(version: int = 7, **seqs: int) -> Saved:
     return Saved(version, 5, 320, Ledger(entries, floor=2))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 8), st.integers(1, 8))
 def test_every_float_goes_where_its_key_goes(before: int, after: int) -> None:
     """However it is cut, the parts are those that the map says; and all know the same."""

@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shards.errors import BadInput
@@ -78,7 +78,6 @@ def test_sizes_are_positive(shape: tuple[int, ...]) -> None:
         DenseTable("t", (TensorSpec("a", shape),))
 
 
-@settings(deadline=None)
 @given(tables, st.data())
 def test_shards_share_out_the_whole_arena(table: DenseTable, data: st.DataObject) -> None:
     """Ranges follow each other without gap or overlap, on multiples of 256, even to one block."""
@@ -111,7 +110,6 @@ def test_cuts_are_views() -> None:
     assert first.base is arena
 
 
-@settings(deadline=None)
 @given(tables, st.data())
 def test_segments_cover_the_tensors_exactly(table: DenseTable, data: st.DataObject) -> None:
     """Over all shards, segments hold each tensor's floats once, with its multipliers, in order."""

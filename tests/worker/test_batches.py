@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shards.errors import BadInput
@@ -51,7 +51,6 @@ def numbers(
     return found
 
 
-@settings(deadline=None)
 @given(sizes=SIZES, batch_size=BATCH, block=BLOCK, shuffle=st.booleans())
 def test_every_epoch_sees_every_row_once(
     sizes: list[int], batch_size: int, block: int, shuffle: bool
@@ -66,7 +65,6 @@ def test_every_epoch_sees_every_row_once(
         assert sorted(sequence[epoch * rows : (epoch + 1) * rows]) == list(range(rows))
 
 
-@settings(deadline=None)
 @given(sizes=SIZES, batch_size=BATCH, block=BLOCK, start=st.integers(0, 40), shuffle=st.booleans())
 def test_a_later_start_equals_skipping(
     sizes: list[int], batch_size: int, block: int, start: int, shuffle: bool
@@ -77,7 +75,6 @@ def test_a_later_start_equals_skipping(
     assert numbers(sizes, batch_size, 5, start_step=start, **options) == whole[start:]
 
 
-@settings(deadline=None)
 @given(
     rows=st.integers(1, 60),
     cuts=st.lists(st.integers(0, 60), max_size=8),

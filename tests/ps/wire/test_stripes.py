@@ -5,7 +5,7 @@ import random
 import socket
 import struct
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 
 import msgspec
 import numpy as np
@@ -433,5 +433,11 @@ def crowd(endpoint: str, senders: int) -> None:
 
 def break_some(slow: SlowLinks, which: int) -> None:
     """Cut one of the connections now, as a router that forgets it does."""
-    pipes = [pipe for pipe in slow._pipes if not pipe.cut_off]
-    pipes[which % len(pipes)]._source.shutdown(socket.SHUT_RDWR)
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        with suppress(OSError):  # it has been cut meanwhile
+            if pipes := [pipe for pipe in slow._pipes if not pipe.cut_off]:
+                pipes[which % len(pipes)]._source.shutdown(socket.SHUT_RDWR)
+                return
+        time.sleep(0.01)
+    raise AssertionError("there is no connection to cut")

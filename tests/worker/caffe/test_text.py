@@ -83,7 +83,7 @@ FRAGMENTS = st.lists(
 
 
 @given(FRAGMENTS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_text_parses_or_is_refused(fragments: list[str]) -> None:
     """Nothing but BadInput comes out of text from outside."""
     said = "f"
