@@ -33,11 +33,11 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class Gate:
-    """Requests parked by worker and request number."""
+    """Requests parked by worker and request number, in `parked`."""
 
     def __init__(self, bound: int | None) -> None:
         self.bound = bound
-        self._parked: dict[tuple[str, int], Waiting] = {}
+        self.parked: dict[tuple[str, int], Waiting] = {}
 
     def passes(self, clock: int, min_clock: int | None) -> bool:
         """Whether a step at `clock` may start while the slowest worker is at `min_clock`."""
@@ -49,15 +49,15 @@ class Gate:
         Raises BadMessage for more of one worker's than any has a use for.
         """
         key = (message.worker, message.request)
-        known = self._parked.get(key)
-        if known is None and len(self._parked) >= MOST_PARKED:
-            own = sum(worker == message.worker for worker, _ in self._parked)
+        known = self.parked.get(key)
+        if known is None and len(self.parked) >= MOST_PARKED:
+            own = sum(worker == message.worker for worker, _ in self.parked)
             if own >= MOST_PARKED:
                 raise BadMessage(
                     f"worker {message.worker}: expected at most {MOST_PARKED} requests that wait,"
                     " got one more"
                 )
-        self._parked[key] = Waiting(sender, message, known.since if known else now)
+        self.parked[key] = Waiting(sender, message, known.since if known else now)
         return known is None
 
     def release(self, may_go: Callable[[Pull | Join], bool]) -> Iterator[Waiting]:
@@ -66,24 +66,25 @@ class Gate:
         Each is asked for only after the one before it was dealt with, so that admitting one worker
         can keep the next one waiting.
         """
-        for waiting in sorted(self._parked.values(), key=lambda w: (w.message.clock, w.since)):
+        for waiting in sorted(self.parked.values(), key=lambda w: (w.message.clock, w.since)):
             if may_go(waiting.message):
-                del self._parked[waiting.message.worker, waiting.message.request]
+                del self.parked[waiting.message.worker, waiting.message.request]
                 yield waiting
 
-    def forget(self, worker: str) -> None:
-        """Drop what an earlier life, or a worker that left, still waits for."""
-        for key in [key for key in self._parked if key[0] == worker]:
-            del self._parked[key]
+    def forget(self, *workers: str) -> None:
+        """Drop what an earlier life, or workers that left, still wait for."""
+        gone = set(workers)
+        for key in [key for key in self.parked if key[0] in gone]:
+            del self.parked[key]
 
     @property
     def waiting(self) -> list[Waiting]:
         """Everyone who is parked, in the order of arrival."""
-        return sorted(self._parked.values(), key=lambda waiting: waiting.since)
+        return sorted(self.parked.values(), key=lambda waiting: waiting.since)
 
     def clear(self) -> None:
         """Drop everyone: they will ask again."""
-        self._parked.clear()
+        self.parked.clear()
 
     def waits(self, worker: str) -> bool:
-        return any(name == worker for name, _ in self._parked)
+        return any(name == worker for name, _ in self.parked)

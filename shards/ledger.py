@@ -116,9 +116,13 @@ class Ledger(msgspec.Struct):
         ]
 
     def expire(self, workers: Sequence[str]) -> None:
-        """They no longer count."""
+        """They no longer count, from the same moment on.
+
+        So the slowest clock is looked for once, however many they are.
+        """
         for worker in workers:
-            self._stand(self.entries[worker], Standing.EXPIRED)
+            self.entries[worker].standing = Standing.EXPIRED
+        self._raise_floor()
 
     def renew(self, lease_until: float) -> None:
         """Nobody has been silent: it was this shard that could not be heard."""

@@ -90,7 +90,7 @@ class Workers:
 
     def join(self, sender: bytes, message: Join, now: float) -> list[Outgoing]:
         self._identify(message, now)
-        if not self.may_go(message):
+        if not self.may_go(message, self._ledger.min_clock):
             return self._park(sender, message, now)
         return [self._admit(sender, message), *self._open(now)]
 
@@ -110,8 +110,8 @@ class Workers:
     def expire(self, workers: Sequence[str], now: float) -> list[Outgoing]:
         """Count these no longer, whose leases ran out."""
         self._ledger.expire(workers)
+        self.gate.forget(*workers)
         for worker in workers:
-            self.gate.forget(worker)
             self._serving.forget(worker)
         return self._open(now)
 
@@ -146,11 +146,11 @@ class Workers:
         elif isinstance(message, Join):
             self.gate.park(b"", message, now)
 
-    def may_go(self, message: Pull | Join) -> bool:
-        """Whether it need not wait, or not any longer."""
+    def may_go(self, message: Pull | Join, slowest: int | None) -> bool:
+        """Whether it need not wait, or not any longer; `slowest` is the ledger's slowest clock."""
         if isinstance(message, Pull):
             in_round = message.worker in self._updates.round
-            return not in_round and self.gate.passes(message.clock, self._ledger.min_clock)
+            return not in_round and self.gate.passes(message.clock, slowest)
         # Shard 0 alone decides who warms up, or two shards might choose different replicas. Who was
         # admitted once and comes back still counts elsewhere, so it must not wait here.
         return (
@@ -178,7 +178,11 @@ class Workers:
         if self._updates.round:
             closed = self._updates.close_rounds(self._ledger, now, self._move.standstill)
             out += self._acknowledge_all(closed)
-        for waiting in self.gate.release(self.may_go):
+        if not self.gate.parked:
+            return out
+        # Looked for once, however many wait: neither an answered pull nor who is let in lowers it.
+        slowest = self._ledger.min_clock
+        for waiting in self.gate.release(lambda message: self.may_go(message, slowest)):
             if isinstance(waiting.message, Join):
                 out.append(self._admit(waiting.sender, waiting.message))
             else:
@@ -193,7 +197,7 @@ class Workers:
         self._ledger.identify(message, now + self._spec.lease_s)
         self._check_epoch(message.epoch)
         self._serving.check(message)
-        if not self.may_go(message):
+        if not self.may_go(message, self._ledger.min_clock):
             return self._park(sender, message, now)
         return [Outgoing(sender, *self._serving.pull(message, 0.0, now))]
 

@@ -107,7 +107,7 @@ def check_pending(session: Session, in_flight: int) -> None:
 
 def check_drained(shard: Shard, number: int) -> None:
     """Nobody waits at a shard whose workers have all left."""
-    if shard.gate._parked or shard.updates.round:
+    if shard.gate.parked or shard.updates.round:
         raise Violation(
             Promise.BOUNDED, f"shard {number} still holds requests of workers that left"
         )
@@ -185,8 +185,8 @@ class PullWatch:
 
     def check_open(self, shard: Shard) -> None:
         """Nobody waits who may go."""
-        for waiting in shard.gate._parked.values():
-            if shard.workers.may_go(waiting.message):
+        for waiting in shard.gate.parked.values():
+            if shard.workers.may_go(waiting.message, shard.ledger.min_clock):
                 raise Violation(Promise.PROGRESS, f"left waiting at the gate: {waiting.message}")
 
 

@@ -167,6 +167,19 @@ def test_the_slowest_clock_never_goes_back() -> None:
     assert ledger.clock_gap == 0
 
 
+def test_those_that_fall_silent_together_go_at_one_moment() -> None:
+    """In whatever order they are named, nobody of them runs on alone meanwhile: the slowest clock
+    stays where it was if nobody is left, or is that of those who are.
+    """
+    for names in (["slow", "fast"], ["fast", "slow"]):
+        ledger = ledger_of(slow=3, fast=40)
+        ledger.expire(names)
+        assert (ledger.active, ledger.floor) == ([], 3)
+        ledger = ledger_of(slow=3, fast=40, last=7)
+        ledger.expire(names)
+        assert (ledger.active, ledger.floor) == (["last"], 7)
+
+
 def test_clocks_only_rise() -> None:
     """A push that comes late, or a worker that has been put ahead, cannot lower a clock."""
     ledger = ledger_of(w=7)
