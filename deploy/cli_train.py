@@ -4,6 +4,7 @@ An option that is not given says nothing: a resumed run has been told before, an
 the default.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,6 +49,14 @@ def train(
         _told(
             "A run folder to go on in, with its settings, from its newest good snapshot; or, with"
             " --out, RUN@NUMBER, a place of snapshots, or one of them, for a new run from there.",
+            _RUN,
+        ),
+    ] = None,
+    unset: Annotated[
+        list[str] | None,
+        _told(
+            "With --resume: an option that the earlier run was given, and that takes its default"
+            " again, as ray; as often as wanted.",
             _RUN,
         ),
     ] = None,
@@ -267,12 +276,15 @@ def train(
     Ctrl-C stops cleanly and leaves a snapshot.
     """
     given = {name: value for name, value in locals().items() if value is not None}
-    given.pop("resume", None)
+    for name in ("resume", "unset"):
+        given.pop(name, None)
     from deploy.origin import origin_of
     from deploy.train import run
 
     origin = origin_of(resume) if resume is not None else None
-    settings = _settings(given, origin)
+    settings, words = _settings(given, origin, unset or [])
+    for line in words:
+        typer.echo(line, err=True)
     try:
         with sigterm_too():
             summary = run(settings, origin=origin)
@@ -292,22 +304,28 @@ def _result(summary: "Summary", out: Path) -> str:
     return f"{accuracy}{summary.updates} updates in {summary.seconds:.0f} s; see {out}"
 
 
-def _settings(given: dict[str, object], origin: "Origin | None") -> TrainSettings:
-    """What the options say, over what the run to resume was told, over the defaults."""
+def _settings(
+    given: dict[str, object], origin: "Origin | None", unset: Sequence[str]
+) -> tuple[TrainSettings, list[str]]:
+    """What the options say, over what the run to resume was told, over the defaults; and which of
+    that run's options hold no longer."""
     if "staleness" in given:
         given["staleness"] = parse_staleness(str(given["staleness"]))
-    elif given.get("strategy") == "bsp":
+    elif given.get("strategy") == "bsp" and "staleness" not in unset:
         given["staleness"] = 0
     given |= {name: value.absolute() for name, value in given.items() if isinstance(value, Path)}
     where = given.get("snapshots")
     if isinstance(where, str) and "://" not in where:
         given["snapshots"] = str(Path(where).absolute())
+    if unset and (origin is None or origin.run is None):
+        raise BadInput(f"--unset {unset[0]}: expected --resume with an earlier run, got none")
     if origin is None:
-        return _fresh(given, "or --resume with an earlier run; got neither")
+        return _fresh(given, "or --resume with an earlier run; got neither"), []
     if "weights" in given:
         raise BadInput("train: expected --weights or --resume, got both")
     if origin.run is None:
-        return _fresh(given, "beside a --resume that is no run folder's; got none")
+        return _fresh(given, "beside a --resume that is no run folder's; got none"), []
+    from deploy.resumed import resumed
     from deploy.run_folder import SETTINGS
 
     earlier = TrainSettings.load(origin.run / SETTINGS)
@@ -317,14 +335,14 @@ def _settings(given: dict[str, object], origin: "Origin | None") -> TrainSetting
                 f"train: expected --out for the new run that goes on from {origin.place}"
                 f" at {origin.name}; got none"
             )
-        return replace(earlier, **({"weights": None, "snapshots": None, "logs": None} | given))
+        return resumed(replace(earlier, weights=None, snapshots=None, logs=None), given, unset)
     if "out" in given:
         raise BadInput(
             "train: expected --out or --resume, got both; a new run: --resume RUN@NUMBER"
         )
-    if "snapshots" in given:
+    if "snapshots" in [*given, *unset]:
         raise BadInput("train: expected --snapshots or --resume, got both")
-    return replace(earlier, **(given | {"out": origin.run}))
+    return resumed(earlier, given | {"out": origin.run}, unset)
 
 
 def _fresh(given: dict[str, object], otherwise: str) -> TrainSettings:

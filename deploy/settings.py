@@ -4,10 +4,13 @@ The same struct is what the command line fills in, what `settings.json` in a run
 what `--resume` reads back.
 """
 
+from collections.abc import Mapping
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import msgspec
+from msgspec.structs import asdict
 
 from cupy_kernels.types import Precision
 from ps.durability import Durability
@@ -24,6 +27,7 @@ from worker.strategies import Strategy, strategy_named
 
 NO_BOUND = "inf"
 _LAST_PORT = 65535
+_STRATEGYS = {"n_push", "n_fetch", "warm_steps"}
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -86,10 +90,12 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_keep_for: str | None = None
 
     def __post_init__(self) -> None:
+        for name, why in misplaced(asdict(self)).items():
+            raise BadInput(f"{written(name, getattr(self, name))}: {why}")
         for name in ("shards", "workers", "max_iter", "snapshot_keep"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise BadInput(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
+                raise BadInput(f"{option(name)}: expected at least 1, got {value}")
         if not 0 < self.lease_s < inf:
             raise BadInput(f"--lease-s: expected more than 0 s, and finite, got {self.lease_s:g}")
         last = _LAST_PORT + 1 - self.shards
@@ -97,10 +103,6 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise BadInput(f"--port: expected 0 to {last}, got {self.port}")
         if ":" in self.bind:
             raise BadInput(f"--bind: expected an IPv4 address, got {self.bind}")
-        if self.ray is not None and self.shards_in is not Home.RAY:
-            raise BadInput(
-                f"--ray {self.ray}: expected shards in Ray, got --shards-in {self.shards_in}"
-            )
         if self.link is not None and self.transport not in (Transport.AUTO, Transport.TCP):
             raise BadInput(f"--link: expected --transport tcp or auto, got {self.transport}")
         self._check_durability()
@@ -123,27 +125,12 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
             check_silence(self.silence_s, self.lease_s, "--silence-s")
             if self.link is not None:
                 raise BadInput("--link: expected shards with one copy each, got replicated ones")
-        elif self.silence_s != SILENCE_S:
-            raise BadInput(
-                f"--silence-s {self.silence_s:g}: expected --durability replicated, got"
-                f" {self.durability}"
-            )
-        if self.logs is not None and not self.durability.keeps_log:
-            raise BadInput(
-                f"--logs {self.logs}: expected --durability process or logged, got"
-                f" {self.durability}"
-            )
 
     def build_strategy(self) -> Strategy:
         """The strategy these settings name; raises BadInput for one that does not exist."""
         kind = strategy_named(self.strategy)
-        options = {"n_push": self.n_push, "n_fetch": self.n_fetch, "warm_steps": self.warm_steps}
-        given = {name: value for name, value in options.items() if value is not None}
-        for name in given.keys() - set(kind.__struct_fields__):
-            raise BadInput(
-                f"--{name.replace('_', '-')}: strategy {self.strategy} has no such option"
-            )
-        return kind(**given)
+        options = {name: getattr(self, name) for name in _STRATEGYS}
+        return kind(**{name: value for name, value in options.items() if value is not None})
 
     def build_device(self) -> Wanted:
         """The device that workers compute on; raises BadInput for what names none."""
@@ -187,6 +174,35 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
         """These settings as JSON values."""
         plain: dict[str, object] = msgspec.to_builtins(self, enc_hook=str)
         return plain
+
+
+def misplaced(told: Mapping[str, Any]) -> dict[str, str]:
+    """Of settings by name, those that mean nothing beside the others, and why.
+
+    Defaults mean nothing anywhere, and are none of them.
+    """
+    durability, home, strategy = told["durability"], told["shards_in"], told["strategy"]
+    out = {}
+    if told["ray"] is not None and home is not Home.RAY:
+        out["ray"] = f"expected shards in Ray, got --shards-in {home}"
+    if told["silence_s"] != SILENCE_S and durability is not Durability.REPLICATED:
+        out["silence_s"] = f"expected --durability replicated, got {durability}"
+    if told["logs"] is not None and not durability.keeps_log:
+        out["logs"] = f"expected --durability process or logged, got {durability}"
+    for name in sorted(_STRATEGYS - set(strategy_named(strategy).__struct_fields__)):
+        if told[name] is not None:
+            out[name] = f"strategy {strategy} has no such option"
+    return out
+
+
+def option(name: str) -> str:
+    """A setting as the command line has it."""
+    return f"--{name.replace('_', '-')}"
+
+
+def written(name: str, value: object) -> str:
+    """A setting and its value as the command line has them."""
+    return f"{option(name)} {value:g}" if isinstance(value, float) else f"{option(name)} {value}"
 
 
 def parse_staleness(text: str) -> int | None:

@@ -141,13 +141,13 @@ def _found(origin: Origin, inputs: "_Inputs") -> Found:
 def _logs_left(run: Path, settings: TrainSettings) -> Path:
     """Where a run that is gone on with has left its logs, if any, and will go on keeping them.
 
-    Raises BadInput where it is to keep them elsewhere: they would be passed over.
+    Raises BadInput where it is to keep them elsewhere, or none: they would be passed over.
     """
     logs, left = settings.logs or run / LOGS, TrainSettings.load(run / SETTINGS).logs or run / LOGS
     if logs != left and any(is_job(job) for job in left.glob("*")):
         raise BadInput(
             f"--logs {logs}: expected the folder where the run has left its logs, {left}; or move"
-            " what it holds"
+            f" what that holds to {logs}"
         )
     return logs
 

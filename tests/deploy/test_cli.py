@@ -39,7 +39,7 @@ def test_help_names_every_setting_and_its_default(
         found[1]: line for line in out.splitlines() if (found := re.match(r"│ +--([\w-]+)", line))
     }
     settings = {field.name.replace("_", "-"): field.default for field in fields(TrainSettings)}
-    assert lines.keys() == settings.keys() | {"resume", "help"}
+    assert lines.keys() == settings.keys() | {"resume", "unset", "help"}
     for name in ("shards", "workers", "strategy", "seed", "shards-in", "bind"):
         assert f"[default: {settings[name]}]" in lines[name]
     assert "[default: 4; bsp: 0]" in lines["staleness"]
@@ -98,7 +98,7 @@ OPTIONS = [
     ("--n-push 9", r"staleness bound: pushing every 9 steps needs at least 8, got 4"),
     ("--staleness -1", r"--staleness: expected a whole number of steps or inf, got -1"),
     ("--strategy down", r"strategy: expected one of bsp, downpour, got 'down'"),
-    ("--strategy bsp --n-fetch 2", r"--n-fetch: strategy bsp has no such option"),
+    ("--strategy bsp --n-fetch 2", r"--n-fetch 2: strategy bsp has no such option"),
     ("--device cuda", r"device: expected auto, cpu, gpu or gpu:N, got 'cuda'"),
     ("--device gpu:1", r"device gpu:1: expected a GPU that answers, and CuPy .*; got none"),
     ("--lease-s nan", r"--lease-s: expected more than 0 s, and finite, got nan"),

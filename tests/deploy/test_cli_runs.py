@@ -144,7 +144,7 @@ def test_logs_that_would_be_passed_over(downpour: Run, job: Path, earlier: Path)
     written(earlier / "logs/job/shard-0", 1)
     line = (
         r"--logs \S*elsewhere: expected the folder where the run has left its logs, \S*run/logs; or"
-        r" move what it holds"
+        r" move what that holds to \S*elsewhere"
     )
     refuses(downpour, job, "train --resume run --durability logged --logs elsewhere", line)
 

@@ -127,7 +127,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"strategy": "bsp"}, "strategy bsp: expected staleness bound 0 and no prefetch, got 4"),
     (
         {"strategy": "bsp", "staleness": 0, "n_push": 2},
-        "--n-push: strategy bsp has no such option",
+        "--n-push 2: strategy bsp has no such option",
     ),
     ({"lease_s": 0.0}, "--lease-s: expected more than 0 s, and finite, got 0"),
     ({"lease_s": inf}, "--lease-s: expected more than 0 s, and finite, got inf"),
