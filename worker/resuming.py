@@ -14,6 +14,7 @@ from ps import Console, ShardState
 from ps.logs.job_logs import is_job, load_logs, newest_logs
 from ps.storage.shelf import Found
 from ps.storage.snapshots import Manifest, load_snapshot
+from ps.storage.stores import open_store
 from shards.errors import BadInput
 from shards.recut import recut
 from shards.tables import DenseTable, cut_evenly
@@ -40,7 +41,8 @@ def read(resume: str | Path | Found | None) -> Found | None:
     where = str(resume)
     if "://" not in where and is_job(Path(where)):
         return load_logs(Path(where))
-    return Found(where, Path(where).name, *load_snapshot(resume))
+    store = open_store(resume)
+    return Found(store, Path(store.place).name, *load_snapshot(store))
 
 
 def check_logs(logs: Path, found: Found | None) -> None:

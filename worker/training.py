@@ -154,7 +154,7 @@ def run_job(
             device=job.device,
             patience_s=max(PATIENCE_S, patience_s),
             keep=_seen_by_workers(snapshots) if job.keeps_residuals else None,
-            residuals=_seen_by_workers(found.place) if found and job.keeps_residuals else None,
+            residuals=found.store.address if found and job.keeps_residuals else None,
         )
         begins_at = found.manifest.steps // job.workers if found else 0
         with _snapshotter(job, cluster, shelf, begins_at, told) as snapshotter:

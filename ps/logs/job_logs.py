@@ -17,6 +17,7 @@ from pathlib import Path
 from ps.logs.log_files import has_begun, recovered
 from ps.storage.shelf import Found
 from ps.storage.snapshots import Manifest
+from ps.storage.stores import LocalStore
 from shards.errors import BadInput, Retry
 from shards.job_ids import shown
 from shards.spec import ShardSpec
@@ -52,7 +53,7 @@ def load_logs(folder: Path) -> Found:
         aligned=False,
         parts=(),
     )
-    return Found(str(folder), folder.name, manifest, states)
+    return Found(LocalStore(folder), folder.name, manifest, states)
 
 
 def newest_logs(folder: Path, *, but: Path | None = None) -> Found | None:

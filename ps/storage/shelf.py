@@ -62,13 +62,18 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """A snapshot that was read whole, and what was wrong with each newer one."""
+    """A snapshot that was read whole, where, and what was wrong with each newer one."""
 
-    place: str
+    store: Store
     name: str
     manifest: Manifest
     states: list[ShardState]
     passed_over: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people."""
+        return self.store.place
 
 
 class Shelf:
@@ -101,7 +106,7 @@ class Shelf:
         if name not in self:
             known = " ".join(entry.name for entry in self.entries()) or "none"
             raise BadInput(f"no snapshot {name} in {self.store.place}; it has {known}")
-        return Found(store.place, name, *load_snapshot(store))
+        return Found(store, name, *load_snapshot(store))
 
     def newest_good(self, check: Callable[[str, Manifest], None] = lambda *_: None) -> Found:
         """The newest snapshot that reads back whole; damaged ones are passed over.
@@ -118,7 +123,7 @@ class Shelf:
             store = self.store.below(entry.name)
             check(store.place, entry.manifest)
             try:
-                return Found(store.place, entry.name, *load_snapshot(store), tuple(passed))
+                return Found(store, entry.name, *load_snapshot(store), tuple(passed))
             except BadInput as error:
                 passed.append(str(error))
         if not passed:

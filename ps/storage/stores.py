@@ -46,6 +46,12 @@ class Store(Protocol):
         """What a person calls it: a path or a URI, without secrets."""
         ...
 
+    @property
+    def address(self) -> str:
+        """What opens it again in another process. A URI comes with its key and options: it is told
+        to those who are to read or write here, and shown to nobody."""
+        ...
+
     def below(self, name: str) -> "Store":
         """A folder in this one, which need not exist."""
         ...
@@ -131,7 +137,7 @@ def _reach(uri: str) -> "ArrowStore":
         said = str(error).replace(uri, shown).replace(f"{key}@", "") if key else str(error)
         shown = without_secrets(f"{scheme}://{place}")
         raise BadInput(f"{shown}: {_line(said)}") from None
-    return ArrowStore(system, path, shown)
+    return ArrowStore(system, path, shown, uri)
 
 
 def without_secrets(place: Place) -> str:
@@ -155,6 +161,10 @@ class LocalStore:
     @property
     def place(self) -> str:
         return str(self.path)
+
+    @property
+    def address(self) -> str:
+        return str(self.path.absolute())
 
     def below(self, name: str) -> "LocalStore":
         return LocalStore(self.path / name)
@@ -250,13 +260,16 @@ def flush(folder: Path) -> None:
 class ArrowStore:
     """A folder of a `pyarrow.fs.FileSystem`."""
 
-    def __init__(self, system: Any, path: str, place: str) -> None:
+    def __init__(self, system: Any, path: str, place: str, address: str) -> None:
         self._system = system
         self._path = path.rstrip("/")
         self.place = place
+        self.address = address
 
     def below(self, name: str) -> "ArrowStore":
-        return ArrowStore(self._system, f"{self._path}/{name}", f"{self.place}/{name}")
+        folder, mark, options = self.address.partition("?")
+        address = f"{folder.rstrip('/')}/{name}{mark}{options}"
+        return ArrowStore(self._system, f"{self._path}/{name}", f"{self.place}/{name}", address)
 
     def names(self) -> list[str]:
         from pyarrow import fs

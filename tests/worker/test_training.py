@@ -9,17 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import ps
-from ps import Console, Durability
+from ps import Compression, Console, Durability
 from ps.logs.job_logs import load_logs, newest_logs
 from ps.snapshotter import Snapshotter
 from ps.storage.shelf import Shelf
+from ps.storage.snapshots import load_manifest
+from ps.storage.stores import open_store
 from shards.errors import BadInput, GiveUp
 from shards.messages import ShardStatus
 from shards.spec import ShardSpec
-from tests.integration.jobs import Ones, ones_job
+from tests.integration.jobs import Ones, ones_job, rows
+from tests.ps.storage.saved import Keyed
 from tests.worker.test_residence import Servers
 from worker import spark, training
 
@@ -123,6 +127,39 @@ def push(servers: Servers, count: int, incarnation: int) -> None:
             client.pull()
             client.push(np.ones(servers.cluster.table.size, np.float32))
         client.flush()
+
+
+def test_residuals_are_read_where_the_snapshot_is(
+    servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers are told of it with its key and options, without which they could not read there;
+    nobody else is."""
+    monkeypatch.setattr("pyarrow.fs.FileSystem", Keyed(tmp_path))
+
+    def tasks(_: Any, host: Callable[..., Iterator[pa.RecordBatch]], *__: Any) -> list[Any]:
+        (answer,) = host(iter(rows(8).to_batches()), 0, 0, [])
+        return [(answer["report"][0].as_py(),)]
+
+    monkeypatch.setattr(spark, "run_tasks", tasks)
+    told, shelf, whole = Notes(), Shelf(Keyed.URI), Keyed.URI.replace("?", "/2?")
+    for steps, resume in ((2, None), (3, shelf.newest_good), (4, lambda: whole)):
+        outcome = training.run_job(
+            None,  # type: ignore[arg-type]  # no task reads it
+            ones_job(Ones, steps=steps, workers=1, compression=Compression.parse("topk:0.5")),
+            resume=resume() if resume is not None else None,
+            snapshots=Keyed.URI,
+            observer=told,
+        )
+        assert [report.lost for report in outcome.reports] == [""]
+    assert load_manifest(open_store(whole)).residuals != ()
+    assert told.notes == []
+    with pytest.raises(BadInput, match=r"resume s3://bucket/run/2: .* workers 1, got 3") as caught:
+        training.run_job(
+            None,  # type: ignore[arg-type]  # no task reads it
+            ones_job(Ones, steps=1, workers=3),
+            resume=whole,
+        )
+    assert "secret" not in str(caught.value)
 
 
 def test_logs_go_where_the_last_snapshot_holds_all(

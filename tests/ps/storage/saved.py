@@ -4,7 +4,9 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 from pyarrow import fs
@@ -53,7 +55,27 @@ def same(states: list[ShardState], others: list[ShardState]) -> bool:
 
 def mocked() -> ArrowStore:
     """A folder of a file system of pyarrow's that lives in memory."""
-    return ArrowStore(fs._MockFileSystem(datetime.now(UTC)), "bucket/run", "mock://bucket/run")
+    return ArrowStore(
+        fs._MockFileSystem(datetime.now(UTC)), "bucket/run", *2 * ["mock://bucket/run"]
+    )
+
+
+class Keyed:
+    """In the place of `pyarrow.fs.FileSystem`: a store in a folder, closed without key and option.
+
+    `URI` opens it; put it there with `monkeypatch.setattr("pyarrow.fs.FileSystem", Keyed(folder))`.
+    """
+
+    URI = "s3://key:the-secret@bucket/run?endpoint_override=localhost:9"
+
+    def __init__(self, folder: Path) -> None:
+        self._system = fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem())
+
+    def from_uri(self, uri: str) -> tuple[Any, str]:
+        parts = urlsplit(uri)
+        if (parts.password, parts.query) != ("the-secret", "endpoint_override=localhost:9"):
+            raise OSError("access denied")
+        return self._system, f"bucket{parts.path}"
 
 
 @contextmanager

@@ -159,7 +159,7 @@ def test_a_place_that_cannot_be_reached_is_named() -> None:
         def get_file_info(self, _: Any) -> None:
             raise OSError("no\nroute")
 
-    shelf = Shelf(ArrowStore(Broken(), "b/run", "s3://b/run"))
+    shelf = Shelf(ArrowStore(Broken(), "b/run", *2 * ["s3://b/run"]))
     with pytest.raises(GiveUp, match=r"^snapshots s3://b/run: no route$"):
         shelf.newest()
 

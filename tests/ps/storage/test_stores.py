@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from ps.storage.stores import ArrowStore, LocalStore, Store, open_store
+from ps.storage.stores import ArrowStore, LocalStore, Store, content_of, open_store
 from shards.errors import BadInput
-from tests.ps.storage.saved import mocked
+from tests.ps.storage.saved import Keyed, mocked
 
 
 @pytest.fixture(params=["local", "subtree", "mock"])
@@ -17,7 +17,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
         return LocalStore(tmp_path / "a" / "b")
     if request.param == "subtree":
         system = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
-        return ArrowStore(system, "a/b", "subtree://a/b")
+        return ArrowStore(system, "a/b", *2 * ["subtree://a/b"])
     return mocked()
 
 
@@ -55,6 +55,23 @@ def test_what_is_missing_is_a_missing_file(store: Store) -> None:
         with pytest.raises(FileNotFoundError) as caught:
             look("nothing")
         assert "No such file" in str(caught.value.strerror)
+
+
+def test_an_address_opens_the_same_folder_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From anywhere, below the place, too, with key and options; which are not shown."""
+    monkeypatch.setattr("pyarrow.fs.FileSystem", Keyed(tmp_path))
+    for place in (Keyed.URI, tmp_path / "here", f"file://{tmp_path}/there"):
+        store = open_store(place).below("400").below("workers")
+        store.put("w", [b"kept"])
+        with monkeypatch.context() as elsewhere:
+            elsewhere.chdir("/")
+            assert content_of(open_store(store.address), "w", 4) == b"kept"
+        assert "secret" not in store.place + repr(store)
+    assert open_store(Keyed.URI.replace("?", "/?")).below("1").address == (
+        "s3://key:the-secret@bucket/run/1?endpoint_override=localhost:9"
+    )
 
 
 def test_places_are_named_as_people_name_them(tmp_path: Path) -> None:
