@@ -35,8 +35,9 @@ def noise(count: int) -> Any:
 
 
 def compressed(cluster: Cluster, push: str, pull: str = "none", **options: Any) -> Client:
-    # What is repeated, as on a busy machine, would be counted twice.
-    told: dict[str, Any] = {"retry_s": 10.0} | options
+    # What is repeated, as on a busy machine, would be counted twice; and the first push of a kind
+    # that the shard was not told of makes it compile for a while.
+    told: dict[str, Any] = {"retry_s": 30.0, "patience_s": 120.0} | options
     return Client(cluster, worker="w", compression=Compression.parse(push, pull), **told)
 
 
