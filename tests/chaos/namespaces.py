@@ -28,7 +28,7 @@ _NEWNS, _NEWNET = 0x00020000, 0x40000000
 HERE = "10.77.255.1"
 """The harness's address in its own namespace, which all links lead to."""
 _NOWHERE = "02:00:00:00:00:99"
-_MOVED_S = 10.0
+_MOVED_S = 60.0
 
 
 def missing() -> str | None:

@@ -1,7 +1,9 @@
 """Shards that other hosts can reach: who is let in, who is not, and what they are told."""
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -12,6 +14,7 @@ import ps
 from ps.cluster import Access, Cluster
 from ps.job import successors
 from ps.resharding import move
+from ps.security import handshake
 from ps.security.admission import Admission, Invitation
 from ps.security.handshake import fault_at
 from ps.security.joining import Enrol, join
@@ -229,6 +232,17 @@ def test_a_server_is_never_open_by_oversight() -> None:
         Server(spec, 1, bind="tcp://0.0.0.0:*")
     with Server(spec, 1, bind="tcp://0.0.0.0:*", plaintext=True) as server:
         assert server.endpoint.startswith("tcp://0.0.0.0:")
+
+
+def test_a_look_outlasts_a_pause(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is stopped for longer than a look takes, between any two moments of it, has not seen
+    that there was nothing."""
+    clock = SimpleNamespace(monotonic=itertools.count(step=1000.0).__next__)
+    monkeypatch.setattr(handshake, "time", clock)
+    monkeypatch.setattr(handshake, "_LOOK_S", 60.0)
+    monkeypatch.setattr(handshake, "_WORD_S", 60.0)
+    plain = address_of(cluster.endpoints[0]).plain
+    assert fault_at(plain, None).startswith("expected plain text, as the endpoint says, got a serv")
 
 
 def test_nobody_there() -> None:
