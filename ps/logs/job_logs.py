@@ -38,9 +38,13 @@ def load_logs(folder: Path) -> Found:
     spec, _ = next(iter(held.values()))
     names = [f"shard-{shard}" for shard in range(spec.map.shards)]
     if missing := [name for name in names if name not in held]:
+        one = len(missing) == 1
         raise BadInput(
             f"logs {folder}: expected those of {spec.map.shards} shards, got {len(held)}:"
-            f" {missing[0]} is missing, which may be on another machine"
+            f" {' '.join(missing)} {'is' if one else 'are'} missing, and may be under the same path"
+            f" on {'another machine' if one else 'other machines'}: copy"
+            f" {'it' if one else 'them'} here to go on from the logs, or remove {folder} to go on"
+            " without"
         )
     states = [held[name][1] for name in names]
     manifest = Manifest(

@@ -245,6 +245,12 @@ def test_logs_that_are_all_that_is_left(
             run(tasks, tmp_path, asked, monkeypatch, resume)
         assert str(caught.value) == f"logs {logs}: expected a folder of this job's own, {line}"
         assert [path.name for path in logs.iterdir()] == [job.name]
+    there = (job / "shard-1").rename(tmp_path / "another-machine")
+    line = rf"shard-1 is missing.* copy it here to go on from the logs, or remove {job} to go on"
+    for resume in (None, Path(earlier.snapshot), job):
+        with pytest.raises(BadInput, match=line):
+            run(tasks, tmp_path, asked, monkeypatch, resume)
+    there.rename(job / "shard-1")
     outcome, _ = run(tasks, tmp_path, asked, monkeypatch, job)
     assert outcome.weights.min() == -8
     assert not logs.exists()

@@ -57,8 +57,9 @@ def test_a_shard_whose_log_is_missing(tmp_path: Path) -> None:
     with pytest.raises(BadInput) as caught:
         load_logs(folder)
     assert str(caught.value) == (
-        f"logs {folder}: expected those of 2 shards, got 1: shard-1 is missing, which may be on"
-        " another machine"
+        f"logs {folder}: expected those of 2 shards, got 1: shard-1 is missing, and may be under"
+        " the same path on another machine: copy it here to go on from the logs, or remove"
+        f" {folder} to go on without"
     )
     (folder / "shard-0").rename(folder / "shard-1")
     with pytest.raises(BadInput, match="shard-0 is missing"):
