@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 
 import ray
 
+from ps.hosts.hosting import START_S
 from ps.storage.private import check_private
 from ps.wire.reach import reach
 from shards.errors import BadInput, GiveUp, WrongBuild
@@ -84,6 +85,8 @@ def _embedded(cpus: int) -> Iterator[str]:
                 "prestart_worker_first_driver": False,
                 # Ray makes its workers nice, and every worker of ours would wait for its shards.
                 "worker_niceness": 0,
+                # A worker that is slower is killed and begun again, and is no quicker then.
+                "worker_register_timeout_seconds": int(START_S),
             },
         }
         try:

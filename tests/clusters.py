@@ -107,25 +107,6 @@ def connect_server(folder: Path) -> Iterator[str]:
         yield f"sc://127.0.0.1:{port}"
 
 
-# `ray start`, which gives its node 30 s, too few on a busy machine.
-_PATIENT_START = """
-import time
-from ray._private import services
-from ray.scripts.scripts import main
-get_node = services.get_node
-def patient(*arguments):
-    until = time.monotonic() + 200
-    while True:
-        try:
-            return get_node(*arguments)
-        except RuntimeError:
-            if time.monotonic() > until:
-                raise
-services.get_node = patient
-main()
-"""
-
-
 @contextmanager
 def ray_head(
     folder: Path, environ: Mapping[str, str], client_port: int | None = None
@@ -146,6 +127,11 @@ def ray_head(
         "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "100",
         # With them it is forked beside threads of gRPC, and on a busy machine may die at once.
         "GRPC_ENABLE_FORK_SUPPORT": "0",
+        # A worker is given a minute to start, and then killed; importing Ray alone may take that.
+        "RAY_worker_register_timeout_seconds": "240",
+        # A shard's process is its own: those that wait for work in advance cost seconds of a core.
+        "RAY_enable_worker_prestart": "0",
+        "RAY_prestart_worker_first_driver": "0",
         **environ,
     }
     with _ray_start(folder.with_suffix(".log"), options, environ):
@@ -169,7 +155,9 @@ def ray_node(
 def _ray_start(
     log: Path, options: list[str], environ: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-c", _PATIENT_START, "start", "--block", *options]
+    # Not as a module, and without its folder on the path: that has packages named as ours.
+    ray = [sys.executable, "-P", str(Path(__file__).with_name("patient_ray.py"))]
+    command = [*ray, "start", "--block", *options]
     with ExitStack() as stack:
         process = _process(stack, log, command, os.environ | environ)
         _wait(process, log, lambda: "Ray runtime started" in log.read_text())

@@ -103,8 +103,9 @@ def spark() -> Iterator["SparkSession"]:
 def ray_local() -> Iterator[str]:
     """The address of an embedded Ray of four CPUs that this process is connected to."""
     from deploy.ray_cluster import connect
+    from tests.patient_ray import patient
 
-    with connect(None, 4) as address:
+    with patient(), connect(None, 4) as address:
         yield address
 
 

@@ -84,7 +84,7 @@ def test_a_shard_that_is_gone_is_named(doctor: Run, cluster: ps.Cluster, tmp_pat
 def test_another_job_is_told_so(doctor: Run, cluster: ps.Cluster, tmp_path: Path) -> None:
     """A stale file names shards that serve another job by now."""
     replace(cluster, job="yesterday-0123456789abcdef").save(tmp_path / "c.json")
-    status, out, _ = doctor("--cluster", tmp_path / "c.json", "--patience-s", 0.5)
+    status, out, _ = doctor("--cluster", tmp_path / "c.json", "--patience-s", 60)
     assert status == 1
     assert "! shard 0 at " in out
     assert "serves another job than yesterday-" in out

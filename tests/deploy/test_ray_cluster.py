@@ -52,7 +52,7 @@ def short_folder() -> Iterator[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_embedded(tmp_path: Path) -> None:
     """Two embedded Rays in turn start with a token, in a folder that only we may enter, and leave
     no process, no file and no handler behind; a deep folder for temporary files does not hurt."""
@@ -73,7 +73,7 @@ def test_embedded(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_an_embedded_ray_that_is_late(short_folder: Path) -> None:
     """Where the machine is too busy for Ray's patience, it is started anew, and what had begun is
     gone."""
@@ -99,7 +99,7 @@ def test_an_embedded_ray_that_never_starts(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_running_cluster(running_ray: "RunningRay", tmp_path: Path) -> None:
     """A running Ray is used with this project's code, and goes on when we leave; without its token,
     or with another version, the error is one line that says so."""

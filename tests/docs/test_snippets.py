@@ -49,7 +49,7 @@ def run_commands(example: Example) -> None:
 PAGES_WITH_PYTHON = [page for page in PAGES if "```python" in read(page)]
 
 
-@pytest.mark.timeout(300)  # a page may start processes, one after another
+@pytest.mark.timeout(900)  # a page may start processes, one after another
 @pytest.mark.usefixtures("demo", "registries")
 @pytest.mark.parametrize("page", [page for page in PAGES_WITH_PYTHON if page not in ON_CLUSTERS])
 def test_snippets(page: str, tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_snippets(page: str, tmp_path: Path) -> None:
     run_page(page, tmp_path)
 
 
-@pytest.mark.timeout(300)  # the first page on the clusters starts them
+@pytest.mark.timeout(900)  # the first page on the clusters starts them
 @pytest.mark.usefixtures("demo", "registries", "clusters")
 @pytest.mark.parametrize("page", sorted(ON_CLUSTERS))
 def test_snippets_on_clusters(page: str, tmp_path: Path) -> None:

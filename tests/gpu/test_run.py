@@ -38,7 +38,6 @@ def test_it_needs_only_the_base_install() -> None:
     assert done.stdout == "[]\n"
 
 
-@pytest.mark.timeout(60)
 def test_lenet_learns_through_a_process_shard() -> None:
     """On the CPU, by the same way as on a GPU: 60 steps are far better than guessing."""
     data = training.mnist(Path("deploy/demo/mnist"))

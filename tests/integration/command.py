@@ -32,6 +32,8 @@ _START = (
 _ROOT = Path(__file__).parents[2]
 _MARK = "DOWNPOUR_TEST_CLI"
 _STEP_S = 0.05
+PATIENCE_S = 600.0
+"""For what takes a run less than a minute; a machine may be ten times slower, with much to do."""
 
 
 class Child:
@@ -67,7 +69,7 @@ class Child:
 
     def end(self) -> tuple[int, str, str]:
         """Wait; returns the exit status, standard output and error, once nothing is left."""
-        out, err = self.process.communicate(timeout=200)
+        out, err = self.process.communicate(timeout=PATIENCE_S)
         assert self.left() == []
         return self.process.returncode, out, err
 
@@ -112,7 +114,7 @@ def snapshots(run: Path) -> list[int]:
 
 def await_snapshots(run: Path, count: int, child: Child) -> None:
     """Return when there are `count` snapshots or more."""
-    end_by = time.monotonic() + 240
+    end_by = time.monotonic() + PATIENCE_S
     while len(snapshots(run)) < count:
         if child.process.poll() is not None or time.monotonic() > end_by:
             child.kill()

@@ -51,11 +51,21 @@ def seen(url: str | None, *, kill: bool = False) -> dict[str, Any]:
 def gpus(url: str | None) -> list[list[str]]:
     """The addresses that Spark assigns to each of two tasks that run at one time."""
     schema = pa.schema([("gpus", pa.string())])
+    with tempfile.TemporaryDirectory() as folder:
+        return _gpus(url, schema, Path(folder))
+
+
+def _gpus(url: str | None, schema: pa.Schema, folder: Path) -> list[list[str]]:
 
     def task(batches: Any, partition: int, attempt: int, assigned: list[str]) -> Iterator[Any]:
         for _ in batches:
             pass
-        time.sleep(1.0)  # Or one slot might be given both, one after the other.
+        # Each waits for the other, or one slot might be given both, one after the other.
+        (folder / str(partition)).touch()
+        until = time.monotonic() + 200
+        while len(list(folder.iterdir())) < 2:
+            assert time.monotonic() < until, "the other task has not begun"
+            time.sleep(0.05)
         yield pa.record_batch([pa.array([json.dumps(assigned)])], schema=schema)
 
     with start_session(url, 2, app="gpus", env=java_environment()) as session:

@@ -88,7 +88,10 @@ def plan(
 def live(
     cluster: Cluster, model: Scripted, data: Iterator[Batch], told: Plan, incarnation: int = 0
 ) -> Report:
-    with Client(cluster, worker="w0", incarnation=incarnation) as client:
+    # It repeats nothing, however late an answer is: messages are counted.
+    with Client(
+        cluster, worker="w0", incarnation=incarnation, retry_s=60.0, patience_s=600.0
+    ) as client:
         return train_replica(client, model, data, told, incarnation=incarnation)
 
 

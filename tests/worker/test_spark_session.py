@@ -43,7 +43,7 @@ def no_java(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_embedded(no_java: dict[str, str], tmp_path: Path) -> None:
     """On a machine without Java, two sessions in turn run an Arrow job on the Java brought along,
     listen on loopback only, and leave no process, no file and no change of the driver behind,
@@ -66,7 +66,7 @@ def test_embedded(no_java: dict[str, str], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_standalone_master(spark_master: str, tmp_path: Path) -> None:
     """Executors of a master run this project's code out of the shipped zip, one thread each; the
     master outlives the session."""
@@ -82,7 +82,7 @@ def test_standalone_master(spark_master: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_every_task_gets_a_gpu_of_its_own(spark_master: str, tmp_path: Path) -> None:
     """By the settings of docs/clusters.md, where a worker has two, and after another session: of
     two tasks at a time each has another one."""
@@ -99,7 +99,7 @@ def documented(file: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_connect_server(connect_url: str) -> None:
     """Over Spark Connect the workers run the shipped code too; the server outlives the session."""
     for session in run("twice", connect_url):
@@ -111,7 +111,7 @@ def test_connect_server(connect_url: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_unreachable() -> None:
     """A port where nobody listens, and one whose owner is no Spark, are each told in one line
     within seconds, and nothing is left running."""
@@ -138,7 +138,7 @@ def test_second_session(spark: Any) -> None:
     assert spark.range(3).count() == 3
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_mnist_fits(spark: Any) -> None:
     """A frame of 60,000 images of 784 bytes goes through an embedded session's memory."""
     import numpy as np

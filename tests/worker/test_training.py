@@ -310,7 +310,11 @@ class Looker(Notes):
 def watched(
     servers: list[Servers], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Spark, threading.Event]]:
-    """A job that pushes twice and then runs until it is cancelled; and when it has pushed."""
+    """A job that pushes twice and then runs until it is cancelled; and when it has pushed.
+
+    However late it ends of that, it is cancelled once.
+    """
+    monkeypatch.setattr(training, "_CANCEL_S", DEADLINE_S)
     pushed = threading.Event()
 
     def tasks() -> None:
