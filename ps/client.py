@@ -105,14 +105,16 @@ class Client:
             stripes=stripes,
             times=self.times,
         )
-        self._turn_to(cluster)
+        self._turn_to(self._new_stay(cluster))
         self._compresses = self._stay.session.cargo.feedback is not None
         self._keeper = Keeper(keep, worker) if keep is not None and self._compresses else None
         try:
             restored = (
                 None if restore is None else residual.loaded(Path(restore), self._stay.session)
             )
-            ready = self._meet()
+            self._turn_to(self._met(self._stay))
+            ready = self._stay.session.ready
+            assert ready is not None, "they have met"
             self.clock, self.step = ready.clock, ready.step
             if restored is not None:
                 self._take_up(*restored)
@@ -324,34 +326,48 @@ class Client:
 
     # --- moving -----------------------------------------------------------------------------------
 
-    def _turn_to(self, cluster: Cluster) -> None:
-        """Begin a stay with the shards of `cluster`, without a word."""
-        self._stay = self._new_stay(cluster)
-        sharing = self._stay.connection.sharing
-        self._pacing.begin(cluster.table.size, shared=sharing is not None)
-        self._arenas.turn_to(cluster.map, sharing)
+    def _turn_to(self, stay: Stay) -> None:
+        """Whatever is asked from now on is asked there."""
+        sharing = stay.connection.sharing
+        self._pacing.begin(self.table.size, shared=sharing is not None)
+        self._arenas.turn_to(stay.cluster.map, sharing)
+        self._stay = stay
 
-    def _meet(self) -> events.Ready:
-        """Introduce this worker to the shards, or to those that hold their job now."""
-        while (ready := self._stay.begin(self._note)) is None:
-            self._leave_for_successors()
-        return ready
+    def _met(self, stay: Stay) -> Stay:
+        """This one, or that with whoever holds the job by now, once the shards know this worker."""
+        try:
+            while not stay.begin(self._note):
+                stay.close()
+                stay = self._succeeding(stay)
+        except BaseException:
+            stay.close()
+            raise
+        return stay
 
-    def _leave_for_successors(self) -> None:
-        assert self._stay.successors is not None, "these shards have no job any more"
-        self._stay.close()
-        self._turn_to(self._stay.successors)
+    def _succeeding(self, stay: Stay) -> Stay:
+        assert stay.successors is not None, "these shards have no job any more"
+        return self._new_stay(stay.successors)
 
     def _move(self) -> None:
-        """Go on with the shards that hold the job now: repeat what the former have not applied."""
-        former = self._stay.session
-        self._leave_for_successors()
-        self._meet()
+        """Go on with the shards that hold the job now: repeat what the former have not applied.
+
+        Who is interrupted here has not moved, still owes what it owed, and begins anew.
+        """
+        former = self._stay
+        former.close()
+        stay = self._met(self._succeeding(former))
         now = time.monotonic()
-        for request, sends in moving.go_on(former, self._stay.session, now):
+        try:
+            owed = moving.go_on(former.session, stay.session, now)
+            wanted = self._prefetched.begin_anew()
+            self._turn_to(stay)
+        except BaseException:
+            stay.close()
+            raise
+        for request, sends in owed:
             self._pacing.pushes.sent(request, now)
             self._stay.send(sends)
-        for clock in self._prefetched.begin_anew():
+        for clock in wanted:
             self._stay.send(self._ask(clock, now))
         if self._leaving:
             self._stay.send(self._stay.session.leave(time.monotonic()))
@@ -403,12 +419,13 @@ class Client:
     def _turn(self, timeout: float | None = None) -> None:
         """Wait for the next thing to happen, up to `timeout`, and deal with it."""
         stay = self._stay
-        if stay.torn:  # Ctrl-C came in the midst of an answer
-            stay.ask_again()
-            for clock in self._prefetched.let_go():
-                self.prefetch(clock)
-            stay.torn = False
-        stay.turn(self._note, timeout)
+        if stay.successors is None:  # or Ctrl-C came while we moved
+            if stay.torn:
+                stay.ask_again()
+                for clock in self._prefetched.let_go():
+                    self.prefetch(clock)
+                stay.torn = False
+            stay.turn(self._note, timeout)
         if stay.successors is not None and stay.session.ready is not None:
             self._move()
 

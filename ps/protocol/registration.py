@@ -107,8 +107,9 @@ class Registration:
         behind = reply.clock - self.reached if shard == 0 else 0
         if behind <= 0:
             return 0, []
-        self.ahead += behind
-        self.reached = self._admission = reply.clock
+        self._admission = reply.clock
+        # As one: if Ctrl-C came between, the next greeting would count it twice.
+        self.ahead, self.reached = self.ahead + behind, reply.clock
         return behind, [
             self._join(other, reply.clock, now)
             for other in range(1, self._shards)

@@ -109,7 +109,10 @@ class Session:
     # --- what a driver asks for -------------------------------------------------------------------
 
     def hello(self, now: float) -> list[Send]:
-        """Introduce this worker to every shard; `Ready` follows."""
+        """Introduce this worker to every shard; `Ready` follows.
+
+        Once it is ready: greet them all anew, each of which is then sent all that it is owed.
+        """
         return [self._greet(shard, now) for shard in self._shards]
 
     def pull(self, clock: int, now: float) -> tuple[int, list[Send]]:

@@ -419,7 +419,11 @@ class Links:
         return parts if self._sharing is None else self._sharing.open(shard, parts)
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Drop the connections, giving what is being sent up to `linger_s`."""
+        """Drop the connections, giving what is being sent up to `linger_s`.
+
+        Nothing is sent or heard any more: whoever goes on elsewhere repeats it there.
+        """
+        self._poller, self._stripes = zmq.Poller(), [[] for _ in self.endpoints]
         for one in self._joining.values():
             one.close()
         self._joining.clear()

@@ -20,6 +20,8 @@ class Renewal:
         self._ended = threading.Event()
         self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+
+    def begin(self) -> None:
         self._thread.start()
 
     def end(self) -> None:
@@ -27,7 +29,8 @@ class Renewal:
 
     def stop(self) -> None:
         self.end()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _run(self) -> None:
         try:

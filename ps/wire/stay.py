@@ -22,6 +22,7 @@ from ps.wire.link_model import LinkModel
 from ps.wire.renewal import Renewal
 from ps.wire.transport import Transport
 from shards.codec import Frames
+from shards.errors import DownpourError
 from shards.messages import Message
 
 _RENEWALS_A_LEASE = 4
@@ -34,7 +35,8 @@ class Stay:
     """The links to the shards are open on return, and nothing has been said; `close` it.
 
     `successors` is where the job has moved to, once the shards say so: this stay is over then.
-    `torn` says that somebody was interrupted while an answer was dealt with; see `ask_again`.
+    `torn` says that Ctrl-C came while an answer was dealt with, or a shard was to be greeted. What
+    came may then be noted by half, or not at all: see `ask_again`.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Stay:
         )
         weakref.finalize(self, self.connection.close_slow)
         self.links = self.connection.links
+        self._faults: list[DownpourError] = []  # that have not been raised
         self._renewal: Renewal | None = None
         self._stripes, self._times = stripes, times
 
@@ -99,6 +102,7 @@ class Stay:
         self._renewal = Renewal(self.connection, self.session, ready.lease_s / _RENEWALS_A_LEASE)
         # Or a client that was dropped without a word would hold back the others for ever.
         weakref.finalize(self, self._renewal.end)
+        self._renewal.begin()
         self.connection.check_transport()
         self.connection.stripe(self._stripes, self.session.retry_s)
         return ready
@@ -118,8 +122,11 @@ class Stay:
     def turn(self, note: Note, timeout: float | None = None) -> None:
         """Wait for the next thing to happen, up to `timeout`, and deal with it.
 
-        Raises Unreachable when a shard stays silent, and the error that a final refusal stands for.
+        Raises Unreachable when a shard stays silent, and the error that a final refusal stands for,
+        once all that came with it is noted; of several, each at a turn of its own.
         """
+        if self._faults:
+            raise self._faults.pop(0)
         if self._renewal is not None and self._renewal.failure is not None:
             raise self._renewal.failure
         deadline = self.session.next_deadline
@@ -128,34 +135,45 @@ class Stay:
         for shard, reply, frames in self.links.receive(timeout):
             now = time.monotonic()
             self.torn = True
-            sends, events = self.session.receive(shard, reply, frames, now)
-            if sends:
-                self.send(sends)
-            for event in events:
-                if isinstance(event, Relocated):
-                    self.successors = Cluster.decode(event.cluster)
-                else:
-                    note(event, now)
+            try:
+                sends, events = self.session.receive(shard, reply, frames, now)
+                if sends:
+                    self.send(sends)
+                for event in events:
+                    if isinstance(event, Relocated):
+                        self.successors = Cluster.decode(event.cluster)
+                    else:
+                        note(event, now)
+            except DownpourError as error:
+                self._faults.append(error)
             self.torn = False
+        if self._faults:
+            raise self._faults.pop(0)
         if self.successors is not None:
             return
+        self.torn = True  # until whoever the links lead to by now has been greeted
         for shard in self.links.moved():
             self.send(self.session.moved(shard, time.monotonic()))
         for shard in self.links.renewed():
             self.send(self.session.renewed(shard, time.monotonic()))
+        self.torn = False
         if deadline is not None and deadline <= time.monotonic():
             self._tick()
 
     def ask_again(self) -> None:
-        """All that is owed, because something of it may have come and not been noted.
+        """Greet every shard anew; all that is owed follows, addressed to the life that answers.
 
-        Whoever asked for weights asks for those anew, too, and this is no longer `torn` then.
+        Repeating what is owed would not do: it may have been the answer to a greeting that was
+        noted by half, and then nothing is outstanding that would complete it. Whoever asked for
+        weights asks for those anew, too, and this is no longer `torn` then.
         """
-        for shard in range(self.cluster.map.shards):
-            self.send(self.session.renewed(shard, time.monotonic()))
+        self.send(self.session.hello(time.monotonic()))
 
     def close(self) -> None:
-        """Drop the connections as a crash would, and let the lease run out."""
+        """Drop the connections as a crash would, and let the lease run out; may be called twice.
+
+        The session lives on: what it owes can be taken along.
+        """
         if self._renewal is not None:
             self._renewal.stop()
         self.connection.close()

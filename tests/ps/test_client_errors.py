@@ -235,6 +235,7 @@ def test_a_lease_that_nobody_renews_is_told(
 
         monkeypatch.setattr(client._stay.connection, "more_links", none_left)
         renewal = Renewal(client._stay.connection, client._stay.session, 60.0)
+        renewal.begin()
         renewal._thread.join()
         client._stay._renewal, own = renewal, client._stay._renewal
         assert own is not None

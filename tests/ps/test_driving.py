@@ -4,21 +4,31 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 
+import ps
 from ps import Client, Console
+from ps.protocol import moving
 from ps.protocol.cargo import Cargo
 from ps.protocol.outstanding import Outstanding
 from ps.protocol.prefetched import Prefetched
+from ps.protocol.registration import Registration
 from ps.protocol.requests import Requests, _pulled, _pushed
 from ps.protocol.session import Session
+from ps.serving.server import Server
+from ps.wire.links import Links
+from ps.wire.renewal import Renewal
 from ps.wire.stay import Stay
-from tests.ps.test_client import everywhere, shards_for
+from ps.wire.transport import Transport
+from shards.errors import BadInput
+from shards.shard import Shard
+from tests.ps.test_client import TABLE, UNIT, everywhere, shards_for
 
 
 @contextmanager
@@ -118,15 +128,13 @@ def test_ctrl_c_before_any_line_that_notes_an_answer() -> None:
 
     Two shards answer a push and two pulls, one of which is not waited for yet.
     """
-    lines = [(code, line) for code in NOTING for _, _, line in code.co_lines() if line]
-    reached = set()
+    reached, wanted = set(), lines_of(NOTING)
     with (
         shards_for() as cluster,
         Console(cluster) as console,
         Client(cluster, worker="w", retry_s=0.05) as client,
     ):
         client.pull()
-        wanted = sorted(set(lines), key=lambda one: (one[0].co_qualname, one[1]))
         for pushes, (code, line) in enumerate(wanted, 1):
             client.push(everywhere(1), prefetch=client.clock + 1)
             client.prefetch(client.clock + 1)
@@ -142,3 +150,156 @@ def test_ctrl_c_before_any_line_that_notes_an_answer() -> None:
         assert reached == set(NOTING)
         assert set(console.read()[:700]) == {-len(wanted)}
         assert [status.pushes for status in console.status()] == [len(wanted)] * 2
+
+
+def lines_of(codes: Sequence[CodeType]) -> list[tuple[CodeType, int]]:
+    lines = {(code, line) for code in codes for _, _, line in code.co_lines() if line}
+    return sorted(lines, key=lambda one: (one[0].co_qualname, one[1]))
+
+
+def begin_next_life(server: Server) -> None:
+    """Of its shard, which goes on with what this one has, while nobody asks it anything."""
+    former = server.shard
+    shard = Shard(former.spec, former.boot + 1)
+    shard.restore(*former.copy())
+    shard.take_over(time.monotonic())
+    server.shard = server._acts = shard
+
+
+def lead_elsewhere(links: Links, servers: Sequence[Server]) -> None:
+    """As when the coordinator does, where the former copies died with two answers each."""
+    lost = 0
+    while lost < 2 * len(servers):
+        lost += len(list(links.receive(1.0)))
+    links._moved.update(range(len(servers)))
+
+    def nothing_soon(timeout_s: float) -> Iterator[Any]:
+        links.receive = heard  # type: ignore[method-assign]
+        del timeout_s
+        return iter(())
+
+    heard, links.receive = links.receive, nothing_soon  # type: ignore[method-assign]
+
+
+# What a shard's next life is greeted by, however the client comes to hear of it: because it is
+# refused, because its links are led there, or because it must repeat what Ctrl-C has torn.
+GREETING: dict[str, tuple[Callable[..., object], ...]] = {
+    "refused": (
+        *(Stay.turn, Session.receive, Session._refused),
+        *(Session._admitted, Session._catch_up, Session._readdressed),
+        *(Registration.greet, Registration.welcomed, Registration.readmitted),
+        *(Outstanding.drop_greetings, Outstanding.readdressed),
+    ),
+    "led": (Stay.turn, Session.moved, Registration.greet),
+    "torn": (Client._turn, Client.prefetch, Stay.ask_again, Session.hello, Registration.greet),
+}
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("heard", ["refused", "led", "torn"])
+def test_ctrl_c_before_any_line_that_greets_a_shard_anew(heard: str) -> None:
+    """Both shards have begun another life, and the others have gone on without this worker: it is
+    let back in, beside them, its next calls return, and all its pushes count once."""
+    codes = [step.__code__ for step in GREETING[heard]]
+    reached, wanted = set(), lines_of(codes)
+    with ExitStack() as stack:
+        specs = ps.shard_specs(TABLE, shards=2, schedule=UNIT)
+        servers = [
+            stack.enter_context(Server(spec, boot=1, transport=Transport.TCP)) for spec in specs
+        ]
+        cluster = ps.describe(specs, [server.endpoint for server in servers])
+        console = stack.enter_context(Console(cluster))
+        console.install(TABLE.empty())
+        client = stack.enter_context(Client(cluster, worker="w", retry_s=0.05, stripes=1))
+        client.pull()
+        for pushes, (code, line) in enumerate(wanted, 1):
+            for server in servers:
+                begin_next_life(server)
+            servers[0].shard.ledger.entries["w"].clock += 2
+            client.push(everywhere(1), prefetch=client.clock + 1)
+            if heard == "led":
+                lead_elsewhere(client._stay.links, servers)
+            client._stay.torn = heard == "torn"
+            try:
+                with interrupted(code, line):
+                    client.pull()
+                    client.flush()
+            except KeyboardInterrupt:
+                reached.add(code)
+                client.flush()
+            assert client.pull().weights[0] == -pushes
+            clocks = {server.shard.ledger.entries["w"].clock for server in servers}
+            assert clocks == {client.clock + client._stay.session.ahead}
+        assert reached == set(codes)
+        assert set(console.read()[:700]) == {-len(wanted)}
+
+
+# What leads a client from one cluster's shards to another's.
+MOVING = [
+    step.__code__
+    for step in (
+        *(Client._turn, Client._move, Client._met, Client._succeeding, Client._turn_to),
+        *(Stay.begin, Stay.close, Renewal.begin, Renewal.stop, moving.go_on, Session.follow),
+    )
+]
+
+
+def moved_while_interrupted(code: CodeType, line: int) -> bool:
+    """Whether the line is reached in a move after two pushes, of which none was applied before it.
+
+    The client has to go on, and each of its pushes to count once.
+    """
+    specs = ps.shard_specs(TABLE, shards=2, schedule=UNIT)
+    with ExitStack() as stack:
+        cluster = stack.enter_context(ps.local_shards(specs))
+        console = stack.enter_context(Console(cluster))
+        settled = stack.enter_context(ps.local_shards(ps.successors(specs, 1)))
+        successor = stack.enter_context(Console(settled))
+        client = stack.enter_context(Client(cluster, worker="w", retry_s=0.05, in_flight=4))
+        client.pull()
+        console.stand_still(60)
+        client.push(everywhere(1), prefetch=client.clock + 2)
+        client.push(everywhere(1))
+        ps.move(console, successor)
+        try:
+            with interrupted(code, line):
+                client.pull()
+                client.flush()
+            return False
+        except KeyboardInterrupt:
+            client.flush()
+            return True
+        finally:
+            assert client.pull().weights[0] == -2
+            assert client.cluster == settled
+            client.push(everywhere(1))
+            client.flush()
+            assert set(successor.read()[:700]) == {-3}
+            assert [thread.name for thread in threading.enumerate()].count("lease") == 1
+
+
+@pytest.mark.timeout(180)
+def test_ctrl_c_before_any_line_of_a_move() -> None:
+    """Who was interrupted still owes what it owed, and moves at its next call: nothing is lost,
+    nothing counts twice, and nobody renews the lease of a stay that was given up."""
+    reached = {code for code, line in lines_of(MOVING) if moved_while_interrupted(code, line)}
+    assert reached == set(MOVING)
+
+
+def test_an_error_that_a_shard_tells_has_nothing_asked_twice() -> None:
+    """What came with it is noted first: the weights that the same message brought are not asked
+    for again, and a second fault is told at the next call."""
+    spoilt = everywhere(1)
+    spoilt[0] = np.nan
+    with (
+        shards_for(shards=1) as cluster,
+        Console(cluster) as console,
+        Client(cluster, worker="w", retry_s=30.0, patience_s=90.0) as client,
+    ):
+        client.pull()
+        client.push(spoilt, prefetch=client.clock + 1)
+        with pytest.raises(BadInput, match="holds NaN"):
+            client.flush()
+        client.flush()
+        assert client.pull().weights[0] == 0
+        assert [status.pulls for status in console.status()] == [2]
