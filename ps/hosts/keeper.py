@@ -8,6 +8,11 @@ watched is its host's to say: `Starts` and `Life`.
 Where they speak CURVE, each process makes a key of its own, which is in the endpoint that it tells.
 So nothing secret is told to any of them, and the keeper, as the operator, tells the coordinator
 which keys are the copies' (roll.py).
+
+Two copies may have to begin on one machine, for the other one joins later. Then an empty process is
+started there, and once it has told that it serves, the backup ends and it is given the part: the
+primary goes on, and a machine where nothing comes to serve costs nothing. Until the new backup has
+caught up the shard has one copy, so shards do this one after another.
 """
 
 import threading
@@ -35,6 +40,7 @@ _AGAIN_S = 2.0  # after one that came to nothing
 _AGAIN_MOST_S = 60.0  # when one coordinator after another comes to nothing: its disk may be mended
 _SILENT_S = 5.0  # a coordinator that is there answers ten times a second
 _SPARE_S = 30.0  # that a process may take to be given a part
+_APART_S = 5.0  # between two looks at whether copies can be apart that are not
 _START_S = 3 * START_S  # two processes a shard, and one more
 
 
@@ -75,6 +81,14 @@ class Starts(Protocol):
 
     def copy(self, order: CopyOrder, beside: Collection[int]) -> Life:
         """Start a copy; `beside` are the boot numbers of those that it should not die with."""
+        ...
+
+    def together(self, boot: int, other: int) -> bool:
+        """Whether these two copies die together with the machine that they are on."""
+        ...
+
+    def elsewhere(self, boot: int) -> bool:
+        """Whether there is a machine now that this copy is not on."""
         ...
 
 
@@ -167,6 +181,8 @@ class _Keeper:
         self._copies: dict[int, tuple[int, Life]] = {}  # shard and process, by boot number
         self._offered: dict[int, tuple[int, float]] = {}  # the last process of each shard, and when
         self._used: set[int] = set()
+        self._moves: set[int] = set()  # backups that end for one on another machine
+        self._apart_at = 0.0
         self._began_at = 0.0
         self._pause_s = _AGAIN_S  # between one coordinator's beginning and the next one's
         self._heard_at = 0.0
@@ -273,6 +289,10 @@ class _Keeper:
         for seat in list(self._seats.values()):
             if seat.lonely and not self._waits(seat.shard):
                 self._offer(seat.shard)
+        if (now := time.monotonic()) >= self._apart_at:
+            self._apart_at = now + _APART_S
+            for seat in list(self._seats.values()):
+                self._part_copies(seat)
 
     def _keep_coordinator(self) -> None:
         """Start it again, at longer intervals while none of them comes to answer."""
@@ -322,10 +342,45 @@ class _Keeper:
             try:
                 life.check()
             except GiveUp as error:
-                self._lost[shard] = str(error)
+                moves = boot in self._moves
+                self._lost[shard] = "the other goes to another machine" if moves else str(error)
+                self._moves.discard(boot)
                 del self._copies[boot]
                 self._keys.pop(boot, None)
                 life.end()
+
+    def _part_copies(self, seat: Seat) -> None:
+        """Have a backup that would die together with its primary be followed by one that would not.
+
+        Nothing while anything else is at risk.
+        """
+        together, shard = self._starts.together, seat.shard
+        if seat.backup is None or self.risk or self._moves:
+            return
+        if not together(seat.primary, seat.backup):
+            return
+        boot, since = self._offered[shard]
+        has_part = {*self._used, seat.primary, seat.backup}
+        spare = self._copies[boot][1] if boot in self._copies.keys() - has_part else None
+        if spare is None:
+            if time.monotonic() - since > _SPARE_S and self._starts.elsewhere(seat.primary):
+                self._offer(shard)
+        elif spare.pid is not None and self._serves(spare):
+            if together(seat.primary, boot):
+                spare.ask_to_end()  # it has come up beside them all the same
+            else:
+                self._moves.add(seat.backup)
+                self._copies[seat.backup][1].ask_to_end()
+
+    def _serves(self, spare: Life) -> bool:
+        """Whether one that has told where it listens runs this build; another build's is ended."""
+        try:
+            return bool(spare.endpoint(time.monotonic()))
+        except WrongBuild:
+            spare.ask_to_end()
+        except GiveUp:
+            pass  # it has died since, and `_bury` asks how
+        return False
 
     def _waits(self, shard: int) -> bool:
         """Whether a process is on its way already, or the last one came to nothing just now."""

@@ -6,8 +6,9 @@
 
 The actors (ray_actors.py) are this process's own: Ray ends them with it. One copy each is spread
 over the nodes by Ray. Of replicated shards the two copies are put on two nodes, where there are as
-many, and the coordinator on this process's own: it finds its record again when its actor dies, and
-that node's death is the end of the job in any case. What died is followed as keeper.py has it.
+many, or as soon as there are; and the coordinator on this process's own: it finds its record again
+when its actor dies, and that node's death is the end of the job in any case. What died is followed
+as keeper.py has it.
 
 A shard that keeps a log has it on the node where Ray has put it first, and is bound to that node
 from then on: when its actor dies, another one there goes on from the log, at the same port, as
@@ -159,6 +160,16 @@ class _InRay:
         name = f"shard {order.spec.shard}"
         self._copies[order.boot] = actor = Actor(name, CopyActor, order, node=node)
         return actor
+
+    def together(self, boot: int, other: int) -> bool:
+        node = self._node(boot)
+        return node is not None and node == self._node(other)
+
+    def elsewhere(self, boot: int) -> bool:
+        return any(node != self._node(boot) for node in ray_actors.nodes())
+
+    def _node(self, boot: int) -> str | None:
+        return self._copies[boot].node if boot in self._copies else None
 
 
 def apart(nodes: Sequence[str], taken: Collection[str], copies: Mapping[str, int]) -> str:

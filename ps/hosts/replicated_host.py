@@ -59,3 +59,9 @@ class _Processes:
 
     def copy(self, order: CopyOrder, beside: Collection[int]) -> Child:
         return Child(f"shard {order.spec.shard}", "ps.hosts.copy_process", order)
+
+    def together(self, boot: int, other: int) -> bool:
+        return True
+
+    def elsewhere(self, boot: int) -> bool:
+        return False

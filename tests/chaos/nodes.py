@@ -3,8 +3,9 @@
     python -m tests.chaos.nodes
 
 A head and, twice, one more node of this machine, each at a loopback address of its own. First
-shards with two copies: training goes on with the copies on the other node, and new ones come up
-there. Then shards that keep logs: one is killed alone and goes on where its log is; its whole node
+shards with two copies, both on the head until the other node joins, which a backup then goes to.
+Training goes on with the copies on the head when that node is killed, and new ones come up there.
+Then shards that keep logs: one is killed alone and goes on where its log is; its whole node
 is, and the job ends and says so. What the weights hold proves which pushes were applied.
 
 It tells how long each took, and ends with status 1 if a promise was not kept.
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -31,7 +33,7 @@ from ps.hosts.ray_host import RayShards, ray_shards, replicated_ray_shards
 from shards.errors import GiveUp
 from shards.schedules import Fixed
 from tests.clusters import ray_head, ray_node
-from tests.ps.hosts.pushing import TABLE, Worker, await_that, check_applied_once, specs_of
+from tests.ps.hosts.pushing import PRIMARY, TABLE, Worker, await_that, check_applied_once, specs_of
 
 _TOKEN = "0123456789abcdef" * 4
 _HERE, _THERE, _ELSEWHERE = "127.0.0.3", "127.0.0.4", "127.0.0.5"
@@ -58,23 +60,35 @@ def play(folder: Path) -> None:
     environ = guarded(folder / "token")
     with ExitStack() as stack:
         head = stack.enter_context(ray_head(folder / "r", environ))
-        first = stack.enter_context(ray_node(folder / "first.log", head, _THERE, environ))
         stack.enter_context(connect(head, 2))
-        say(f"nodes {_HERE}, which the driver is on, and {_THERE}; load {os.getloadavg()[0]:.1f}")
-        await_nodes(2)
-        copies_die_with_their_node(first)
+        say(f"node {_HERE}, which the driver is on; load {os.getloadavg()[0]:.1f}")
+        copies_die_with_their_node(
+            lambda: stack.enter_context(ray_node(folder / "first.log", head, _THERE, environ))
+        )
         second = stack.enter_context(ray_node(folder / "second.log", head, _ELSEWHERE, environ))
         await_nodes(2)
         logs_die_with_their_node(second, folder / "logs")
 
 
-def copies_die_with_their_node(other: psutil.Process) -> None:
-    """A shard's two copies are on two nodes; with one node gone each has two copies again."""
+def copies_die_with_their_node(join: Callable[[], psutil.Process]) -> None:
+    """A shard's two copies are on two nodes once there are two, and the primary goes on meanwhile;
+    with one node gone there are two copies again.
+    """
     with replicated_ray_shards(specs_of()) as hosts, ps.Console(hosts.cluster) as console:
         console.install(TABLE.empty())
         say(f"copies at {' and '.join(places(hosts))}")
-        assert places(hosts) == [_HERE, _THERE]
+        assert places(hosts) == [_HERE, _HERE]
+        primary = hosts.pids[PRIMARY]
         workers = [Worker(hosts.cluster, name) for name in ("a", "b")]
+        for worker in workers:
+            worker.goes_on()
+        other = join()
+        await_nodes(2)
+        joined_at = time.monotonic()
+        say(f"{_THERE} has joined")
+        await_that(lambda: hosts.redundant and places(hosts) == [_HERE, _THERE])
+        say(f"{since(joined_at)}: copies at {' and '.join(places(hosts))}")
+        assert hosts.pids[PRIMARY] == primary
         for worker in workers:
             worker.goes_on()
         killed_at = kill(other)

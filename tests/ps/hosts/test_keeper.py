@@ -1,6 +1,6 @@
 """What is told and done where a coordinator or a copy cannot live. No processes, and no waiting."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ from ps.hosts.keeper import ReplicatedShards, _Keeper
 from ps.hosts.pipe import CoordinatorOrder, CopyOrder
 from ps.hosts.risks import Risks
 from ps.wire.group_wire import Seat
-from shards.errors import GiveUp
+from shards.errors import GiveUp, WrongBuild
 from tests.ps.hosts.pushing import specs_of
 
 BROKEN = "coordinator has failed: coordinator's record r: file is not a database"
@@ -19,25 +19,26 @@ KILLED = "shard 0 has died: its process was ended by signal 9 (Killed)"
 
 
 class Life:
-    """A process that has `died` of something, or lives."""
+    """A process that has `died` of something, or lives; without a `pid` it has not told yet."""
 
-    pid = 1
-
-    def __init__(self, died: str = "") -> None:
-        self.died = died
+    def __init__(self, died: str = "", pid: int | None = 1, build: str = "") -> None:
+        self.died, self.pid, self.build = died, pid, build
 
     @property
     def alive(self) -> bool:
         return not self.died
 
     def endpoint(self, until: float) -> str:
+        if self.build:
+            raise WrongBuild(self.build)
         return "tcp://127.0.0.1:1"
 
     def check(self) -> None:
         if self.died:
             raise GiveUp(self.died)
 
-    def ask_to_end(self) -> None: ...
+    def ask_to_end(self) -> None:
+        self.died = "shard 0 has ended"
 
     def end(self) -> None: ...
 
@@ -50,15 +51,26 @@ class Host:
         self.dies_of = BROKEN
         self.began: list[float] = []
         self.copies: list[Life] = []
+        self.next: Callable[[], Life] = Life
         self.seats: dict[int, Seat] = {}
+        self.machines = 1
+        self.places: dict[int, str] = {}  # of a copy, where it is not "old"
+        self.goes = "new"  # where the next ones come up
 
     def coordinator(self, order: CoordinatorOrder) -> Life:
         self.began.append(self.now)
         return Life(self.dies_of)
 
     def copy(self, order: CopyOrder, beside: Collection[int]) -> Life:
-        self.copies.append(Life())
+        self.copies.append(self.next())
+        self.places[order.boot] = self.goes
         return self.copies[-1]
+
+    def together(self, boot: int, other: int) -> bool:
+        return self.places.get(boot, "old") == self.places.get(other, "old")
+
+    def elsewhere(self, boot: int) -> bool:
+        return self.machines > 1
 
     # --- the guide to the coordinator ---
 
@@ -128,6 +140,49 @@ def test_a_copy_that_nobody_follows(kept: Kept) -> None:
     kept.goes_on(3.0)
     assert len(kept.host.copies) == 1
     assert kept.hosts.risk == f"shard 0 has one copy only: {KILLED}"
+
+
+def test_a_backup_goes_where_it_would_not_die_with_its_primary(kept: Kept) -> None:
+    """Once there is another machine, and a process there that serves: until then nothing ends. The
+    primary goes on, and when the new one is in sync nothing more is done."""
+    kept.host.dies_of = ""
+    kept.goes_on(120.0)
+    assert kept.host.copies == [], "there is nowhere to go"
+    kept.host.machines = 2
+    kept.host.next = lambda: Life(pid=None)
+    kept.goes_on(60.0)
+    (spare,) = kept.host.copies
+    assert kept.hosts.redundant, "it has not told that it serves"
+    boot, _ = kept.keeper._offered[0]
+    spare.pid = 2
+    kept.goes_on(6.0)
+    assert (kept.primary.alive, kept.backup.alive, spare.alive) == (True, False, True)
+    assert kept.hosts.risk == "shard 0 has one copy only: the other goes to another machine"
+    kept.hosts.check()
+    kept.host.seats = {0: Seat(0, 2, 1, boot, [1, boot], "", lonely=False)}
+    kept.goes_on(120.0)
+    assert kept.host.copies == [spare]
+    assert (kept.primary.alive, spare.alive, kept.hosts.risk) == (True, True, "")
+
+
+@pytest.mark.parametrize(("comes_up", "build"), [("old", ""), ("new", "another build")])
+def test_a_backup_stays_where_none_comes_elsewhere(kept: Kept, comes_up: str, build: str) -> None:
+    """A process that came up beside it all the same, or runs other code, is of no use: it is ended,
+    and another is tried half a minute later."""
+    kept.host.dies_of, kept.host.machines = "", 2
+    kept.host.next, kept.host.goes = (lambda: Life(build=build)), comes_up
+    kept.goes_on(100.0)
+    assert len(kept.host.copies) == 3
+    assert [one.alive for one in kept.host.copies] == [False, False, False]
+    assert (kept.primary.alive, kept.backup.alive, kept.hosts.risk) == (True, True, "")
+
+
+def test_copies_are_not_parted_while_something_else_is_at_risk(kept: Kept) -> None:
+    """Without a coordinator nobody could be given the part."""
+    kept.host.machines = 2
+    kept.goes_on(120.0)
+    assert kept.host.copies == []
+    assert kept.backup.alive
 
 
 def test_what_lasts_is_told_once() -> None:

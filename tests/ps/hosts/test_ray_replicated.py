@@ -7,12 +7,16 @@ import os
 import signal
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import psutil
 import pytest
 
 import ps
-from ps.hosts.ray_host import apart, replicated_ray_shards
+from ps.hosts import ray_actors
+from ps.hosts.ray_actors import Actor
+from ps.hosts.ray_host import _InRay, apart, replicated_ray_shards
 from shards.errors import GiveUp
 from tests.ps.hosts.a_job import check_until_it_fails
 from tests.ps.hosts.pushing import (
@@ -92,3 +96,17 @@ def test_a_copy_is_put_apart() -> None:
     assert apart(["a", "b", "c"], {"a"}, {"a": 1, "b": 2, "c": 1}) == "c"
     assert apart(["a", "b"], (), {"a": 1}) == "b"
     assert apart(["a"], {"a"}, {"a": 5}) == "a"
+
+
+def test_who_would_die_with_whom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of which it is known that they are on one node; and whether there is another."""
+    starts, nodes = _InRay(), ["a"]
+    monkeypatch.setattr(ray_actors, "nodes", lambda: nodes)
+    places = {1: "a", 2: "a", 3: "b", 4: None, 5: None}
+    copies = {boot: cast("Actor", SimpleNamespace(node=node)) for boot, node in places.items()}
+    monkeypatch.setattr(starts, "_copies", copies)
+    pairs = [(1, 2), (1, 3), (1, 4), (4, 5), (6, 7)]
+    assert [starts.together(*pair) for pair in pairs] == [True, False, False, False, False]
+    assert not starts.elsewhere(1)
+    nodes.append("b")
+    assert starts.elsewhere(1)

@@ -106,6 +106,12 @@ class Starts:
     def copy(self, order: CopyOrder, beside: Collection[int]) -> Life:
         raise AssertionError("before its coordinator")
 
+    def together(self, boot: int, other: int) -> bool:
+        raise AssertionError("there are no copies")
+
+    def elsewhere(self, boot: int) -> bool:
+        raise AssertionError("there are no copies")
+
 
 @pytest.mark.parametrize(
     ("host", "secure", "guarded"),
