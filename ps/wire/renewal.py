@@ -1,10 +1,14 @@
-"""The lease, renewed while its owner computes: a thread that says now and then that it lives."""
+"""The lease, renewed while its owner computes: a thread that says now and then that it lives.
+
+It hears, too, when another life has taken over the worker's name: nobody is to renew then.
+"""
 
 import threading
 
 from ps.protocol.session import Session
 from ps.wire.connection import Connection
-from shards.messages import Renew
+from shards.messages import Refusal, Remedy, Renew
+from shards.refusals import error_of
 
 
 class Renewal:
@@ -45,9 +49,10 @@ class Renewal:
                 links.follow(self._connection.links.endpoints)
                 for shard, boot in enumerate(self._session.boots):
                     links.send(shard, self._renew(boot))
-                # The answers say nothing that the owner's own messages will not hear too.
-                for _ in links.receive(0.0):
-                    pass
+                # To the renewal before. All else that they say the owner's own messages hear, too.
+                for _, answer, _ in links.receive(0.0):
+                    if isinstance(answer, Refusal) and answer.remedy is Remedy.FENCED:
+                        raise error_of(answer)
         finally:
             links.close()
 

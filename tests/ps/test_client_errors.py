@@ -206,6 +206,42 @@ def test_two_clients_of_one_name(cluster: Cluster) -> None:
         assert set(console.read()) == {-1.0}
 
 
+def push_one(client: Client) -> None:
+    client.push(np.ones(512, np.float32))
+    client.flush()
+
+
+@pytest.mark.parametrize("ask", [Client.pull, push_one])
+def test_an_older_life_is_told_at_its_next_word(
+    cluster: Cluster, ask: Callable[[Client], object]
+) -> None:
+    """Not at the first push that is lost: whatever it asks for, and nothing of it counts."""
+    older = Client(cluster, worker="w")
+    older.pull()
+    with Client(cluster, worker="w", incarnation=1) as newer, Console(cluster) as console:
+        newer.pull()
+        with pytest.raises(Fenced, match="worker w: incarnation 1 has taken over from 0"):
+            ask(older)
+        older.abandon()
+        assert set(console.read()) == {0.0}
+
+
+def test_an_older_life_that_computes_is_told_when_it_renews_its_lease() -> None:
+    """Its thread hears of the newer one, and renews no more; the next call says so."""
+    specs = ps.shard_specs(TABLE, shards=2, lease_s=2.0, schedule=Fixed(base_rate=1.0))
+    with ps.local_shards(specs) as cluster:
+        older = Client(cluster, worker="w")
+        older.pull()
+        renewal = older._stay._renewal
+        assert renewal is not None
+        with Client(cluster, worker="w", incarnation=1):
+            renewal._thread.join(60)
+            assert isinstance(renewal.failure, Fenced)
+        with pytest.raises(Fenced, match="worker w: incarnation 1 has taken over from 0"):
+            older.pull()
+        older.abandon()
+
+
 def test_a_client_is_closed_once(cluster: Cluster) -> None:
     """To close it again changes nothing; whatever else is asked of it says what is wrong."""
     with Client(cluster, worker="w") as client:
