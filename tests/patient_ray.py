@@ -1,6 +1,7 @@
 """Ray as it starts on a machine with too much to do: `ray`'s own command, or in this process.
 
-Ray gives a node 30 s to tell of itself, which can't be set; here it has minutes.
+Ray gives a node 30 s to tell of itself, which can't be set; here it has minutes, as long as its
+raylet lives: that one waits 15 s for its agents, and dies if they are late.
 """
 
 import time
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
 from ray._private import services
 
 _PATIENCE_S = 200.0
@@ -24,14 +26,23 @@ def patient() -> Iterator[None]:
             try:
                 return get_node(*arguments)
             except RuntimeError:
-                if time.monotonic() > until:
+                if time.monotonic() > until or _raylet_is_dead():
                     raise
+                time.sleep(0.1)
 
     services.get_node = awaited
     try:
         yield
     finally:
         services.get_node = get_node
+
+
+def _raylet_is_dead() -> bool:
+    """Whether one that was started here has ended; its parent has yet to hear of it."""
+    return any(
+        child.name() == "raylet" and child.status() == psutil.STATUS_ZOMBIE
+        for child in psutil.Process().children()
+    )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -22,6 +22,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from deploy import ray_cluster
 from ps.hosts import process_host, replicated_host
 from shards.spec import ShardSpec
 from tests import tiny
@@ -34,7 +35,10 @@ from tests.integration.command import (
     downpour,
     snapshots,
 )
+from tests.ps.hosts.test_durability import quick_start
 from worker import spark as door
+
+__all__ = ["quick_start"]  # a fixture of every test here
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -95,33 +99,48 @@ def test_a_run_that_meets_trouble(here: Run, tmp_path: Path) -> None:
     assert snapshots(run)[-1] == steps
 
 
-def test_a_shard_that_dies(tmp_path: Path) -> None:
+def test_a_shard_that_dies(
+    here: Run, ray_local: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """kill -9 of a shard ends the run with one line that names it and where to go on."""
-    tiny.write_job(tmp_path, extra="snapshot: 40")
-    with downpour(tmp_path, *TRAIN, *FOR_EVER) as child:
-        await_snapshots(tmp_path / "run", 1, child)
-        child.descendants("ray::ShardActor")[0].kill()
-        status, _, err = child.end()
-    check_told(status, err, tmp_path / "run", "its Ray actor is gone")
+    monkeypatch.setattr(ray_cluster, "connect", lambda *_, **__: nullcontext(ray_local))
+    out = lose_a_shard(here, tmp_path, actors, "its Ray actor is gone")
+    assert "starting Ray" in out
 
 
 def test_a_shard_process_that_dies(here: Run, tmp_path: Path) -> None:
     """So does that of one which lives in a process, for which no Ray is started."""
-    tiny.write_job(tmp_path, extra="snapshot: 40")
-    before = set(shard_processes())
+    before, cause = set(shard_processes()), "its process was ended by signal 9 (Killed)"
+    out = lose_a_shard(here, tmp_path, shard_processes, cause, "--shards-in", "processes")
+    assert "Ray" not in out
+    assert set(shard_processes()) == before
+
+
+def lose_a_shard(
+    here: Run,
+    folder: Path,
+    shards: Callable[[], list[psutil.Process]],
+    cause: str,
+    *more: object,
+) -> str:
+    """Kill one of the run's own among `shards` once it has a snapshot, and look at how it ends;
+    returns what was printed."""
+    tiny.write_job(folder, extra="snapshot: 40")
+    run, before, ended = folder / "run", set(shards()), threading.Event()
 
     def kill() -> None:
-        await_so_many(tmp_path / "run", 1)
-        min(set(shard_processes()) - before, key=lambda process: process.pid).kill()
+        await_so_many(run, 1, ended)
+        min(set(shards()) - before, key=lambda process: process.pid).kill()
 
     with ThreadPoolExecutor(1) as pool:
         killed = pool.submit(kill)
-        status, out, err = here(*TRAIN, *FOR_EVER, "--shards-in", "processes")
+        try:
+            status, out, err = here(*TRAIN, *FOR_EVER, *more)
+        finally:
+            ended.set()
         killed.result()
-    assert "Ray" not in out
-    cause = "its process was ended by signal 9 (Killed)"
-    check_told(status, err, tmp_path / "run", cause)
-    assert set(shard_processes()) == before
+    check_told(status, err, run, cause)
+    return out
 
 
 def test_a_run_that_is_moved(here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,11 +194,11 @@ def move_a_run(here: Run, folder: Path, durability: str, shards: int, *more: obj
 
     def move() -> tuple[int, str, str]:
         try:
-            await_so_many(run, 1)
+            await_so_many(run, 1, ended)
             with downpour(folder, "reshard", "run", "--shards", shards) as asking:
                 answered = asking.end()
             # The later of these two holds what the new shards were pushed.
-            await_so_many(run, len(snapshots(run)) + 2)
+            await_so_many(run, len(snapshots(run)) + 2, ended)
             return answered
         finally:
             if not ended.is_set():
@@ -188,8 +207,10 @@ def move_a_run(here: Run, folder: Path, durability: str, shards: int, *more: obj
     with ThreadPoolExecutor(1) as pool:
         moved = pool.submit(move)
         how = ("--shards-in", "processes", "--durability", durability)
-        status, out, err = here(*TRAIN, *FOR_EVER, *how, *more)
-        ended.set()
+        try:
+            status, out, err = here(*TRAIN, *FOR_EVER, *how, *more)
+        finally:
+            ended.set()
         few = "shard" if shards == 1 else "shards"
         assert moved.result() == (0, f"{run} goes on with {shards} {few}\n", "")
     assert (status, err) == (130, "")
@@ -210,10 +231,11 @@ def move_a_run(here: Run, folder: Path, durability: str, shards: int, *more: obj
     assert 0 < moved_at < summary["updates"] <= len(first)
 
 
-def await_so_many(run: Path, count: int) -> None:
-    """Return when a run has so many snapshots."""
+def await_so_many(run: Path, count: int, ended: threading.Event) -> None:
+    """Return when a run has so many snapshots; fail when it has ended without."""
     until = time.monotonic() + PATIENCE_S
     while len(snapshots(run)) < count:
+        assert not ended.is_set(), f"it ended before its {count} snapshots"
         assert time.monotonic() < until, f"no {count} snapshots"
         time.sleep(0.05)
 
@@ -230,10 +252,20 @@ def check_told(status: int, err: str, run: Path, cause: str) -> None:
 
 def shard_processes() -> list[psutil.Process]:
     """The processes of shards below this one."""
+    return below(lambda words: bool(_MODULES & set(words)))
+
+
+def actors() -> list[psutil.Process]:
+    """Shards in the Ray of this process."""
+    return below(lambda words: "ray::ShardActor" in " ".join(words))
+
+
+def below(wanted: Callable[[list[str]], bool]) -> list[psutil.Process]:
+    """Processes below this one, by their command lines."""
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
-            if _MODULES & set(process.cmdline()):
+            if wanted(process.cmdline()):
                 found.append(process)
         except psutil.NoSuchProcess:
             continue

@@ -11,9 +11,12 @@ from ps.hosts.hosting import Home
 from shards.errors import GiveUp
 from shards.messages import Standing
 from tests.integration.jobs import Broken, DiesOnce, counted, ones_job, rows
+from tests.ps.hosts.test_durability import quick_start
 from worker import spark
 from worker.strategies import BSP, Downpour
 from worker.training import run_job
+
+__all__ = ["quick_start"]  # a fixture of every test here
 
 
 @pytest.mark.usefixtures("ray_local")
