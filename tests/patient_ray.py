@@ -6,7 +6,7 @@ raylet lives: that one waits 15 s for its agents, and dies if they are late.
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psutil
@@ -39,10 +39,11 @@ def patient() -> Iterator[None]:
 
 def _raylet_is_dead() -> bool:
     """Whether one that was started here has ended; its parent has yet to hear of it."""
-    return any(
-        child.name() == "raylet" and child.status() == psutil.STATUS_ZOMBIE
-        for child in psutil.Process().children()
-    )
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if child.name() == "raylet" and child.status() == psutil.STATUS_ZOMBIE:
+                return True
+    return False
 
 
 if __name__ == "__main__":
