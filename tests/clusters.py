@@ -18,6 +18,7 @@ import pyspark
 from deploy.java import java_environment
 
 _READY_S = 240.0
+_RAY_TRIES = 3  # a raylet aborts where an agent of its is 15 s late, as on a busy machine
 _SPARK_HOME = Path(pyspark.__file__).parent
 _LOG4J = """\
 rootLogger.level = error
@@ -159,8 +160,14 @@ def _ray_start(
     ray = [sys.executable, "-P", str(Path(__file__).with_name("patient_ray.py"))]
     command = [*ray, "start", "--block", *options]
     with ExitStack() as stack:
-        process = _process(stack, log, command, os.environ | environ)
-        _wait(process, log, lambda: "Ray runtime started" in log.read_text())
+        for tries_left in reversed(range(_RAY_TRIES)):
+            process = _process(stack, log, command, os.environ | environ)
+            try:
+                _wait(process, log, lambda: "Ray runtime started" in log.read_text())
+                break
+            except AssertionError:
+                if process.poll() is None or not tries_left:
+                    raise
         yield process
 
 
