@@ -59,6 +59,9 @@ class Client:
     slow on purpose. `stripes` is over how many TCP connections a shard's messages are spread; not
     given, as many as the round trip wants (ps/wire/stripes.py). `allocate` makes the arrays that
     `pull` and `empty` hand out: page-locked ones, where they go to a GPU.
+
+    `rolled_back` holds, for each shard that died and went on from what it had saved, the last time;
+    `lost` counts this worker's pushes that a shard had acknowledged and lost so.
     """
 
     def __init__(
@@ -85,7 +88,8 @@ class Client:
             raise BadInput(f"stripes: expected 1 to {MOST}, got {stripes}")
         self.worker, self.incarnation = worker, incarnation
         self.table, self.times = cluster.table, Times()
-        self.duplicates = self.staleness = self.clock = self.step = 0
+        self.duplicates = self.staleness = self.clock = self.step = self.lost = 0
+        self.rolled_back: dict[int, events.RolledBack] = {}
         self.rtt_s = self._wait_s = 0.0
         self._pacing, self._prefetched = Pacing(in_flight, time.monotonic()), Prefetched()
         self._arenas = Arenas(cluster.table.size, allocate)
@@ -358,12 +362,13 @@ class Client:
         stay = self._met(self._succeeding(former))
         now = time.monotonic()
         try:
-            owed = moving.go_on(former.session, stay.session, now)
+            joins, owed = moving.go_on(former.session, stay.session, now)
             wanted = self._prefetched.begin_anew()
             self._turn_to(stay)
         except BaseException:
             stay.close()
             raise
+        self._stay.send(joins)
         for request, sends in owed:
             self._pacing.pushes.sent(request, now)
             self._stay.send(sends)
@@ -440,6 +445,9 @@ class Client:
                 self.staleness = event.staleness
                 self.rtt_s = event.rtt_s
                 self._pacing.pushes.answered(event.request, now, heard=heard)
+            case events.RolledBack():
+                self.rolled_back[event.shard] = event
+                self.lost += event.lost
             case events.Usurped():
                 raise Fenced(event.text)
             case events.Departed():

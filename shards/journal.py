@@ -57,6 +57,13 @@ class Journal:
         self._records.clear()
         self._first = counts.pushes
 
+    def roll_back(self, boot: int) -> None:
+        """Whoever collects has had records of later updates than the last that is known here.
+
+        So the next are numbered from `boot` on, a time in microseconds, which no life counts to.
+        """
+        self._first = boot
+
     def read(self, worker: str, version: int, now: float) -> None:
         """`worker` is given `version`; a push computed from it will be that much older."""
         reads = self._reads.setdefault(worker, {})

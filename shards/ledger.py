@@ -96,6 +96,21 @@ class Ledger(msgspec.Struct):
         self._stand(entry, Standing.ACTIVE)
         return entry.clock
 
+    def regain(self, worker: str, seq: int, step: int) -> None:
+        """It says how far it had come: a former life had its pushes up to `seq`, lost or not."""
+        entry = self.entries[worker]
+        if seq > entry.seq:
+            entry.seq, entry.step = seq, step
+
+    def follow_up(self, clock: int) -> None:
+        """Nobody who counts is further behind than that, even if it has not said so yet."""
+        if clock <= self.floor:
+            return
+        self.floor = clock
+        for entry in self.entries.values():
+            if entry.standing is Standing.ACTIVE:
+                entry.clock = max(entry.clock, clock)
+
     def leave(self, worker: str) -> None:
         self._stand(self.entries[worker], Standing.LEFT)
 

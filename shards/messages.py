@@ -91,9 +91,16 @@ class Registered(FromWorker, frozen=True):
 
 
 class Join(Registered, frozen=True, tag="join"):
-    """Count me at the gate from `clock` on, or from the slowest worker's clock if that is later."""
+    """Count me at the gate from `clock` on, or from the slowest worker's clock if that is later.
+
+    `again`: this life of mine was let in before. `seq` and `step` are the last push that you have
+    acknowledged to me and the steps that it covers, which matters if you were rolled back since.
+    """
 
     clock: Count
+    again: bool = False
+    seq: Count = 0
+    step: Count = 0
 
 
 class Push(Registered, frozen=True, tag="push"):
@@ -235,13 +242,17 @@ class FromShard(Message, frozen=True):
 
 
 class Welcome(FromShard, frozen=True, tag="welcome"):
-    """What the shard has of this worker: its last applied push and the steps that covers."""
+    """What the shard has of this worker: its last applied push and the steps that covers.
+
+    One that is `rolled_back` goes on from what it had saved, and may lack what it acknowledged.
+    """
 
     epoch: Count
     version: Count
     seq: Count
     step: Count
     lease_s: float
+    rolled_back: bool = False
 
 
 class Joined(FromShard, frozen=True, tag="joined"):

@@ -29,7 +29,8 @@ Floats = NDArray[np.float32]
 class Part:
     """What one life of a shard owns; each of these is the same object for all of that life.
 
-    `exported` is the last push of each worker in the state that was last given away.
+    `exported` is the last push of each worker in the state that was last given away. A life that
+    was `rolled_back` goes on from a state that may lack what a former one has acknowledged.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Part:
         self.updates = Updates(spec, self.held, self.journal)
         self.serving = Serving(spec, boot, self.held, self.journal)
         self.exported: dict[str, int] = {}
+        self.rolled_back = False
 
     def copy(self) -> tuple[Saved, Floats, dict[str, Floats]]:
         """All of it, of one version, in this host's memory; the arrays stay as they are."""

@@ -82,10 +82,20 @@ def _merged(all_saved: Sequence[Saved]) -> Saved:
 
 
 def _furthest(entries: Iterable[Entry]) -> Entry:
-    """What is known of one worker, by whoever knows most; and the most that was refused of it."""
+    """What is known of one worker: its newest life, and the furthest that any life has pushed.
+
+    They may be known to different shards, where a life has greeted one of them alone.
+    """
     known = list(entries)
-    furthest = max(known, key=lambda entry: (entry.incarnation, entry.seq))
-    return msgspec.structs.replace(furthest, refused=max(entry.refused for entry in known))
+    newest = max(known, key=lambda entry: (entry.incarnation, entry.seq))
+    furthest = max(known, key=lambda entry: entry.seq)
+    return msgspec.structs.replace(
+        newest,
+        seq=furthest.seq,
+        step=furthest.step,
+        clock=max(newest.clock, furthest.clock),
+        refused=max(entry.refused for entry in known),
+    )
 
 
 def _copied(ledger: Ledger) -> Ledger:

@@ -268,3 +268,12 @@ class Shard:
         """Serve from now on, in another copy's place: its workers must say hello to this one."""
         self.workers.take_over(now)
         self.move.standstill.begin_anew(now)
+
+    def roll_back(self, now: float) -> None:
+        """Serve from now on with a state that may lack what a former life has acknowledged.
+
+        Workers are told so when they say hello, and say what they had been told.
+        """
+        self.part.rolled_back = True
+        self.journal.roll_back(self.boot)
+        self.take_over(now)

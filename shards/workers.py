@@ -12,6 +12,8 @@ again: what a Welcome reports of the past must not change any more.
 
 from collections.abc import Sequence
 
+import msgspec
+
 from shards.codec import Buffer
 from shards.errors import DownpourError, Resynchronise, WrongBuild
 from shards.gate import Gate
@@ -83,6 +85,7 @@ class Workers:
                 entry.seq,
                 entry.step,
                 self._spec.lease_s,
+                self._part.rolled_back,
             ),
         )
         # A new life does not count before it joins, so the slowest clock may have risen.
@@ -156,6 +159,7 @@ class Workers:
         return (
             self._spec.shard > 0
             or self._ledger.entries[message.worker].admitted
+            or (self._part.rolled_back and message.again)
             or self._updates.steps >= self._spec.warm_steps
             or not [worker for worker in self._ledger.active if worker != message.worker]
         )
@@ -170,6 +174,9 @@ class Workers:
 
     def _admit(self, sender: bytes, message: Join) -> Outgoing:
         clock = self._ledger.join(message.worker, message.clock)
+        if self._part.rolled_back:
+            self._ledger.regain(message.worker, message.seq, message.step)
+            self._follow_up(clock)
         return Outgoing(sender, Joined(message.request, self._spec.shard, self._boot, clock))
 
     def _open(self, now: float) -> list[Outgoing]:
@@ -204,7 +211,7 @@ class Workers:
     def push(
         self, sender: bytes, message: Push, frames: Sequence[Buffer], now: float
     ) -> list[Outgoing]:
-        self._check_push(message, now)
+        message = self._check_push(message, now)
         ahead_of = self._updates.round.get(message.worker)
         if ahead_of is not None and message.seq > ahead_of.message.seq:
             return [self._parked(sender, message)]
@@ -225,7 +232,7 @@ class Workers:
         self, sender: bytes, message: Push, frames: Sequence[Buffer], now: float
     ) -> Arrived:
         """A push that may go in one pass with others (`Updates.joins`), for `apply`."""
-        self._check_push(message, now)
+        message = self._check_push(message, now)
         return self._pushes.examine(sender, message, frames, now)
 
     def apply(self, run: Sequence[Arrived], now: float) -> list[Outgoing]:
@@ -266,10 +273,23 @@ class Workers:
 
     # --- checks ---------------------------------------------------------------------------------
 
-    def _check_push(self, message: Push, now: float) -> None:
+    def _check_push(self, message: Push, now: float) -> Push:
+        """The push, which may come here; from before a roll back, as if it read the present."""
         self._ledger.identify(message, now + self._spec.lease_s)
         self._check_epoch(message.epoch)
         self._move.standstill.check(message.worker, message.seq, now)
+        if self._part.rolled_back:
+            self._follow_up(message.clock)
+            read = min(message.read_version, self._held.version)
+            return msgspec.structs.replace(message, read_version=read)
+        return message
+
+    def _follow_up(self, clock: int) -> None:
+        """A worker has come to this clock, so it was let through the gate a step before that: who
+        counted then was no further behind than the bound allows, whatever is known here.
+        """
+        if self._spec.bound is not None:
+            self._ledger.follow_up(clock - 1 - self._spec.bound)
 
     def _check_epoch(self, epoch: int) -> None:
         if epoch != self._spec.map.epoch:

@@ -75,6 +75,18 @@ Noted = dict[int, dict[int, tuple[Push, Frames]]]
 """Pushes by number; of each the message and frames to the shards that may lack it."""
 
 
+class RolledBack(msgspec.Struct, frozen=True):
+    """A shard died and goes on, as life `boot`, from `version`, which it had saved.
+
+    `lost` pushes of this worker that it had acknowledged are in it no more, and stay so.
+    """
+
+    shard: int
+    boot: int
+    version: int
+    lost: int
+
+
 class Usurped(msgspec.Struct, frozen=True):
     """A shard had a push already that left here once: another client speaks for this worker.
 
@@ -94,7 +106,7 @@ class Exported(msgspec.Struct, frozen=True):
     noted: Noted
 
 
-Event = Ready | Pulled | Pushed | Departed | Relocated | Exported | Usurped
+Event = Ready | Pulled | Pushed | Departed | Relocated | Exported | RolledBack | Usurped
 
 
 class Unreachable(GiveUp):

@@ -31,15 +31,15 @@ Asked = tuple[int, list[Send]]
 """A request's number, and what to send for it."""
 
 
-def go_on(former: Session, session: Session, now: float) -> list[Asked]:
-    """Go on at `session`, which is ready, as `former` did: the pushes to repeat, in order.
+def go_on(former: Session, session: Session, now: float) -> tuple[list[Send], list[Asked]]:
+    """Go on at `session`, which is ready, as `former` did: what to say, the pushes to repeat.
 
     Whatever else the driver was waiting for it asks for anew.
     """
     assert session.ready is not None, "the driver waits for Ready first"
     pushes = carried(former, session.ready.seq)
-    session.follow(former)
-    return [_repeated(push, former.ahead, session, now) for push in pushes]
+    joins = session.follow(former, now)
+    return joins, [_repeated(push, former.ahead, session, now) for push in pushes]
 
 
 def versions(read: Sequence[int], shards: int) -> Sequence[int]:

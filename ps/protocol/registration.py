@@ -11,10 +11,20 @@ them; the difference is then added to every clock that goes out, and told to the
 Join. The driver's own count is not touched.
 """
 
-from ps.protocol.events import Ready, Send
+from typing import NamedTuple
+
+from ps.protocol.events import Ready, RolledBack, Send
 from ps.protocol.outstanding import Outstanding
 from shards.errors import GiveUp
 from shards.messages import PROTOCOL, FromWorker, Hello, Join, Joined, Push, Welcome
+
+
+class Had(NamedTuple):
+    """What a shard has had of this worker: its last push, the steps that covers, its clock then."""
+
+    seq: int
+    step: int
+    clock: int
 
 
 class Registration:
@@ -23,6 +33,7 @@ class Registration:
     `ready` is set once all have registered it; `joined` are those that have it registered now, and
     `boots` their lives. `reached` is the clock, on the wire, that its pushes reach with the weights
     it has been given so far, and `ahead` how far the wire's clock is ahead of the driver's.
+    `acknowledged` is the last push that each shard has acknowledged to it.
     """
 
     def __init__(
@@ -38,10 +49,13 @@ class Registration:
         self.ready: Ready | None = None
         self.boots: dict[int, int] = {}
         self.joined: set[int] = set()
+        self.acknowledged: dict[int, Push] = {}
         self.reached = self.ahead = 0
         self._admission: int | None = None  # the clock at which shard 0 has last let this life in
         self._welcomes: dict[int, Welcome] = {}
-        self._acknowledged: dict[int, int] = {}
+        self._reported: dict[int, Had] = {}
+        self._lost_to: dict[int, int] = {}  # the last push that was due when a shard rolled back
+        self._due: dict[int, int] = {}  # the push that a shard must have when it answers a greeting
         self._outstanding = outstanding
         self._shards = shards
         self._job, self._worker = job, worker
@@ -53,30 +67,52 @@ class Registration:
         return tuple(self._welcomes[shard].version for shard in range(self._shards))
 
     def had(self, shard: int) -> int:
-        """The last push of this worker that `shard` had when it was last greeted."""
-        return self._welcomes[shard].seq
+        """The last push of this worker that `shard` had when it was greeted."""
+        return self._reported[shard].seq
 
     def may_send(self, shard: int, message: FromWorker) -> bool:
         """Until a shard has registered this worker, only the greeting may go there."""
         return shard in self.joined or isinstance(message, Hello | Join)
 
-    def greet(self, shard: int, seq: int, now: float) -> Send:
-        """Say hello to `shard`; `seq` is the worker's last push."""
+    def greet(self, shard: int, now: float) -> Send:
+        """Say hello to `shard`."""
         self.joined.discard(shard)
         self._outstanding.drop_greetings(shard)
-        owed = [pending.message for pending in self._outstanding.to(shard)]
-        pushes = [message.seq for message in owed if isinstance(message, Push)]
-        self._acknowledged[shard] = min(pushes, default=seq + 1) - 1
+        if self.ready is not None:
+            # What it says to this may have been true before it acknowledged more.
+            self._due[shard] = self._had(shard).seq
         request = self._outstanding.count()
         hello = Hello(request, self._job, self._worker, self._incarnation, PROTOCOL, self._build)
         return self._outstanding.keep(shard, request, hello, (), now)
 
+    def rolled_back(self, shard: int, reply: Welcome) -> RolledBack | None:
+        """Whether a shard that welcomes this worker again has lost what it had acknowledged.
+
+        Raises GiveUp if it has, and does not say so.
+        """
+        if self.ready is None:
+            return None
+        due = self._due.get(shard, 0)
+        if reply.rolled_back:
+            if reply.boot == self.boots[shard]:
+                return None
+            # The save that it goes on from may be older than the last loss, told of then.
+            lost = max(0, due - max(reply.seq, self._lost_to.get(shard, 0)))
+            self._lost_to[shard] = due
+            return RolledBack(shard, reply.boot, reply.version, lost)
+        if reply.seq < due:
+            raise GiveUp(
+                f"shard {shard} came back at push {reply.seq} of {self._worker} but had"
+                f" acknowledged {due}: resume the job from its last snapshot"
+            )
+        return None
+
     def welcomed(self, shard: int, reply: Welcome, now: float) -> list[Send]:
-        """`shard` has said what it has of this worker; raises GiveUp where that is too little."""
+        """`shard` has said what it has of this worker."""
         self.boots[shard] = reply.boot
         self._welcomes[shard] = reply
-        if self.ready is not None:
-            self._check_memory(shard, reply)
+        if self.ready is None or reply.seq > self._reported[shard].seq:
+            self._reported[shard] = Had(reply.seq, reply.step, 0)
         if self._admission is not None:
             return [self._join(shard, self._admission, now)]
         if len(self._welcomes) < self._shards or self._joining(0):
@@ -116,27 +152,43 @@ class Registration:
             if other in self.joined or self._joining(other)
         ]
 
-    def follow(self, former: "Registration") -> None:
+    def follow(self, former: "Registration", now: float) -> list[Send]:
         """Once ready, count as `former` did with other shards, or from beside the others there.
 
         That is if they have gone on beyond what this worker has told and been given already.
+
+        What they know of its clock may be older than its pushes that they have, and than what the
+        former have let it in at: a life that repeats those of the one before counts further with
+        each.
         """
         assert self.ready is not None, "the driver waits for Ready first"
-        self.ahead = former.ahead + max(0, self.ready.clock - former.reached)
+        overtaken = max(0, self.ready.clock - former.reached)
+        self.ahead = former.ahead + overtaken
+        clock = former._counted_to(self.ready.seq) + overtaken
+        if clock <= self.ready.clock:
+            return []
+        self.reached = max(self.reached, clock)
+        return [self._join(shard, clock, now) for shard in range(self._shards)]
 
-    def _check_memory(self, shard: int, reply: Welcome) -> None:
-        """A shard that comes back must still have every push it had acknowledged when greeted."""
-        acknowledged = self._acknowledged[shard]
-        if reply.seq < acknowledged:
-            raise GiveUp(
-                f"shard {shard} came back at push {reply.seq} of {self._worker} but had"
-                f" acknowledged {acknowledged}: resume the job from its last snapshot"
-            )
+    def _counted_to(self, seq: int) -> int:
+        """The clock, on the wire, that it was let in at, or its pushes up to `seq` have reached."""
+        owed = [pending.message for _, pending in self._outstanding]
+        pushes = [*self.acknowledged.values(), *(one for one in owed if isinstance(one, Push))]
+        return max([self._admission or 0, *(p.clock for p in pushes if p.seq <= seq)])
+
+    def _had(self, shard: int) -> Had:
+        """The last push that `shard` has told this worker to have, in any of its lives."""
+        told, push = self._reported[shard], self.acknowledged.get(shard)
+        if push is None or push.seq < told.seq:
+            return told
+        return Had(push.seq, push.step, push.clock)
 
     def _join(self, shard: int, clock: int, now: float) -> Send:
         request = self._outstanding.count()
-        boot = self.boots[shard]
-        join = Join(request, self._job, self._worker, self._incarnation, boot, clock)
+        told = self._job, self._worker, self._incarnation, self.boots[shard]
+        again = self.ready is not None
+        had = self._had(shard) if again else Had(0, 0, 0)
+        join = Join(request, *told, max(clock, had.clock), again, had.seq, had.step)
         return self._outstanding.keep(shard, request, join, (), now)
 
     def _joining(self, shard: int) -> bool:

@@ -100,6 +100,8 @@ class Session:
             incarnation=incarnation,
             build=build,
         )
+        self._acknowledged = self._registration.acknowledged
+        self._boots = self._registration.boots
         self._requests = Requests(
             self._outstanding, self._registration, self.cargo, shard_map.shards
         )
@@ -185,18 +187,19 @@ class Session:
         for shard, pending in self._outstanding:
             yield shard, pending.message, pending.frames
 
-    def follow(self, former: "Session") -> None:
+    def follow(self, former: "Session", now: float) -> list[Send]:
         """Once ready, before anything is asked: go on as `former` did with the shards before.
 
         If the others have gone on without this worker meanwhile, and beyond what it has told and
         been given already, it counts on from beside them, as ever.
         """
-        self._registration.follow(former._registration)
+        sends = self._registration.follow(former._registration, now)
         # These know a push of a former life that not all of those had: it is about to be repeated,
         # and is to be known again.
         self.seq = min(self.seq, former.seq)
         self.cargo.feedback = former.cargo.feedback
         self._outstanding.rtt_s = former.rtt_s
+        return sends
 
     @property
     def ready(self) -> Ready | None:
@@ -250,7 +253,12 @@ class Session:
             return [], []
         match reply:  # the usual first: every other case that is tried costs
             case Ack():
+                if reply.boot != self._boots[shard]:
+                    return [], []  # the shard has another life by now, which is asked again
                 exported = None
+                known, push = self._acknowledged.get(shard), pending.message
+                if isinstance(push, Push) and (known is None or known.seq < push.seq):
+                    self._acknowledged[shard] = push
                 if self._unsaved is not None:
                     exported = self._unsaved.told(shard, reply.saved, self.outstanding())
                 answered = self._requests.answered(shard, pending.asked, reply, frames, now)
@@ -259,6 +267,8 @@ class Session:
                 self._outstanding.settle(shard, reply.request)
                 return [], [*answered, exported] if exported is not None else answered
             case Weights():
+                if reply.boot != self._boots[shard]:
+                    return [], []
                 read = self.cargo.read(reply, frames)
                 asks: list[Send] = []
                 events: list[Event] = []
@@ -283,7 +293,9 @@ class Session:
                         f" {reply.shard} of the job"
                     )
                 self._mended.pop(shard, None)
-                return self._registration.welcomed(shard, reply, now), []
+                rolled_back = self._registration.rolled_back(shard, reply)
+                sends = self._registration.welcomed(shard, reply, now)
+                return sends, [rolled_back] if rolled_back is not None else []
             case Joined():
                 return self._admitted(shard, reply, now)
             case _:
@@ -331,7 +343,7 @@ class Session:
     # --- greeting ---------------------------------------------------------------------------------
 
     def _greet(self, shard: int, now: float) -> Send:
-        return self._registration.greet(shard, self.seq, now)
+        return self._registration.greet(shard, now)
 
     def _admitted(self, shard: int, reply: Joined, now: float) -> tuple[list[Send], list[Event]]:
         own = self._registration

@@ -164,17 +164,19 @@ class Skew(Fault, frozen=True, kw_only=True, tag="skew"):
 
 
 class Restart(Fault, frozen=True, kw_only=True, tag="restart"):
-    """A shard dies and comes back with the state it had; with `lost_s`, an older one.
+    """A shard dies and comes back with the state it had.
 
-    Of shards in single processes. One with a log is killed, and goes on from its log.
+    With `lost_s` it is rolled back to an older one; beyond the budget nobody is `told` so. Of
+    shards in single processes; one with a log is killed, and goes on from its log.
     """
 
     shard: int
     lost_s: float = 0.0
+    told: bool = True
 
     def strike(self, world: "World") -> None:
         for host in world.hosts[self.shard : self.shard + 1]:
-            host.restart(self.lost_s)
+            host.restart(self.lost_s, told=self.told)
 
 
 class Tear(Fault, frozen=True, kw_only=True, tag="tear"):

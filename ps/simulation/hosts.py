@@ -66,8 +66,14 @@ class Host:
         self._before = dict.fromkeys(self.blocks, np.empty(0, RECORD))
         # For each block, what it need not hold of whom: pushes that were cut off by a move.
         self._excused: dict[int, dict[str, set[int]]] = {}
+        # What it need not hold any more of whom, for it was rolled back behind it.
+        self._forgotten: dict[str, set[int]] = {}
         self._pulls = PullWatch(
-            number, setting.workers, setting.bound, exact(setting, setting.pull)
+            number,
+            setting.workers,
+            setting.bound,
+            exact=exact(setting, setting.pull),
+            fresh=fresh,
         )
 
     def begin(self) -> None:
@@ -136,14 +142,14 @@ class Host:
         for place, block in enumerate(self.blocks):
             all_rows = np.concatenate([self._before[block], rows])
             excused = self._excused.get(block, {})
-            invariants.check_records(all_rows, setting.steps, names, excused)
+            invariants.check_records(all_rows, setting.steps, names, excused, self._forgotten)
             if setting.slots:
                 continue  # its floats were held against its records
             own = weights[BLOCK * place : BLOCK * (place + 1)]
             if setting.push in EXACT_PUSHES:
                 invariants.check_place(own, block, len(set(all_rows["apply_version"].tolist())))
             for number, life in lives.items():
-                if excused.get(life.name) and setting.push != "none":
+                if (excused or self._forgotten).get(life.name) and setting.push != "none":
                     continue  # how much of it was kept back nobody knows
                 kept = invariants.residual(life.session, block)
                 invariants.check_sums(all_rows, own, number, kept)
@@ -160,8 +166,8 @@ class Host:
         """`worker` was told that push `seq` is applied."""
         raise NotImplementedError
 
-    def restart(self, lost_s: float) -> None:
-        """Die and come back with a saved state; a copy of a group never does."""
+    def restart(self, lost_s: float, *, told: bool) -> None:
+        """Die and come back with a saved state, `told` if it is old; a group's copy never does."""
 
     def die(self, back_s: float, *, power: bool, operations: int) -> None:
         """Lose process or power, at once or when the disk has done so many more operations."""

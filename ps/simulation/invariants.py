@@ -126,10 +126,14 @@ def check_replica_drained(replica: Replica) -> None:
 class PullWatch:
     """One shard's pulls: what was asked at which clock, and whether the answer may be given."""
 
-    def __init__(self, number: int, workers: int, bound: int | None, exact: bool) -> None:
-        """`exact`: what is served can be counted, being float32 and no mean of a round."""
+    def __init__(
+        self, number: int, workers: int, bound: int | None, *, exact: bool, fresh: bool
+    ) -> None:
+        """`exact`: what is served can be counted, being float32 and no mean of a round. A `fresh`
+        shard, which a job moves to, knows of workers less than those that it has moved from.
+        """
         self._number, self._workers = number, workers
-        self._bound, self.exact = bound, exact
+        self._bound, self.exact, self._fresh = bound, exact, fresh
         self._clocks: dict[tuple[bytes, int], int] = {}
         self._admitted: dict[bytes, int] = {}
 
@@ -147,9 +151,19 @@ class PullWatch:
                 self._check_weights(shard, answer, calm)
         bound = self._bound
         if bound is not None:
-            gap = max(shard.ledger.clock_gap, shard.journal.max_clock_gap)
+            gap = self._gap_of_known(shard) if self._fresh else _gap(shard)
             if gap > bound + 1:
                 raise Violation(Promise.BOUND, f"a gap of {gap} under bound {bound}")
+
+    def _gap_of_known(self, shard: Shard) -> int:
+        """Between those that have joined this shard itself, and so told it their clocks."""
+        clocks = [
+            entry.clock
+            for name, entry in shard.ledger.entries.items()
+            if entry.standing is Standing.ACTIVE
+            and f"{name}/{entry.incarnation}".encode() in self._admitted
+        ]
+        return max(clocks, default=0) - min(clocks, default=0)
 
     def _check_weights(self, shard: Shard, answer: Outgoing, calm: bool) -> None:
         weights = answer.frames[0]
@@ -190,6 +204,10 @@ class PullWatch:
                 raise Violation(Promise.PROGRESS, f"left waiting at the gate: {waiting.message}")
 
 
+def _gap(shard: Shard) -> int:
+    return max(shard.ledger.clock_gap, shard.journal.max_clock_gap)
+
+
 def image(shard: Shard) -> tuple[object, ...]:
     """A shard's version, floats, ledger and open rounds, to compare what must be the same."""
     arrays = (shard.held._weights, *shard.held._slots)
@@ -209,15 +227,21 @@ def image(shard: Shard) -> tuple[object, ...]:
 
 
 def check_records(
-    rows: NDArray[np.void], steps: int, names: Sequence[str], excused: Mapping[str, set[int]]
+    rows: NDArray[np.void],
+    steps: int,
+    names: Sequence[str],
+    excused: Mapping[str, set[int]],
+    forgotten: Mapping[str, set[int]],
 ) -> None:
     """Of every worker the updates are its pushes in order, none left out, none of a former life.
 
     But those that are excused: their worker fell silent in the midst of them, and the job moved.
+    And of those forgotten, by a shard that was rolled back, the ones that nobody has repeated.
     """
     for name in names:
         mine = rows[rows["worker"] == name.encode()]
-        wanted = [seq for seq in range(1, steps + 1) if seq not in excused.get(name, ())]
+        out = excused.get(name, set()) | (forgotten.get(name, set()) - set(mine["seq"].tolist()))
+        wanted = [seq for seq in range(1, steps + 1) if seq not in out]
         if mine["seq"].tolist() != wanted:
             raise Violation(Promise.EXACTLY_ONCE, f"{name}'s pushes were {mine['seq'].tolist()}")
         if np.any(np.diff(mine["incarnation"]) < 0):

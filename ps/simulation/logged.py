@@ -101,7 +101,7 @@ class OnDisk(Single):
             return True
         return False
 
-    def restart(self, lost_s: float) -> None:
+    def restart(self, lost_s: float, *, told: bool) -> None:
         """Be killed, and started again."""
         self.die(BACK_S, power=False, operations=0)
 

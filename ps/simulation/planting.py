@@ -56,9 +56,18 @@ class Bugs(dict[str, Bug]):
 
 def registry() -> dict[str, Bug]:
     """Every bug that can be planted."""
-    from ps.simulation.bugs import compressed, disks, groups, moves, sessions, shards, slots
+    from ps.simulation.bugs import (
+        compressed,
+        disks,
+        groups,
+        moves,
+        rollbacks,
+        sessions,
+        shards,
+        slots,
+    )
 
-    kinds = [kind.BUGS for kind in (shards, sessions, compressed, disks, groups)]
+    kinds = [kind.BUGS for kind in (shards, sessions, rollbacks, compressed, disks, groups)]
     return {
         name: bug
         for kind in (*kinds, *moves.all_bugs(), *slots.all_bugs())

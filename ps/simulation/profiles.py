@@ -27,8 +27,9 @@ FIRST_S = 0.3
 
 HALVES = ("fp16", "bf16")
 _LEVELS = (Durability.PROCESS, Durability.LOGGED, Durability.LOGGED)
+SPARSE_CHANGES = "topk:0.02"
 SPARSE = ("topk:0.004", "threshold:30", "threshold:100")
-CHANGES = ("int8", "4bit", "topk:0.02")
+CHANGES = ("int8", "4bit", SPARSE_CHANGES)
 # One slot that forgets and one that sums up; two of them, and a step that depends on the count.
 RULES_WITH_SLOTS = ("momentum", "adagrad", "adam")
 
@@ -93,13 +94,15 @@ def _wanted(setting: Setting, profile: Profile) -> list[Drawn]:
     """The kinds of faults that may befall a cluster."""
     kinds: list[Drawn] = [_lose, _double, _delay, _cut, _clogs, _freeze, _skew]
     if setting.push not in SPARSE:
-        kinds += [_kill, _mangle]  # a new life begins without a residual, which would be missed
+        kinds += [_kill]  # a new life begins without a residual, which would be missed
+        # Sparse changes that are cut short may be fewer changes, which TCP would notice.
+        kinds += [] if setting.pull == SPARSE_CHANGES else [_mangle]
     if setting.cluster is Cluster.REPLICATED:
         kinds += [_coordinator, _crash, _ambush, _break]
         return [*kinds, _reckless] if profile is Profile.BEYOND else kinds
     if setting.cluster is Cluster.LOGGED:
         return [*kinds, _restart, _tear, _tear, _outage, _full_disk]
-    return [*kinds, _lossy_restart if profile is Profile.BEYOND else _restart]
+    return [*kinds, *((_unnoticed,) if profile is Profile.BEYOND else (_restart, _roll_back))]
 
 
 # --- who and when ---------------------------------------------------------------------------------
@@ -207,9 +210,13 @@ def _restart(draw: Draw, setting: Setting) -> list[AnyFault]:
     return [faults.Restart(at=_time(draw, setting), shard=draw.randrange(setting.shards))]
 
 
-def _lossy_restart(draw: Draw, setting: Setting) -> list[AnyFault]:
+def _roll_back(draw: Draw, setting: Setting) -> list[AnyFault]:
     at, shard = _time(draw, setting), draw.randrange(setting.shards)
     return [faults.Restart(at=at, shard=shard, lost_s=_lasting(draw, 3))]
+
+
+def _unnoticed(draw: Draw, setting: Setting) -> list[AnyFault]:
+    return [msgspec.structs.replace(f, told=False) for f in _roll_back(draw, setting)]
 
 
 def _tear(draw: Draw, setting: Setting) -> list[AnyFault]:

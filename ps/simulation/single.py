@@ -117,7 +117,7 @@ class Single(Host):
             return
         entry = self._shard.ledger.entries.get(worker)
         held = 0 if entry is None else entry.seq
-        if held < seq:
+        if held < seq and seq not in self._forgotten.get(worker, ()):
             raise Violation(
                 Promise.EXACTLY_ONCE,
                 f"{worker} was told of push {seq}, shard {self.number} has applied {held}",
@@ -125,8 +125,8 @@ class Single(Host):
 
     # --- dying ------------------------------------------------------------------------------------
 
-    def restart(self, lost_s: float) -> None:
-        """Die, and come back from what was saved `lost_s` ago, or just now.
+    def restart(self, lost_s: float, *, told: bool) -> None:
+        """Die, and come back with all that was held, or rolled back to what was saved `lost_s` ago.
 
         But not where a job has moved to: such shards are in memory alone.
         """
@@ -140,16 +140,25 @@ class Single(Host):
         self._world.calm = False
         self._world.note(f"shard {self.number} restarts")
         self._waiting.clear()
-        self._install(Install(3, self._world.job, self._world.table.name, slots), frames)
-        if lost_s:
-            self._rows = self._rows[self._rows["apply_version"] <= self._shard.version]
+        again = self._shard.part.rolled_back  # who has not come back since may miss more
+        self._live()
+        if told and (lost_s or again):
+            self._shard.restore(*self._shard.held.read(slots, frames))
+            self._shard.roll_back(self._process.now)
+        else:
+            self._operate(Install(3, self._world.job, self._world.table.name, slots), frames)
+        self._forget()
 
     def struck(self) -> None:
-        self.restart(0.0)
+        self.restart(0.0, told=True)
 
-    def _install(self, message: Install, frames: Sequence[bytes]) -> None:
-        self._live()
-        self._operate(message, frames)
+    def _forget(self) -> None:
+        """What it lacks now is lost, but for what a worker has not been told of, and repeats."""
+        lost = self._rows["apply_version"] > self._shard.version
+        for worker, seq in self._rows[lost][["worker", "seq"]].tolist():
+            self._forgotten.setdefault(worker.decode(), set()).add(seq)
+        self._rows = self._rows[~lost]
+        self._pulls.exact &= not lost.any()
 
     def _live(self) -> None:
         """A process begins, with nothing."""

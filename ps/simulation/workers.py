@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ps.protocol import moving
-from ps.protocol.events import Departed, Event, Pulled, Pushed, Ready, Relocated, Send
+from ps.protocol.events import Departed, Event, Pulled, Pushed, Ready, Relocated, RolledBack, Send
 from ps.protocol.session import Session
 from ps.simulation import invariants
 from ps.simulation.addresses import generation_of
@@ -34,6 +34,8 @@ class Life(Party):
         self._step = self._reached = 0
         self._ready: Ready | None = None
         self._versions = (0,) * world.setting.shards
+        self._read = 0  # the request that these came with
+        self._turned: dict[int, int] = {}  # the last request before a shard was rolled back
         self._boots: tuple[int, ...] = ()
         self._pulled: dict[int, Pulled] = {}
         self._asked: list[tuple[int, int]] = []  # request and clock
@@ -116,6 +118,8 @@ class Life(Party):
                 except BadMessage as error:
                     self._world.failed(self, error)
                 return
+            case RolledBack():
+                self._turned[event.shard] = max([request for request, _ in self._asked], default=0)
             case Pulled():
                 self._check_pulled(event)
                 self._pulled[event.request] = event
@@ -134,8 +138,8 @@ class Life(Party):
             read = self._versions
             if len(read) != len(pulled.versions):  # all were moved as the furthest's next
                 read = (max(read),) * len(pulled.versions)
-            for version, former in zip(pulled.versions, read, strict=True):
-                if version < former:
+            for shard, (version, former) in enumerate(zip(pulled.versions, read, strict=True)):
+                if version < former and self._read > self._turned.get(shard, -1):
                     raise Violation(Promise.VERSIONS, f"{self} read {version} after {former}")
         self._boots = boots
         for number, view in self.session.cargo.views.items():
@@ -158,7 +162,7 @@ class Life(Party):
         request, _ = self._asked[0]
         if request in self._pulled and session.unacknowledged < setting.in_flight:
             self._asked.pop(0)
-            self._versions = self._pulled.pop(request).versions
+            self._read, self._versions = request, self._pulled.pop(request).versions
             if setting.prefetch and self._step + 1 < setting.steps:
                 self._ask(self._reached + 1)
             self._computing = True
@@ -181,7 +185,9 @@ class Life(Party):
         """Repeat there what the former shards have not applied, and ask again for the rest."""
         former, self._former = self._former, None
         if former is not None:
-            for _, sends in moving.go_on(former, self.session, self.now):
+            joins, owed = moving.go_on(former, self.session, self.now)
+            self._send(joins)
+            for _, sends in owed:
                 self._send(sends)
             wanted, self._asked = self._asked, []
             self._pulled.clear()

@@ -55,6 +55,20 @@ def test_a_shard_may_have_several_ranges() -> None:
         assert got.weights.tolist() == expected.weights.tolist()
 
 
+def test_a_newer_life_may_be_known_where_less_is_applied() -> None:
+    """It greeted one shard, and another has a push more of the life before: both are told."""
+    old, new = cut_evenly(TABLE, 2), cut_evenly(TABLE, 1, epoch=2)
+    first, second = states(old, saved())
+    before = Entry(1, 2, clock=4, step=20, standing=Standing.EXPIRED)
+    newer = Entry(2, 1, clock=3, step=10, standing=Standing.GREETED)
+    known = [
+        replace(state, saved=replace(state.saved, ledger=Ledger({"a": entry}, floor=2)))
+        for state, entry in ((first, before), (second, newer))
+    ]
+    (moved,) = recut(known, old, new)
+    assert moved.saved.ledger.entries["a"] == replace(newer, seq=2, clock=4, step=20)
+
+
 def test_the_furthest_is_told_of_a_worker_that_died() -> None:
     """Its last push, which not every shard has, counts as applied: no part is applied twice."""
     old, new = cut_evenly(TABLE, 2), cut_evenly(TABLE, 1, epoch=2)

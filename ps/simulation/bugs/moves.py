@@ -1,17 +1,19 @@
 """Bugs of a move to other shards: the standstill, what is cut anew, and how workers follow."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from ps.protocol import moving, operations
+from ps.protocol.events import Send
 from ps.protocol.operations import Plan, Side
+from ps.protocol.registration import Registration
 from ps.protocol.session import Session
 from ps.simulation.planting import Bugs, Patch
 from ps.simulation.setting import Cluster
 from shards import codec, recut, replica
-from shards.ledger import Ledger
+from shards.ledger import Entry, Ledger
 from shards.messages import CHANGING, Hold, Push, Retire
 from shards.move import Move, Stance
 from shards.operators import Answer, Operators
@@ -95,13 +97,20 @@ def a_worker_repeats_its_last_push_after_a_move(patch: Patch) -> None:
 def a_push_of_a_former_life_is_made_again_after_a_move(patch: Patch) -> None:
     """The bug that the simulation found where a worker had died in the midst of a push."""
 
-    def follow(self: Session, former: Session) -> None:
+    def follow(self: Session, former: Session, now: float) -> list[Send]:
         told = self.seq
-        original(self, former)
+        sends = original(self, former, now)
         self.seq = told
+        return sends
 
     original = Session.follow
     patch.setattr(Session, "follow", follow)
+
+
+@BUGS.add
+def a_clock_is_as_old_as_its_push_after_a_move(patch: Patch) -> None:
+    """What a life has repeated of the one before counts where that one had come to."""
+    patch.setattr(Registration, "_counted_to", lambda *_: 0)
 
 
 @BUGS.add
@@ -149,12 +158,23 @@ def a_shard_that_comes_back_forgets_that_it_stands_still(patch: Patch) -> None:
     _forget_the_standstill(patch)
 
 
+@REPLICATED.add
+def a_life_that_greeted_one_shard_has_pushed_what_that_one_has(patch: Patch) -> None:
+    """What another shard has of the life before is made again, and applied there twice."""
+
+    def furthest(entries: Iterable[Entry]) -> Entry:
+        return max(entries, key=lambda entry: (entry.incarnation, entry.seq))
+
+    patch.setattr(recut, "_furthest", furthest)
+
+
 @COMPRESSED.add
 def a_residual_stays_behind(patch: Patch) -> None:
-    def follow(self: Session, former: Session) -> None:
+    def follow(self: Session, former: Session, now: float) -> list[Send]:
         own = self.cargo.feedback
-        original(self, former)
+        sends = original(self, former, now)
         self.cargo.feedback = own
+        return sends
 
     original = Session.follow
     patch.setattr(Session, "follow", follow)
@@ -222,10 +242,10 @@ def all_bugs() -> Sequence[Bugs]:
 def a_worker_that_follows_forgets_what_it_has_told(patch: Patch) -> None:
     """It counts on beside the others from its last push that was applied, not from its last."""
 
-    def follow(self: Session, former: Session) -> None:
+    def follow(self: Session, former: Session, now: float) -> list[Send]:
         pending = {m.seq for _, m, _ in former.outstanding() if isinstance(m, Push)}
         former._registration.reached -= len(pending)
-        original(self, former)
+        return original(self, former, now)
 
     original = Session.follow
     patch.setattr(Session, "follow", follow)

@@ -249,7 +249,9 @@ def test_a_restarted_shard_is_greeted_and_sent_everything_again() -> None:
     assert tell(session, refused(1, 5, Remedy.RESYNCHRONISE)) == ([hello], [])
     assert tell(session, refused(1, 7, Remedy.RESYNCHRONISE)) == ([], [])
     assert send_push(session, clock=2)[0].shard == 0, "nothing goes there before it has joined"
-    assert tell(session, welcome(1, 8, boot=2))[0] == [(1, Join(10, "job", "w", 2, 2, 0))]
+    assert tell(session, welcome(1, 8, boot=2))[0] == [
+        (1, Join(10, "job", "w", 2, 2, 0, again=True))
+    ]
     sends, events = tell(session, joined(1, 10, boot=2))
     assert [(s, type(m), m.boot) for s, m in sends if isinstance(m, Push | Pull)] == [
         (1, Push, 2),
@@ -279,7 +281,9 @@ def test_an_acknowledgement_may_overtake_a_welcome() -> None:
     session.pull(1, now=0.0)
     tell(session, refused(0, 5, Remedy.RESYNCHRONISE))
     tell(session, ack(0, 3, 1))
-    assert tell(session, welcome(0, 6, seq=0))[0] == [(0, Join(7, "job", "w", 2, 1, 0))]
+    assert tell(session, welcome(0, 6, seq=0))[0] == [
+        (0, Join(7, "job", "w", 2, 1, 1, again=True, seq=1, step=1))
+    ]
 
 
 def test_a_worker_that_was_overtaken_counts_on_beside_the_others() -> None:

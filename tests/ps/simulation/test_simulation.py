@@ -151,9 +151,22 @@ def test_beyond_the_budget_progress_may_end() -> None:
     assert "everyone comes to an end" in play(within).violation
 
 
+def test_a_rolled_back_shard_loses_its_own_part_alone() -> None:
+    """Its workers go on and come to their ends, without what it had not saved."""
+    faults = (Restart(at=3.0, shard=0, lost_s=2.5),)
+    setting = Setting(shards=2, workers=2, steps=12, bound=2)
+    world = World(Scenario(seed=3, setting=setting, faults=faults))
+    world.run()
+    short, whole = world.hosts
+    lost = sum(map(len, short._forgotten.values()))
+    assert lost > 3
+    assert (whole.shard.version, 24 - lost) == (24, short.shard.version)
+    assert [entry.seq for entry in short.shard.ledger.entries.values()] == [12, 12]
+
+
 def test_a_lost_state_ends_its_workers() -> None:
     """A shard that comes back without acknowledged pushes is found out by who pushed them."""
-    faults = (Restart(at=3.0, shard=0, lost_s=2.5),)
+    faults = (Restart(at=3.0, shard=0, lost_s=2.5, told=False),)
     setting = Setting(workers=1, steps=12)
     beyond = Scenario(seed=3, profile=Profile.BEYOND, setting=setting, faults=faults)
     outcome = play(beyond)

@@ -1,0 +1,128 @@
+"""A shard that died and goes on from what it had saved: what it tells, and what it believes."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from shards import codec
+from shards.messages import Ack, AskRecords, Join, Joined, Records, Remedy, Welcome
+from shards.state import Saved
+from tests.shards.talk import Talk, gradient, hello, join, pull, push, refusal, served
+
+
+def rolled_back(former: Talk, **options: Any) -> Talk:
+    """The next life of a shard, in the state that the former one has now."""
+    saved, weights, slots = former.shard.copy()
+    as_written = codec.decode_state(codec.encode_state(saved), Saved)
+    talk = Talk(installed=False, boot=5_000_000, **options)
+    talk.shard.restore(as_written, weights.copy(), slots)
+    talk.shard.roll_back(talk.now)
+    return talk
+
+
+def to(talk: Talk, message: Any, **changes: Any) -> Any:
+    """The same, said to this life."""
+    return msgspec.structs.replace(message, boot=talk.shard.boot, **changes)
+
+
+def test_pushes_that_were_lost_are_not_waited_for() -> None:
+    """It says that it was rolled back, is told the last push that it had acknowledged, and takes
+    the next; the lost ones come no more, and one of them that is repeated is a duplicate."""
+    former = Talk(bound=None)
+    former.enter("w")
+    former.say(push("w", 1), gradient(1))
+    talk = rolled_back(former, bound=None)
+    assert talk.say(hello("w")) == [
+        ("w", Welcome(10, 0, 5_000_000, 1, 1, 1, 1, 10.0, rolled_back=True))
+    ]
+    talk.say(to(talk, join("w", 4), again=True, seq=4, step=40))
+    ((_, applied),) = talk.say(to(talk, push("w", 5), step=50), gradient(1))
+    ((_, known),) = talk.say(to(talk, push("w", 4)), gradient(1))
+    assert isinstance(applied, Ack)
+    assert isinstance(known, Ack)
+    assert [(ack.version, ack.duplicate) for ack in (applied, known)] == [(2, False), (2, True)]
+    entry = talk.shard.ledger.entries["w"]
+    assert (entry.seq, entry.step, entry.clock) == (5, 50, 5)
+
+
+def test_who_was_not_rolled_back_believes_nothing() -> None:
+    """Pushes are missed at any other shard, whatever a worker says that it had acknowledged."""
+    talk = Talk(bound=None)
+    talk.enter("w")
+    talk.say(msgspec.structs.replace(join("w"), again=True, seq=4, step=4))
+    assert refusal(talk.say(push("w", 5), gradient(1))).expected == 1
+
+
+def test_a_version_that_was_lost_may_have_been_read() -> None:
+    """A push computed from it counts as one that has read what there is now."""
+    former = Talk(bound=None)
+    former.enter("w")
+    talk = rolled_back(former, bound=None)
+    talk.enter("w")
+    talk.say(to(talk, join("w")))
+    ((_, ack),) = talk.say(to(talk, push("w", 1), read_version=7), gradient(1))
+    assert isinstance(ack, Ack)
+    assert (ack.version, ack.staleness) == (1, 0)
+    assert refusal(former.say(push("w", 1, read_version=7), gradient(1))).remedy is (
+        Remedy.BAD_MESSAGE
+    )
+
+
+def test_who_has_not_come_back_is_no_further_behind_than_the_bound_allows() -> None:
+    """Others were let on in the former life, so this one was; but no pull goes by that alone."""
+    former = Talk(bound=1)
+    former.enter("w", "v")
+    talk = rolled_back(former, bound=1)
+    talk.say(hello("w"))
+    talk.say(to(talk, join("w", 5), again=True, seq=5, step=5))
+    assert {name: e.clock for name, e in talk.shard.ledger.entries.items()} == {"w": 5, "v": 3}
+    assert talk.say(to(talk, pull("w", 5))) == [], "v may have come to 3 only"
+    talk.say(hello("v"))
+    said = talk.say(to(talk, join("v", 4), again=True, seq=4, step=4))
+    version = served("w", 0)[1]
+    assert said == [
+        ("v", Joined(11, 0, 5_000_000, 4)),
+        ("w", msgspec.structs.replace(version, boot=5_000_000)),
+    ]
+    assert talk.shard.ledger.clock_gap == 1
+
+
+def test_who_was_let_in_is_let_in_again() -> None:
+    """Though this life does not know that the warm-up was over; a newcomer waits for it."""
+    former = Talk(warm_steps=10)
+    former.enter("w")
+    talk = rolled_back(former, warm_steps=10)
+    for worker in ("w", "v", "u"):
+        talk.say(hello(worker))
+    talk.say(to(talk, join("w"), again=True))
+    assert talk.say(to(talk, join("u"))) == []
+    ((_, joined),) = talk.say(to(talk, join("v", 3), again=True, seq=3, step=3))
+    assert isinstance(joined, Joined)
+    assert joined.clock == 3
+
+
+def test_whoever_collects_records_misses_none() -> None:
+    """The former life has numbered more of them than this one has pushes."""
+    former = Talk(bound=None)
+    former.enter("w")
+    talk = rolled_back(former, bound=None)
+    for seq in range(1, 9):
+        former.say(push("w", seq), gradient(1))
+    talk.enter("w")
+    talk.say(to(talk, join("w"), again=True, seq=8, step=8))
+    talk.say(to(talk, push("w", 9)), gradient(1))
+    ((_, answer),) = talk.say(AskRecords(1, "job", "net", 8))
+    assert isinstance(answer, Records)
+    (content,) = talk.frames
+    assert isinstance(content, bytes)
+    rows = talk.shard.journal.since(0)[1]
+    assert content == rows.tobytes()
+    assert rows["seq"].tolist() == [9]
+    assert rows["apply_version"].tolist() == [1]
+    assert np.all(answer.first > 8)
+
+
+def test_a_join_is_as_short_as_it_was() -> None:
+    """What matters to shards that were rolled back has defaults that mean nothing."""
+    assert Join(1, "job", "w", 0, 1, 3) == Join(1, "job", "w", 0, 1, 3, False, 0, 0)
