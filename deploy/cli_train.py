@@ -250,7 +250,7 @@ def train(
     durability: Annotated[
         Durability | None,
         _told(
-            "What survives the death of a shard: memory, the newest snapshot; process, every"
+            "What survives the death of a shard: memory, its last save; process, every"
             " acknowledged push; logged, also when the power fails; replicated, every acknowledged"
             " push, without a pause, by a second copy. `process` and `logged` write logs.",
             _PLACE,
@@ -264,6 +264,15 @@ def train(
             " a machine that stands still now and then.",
             _PLACE,
             f"{_DEFAULTS['silence_s']:g}",
+        ),
+    ] = None,
+    rollback_s: Annotated[
+        float | None,
+        _told(
+            "Seconds that a shard at durability memory takes back when it dies, at most; 0: its"
+            " death ends the run.",
+            _PLACE,
+            f"{_DEFAULTS['rollback_s']:g}",
         ),
     ] = None,
     logs: Annotated[

@@ -98,8 +98,8 @@ class Meter:
         each."""
         self._tally += Tally.of(records)
         losses = records[0]["loss"] if records else ()
-        if self._looks and len(self._looks[-1].statuses) != len(statuses):
-            self._looks.clear()  # the job has moved: other shards, other counters
+        if self._looks and _others(self._looks[-1].statuses, statuses):
+            self._looks.clear()
         self._looks.append(_Look(now, statuses, float(sum(losses)), len(losses)))
         while len(self._looks) > 2 and self._looks[1].time <= now - WINDOW_S:
             self._looks.popleft()
@@ -160,6 +160,15 @@ def _standing(worker: WorkerStatus, waits: bool, steps: int) -> str:
             return "is done" if worker.step >= steps else "has left"
         case Standing.EXPIRED:
             return "is silent, no longer waited for"
+
+
+def _others(before: Sequence[ShardStatus], now: Sequence[ShardStatus]) -> bool:
+    """Whether these counters do not go on from those: the job has moved to other shards, or one has
+    come back with what it had saved."""
+    return len(before) != len(now) or any(
+        (new.version, new.pushes) < (old.version, old.pushes)
+        for old, new in zip(before, now, strict=True)
+    )
 
 
 def _read_shard(before: ShardStatus, now: ShardStatus, seconds: float) -> ShardReading:

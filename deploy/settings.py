@@ -14,7 +14,14 @@ from msgspec.structs import asdict
 
 from cupy_kernels.types import Precision
 from ps.durability import Durability
-from ps.hosts.hosting import Home, ShardDevice, check_replicable, check_silence
+from ps.hosts.hosting import (
+    Home,
+    ShardDevice,
+    check_replicable,
+    check_rollback,
+    check_silence,
+)
+from ps.logs.saves import ROLLBACK_S
 from ps.protocol.compression import NONE, Compression
 from ps.replicas.coordinator_server import SILENCE_S
 from ps.storage.shelf import Keep
@@ -43,8 +50,9 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     `shard_device`. `link` describes a slow link to put
     each worker behind; `transport` carries the data on one host; `compress` and `compress_pull` say
     how pushes and weights travel; `durability` is what survives the death of a shard, `silence_s`
-    how long a copy of a replicated one may be silent before it counts as dead, and `logs` where on
-    a shard's machine its log lies, if it keeps one (None: in the run folder). Snapshots go
+    how long a copy of a replicated one may be silent before it counts as dead, `rollback_s` how
+    much a shard at `memory` takes back when it dies (0: its death ends the run), and `logs` where
+    on a shard's machine its log lies, if it keeps one (None: in the run folder). Snapshots go
     to `snapshots`, a path or URI (None: the run folder), every `snapshot_every` ("500" iterations,
     or a time as "30s"; None: as the solver says), `snapshot_aligned` or not; `snapshot_keep` of
     them stay, and for `snapshot_keep_for`, a time; the newest stays in any case.
@@ -82,6 +90,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     compress_pull: str = NONE
     durability: Durability = Durability.MEMORY
     silence_s: float = SILENCE_S
+    rollback_s: float = ROLLBACK_S
     logs: Path | None = None
     snapshots: str | None = None
     snapshot_every: str | None = None
@@ -120,6 +129,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_durability(self) -> None:
         """Raise BadInput for what the level cannot have."""
+        check_rollback(self.rollback_s, Durability.MEMORY, "--rollback-s")
         if self.durability is Durability.REPLICATED:
             check_replicable(self.port, self.transport, self.shard_device)
             check_silence(self.silence_s, self.lease_s, "--silence-s")
@@ -187,6 +197,8 @@ def misplaced(told: Mapping[str, Any]) -> dict[str, str]:
         out["ray"] = f"expected shards in Ray, got --shards-in {home}"
     if told["silence_s"] != SILENCE_S and durability is not Durability.REPLICATED:
         out["silence_s"] = f"expected --durability replicated, got {durability}"
+    if told["rollback_s"] != ROLLBACK_S and durability is not Durability.MEMORY:
+        out["rollback_s"] = f"expected --durability memory, got {durability}"
     if told["logs"] is not None and not durability.keeps_log:
         out["logs"] = f"expected --durability process or logged, got {durability}"
     for name in sorted(_STRATEGYS - set(strategy_named(strategy).__struct_fields__)):

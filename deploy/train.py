@@ -183,6 +183,7 @@ class _Inputs:
             precision=settings.precision,
             durability=settings.durability,
             silence_s=settings.silence_s,
+            rollback_s=settings.rollback_s,
             logs_apart=settings.logs is not None,
             snapshot_every=every,
             snapshot_every_s=every_s,

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from cupy_kernels.types import Precision
 from ps.durability import Durability
-from ps.hosts.hosting import Home, ShardDevice
+from ps.hosts.hosting import Home, ShardDevice, check_rollback
+from ps.logs.saves import ROLLBACK_S
 from ps.protocol.compression import NONE, Compression
 from ps.replicas.coordinator_server import SILENCE_S
 from ps.wire.link_model import parse_link
@@ -78,6 +79,7 @@ def train(
     precision: str = Precision.FP32,
     durability: str = Durability.MEMORY,
     silence_s: float = SILENCE_S,
+    rollback_s: float = ROLLBACK_S,
     logs: str | Path | None = None,
     observer: Observer | None = None,
 ) -> Trained:
@@ -101,16 +103,18 @@ def train(
     (docs/compression.md). `device` is what each worker computes on: "cpu", "gpu" (one of its own),
     "gpu:N", or "auto", a GPU where one answers. `precision` is what a GPU rounds the factors of
     products to: "fp32" (not at all), "tf32" or "bf16"; sums stay in float32, and so does the CPU.
-    `durability` is what survives the death of a shard: "memory" (the newest snapshot), "process",
+    `durability` is what survives the death of a shard: "memory" (its last save), "process",
     "logged" or "replicated" (docs/durability.md); the two between need a folder `logs`, of this job
     alone, which each node with a shard has to itself or shares with others. One with an earlier
     job's logs is refused, unless `resume` holds as much. A copy of a replicated shard that is
-    silent for `silence_s` counts as dead.
+    silent for `silence_s` counts as dead. At "memory" a shard that dies takes back what it applied
+    in the last `rollback_s`, and training goes on; with 0 its death ends the job.
 
     Call it from the main thread, and after `ray.init` for shards in Ray. Raises BadInput for what
     the caller can mend, GiveUp when a worker or a shard fails for good.
     """
     _check_columns(df)
+    check_rollback(rollback_s, Durability.MEMORY, "train: rollback_s")
     read = read_solver(Path(solver), _shape(df))
     count = spark.partition_count(df) if workers is None else _whole("workers", workers, 1)
     job = caffe_job(
@@ -133,6 +137,7 @@ def train(
         precision=_named("precision", precision, Precision),
         durability=_named("durability", durability, Durability),
         silence_s=silence_s,
+        rollback_s=rollback_s,
         logs_apart=True,
     )
     outcome = run_job(

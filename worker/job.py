@@ -7,6 +7,7 @@ import msgspec
 from ps import Compression
 from ps.durability import Durability
 from ps.hosts.hosting import Home, ShardDevice
+from ps.logs.saves import ROLLBACK_S
 from ps.replicas.coordinator_server import SILENCE_S
 from ps.storage.shelf import EVERYTHING, Keep
 from ps.wire.link_model import LinkModel
@@ -32,7 +33,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     this job's workers alone, unless `plaintext`. If their logs are `logs_apart`, each node has a
     folder to itself for them. Each worker is put behind a `link` of this kind, to try one out, and
     computes on a `device` as `worker.placement` says. `transport` carries the data. A copy of a
-    replicated shard that is silent for `silence_s` counts as dead.
+    replicated shard that is silent for `silence_s` counts as dead. At durability `memory` a shard
+    that dies takes back what it applied in the last `rollback_s`; with 0 its death ends the job.
     """
 
     model: Callable[[], Model]
@@ -61,6 +63,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     device: Wanted = ANY
     durability: Durability = Durability.MEMORY
     silence_s: float = SILENCE_S
+    rollback_s: float = ROLLBACK_S
     logs_apart: bool = False
 
     @property

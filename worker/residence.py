@@ -4,6 +4,11 @@ New shards are started and the job is moved to them (ps/resharding.py) in a thre
 watches the training goes on watching; it goes over to them when it looks next. Shards that were
 left stay until the job ends: a worker that starts late, or anew, was told of the first ones alone,
 and is sent on from there. One of them that dies meanwhile ends nothing.
+
+A shard at `memory` may be followed by one that has forgotten what it was told last (ps/hosts/
+supervision.py). That it stands still, that it was given its part, that it has sent its workers on:
+forgotten, each of these would have it serve beside the shards that hold the job. So while the job
+moves no such shard is followed, old or new, nor ever again one that the job has left.
 """
 
 import shutil
@@ -96,8 +101,10 @@ class Residence:
     def check(self) -> None:
         """Raise GiveUp naming a shard of the job that has died; tell of one that it has left.
 
-        And tell where a death would not be survived that should be, once that has lasted.
+        And tell what deaths have cost, and where one would not be survived that should be, once
+        that has lasted.
         """
+        self.tell_losses()
         self.hosts.check()
         if (risk := self._risks.told(self.hosts.risk, time.monotonic())) is not None:
             self._told(risk)
@@ -107,6 +114,12 @@ class Residence:
             except GiveUp as error:
                 self._former.remove(hosts)
                 self._told(f"{error}; it held nothing any more, but told late workers where to go")
+
+    def tell_losses(self) -> None:
+        """Tell what deaths have cost since this was told last."""
+        for hosts in (*self._former, self.hosts):
+            for loss in hosts.losses():
+                self._told(loss)
 
     def forget_logs(self) -> None:
         """Nobody will go on from the logs, here or where the job was before."""
@@ -132,6 +145,7 @@ class Residence:
             wish.answer(error)
             return
         self._told(f"moving from {have} to {in_words(wish.shards)}")
+        self.hosts.following = False
         self._wish, self._moving = wish, self._pool.submit(self._move, specs)
 
     def ended(self, *, waits: bool = False) -> Moved | None:
@@ -145,6 +159,7 @@ class Residence:
         try:
             return self._moving.result()
         except DownpourError as error:
+            self.hosts.following = True
             self._told(f"the job stays with its {in_words(len(self._specs))}: {error}")
             self._answer(error)
             return None
@@ -167,6 +182,7 @@ class Residence:
 
     def _live_at(self, hosts: Hosts) -> None:
         self.hosts, self._risks = hosts, Risks()
+        hosts.following = True
         console = Console(hosts.cluster, patience_s=self._patience_s, check=hosts.check)
         self.console = self._stack.enter_context(console)
 
@@ -182,6 +198,7 @@ class Residence:
                 undone.callback(shutil.rmtree, logs_of(self.logs, specs), ignore_errors=True)
             stack = undone.enter_context(ExitStack())
             hosts = stack.enter_context(self._started(specs))
+            hosts.following = False
             try:
                 untold = self._moved_to(hosts, self._patience_s + specs[0].lease_s)
             except BaseException:

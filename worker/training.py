@@ -40,6 +40,7 @@ from worker.task import PATIENCE_S, REPORT, TaskSpec, decode_reports, run_task
 
 _LOOK_S = 0.5
 _ANSWER_S = 10.0
+_BACK_S = 30.0  # for a shard to be there again, with what it saved last
 _CANCELS, _CANCEL_S = 15, 1.0
 _RESIDUALS_S = 5.0  # that workers who are about to be cancelled are given
 
@@ -207,6 +208,7 @@ class _Run:
                 self._save(states)
             # Whoever looks on may fail, but only once what was learned is safe.
             statuses = self._look()
+            self.residence.tell_losses()
             self._tell_of(reports)
             return Outcome(
                 cluster=self.residence.cluster,
@@ -393,9 +395,14 @@ def _starting(job: Job) -> Start:
         secure=False if job.plaintext else None,
         durability=job.durability,
         silence_s=job.silence_s,
+        rollback_s=_rollback_s(job),
         logs=logs,
         logs_apart=job.logs_apart,
     )
+
+
+def _rollback_s(job: Job) -> float:
+    return job.rollback_s if job.durability is Durability.MEMORY else 0.0
 
 
 def _patience_s(job: Job, table: DenseTable) -> float:
@@ -403,6 +410,8 @@ def _patience_s(job: Job, table: DenseTable) -> float:
     moved to a single one by then; one of two copies is taken over from."""
     if job.durability is Durability.REPLICATED:
         return _ANSWER_S + job.silence_s
+    if _rollback_s(job):
+        return _BACK_S
     return recovery_s(table.size, job.rule) if job.durability.keeps_log else _ANSWER_S
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
+from math import inf
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from cupy_kernels.places import GPU, HOST, Place
 from ps.build import build_id
 from ps.cluster import Access, Cluster
 from ps.durability import Durability
+from ps.logs.saves import Saves
 from ps.logs.shard_log import ShardLog
 from ps.replicas.coordinator_server import SILENCE_S
 from ps.replicas.reporter import BEAT_S
@@ -50,7 +52,13 @@ class ShardDevice(StrEnum):
 
 
 class Hosts(Protocol):
-    """What hosts a job's shards, and the cluster that they form."""
+    """What hosts a job's shards, and the cluster that they form.
+
+    `following` may be set: whether a shard that takes back what it had acknowledged may follow one
+    that has died. Where it is not, such a death is the shard's end.
+    """
+
+    following: bool
 
     @property
     def cluster(self) -> Cluster:
@@ -64,6 +72,10 @@ class Hosts(Protocol):
 
     def check(self) -> None:
         """Raise GiveUp naming a shard that has died or failed."""
+        ...
+
+    def losses(self) -> list[str]:
+        """What deaths have cost since this was last asked, in words."""
         ...
 
     def forget_logs(self) -> None:
@@ -83,9 +95,11 @@ def start_shards(
     durability: Durability = Durability.MEMORY,
     logs: Path | None = None,
     logs_apart: bool = False,
+    rollback_s: float = 0.0,
     silence_s: float = SILENCE_S,
 ) -> AbstractContextManager[Hosts]:
     """Start one shard a spec at `home`; see `ray_shards`, `process_shards`, `replicated_shards`."""
+    check_rollback(rollback_s, durability)
     if durability is Durability.REPLICATED:
         check_replicable(port, transport, device)
         return _start_replicated(home, specs, host, silence_s, secure)
@@ -103,6 +117,7 @@ def start_shards(
                 durability=durability,
                 logs=logs,
                 logs_apart=logs_apart,
+                rollback_s=rollback_s,
             )
         case Home.PROCESSES:
             from ps.hosts.process_host import process_shards
@@ -116,6 +131,7 @@ def start_shards(
                 secure=secure,
                 durability=durability,
                 logs=logs,
+                rollback_s=rollback_s,
             )
 
 
@@ -142,6 +158,17 @@ def check_replicable(port: int, transport: Transport, device: ShardDevice) -> No
     ):
         if not fits:
             raise BadInput(f"durability replicated: {what}: expected {expected}, got {got}")
+
+
+def check_rollback(rollback_s: float, durability: Durability, what: str = "rollback_s") -> None:
+    """Raise BadInput for a time that none can be, or where no death takes anything back."""
+    if not 0 <= rollback_s < inf:
+        raise BadInput(
+            f"{what}: expected 0, a death ends the job, or more seconds, and finite, got"
+            f" {rollback_s:g}"
+        )
+    if rollback_s and durability is not Durability.MEMORY:
+        raise BadInput(f"{what} {rollback_s:g}: expected durability memory, got {durability}")
 
 
 def check_silence(silence_s: float, lease_s: float, what: str = "silence_s") -> None:
@@ -197,19 +224,23 @@ def serve(
     admission: Admission | None,
     durability: Durability = Durability.MEMORY,
     log_folder: Path | None = None,
+    saves: Path | None = None,
+    rollback_s: float = 0.0,
 ) -> Server:
     """A server for `spec`, not started yet; its life is numbered by the time of its birth.
 
-    With a `log_folder` it goes on from the log that lies there, and proves to be the shard by the
-    same key as its former life.
+    With a `log_folder` it goes on from the log that lies there, with a folder for `saves` from the
+    last of those, one each `rollback_s`; and it proves to be the shard by the same key as its
+    former life.
     """
     boot, place = time.time_ns() // 1000, place_of(device)
     told = bind, transport, place, admission
-    if log_folder is None:
-        return Server(spec, boot, *told, plaintext=admission is None)
-    log = ShardLog(log_folder, durability)
-    keys = kept_keys(log_folder) if admission is not None else None
-    return Server(spec, boot, *told, plaintext=admission is None, keys=keys, log=log)
+    log = ShardLog(log_folder, durability) if log_folder is not None else None
+    saved = Saves(saves, rollback_s) if saves is not None else None
+    kept = log_folder or saves
+    keys = kept_keys(kept) if kept is not None and admission is not None else None
+    plaintext = admission is None
+    return Server(spec, boot, *told, plaintext=plaintext, keys=keys, log=log, saves=saved)
 
 
 def recovery_s(values: int, rule: Rule) -> float:

@@ -95,6 +95,9 @@ class Starts(Protocol):
 class ReplicatedShards:
     """The processes of one job, and the cluster they form."""
 
+    following = True
+    """Whatever it is set to: a backup that follows takes nothing back."""
+
     def __init__(self, cluster: Cluster, keeper: "_Keeper") -> None:
         self.cluster = cluster
         self._keeper = keeper
@@ -121,6 +124,10 @@ class ReplicatedShards:
     def check(self) -> None:
         """Raise GiveUp naming a shard that nobody is left of who holds its pushes."""
         self._keeper.check()
+
+    def losses(self) -> list[str]:
+        """Nothing: a death that is survived costs nothing that was acknowledged."""
+        return []
 
     def forget_logs(self) -> None:
         """Nothing: they keep none."""

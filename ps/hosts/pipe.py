@@ -25,7 +25,9 @@ class Order(msgspec.Struct, frozen=True):
 
     `transport` is what it offers beside; `admission` who is let in, None for anybody. Where its
     `durability` asks for a log, that lies in `log_folder`, which its starter has made where it is
-    `seen`. Nothing in here is secret.
+    `seen`. A shard that is to come back after its death without a log saves its state each
+    `rollback_s`, in a folder of its own: `saves`, told as a path below that for temporary files,
+    wherever it runs. Nothing in here is secret.
     """
 
     spec: ShardSpec
@@ -36,6 +38,13 @@ class Order(msgspec.Struct, frozen=True):
     durability: Durability = Durability.MEMORY
     log_folder: str | None = None
     seen: bool = False
+    saves: str | None = None
+    rollback_s: float = 0.0
+
+    @property
+    def comes_back(self) -> bool:
+        """Whether a shard whose process has died is followed by another, which goes on from it."""
+        return self.durability.keeps_log or self.saves is not None
 
 
 class CopyOrder(msgspec.Struct, frozen=True):

@@ -23,9 +23,9 @@ from pathlib import Path
 import msgspec
 
 from ps.durability import Durability
-from ps.hosts.hosting import ShardDevice, bind_address, check_build, keys_for
+from ps.hosts.hosting import ShardDevice, bind_address, check_build, check_rollback, keys_for
 from ps.hosts.pipe import Failed, Listening, Order, hear, tell
-from ps.hosts.single_copies import SingleCopies, serving
+from ps.hosts.single_copies import SingleCopies, saves_of, serving
 from ps.hosts.supervision import Fate
 from ps.job import describe
 from ps.wire.transport import Transport
@@ -58,6 +58,7 @@ def process_shards(
     secure: bool | None = None,
     durability: Durability = Durability.MEMORY,
     logs: Path | None = None,
+    rollback_s: float = 0.0,
 ) -> Iterator[ProcessShards]:
     """Start one process a spec; end them on leaving.
 
@@ -70,27 +71,34 @@ def process_shards(
 
     With a `durability` that keeps a log (docs/durability.md), each shard has a folder below `logs`.
     Where one lies there already, of a job with these very specs, the shard goes on from its end.
-    One that dies is started again on the same endpoint (supervision.py).
+    One that dies is started again on the same endpoint (supervision.py). So it is at `memory` with
+    a `rollback_s`: each then saves its state so often among this machine's temporary files, and
+    its next life has forgotten what came after the last save.
 
-    Raises BadInput when a port cannot be bound, no GPU answers, or a log is damaged or another
-    job's, GiveUp with the cause when a shard does not start within a minute, WrongBuild when it
-    runs other code.
+    Raises BadInput when a port cannot be bound, no GPU answers, a log is damaged or another job's,
+    or `rollback_s` has no place, GiveUp with the cause when a shard does not start within a minute,
+    WrongBuild when it runs other code.
     """
     if durability is Durability.REPLICATED:
         raise BadInput("durability replicated: expected `replicated_shards`, got `process_shards`")
+    check_rollback(rollback_s, durability)
     access, admission = keys_for(specs, host, secure)
     told = transport, device, admission, durability
-    orders = [
-        Order(
-            spec,
-            bind_address(host, port, spec.shard),
-            *told,
-            durability.folder_for(logs, spec.shard),
-        )
-        for spec in specs
-    ]
-    with serving(orders, _start) as (endpoints, children):
-        yield ProcessShards(describe(specs, endpoints, access), children)
+    with saves_of(specs, rollback_s) as saves:
+        orders = [
+            Order(
+                spec,
+                bind_address(host, port, spec.shard),
+                *told,
+                durability.folder_for(logs, spec.shard),
+                saves=folder,
+                rollback_s=rollback_s,
+            )
+            for spec, folder in zip(specs, saves, strict=True)
+        ]
+        with serving(orders, _start) as (endpoints, children):
+            cluster = describe(specs, endpoints, access)
+            yield ProcessShards(cluster, children, rolls_back=rollback_s > 0)
 
 
 def _start(order: Order, _former: "Child | None") -> "Child":

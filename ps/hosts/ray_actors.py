@@ -25,6 +25,7 @@ from ps.hosts import coordinator_process, copy_process, shard_process
 from ps.hosts.hosting import check_build
 from ps.hosts.pipe import CoordinatorOrder, CopyOrder, Order
 from ps.hosts.supervision import Fate, Stranded
+from ps.serving.server import Server
 from ps.wire.looping import Looping
 from shards.errors import BadInput, DownpourError, GiveUp
 
@@ -57,13 +58,15 @@ class _Serving:
         self._server.wait()
         self._server.check()
 
-    def stop(self, forget: bool = False) -> None:
-        """End the loop; `forget` what is on this node's disk for a next one."""
+    def stop(self, forget: bool = False, last: bool = False) -> None:
+        """End the loop; `forget` what is on this node's disk for a next job, `last`: no other actor
+        takes this one's place.
+        """
         self._server.stop()
 
 
 class ShardActor(_Serving):
-    """One shard, the only copy. Its log, if it keeps one, lies on this node."""
+    """One shard, the only copy. Its log or its saves, if it has any, lie on this node."""
 
     _log: Path | None
 
@@ -82,7 +85,9 @@ class ShardActor(_Serving):
             )
         return order
 
-    def stop(self, forget: bool = False) -> None:
+    def stop(self, forget: bool = False, last: bool = False) -> None:
+        assert isinstance(self._server, Server)
+        self._server.forgets = last
         super().stop()
         if forget and self._log is not None:
             shutil.rmtree(self._log, ignore_errors=True)
@@ -114,7 +119,7 @@ class CoordinatorActor(_Serving):
         self._record.parent.mkdir(mode=0o700, exist_ok=True)
         return msgspec.structs.replace(order, record=str(self._record))
 
-    def stop(self, forget: bool = True) -> None:
+    def stop(self, forget: bool = True, last: bool = True) -> None:
         try:
             super().stop()
         finally:
@@ -217,8 +222,11 @@ class Actor:
         return Fate("ended", told=True)
 
     def ask_to_end(self) -> None:
+        self._ask_to_end(last=True)
+
+    def _ask_to_end(self, *, last: bool) -> None:
         if self._stopped is None:
-            self._stopped = self._actor.stop.remote(self.forgets)
+            self._stopped = self._actor.stop.remote(self.forgets, last)
 
     def end(self) -> None:
         self.stop()
@@ -226,7 +234,7 @@ class Actor:
     def stop(self) -> None:
         """Wait until it has ended; kill it when that takes long."""
         try:
-            self.ask_to_end()
+            self._ask_to_end(last=False)  # whoever wants no other has asked before
             ray.get(self._stopped, timeout=_END_S)
         except (RayError, DownpourError, TimeoutError):
             pass  # It is to be gone, and killing it next makes sure.

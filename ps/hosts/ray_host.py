@@ -10,9 +10,10 @@ many, or as soon as there are; and the coordinator on this process's own: it fin
 when its actor dies, and that node's death is the end of the job in any case. What died is followed
 as keeper.py has it.
 
-A shard that keeps a log has it on the node where Ray has put it first, and is bound to that node
-from then on: when its actor dies, another one there goes on from the log, at the same port, as
-supervision.py has it. A node that is gone has taken the log along, and the job has ended.
+A shard that keeps a log, or saves its state now and then, does so on the node where Ray has put it
+first, and is bound to that node from then on: when its actor dies, another one there goes on from
+that, at the same port, as supervision.py has it. A node that is gone has taken the log along, and
+the job has ended.
 """
 
 import secrets
@@ -24,11 +25,11 @@ from pathlib import Path
 from ps.cluster import Cluster
 from ps.durability import Durability
 from ps.hosts import ray_actors
-from ps.hosts.hosting import ShardDevice, bind_address, keys_for
+from ps.hosts.hosting import ShardDevice, bind_address, check_rollback, keys_for
 from ps.hosts.keeper import ReplicatedShards, keep
 from ps.hosts.pipe import CoordinatorOrder, CopyOrder, Order
 from ps.hosts.ray_actors import Actor, CoordinatorActor, CopyActor, ShardActor
-from ps.hosts.single_copies import SingleCopies, serving
+from ps.hosts.single_copies import SingleCopies, saves_of, serving
 from ps.hosts.supervision import Kept
 from ps.job import describe
 from ps.replicas.coordinator_server import SILENCE_S
@@ -43,10 +44,15 @@ class RayShards(SingleCopies[Actor]):
     """The actors of one job, and the cluster they form."""
 
     def __init__(
-        self, cluster: Cluster, actors: Sequence[Actor | Kept[Actor]], apart: bool
+        self,
+        cluster: Cluster,
+        actors: Sequence[Actor | Kept[Actor]],
+        *,
+        apart: bool,
+        rolls_back: bool,
     ) -> None:
         """`apart`: whether each node keeps its shards' logs in a folder of its own."""
-        super().__init__(cluster, actors)
+        super().__init__(cluster, actors, rolls_back=rolls_back)
         self._apart = apart
 
     @property
@@ -75,6 +81,7 @@ def ray_shards(
     durability: Durability = Durability.MEMORY,
     logs: Path | None = None,
     logs_apart: bool = False,
+    rollback_s: float = 0.0,
 ) -> Iterator[RayShards]:
     """Start one actor a spec in the Ray that this process is connected to; end them on leaving.
 
@@ -87,14 +94,17 @@ def ray_shards(
     made here, which its node must see: it is this machine, or has mounted the same files. With
     `logs_apart` it is a folder of that path which each node has to itself. Where a log lies there
     already, of a job with these very specs, the shard goes on from its end. One that dies is
-    started again on the same node, at the same endpoint (supervision.py).
+    started again on the same node, at the same endpoint (supervision.py). So it is at `memory` with
+    a `rollback_s`: each then saves its state so often among its node's temporary files, and its
+    next life has forgotten what came after the last save.
 
     Raises BadInput when a port cannot be bound, a node does not see `logs`, a log is damaged or
-    another job's, or Ray has too few GPUs, GiveUp when Ray has no room for the actors within
-    minutes, WrongBuild when a node runs other code.
+    another job's, `rollback_s` has no place, or Ray has too few GPUs, GiveUp when Ray has no room
+    for the actors within minutes, WrongBuild when a node runs other code.
     """
     if durability is Durability.REPLICATED:
         raise BadInput("durability replicated: expected `replicated_ray_shards`, got `ray_shards`")
+    check_rollback(rollback_s, durability)
     if device is ShardDevice.GPU and (has := ray_actors.gpus()) < len(specs):
         raise BadInput(
             f"shard device gpu: expected a Ray with {len(specs)} GPUs, one a shard, got one with"
@@ -104,19 +114,29 @@ def ray_shards(
     folders = [durability.folder_for(logs, spec.shard) for spec in specs]
     seen = durability.keeps_log and not logs_apart
     told = transport, device, admission, durability
-    orders = [
-        Order(spec, bind_address(host, port, spec.shard), *told, folder, seen)
-        for spec, folder in zip(specs, folders, strict=True)
-    ]
     for folder in folders:
         if folder is not None and seen:
             Folder(Path(folder)).make()
-    with serving(orders, _start) as (endpoints, actors):
-        yield RayShards(describe(specs, endpoints, access), actors, logs_apart)
+    with saves_of(specs, rollback_s) as saves:
+        orders = [
+            Order(
+                spec,
+                bind_address(host, port, spec.shard),
+                *told,
+                folder,
+                seen,
+                saves=saved,
+                rollback_s=rollback_s,
+            )
+            for spec, folder, saved in zip(specs, folders, saves, strict=True)
+        ]
+        with serving(orders, _start) as (endpoints, actors):
+            cluster, rolls_back = describe(specs, endpoints, access), rollback_s > 0
+            yield RayShards(cluster, actors, apart=logs_apart, rolls_back=rolls_back)
 
 
 def _start(order: Order, former: Actor | None) -> Actor:
-    """Start a shard's actor; anywhere, or else where the log of its former life is."""
+    """Start a shard's actor; anywhere, or else where its former life's log or saves are."""
     gpus = int(order.device is ShardDevice.GPU)
     name = f"shard {order.spec.shard}"
     node = former.node if former is not None else None

@@ -1,6 +1,7 @@
 """One shard in a process of its own: `python -m ps.hosts.shard_process`."""
 
 import sys
+import tempfile
 from pathlib import Path
 
 from ps.hosts.child_process import live
@@ -13,8 +14,9 @@ from ps.wire.reach import told_as
 def make(order: Order, address: str) -> tuple[Server, str]:
     """The shard's server, and where it is reached on a host with that address."""
     folder = Path(order.log_folder) if order.log_folder is not None else None
+    saves = Path(tempfile.gettempdir()) / order.saves if order.saves is not None else None
     told = order.bind, order.transport, order.device, order.admission
-    server = serve(order.spec, *told, order.durability, folder)
+    server = serve(order.spec, *told, order.durability, folder, saves, order.rollback_s)
     return server, told_as(server.endpoint, address)
 
 

@@ -1,11 +1,14 @@
-"""Shards of one copy each: started, waited for, started again where they have a log, and ended.
+"""Shards of one copy each: started, waited for, started again where they come back, and ended.
 
 The same for processes (process_host.py) and for Ray actors (ray_host.py).
 """
 
+import secrets
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from msgspec.structs import replace
@@ -15,6 +18,8 @@ from ps.hosts import supervision
 from ps.hosts.hosting import START_S, bind_again, recovery_s
 from ps.hosts.pipe import Order
 from ps.hosts.supervision import Kept
+from ps.logs.saves import forget_saves
+from shards.spec import ShardSpec
 
 
 class Child(supervision.Child, Protocol):
@@ -36,13 +41,39 @@ C = TypeVar("C", bound=Child)
 
 
 class SingleCopies(Generic[C]):
-    """The shards of one job, one child each, and the cluster they form."""
+    """The shards of one job, one child each, and the cluster they form.
+
+    While `following` is not set, no shard that `rolls_back` is started again: its death is final.
+    """
 
     risk = ""  # there are no second copies to miss
 
-    def __init__(self, cluster: Cluster, children: Sequence[C | Kept[C]]) -> None:
+    def __init__(
+        self, cluster: Cluster, children: Sequence[C | Kept[C]], *, rolls_back: bool
+    ) -> None:
+        """`rolls_back`: what follows one that has died goes on from its last save, not its log."""
         self.cluster = cluster
         self._children = children
+        self._rolls_back = rolls_back
+        self._following = True
+
+    @property
+    def following(self) -> bool:
+        return self._following
+
+    @following.setter
+    def following(self, whether: bool) -> None:
+        self._following = whether
+        for child in self._kept() if self._rolls_back else ():
+            child.followed = whether
+
+    def losses(self) -> list[str]:
+        """What deaths have cost since this was last asked, in words; with logs nothing."""
+        return [
+            f"{died}; another goes on from its last save, without what was pushed to it since"
+            for child in (self._kept() if self._rolls_back else ())
+            for died in child.losses()
+        ]
 
     @property
     def deaths(self) -> int:
@@ -53,6 +84,9 @@ class SingleCopies(Generic[C]):
         """Raise GiveUp naming a shard that has died for good or whose loop has failed, and how."""
         for child in self._children:
             child.check()
+
+    def _kept(self) -> list[Kept[C]]:
+        return [one for one in self._children if isinstance(one, Kept)]
 
     def _present(self) -> list[C]:
         return [one.child if isinstance(one, Kept) else one for one in self._children]
@@ -68,7 +102,7 @@ def serving(
 ) -> Iterator[tuple[list[str], Sequence[C | Kept[C]]]]:
     """One child an order while the context lasts, and where each listens.
 
-    One that keeps a log is followed by another on the same endpoint when it dies (supervision.py).
+    One that comes back is followed by another on the same endpoint when it dies (supervision.py).
     Raises what a child's `endpoint` does, for one that does not come to serve.
     """
     children: list[C] = []
@@ -79,7 +113,7 @@ def serving(
             children.append(start(order, None))  # noqa: PERF401  # for that reason
         until = time.monotonic() + START_S
         endpoints = [child.endpoint(until) for child in children]
-        if all(order.durability.keeps_log for order in orders):
+        if all(order.comes_back for order in orders):
             kept += [
                 _kept(child, order, endpoint, start)
                 for child, order, endpoint in zip(children, orders, endpoints, strict=True)
@@ -90,6 +124,20 @@ def serving(
             one.ask_to_end()
         for one in kept or children:
             one.end()
+
+
+@contextmanager
+def saves_of(specs: Sequence[ShardSpec], rollback_s: float) -> Iterator[list[str | None]]:
+    """Where each shard's saves lie, if it makes any: below the folder for temporary files, where it
+    runs. Those of shards on this machine go in the end, whatever they have died of.
+    """
+    job = f"downpour-{secrets.token_hex(16)}"
+    folders = [f"{job}/shard-{spec.shard}" for spec in specs] if rollback_s else []
+    try:
+        yield [*folders] or [None] * len(specs)
+    finally:
+        for folder in folders:
+            forget_saves(Path(tempfile.gettempdir()) / folder)
 
 
 def _kept(child: C, order: Order, endpoint: str, start: Start[C]) -> Kept[C]:

@@ -1,9 +1,11 @@
-"""Starting a shard's process again when it has died, for shards that go on from a log.
+"""Starting a shard's process again when it has died, for shards that go on from a log or a save.
 
 A process that is killed, or that the kernel ends for want of memory, is started again at once, on
 the same endpoint; its workers find it there, learn from its boot number that it is another life,
 and send what it did not acknowledge. A process that says what failed, such as a full disk, is not:
-that would fail again. Nor is one whose machine is gone.
+that would fail again. Nor is one whose machine is gone, nor any while deaths are not `followed`:
+a shard that goes on from a save has forgotten what it was told since, and that may be more than it
+can be told anew (worker/residence.py).
 
 A process that does not come to serve, or dies as soon as it does, is given up after a few times in
 a row, each after a longer pause, with what it died of. What counts is how long it has served, and
@@ -92,7 +94,8 @@ C = TypeVar("C", bound=Child)
 class Kept(Generic[C]):
     """One shard, in one process after another; `restart` makes the next, without waiting for it.
 
-    `child` is the present one; one that has just died, until the next is started.
+    `child` is the present one; one that has just died, until the next is started. While `followed`
+    is not set, no next one is started.
     """
 
     def __init__(self, child: C, restart: Callable[[], C], start_s: float) -> None:
@@ -104,7 +107,9 @@ class Kept(Generic[C]):
         self._deaths = Deaths()
         self._lock = threading.Lock()  # between starting a process and ending the last one
         self._ending = threading.Event()
+        self._followed = True
         self._failure: str | None = None
+        self._losses: list[str] = []
         name = f"keeps-{child.name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -113,6 +118,24 @@ class Kept(Generic[C]):
     def deaths(self) -> int:
         """How many of its processes have died, serving or about to."""
         return self._deaths.all
+
+    @property
+    def followed(self) -> bool:
+        return self._followed
+
+    @followed.setter
+    def followed(self, whether: bool) -> None:
+        # Once it is unset and this returns, no process is started. One that is about to serve by
+        # then may: it was told nothing yet, and all that it will be told it remembers until it
+        # dies, which is the end. To wait for it here would hold up whoever looks after the others.
+        with self._lock:
+            self._followed = whether
+
+    def losses(self) -> list[str]:
+        """How those died in whose place another was started since this was last asked."""
+        told = len(self._losses)  # another may be added meanwhile
+        losses, self._losses[:told] = self._losses[:told], []
+        return losses
 
     def check(self) -> None:
         """Raise GiveUp when it has been given up."""
@@ -147,21 +170,22 @@ class Kept(Generic[C]):
                 self._failure = f"{name} has {fate.text}"
                 return
             self._deaths.died(time.monotonic() - self._since)
-            if not self._again(fate.text):
+            if not self._again(f"{name} has {fate.text}", fate.text):
                 return
 
-    def _again(self, how: str) -> bool:
+    def _again(self, died: str, how: str) -> bool:
         """Have it serve again; False if it is to end, or is given up."""
+        first = True
         while not self._deaths.too_many:
             if self._ending.wait(self._deaths.pause_s):
                 return False
             try:
-                return self._started()
+                return self._started(died, first=first)
             except Stranded as error:
                 self._failure = str(error)
                 return False
             except DownpourError as error:
-                how = str(error)
+                how, first = str(error), False
                 self.child.stop()  # one that still reads the log would not let another have it
                 self._deaths.died(None)
         self._failure = (
@@ -170,11 +194,16 @@ class Kept(Generic[C]):
         )
         return False
 
-    def _started(self) -> bool:
+    def _started(self, died: str, *, first: bool) -> bool:
         """Start the next process and wait until it serves; False if none is wanted any more."""
         with self._lock:
             if self._ending.is_set():
                 return False
+            if not self._followed:
+                self._failure = died
+                return False
+            if first:  # of perhaps several; and before anybody can have heard from it
+                self._losses.append(died)
             former, self.child = self.child, self._restart()
         former.close()
         self.child.endpoint(time.monotonic() + self._start_s)

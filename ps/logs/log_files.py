@@ -22,11 +22,13 @@ from shards.errors import BadInput
 from shards.log import (
     FORMAT,
     Damage,
+    Entry,
     Opening,
     Record,
     Replay,
     State,
     decode_spec,
+    encode_spec,
     next_record,
     read,
 )
@@ -145,12 +147,27 @@ def spec_in(folder: Path) -> ShardSpec:
 def spec_of(disk: Disk, name: str) -> ShardSpec:
     """The spec in a log's opening; raises BadInput."""
     what = f"log {disk.where / name}"
-    opening = read(_content(disk, name), 0, what, number=_number(name)).entry
-    if not isinstance(opening, Opening):
+    return spec_told(read(_content(disk, name), 0, what, number=_number(name)).entry, what)
+
+
+def spec_told(entry: Entry, what: str) -> ShardSpec:
+    """The spec in what a file begins with; `what` names the file. Raises BadInput."""
+    if not isinstance(entry, Opening):
         raise Damage(f"{what}: expected an opening at byte 0", 0)
-    if opening.format != FORMAT:
-        raise BadInput(f"{what}: expected format {FORMAT}, got {opening.format}")
-    return decode_spec(opening.spec, what)
+    if entry.format != FORMAT:
+        raise BadInput(f"{what}: expected format {FORMAT}, got {entry.format}")
+    return decode_spec(entry.spec, what)
+
+
+def check_spec(theirs: ShardSpec, spec: ShardSpec, what: str) -> None:
+    """Raise BadInput unless a shard told `spec` may go on from what one told `theirs` wrote."""
+    if encode_spec(theirs) == encode_spec(spec):
+        return
+    for field in ("job", "shard", "build"):
+        expected, got = getattr(spec, field), getattr(theirs, field)
+        if expected != got:
+            raise BadInput(f"{what}: expected {field} {expected}, got {got}'s")
+    raise BadInput(f"{what}: its shard was told otherwise than this one (rule, map, ...)")
 
 
 def recovered(folder: Path) -> tuple[ShardSpec, ShardState]:

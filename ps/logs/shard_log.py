@@ -27,6 +27,7 @@ from ps.durability import Durability
 from ps.logs.log_files import (
     Kind,
     base_name,
+    check_spec,
     find_chain,
     kind_of,
     log_name,
@@ -36,10 +37,9 @@ from ps.logs.log_files import (
 )
 from ps.storage.log_disk import Disk, Folder, Writing
 from shards import log
-from shards.errors import BadInput, GiveUp
+from shards.errors import GiveUp
 from shards.log import Entry, Replay, State
 from shards.shard import Shard
-from shards.spec import ShardSpec
 from shards.transitions import Arrival, Outgoing
 
 _TIMES = 4  # the state's size is what a log may grow to,
@@ -105,7 +105,8 @@ class ShardLog:
         self._tidy()
         chain = find_chain(self._disk)
         if chain.logs:
-            self._check(chain.logs[-1], shard.spec)
+            last = chain.logs[-1]
+            check_spec(spec_of(self._disk, last), shard.spec, f"log {self._disk.where / last}")
             size = replay(self._disk, chain, Replay(shard))
             # They may be in the page cache alone: the last record was written and not yet flushed,
             # or a life at `process` flushed nothing. They count from now on, and others follow.
@@ -158,16 +159,6 @@ class ShardLog:
             self._file.close()
         self._file = None
         self._disk.close()
-
-    def _check(self, name: str, spec: ShardSpec) -> None:
-        theirs, path = spec_of(self._disk, name), self._disk.where / name
-        if log.encode_spec(theirs) == log.encode_spec(spec):
-            return
-        for what in ("job", "shard", "build"):
-            expected, got = getattr(spec, what), getattr(theirs, what)
-            if expected != got:
-                raise BadInput(f"log {path}: expected {what} {expected}, got {got}'s")
-        raise BadInput(f"log {path}: its shard was told otherwise than this one (rule, map, ...)")
 
     def _tidy(self) -> None:
         """Remove what a former life was about to write."""

@@ -1,7 +1,8 @@
-"""Who has joined a shard that speaks CURVE, on disk: for the next life of a shard that keeps a log.
+"""Who has joined a shard that speaks CURVE, on disk: for the next life of a shard that comes back.
 
 Its workers find it on its port, show the keys that the last life let in, and are known; nobody has
-to join again. The file lies beside the log, is its user's alone, and holds public keys only.
+to join again. The file lies beside the log or the saves, is its user's alone, and holds public keys
+only.
 
 A job's new driver has new keys, and a book of its former ones lets nobody in.
 """
@@ -23,10 +24,15 @@ class _Page(msgspec.Struct, frozen=True):
 
 
 class GuestBook:
-    """The book in a shard's log `folder`, whose lock the caller holds."""
+    """The book in a shard's `folder`, whose lock the caller holds.
 
-    def __init__(self, folder: Path) -> None:
+    `needed`: who cannot be written down is not let in. A shard that may go back to what it saved
+    last lets them in: its next life may not know them, and they join it as others do.
+    """
+
+    def __init__(self, folder: Path, *, needed: bool = True) -> None:
         self.path = folder / _NAME
+        self._needed = needed
         self._admission: Admission | None = None
 
     def read(self, admission: Admission) -> Enrolments | None:
@@ -43,10 +49,12 @@ class GuestBook:
         return page.enrolments if page.admission == admission else None
 
     def write(self, enrolments: Enrolments) -> None:
-        """Return when it will survive; raises GiveUp, and the last one stays."""
+        """Return when it will survive; where it cannot be, the last one stays: raises GiveUp if it
+        is needed."""
         assert self._admission is not None, "it was read first"
         content = msgspec.json.encode(_Page(self._admission, enrolments))
         try:
             replace_private(self.path, content)
         except OSError as error:
-            raise GiveUp(f"joined workers {self.path}: {error.strerror}") from None
+            if self._needed:
+                raise GiveUp(f"joined workers {self.path}: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""The key of a shard that keeps a log, on disk beside it: each life proves the same one.
+"""The key of a shard that comes back, on disk beside its log or saves: each life proves the same.
 
 Workers know a shard by the key in its endpoint (keys.py). The pair is made where the shard runs, by
 its first life, and its secret half never leaves that machine; the file is its user's alone.
@@ -14,7 +14,7 @@ _NAME, _WHAT = "key", "shard's key"
 
 
 def kept_keys(folder: Path) -> KeyPair:
-    """The pair in a shard's log `folder`, whose lock the caller holds; made if there is none.
+    """The pair in a shard's `folder`, whose lock the caller holds; made if there is none.
 
     Raises BadInput naming the file where others may read it, or it holds no key.
     """

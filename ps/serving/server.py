@@ -1,10 +1,12 @@
 """The server loop: carries messages between a reception and a shard, and decides nothing."""
 
 import time
+from math import inf
 
 import zmq
 
 from cupy_kernels.places import HOST, Place
+from ps.logs.saves import Saves, Saving
 from ps.logs.shard_log import Logged, ShardLog
 from ps.security.admission import Admission
 from ps.security.guest_book import GuestBook
@@ -20,7 +22,9 @@ from shards.versions import staging
 
 
 class Server(Looping):
-    """One shard behind one bound socket."""
+    """One shard behind one bound socket; when it stops, its saves go with it if it `forgets`."""
+
+    forgets = True
 
     def __init__(
         self,
@@ -34,6 +38,7 @@ class Server(Looping):
         plaintext: bool = False,
         keys: KeyPair | None = None,
         log: ShardLog | None = None,
+        saves: Saves | None = None,
     ) -> None:
         """Bind at once, so that `endpoint` is known; raises BadInput when the address is taken.
 
@@ -43,11 +48,14 @@ class Server(Looping):
 
         `transport` is what workers on this host are offered beside TCP (transport.py); `place` is
         where weights and slots live. A `log` is what the shard goes on from, and where its changes
-        are before anybody hears of them; it is closed with the server. Beside it lies who has been
-        let in.
+        are before anybody hears of them; `saves` are what it goes on from without a log. Either is
+        closed with the server. Beside it lies who has been let in.
         """
+        assert log is None or saves is None, "one of them is enough"
         context = zmq.Context()
         self._log = log
+        self._saves = saves
+        kept = log or saves
         self._reception = Reception(
             spec,
             context,
@@ -57,22 +65,28 @@ class Server(Looping):
             admission,
             plaintext=plaintext,
             keys=keys,
-            book=GuestBook(log.where) if log is not None else None,
+            book=GuestBook(kept.where, needed=log is not None) if kept is not None else None,
         )
         drop_with(self, context, self._reception.sockets)
         super().__init__(f"shard-{spec.shard}", context)
         self.endpoint = self._reception.endpoint
         self.shard = Shard(spec, boot, self._reception.sharing.buffers, place)
         spec.prepare(place)
-        if log is not None:
+        if kept is not None:
             prepare()
-            log.recover(self.shard, time.monotonic())
-        self._acts = self.shard if log is None else Logged(self.shard, log)
+            kept.recover(self.shard, time.monotonic())
+        self._acts: Shard | Logged | Saving = self.shard
+        if log is not None:
+            self._acts = Logged(self.shard, log)
+        elif saves is not None:
+            self._acts = Saving(self.shard, saves)
 
     def _let_go(self) -> None:
         self._reception.close()
         if self._log is not None:
             self._log.close()
+        if self._saves is not None:
+            self._saves.close(forget=self.forgets)
 
     def _loop(self) -> None:
         poller = zmq.Poller()
@@ -82,7 +96,8 @@ class Server(Looping):
         period = self.shard.spec.lease_s / 4
         tick_at = time.monotonic() + period
         while True:
-            timeout_ms = int(max(0.0, tick_at - time.monotonic()) * 1000) + 1
+            wake_at = min(tick_at, self._next_save())
+            timeout_ms = int(max(0.0, wake_at - time.monotonic()) * 1000) + 1
             ready = dict(poller.poll(timeout_ms if self.shard.prepared else 0))
             if self._wake_in in ready:
                 return
@@ -96,6 +111,11 @@ class Server(Looping):
                 self._reception.send(self._acts.tick(now))
                 self._reception.tick()
                 tick_at = now + period
+            if self._saves is not None:
+                self._saves.look(self.shard, now)
+
+    def _next_save(self) -> float:
+        return inf if self._saves is None else self._saves.next_look(self.shard)
 
     def _take_turn(self) -> None:
         """Hand the shard what has come, and send what it answers."""

@@ -1,4 +1,4 @@
-"""The folder that a shard's log lies in: all that the log asks of a disk, and the real one.
+"""The folder that a shard's log or its saves lie in: all that they ask of a disk, and the real one.
 
 What is written reaches the page cache, and survives the process; what is synced survives the power.
 A name is as safe as its folder: a file that was created, renamed or removed may be under its former
@@ -98,10 +98,11 @@ class Disk(Protocol):
 
 
 class Folder:
-    """A folder of this machine."""
+    """A folder of this machine; `what` is what errors call that which lies there."""
 
-    def __init__(self, where: Path) -> None:
+    def __init__(self, where: Path, what: str = "log") -> None:
         self.where = where
+        self._what = what
         self._lock = -1
 
     def make(self) -> None:
@@ -111,7 +112,7 @@ class Folder:
             for own in (*reversed(self.where.parents[:2]), self.where):
                 own.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise BadInput(f"log {self.where}: {error.strerror}") from None
+            raise BadInput(f"{self._what} {self.where}: {error.strerror}") from None
 
     def lock(self) -> None:
         """Have it alone; raises BadInput where it is missing, GiveUp where another has it.
@@ -122,14 +123,14 @@ class Folder:
         try:
             descriptor = os.open(self.where / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise BadInput(f"log {self.where}: {error.strerror}") from None
+            raise BadInput(f"{self._what} {self.where}: {error.strerror}") from None
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() > until:
                     os.close(descriptor)
-                    raise GiveUp(f"log {self.where}: another process writes it") from None
+                    raise GiveUp(f"{self._what} {self.where}: another process writes it") from None
                 time.sleep(_LOOK_S)
             else:
                 self._lock = descriptor

@@ -64,6 +64,21 @@ def test_a_job_that_moves_is_measured_anew() -> None:
     assert [shard.updates_per_s for shard in got.shards] == [3.0, 3.0]
 
 
+def test_a_shard_that_was_rolled_back_is_measured_anew() -> None:
+    """It counts from its last save: a run goes on slower for a while, and never backwards."""
+    watch = meter()
+    both = [status(version=9, steps=9, samples=576)] * 2
+    watch.look(both, [records(0)] * 2, 1000.0)
+    back = [status(version=4, steps=4, samples=256), both[1]]
+    got = watch.look(back, [records(0)] * 2, 1001.0)
+    assert (got.samples_per_s, got.remaining_s, got.steps) == (None, None, 4)
+    assert [shard.updates_per_s for shard in got.shards] == [None, None]
+    on = [status(version=6, steps=6, samples=384), status(version=11, steps=11, samples=704)]
+    got = watch.look(on, [records(0)] * 2, 1002.0)
+    assert got.samples_per_s == 128.0
+    assert [shard.updates_per_s for shard in got.shards] == [2.0, 2.0]
+
+
 def test_a_run_that_stands_still_has_no_end() -> None:
     """At zero steps a second the time left is unknown, and the last loss stays."""
     watch = meter()

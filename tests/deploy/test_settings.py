@@ -144,6 +144,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"durability": Durability.LOGGED, "silence_s": 2.0},
         "--silence-s 2: expected --durability replicated, got logged",
     ),
+    (
+        {"durability": Durability.LOGGED, "rollback_s": 5.0},
+        "--rollback-s 5: expected --durability memory, got logged",
+    ),
+    (
+        {"rollback_s": -1.0},
+        "--rollback-s: expected 0, a death ends the job, or more seconds, and finite, got -1",
+    ),
+    ({"rollback_s": inf}, "and finite, got inf"),
     ({"port": -1}, "--port: expected 0 to 65535, got -1"),
     ({"port": 65535, "shards": 2}, "--port: expected 0 to 65534, got 65535"),
     (

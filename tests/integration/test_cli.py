@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,7 @@ from tests.integration.command import (
 )
 from tests.ps.hosts.test_durability import quick_start
 from worker import spark as door
+from worker.residence import Residence
 
 __all__ = ["quick_start"]  # a fixture of every test here
 
@@ -116,6 +118,42 @@ def test_a_shard_process_that_dies(here: Run, tmp_path: Path) -> None:
     assert set(shard_processes()) == before
 
 
+def test_a_shard_that_comes_back(
+    here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what it saved last: the run says what that cost, goes on, and ends as any other does; no
+    save is left, and each worker's pushes are numbered without a gap."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    tiny.write_job(tmp_path, max_iter=1000)
+    run, before, check = tmp_path / "run", set(shard_processes()), Residence.check
+    killed: list[psutil.Process] = []
+
+    def kill_and_check(residence: Residence) -> None:
+        saves = len(list(temporary.glob("downpour-*/shard-*/save")))
+        if not killed and saves == 2 and residence.console.status()[0].steps > 0:
+            killed.append(max(set(shard_processes()) - before, key=lambda process: process.pid))
+            killed[0].kill()
+        check(residence)
+
+    monkeypatch.setattr(Residence, "check", kill_and_check)
+    status, out, err = here(*TRAIN, "--shards-in", "processes", "--transport", "tcp")
+    assert (status, err) == (0, "")
+    (told,) = re.findall(r"shard [01] has died: .*", out)
+    assert told[len("shard N") :] == (
+        " has died: its process was ended by signal 9 (Killed); another goes on from its last save,"
+        " without what was pushed to it since"
+    )
+    assert list(temporary.glob("downpour-*/shard-*")) == []
+    assert set(shard_processes()) == before
+    rows = pq.read_table(run / "updates.parquet").to_pandas()
+    for _, own in rows.groupby(["shard", "worker"]):
+        assert set(own["seq"]) <= set(range(1, 1001))
+        assert own["seq"].max() == 1000
+
+
 def lose_a_shard(
     here: Run,
     folder: Path,
@@ -135,7 +173,7 @@ def lose_a_shard(
     with ThreadPoolExecutor(1) as pool:
         killed = pool.submit(kill)
         try:
-            status, out, err = here(*TRAIN, *FOR_EVER, *more)
+            status, out, err = here(*TRAIN, *FOR_EVER, "--rollback-s", 0, *more)
         finally:
             ended.set()
         killed.result()

@@ -37,12 +37,14 @@ class Servers:
     """Shards that can die, and be started again if they keep logs."""
 
     risk = ""
+    following = True
 
     def __init__(self, specs: Sequence[ShardSpec], logs: Path | None) -> None:
         self._specs, self._logs = specs, logs
         self._servers = [self._serve(spec, "tcp://127.0.0.1:*") for spec in specs]
         self._dead: set[int] = set()
         self.forgets = self.forgot = False
+        self.lost: list[str] = []
         self.cluster = describe(specs, [server.endpoint for server in self._servers])
 
     def _serve(self, spec: ShardSpec, bind: str) -> Server:
@@ -63,6 +65,10 @@ class Servers:
     def check(self) -> None:
         for shard in self._dead:
             raise GiveUp(f"shard {shard} has died")
+
+    def losses(self) -> list[str]:
+        told, self.lost = self.lost, []
+        return told
 
     def forget_logs(self) -> None:
         """What `stop` would do on a disk that only the shards see."""
@@ -304,6 +310,70 @@ def test_a_move_that_comes_to_nothing_leaves_no_logs(
         assert job.moved(4) is not None
         assert residence.cluster.map.shards == 4
     assert [servers.forgot for servers in job.started] == [False, True, False]
+
+
+def test_nobody_is_followed_while_the_job_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From before the first question until the job has gone over, or stays: then those that hold it
+    are followed, and those that it has left never again. A wish that is refused changes nothing."""
+    job = Job(None, 30.0)
+    seen: list[list[bool]] = []
+
+    def look() -> None:
+        seen.append([servers.following for servers in job.started])
+
+    def fail() -> None:
+        look()
+        raise GiveUp("no room")
+
+    with job.residence as residence:
+        look()
+        residence.begin(Wished(2))
+        look()
+        with monkeypatch.context() as patch:
+            before(patch, "Install", 1, fail)
+            assert job.moved(3) is None
+        look()
+        with monkeypatch.context() as patch:
+            before(patch, "Hold", 1, look)
+            before(patch, "Retire", 1, look)
+            residence.begin(Wished(3))
+            moved = residence.ended(waits=True)
+        assert moved is not None
+        look()
+        residence.enter(moved)
+        look()
+    assert seen == [
+        [True],
+        [True],
+        [False, False],  # the one that fails
+        [True, False],
+        [False, False, False],  # asked to stand still,
+        [False, False, False],  # to send its workers on,
+        [False, False, False],  # and nobody has gone over yet
+        [False, False, True],
+    ]
+
+
+def test_what_deaths_have_cost() -> None:
+    """Is told once, also of shards that the job has left since."""
+    job = Job(None, 30.0)
+    with job.residence as residence:
+        residence.check()
+        assert job.notes == []
+        job.started[0].lost = ["shard 1 has died", "shard 0 has died"]
+        residence.check()
+        assert job.moved(1) is not None
+        job.started[0].lost = ["shard 0 has died again"]
+        job.started[1].lost = ["the new shard 0 has died"]
+        for _ in range(2):
+            residence.check()
+    assert job.notes == [
+        "shard 1 has died",
+        "shard 0 has died",
+        "moving from 2 to 1 shard",
+        "shard 0 has died again",
+        "the new shard 0 has died",
+    ]
 
 
 def test_what_cannot_be_wished_for() -> None:

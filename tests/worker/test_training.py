@@ -129,6 +129,19 @@ def push(servers: Servers, count: int, incarnation: int) -> None:
         client.flush()
 
 
+def test_what_a_death_at_the_end_has_cost(
+    servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is told, too, though nobody looks at the shards again: the weights are what lacks it."""
+
+    def tasks() -> None:
+        push(servers[-1], 1, 0)
+        servers[-1].lost = ["shard 0 has died"]
+
+    _, notes = run(tasks, tmp_path, threading.Event(), monkeypatch)
+    assert notes == ["shard 0 has died"]
+
+
 def test_residuals_are_read_where_the_snapshot_is(
     servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

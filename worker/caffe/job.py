@@ -7,6 +7,7 @@ import msgspec
 from cupy_kernels.types import Precision
 from ps.durability import Durability
 from ps.hosts.hosting import Home, ShardDevice
+from ps.logs.saves import ROLLBACK_S
 from ps.protocol.compression import Compression
 from ps.replicas.coordinator_server import SILENCE_S
 from ps.storage.shelf import EVERYTHING, Keep
@@ -46,6 +47,7 @@ def caffe_job(
     precision: Precision = Precision.FP32,
     durability: Durability = Durability.MEMORY,
     silence_s: float = SILENCE_S,
+    rollback_s: float = ROLLBACK_S,
     logs_apart: bool = False,
     snapshot_every: int | None = None,
     snapshot_every_s: float = 0.0,
@@ -98,5 +100,6 @@ def caffe_job(
         device=device,
         durability=durability,
         silence_s=silence_s,
+        rollback_s=rollback_s,
         logs_apart=logs_apart,
     )

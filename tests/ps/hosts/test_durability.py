@@ -75,7 +75,7 @@ class Pusher(threading.Thread):
     def __init__(self, cluster: Cluster, name: str) -> None:
         super().__init__(name=name, daemon=True)
         self.cluster = cluster
-        self.acknowledged = 0
+        self.acknowledged = self.lost = 0
         self.ending = threading.Event()
         self.failure: BaseException | None = None
 
@@ -90,6 +90,7 @@ class Pusher(threading.Thread):
                     client.push(one)
                     client.flush()
                     self.acknowledged += 1
+                self.lost = client.lost
         except BaseException as error:  # noqa: BLE001  # the test raises it
             self.failure = error
 

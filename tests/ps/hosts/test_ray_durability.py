@@ -4,9 +4,12 @@ What the workers and the logs prove is told in test_durability.py, whose workers
 """
 
 import os
+import secrets
 import signal
+import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import ray
 
@@ -15,6 +18,7 @@ from ps.hosts import ray_host
 from ps.hosts.ray_host import RayShards, ray_shards
 from shards.errors import BadInput, GiveUp
 from tests.ps.hosts.test_durability import PATIENCE_S, TABLE, more, pushing, specs_of, until
+from tests.ps.hosts.test_rollback import losses
 
 
 class Unmade:
@@ -56,6 +60,29 @@ def test_kill_both_actors(ray_local: str, tmp_path: Path) -> None:
         assert [(logs / f"shard-{n}/key").stat().st_mode & 0o777 for n in range(2)] == [0o600] * 2
         hosts.forget_logs()
     assert not logs.exists()
+
+
+@pytest.mark.timeout(300)
+def test_an_actor_that_comes_back_with_its_save(
+    ray_local: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At `memory`, on its node and at its port: with what it saved last, and it is told. Then its
+    saves go."""
+    monkeypatch.setattr(secrets, "token_hex", lambda _: "of-a-test")
+    folder = Path(tempfile.gettempdir()) / "downpour-of-a-test"
+    with ray_shards(specs_of(2), secure=True, rollback_s=600.0) as hosts:
+        with Console(hosts.cluster, patience_s=PATIENCE_S, check=hosts.check) as console:
+            console.install(np.full(TABLE.size, 7.0, np.float32))
+            until((folder / "shard-1" / "save").exists, "it is not saved", hosts)
+            os.kill(pid_of(hosts, 1), signal.SIGKILL)
+            (told,) = losses(hosts)
+            assert told == (
+                "shard 1 has died: its Ray actor is gone; another goes on from its last save,"
+                " without what was pushed to it since"
+            )
+            assert set(console.read()[:3000]) == {7.0}
+        assert hosts.deaths == 1
+    assert not folder.exists()
 
 
 def test_a_node_that_is_gone(

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 
 import pytest
 
@@ -195,6 +196,71 @@ def test_one_whose_machine_is_gone_is_not() -> None:
         shard.kept.check()
     shard.ends()
     assert len(shard.made) == 2
+
+
+def test_what_a_death_has_cost() -> None:
+    """Each that was followed is told once, with how it died: not how another failed to start."""
+    shard = Shard("shard 3 cannot listen")
+    assert shard.kept.losses() == []
+    shard.dies()
+    shard.await_start()
+    shard.dies()
+    told: list[str] = []
+    until = time.monotonic() + 30
+    while len(told) < 2 and time.monotonic() < until:
+        told += shard.kept.losses()
+    assert told == ["shard 3 has died: its process was ended by signal 9 (Killed)"] * 2
+    shard.ends()
+    assert shard.kept.losses() == []
+
+
+def test_a_death_that_is_not_followed() -> None:
+    """While nobody may follow, a death is the end, told as it is where none is ever followed; who
+    may again is followed again."""
+    shard = Shard()
+    shard.kept.followed = False
+    shard.kept.followed = True
+    shard.dies()
+    assert shard.kept.child.pid == 1
+    shard.kept.followed = False
+    shard.made[-1].fates.put(KILLED)
+    shard.kept._thread.join(30)
+    line = r"^shard 3 has died: its process was ended by signal 9 \(Killed\)$"
+    for _ in range(2):
+        with pytest.raises(GiveUp, match=line):
+            shard.kept.check()
+        shard.kept.followed = True  # too late
+    shard.ends()
+    assert len(shard.made) == 2
+
+
+def test_a_start_under_way_is_the_last() -> None:
+    """Who is no longer followed while another is being started has that one, which was told nothing
+    yet; if that does not come to serve, no further one is tried."""
+    starts, goes_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    class Slow(Fake):
+        def endpoint(self, until: float) -> str:
+            starts.release()
+            assert goes_on.acquire(timeout=30)
+            return super().endpoint(until)
+
+    for broken in ("", "shard 3 cannot listen"):
+        shard = Shard()
+        shard.made.append(Slow(1, broken))
+        shard.kept._restart = lambda: shard.made[1]  # noqa: B023
+        shard.made[0].fates.put(KILLED)
+        assert starts.acquire(timeout=30)
+        shard.kept.followed = False
+        goes_on.release()
+        if not broken:
+            shard.kept.check()
+            shard.made[1].fates.put(KILLED)
+        shard.kept._thread.join(30)
+        assert not shard.kept._thread.is_alive()
+        with pytest.raises(GiveUp, match=r"^shard 3 has died: its process was ended by signal 9"):
+            shard.kept.check()
+        shard.ends()
 
 
 def test_what_nobody_has_thought_of() -> None:

@@ -98,6 +98,10 @@ def test_a_guest_book_that_cannot_be_used(tmp_path: Path) -> None:
     book.read(ADMISSION)
     with pytest.raises(GiveUp, match=f"^joined workers {tmp_path}/joined: Is a directory"):
         book.write(Enrolments(3))
+    spared = GuestBook(tmp_path, needed=False)  # of a shard that promises less
+    spared.read(ADMISSION)
+    spared.write(Enrolments(3))
+    assert not (tmp_path / "joined").exists()
 
 
 def test_a_kept_key(tmp_path: Path) -> None:

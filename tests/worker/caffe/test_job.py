@@ -34,19 +34,20 @@ def test_the_workers_are_told_the_precision() -> None:
 
 
 @pytest.mark.parametrize(
-    ("durability", "silence_s", "patience_s"),
+    ("durability", "silence_s", "rollback_s", "patience_s"),
     [
-        (Durability.MEMORY, 0.5, 10.0),
-        (Durability.LOGGED, 0.5, 130.24),
-        (Durability.REPLICATED, 0.5, 10.5),
-        (Durability.REPLICATED, 30.0, 40.0),
+        (Durability.MEMORY, 0.5, 0.0, 10.0),
+        (Durability.MEMORY, 0.5, 10.0, 30.0),
+        (Durability.LOGGED, 0.5, 10.0, 130.24),
+        (Durability.REPLICATED, 0.5, 10.0, 10.5),
+        (Durability.REPLICATED, 30.0, 10.0, 40.0),
     ],
 )
 def test_the_driver_waits_until_a_copy_is_suspected(
-    durability: Durability, silence_s: float, patience_s: float
+    durability: Durability, silence_s: float, rollback_s: float, patience_s: float
 ) -> None:
     """A shard that stands still is waited for longer than it takes its backup to be promoted, one
-    with a log as long as it may take to read it."""
+    with a log as long as it may take to read it, one with a save as long as a start may take."""
     table = DenseTable("net", (TensorSpec("w", (25_600_000,)),))
-    job = lenet_job(durability=durability, silence_s=silence_s)
+    job = lenet_job(durability=durability, silence_s=silence_s, rollback_s=rollback_s)
     assert (job.silence_s, _patience_s(job, table)) == (silence_s, patience_s)
