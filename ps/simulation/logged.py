@@ -136,8 +136,7 @@ class OnDisk(Single):
         """The next life, or another attempt at it."""
         self._process = Party(self._world.clock, self._process.name)
         try:
-            if self._world.durable:
-                self._check_disk()
+            found = self._check_disk() if self._world.durable else None
             self._live()
         except Died:
             self._fail_again(power=self._power)
@@ -149,6 +148,8 @@ class OnDisk(Single):
             else:
                 self._process.alive = False  # what the disk has lost is found out
         else:
+            # Not before: the power may fail in the midst of it, and take what is not flushed.
+            self._expected = [found] if found is not None else self._expected
             self._world.note(f"shard {self.number} is back at version {self._shard.version}")
             self.begin()
 
@@ -158,7 +159,7 @@ class OnDisk(Single):
             self._disk.fail()
         self._world.clock.after(BACK_S, self._again)
 
-    def _check_disk(self) -> None:
+    def _check_disk(self) -> Image:
         """What can be read is what was, bit for bit, with every push that was acknowledged."""
         try:
             shard = looked_at(self._disk, self._world.spec(self.number, self.map))
@@ -171,7 +172,6 @@ class OnDisk(Single):
                 f"shard {self.number} comes back at version {found[0]}, expected one of"
                 f" {[image[0] for image in self._expected]}, bit for bit",
             )
-        self._expected = [found]
         for worker, seq in self._acknowledged.items():
             entry = shard.ledger.entries.get(worker)
             held = 0 if entry is None else entry.seq
@@ -181,6 +181,7 @@ class OnDisk(Single):
                     f"shard {self.number} comes back with {held} pushes of {worker},"
                     f" {seq} are acknowledged",
                 )
+        return found
 
     # --- the end ----------------------------------------------------------------------------------
 
