@@ -29,6 +29,7 @@ import psutil
 
 import ps
 from ps import Client, Console, Durability, process_shards
+from ps.hosts.process_host import ProcessShards
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
 from tests.bench.report import Goal, goals, save
@@ -61,28 +62,33 @@ def for_s(seconds: float, work: Callable[[], object]) -> tuple[int, float]:
 def update(level: Durability, floats: int, seconds: float, folder: Path) -> Figures:
     shutil.rmtree(folder, ignore_errors=True)
     with process_shards(specs_of(floats), durability=level, logs=folder) as hosts:
-        shard = psutil.Process(hosts.pids[0])
+        return measured(hosts, seconds)
 
-        def cpu_s() -> float:
-            times = shard.cpu_times()
-            return times.user + times.system + time.process_time()
 
-        with Console(hosts.cluster, patience_s=PATIENCE_S) as console:
-            console.install(hosts.cluster.table.empty())
-        told = {"worker": "w", "transport": "tcp", "patience_s": PATIENCE_S}
-        with Client(hosts.cluster, **told) as client:  # type: ignore[arg-type]
-            gradient = np.ones(hosts.cluster.table.size, np.float32)
+def measured(hosts: ProcessShards, seconds: float) -> Figures:
+    """What updates cost a fresh shard and its one worker."""
+    shard, floats = psutil.Process(hosts.pids[0]), hosts.cluster.table.size
 
-            def once() -> None:
-                client.pull()
-                client.push(gradient)
-                client.flush()
+    def cpu_s() -> float:
+        times = shard.cpu_times()
+        return times.user + times.system + time.process_time()
 
-            for _ in range(UNCOUNTED):
-                once()
-            before = cpu_s()
-            updates, took_s = for_s(seconds, once)
-            spent = cpu_s() - before
+    with Console(hosts.cluster, patience_s=PATIENCE_S) as console:
+        console.install(hosts.cluster.table.empty())
+    told = {"worker": "w", "transport": "tcp", "patience_s": PATIENCE_S}
+    with Client(hosts.cluster, **told) as client:  # type: ignore[arg-type]
+        gradient = np.ones(floats, np.float32)
+
+        def once() -> None:
+            client.pull()
+            client.push(gradient)
+            client.flush()
+
+        for _ in range(UNCOUNTED):
+            once()
+        before = cpu_s()
+        updates, took_s = for_s(seconds, once)
+        spent = cpu_s() - before
     moved_gb = updates * 8 * floats / 1e9
     return Figures(spent / moved_gb, moved_gb / took_s)
 

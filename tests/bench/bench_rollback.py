@@ -19,11 +19,10 @@ from collections import defaultdict
 from typing import NamedTuple
 
 import numpy as np
-import psutil
 
 from ps import Client, Console, process_shards
 from ps.logs.saves import ROLLBACK_S
-from tests.bench.bench_durability import PATIENCE_S, UNCOUNTED, for_s, specs_of
+from tests.bench.bench_durability import PATIENCE_S, for_s, measured, specs_of
 from tests.bench.report import Goal, goals, save
 
 
@@ -36,27 +35,7 @@ class Death(NamedTuple):
 
 def cpu_s_per_gb(floats: int, seconds: float, rollback_s: float) -> float:
     with process_shards(specs_of(floats), rollback_s=rollback_s) as hosts:
-        shard = psutil.Process(hosts.pids[0])
-
-        def cpu_s() -> float:
-            times = shard.cpu_times()
-            return times.user + times.system + time.process_time()
-
-        with Console(hosts.cluster, patience_s=PATIENCE_S) as console:
-            console.install(hosts.cluster.table.empty())
-        with Client(hosts.cluster, worker="w", transport="tcp", patience_s=PATIENCE_S) as client:
-            gradient = np.ones(hosts.cluster.table.size, np.float32)
-
-            def once() -> None:
-                client.pull()
-                client.push(gradient)
-                client.flush()
-
-            for _ in range(UNCOUNTED):
-                once()
-            before = cpu_s()
-            updates, _ = for_s(seconds, once)
-            return (cpu_s() - before) / (updates * 8 * floats / 1e9)
+        return measured(hosts, seconds).cpu_s_per_gb
 
 
 def deaths(floats: int, kills: int, dice: random.Random) -> list[Death]:
