@@ -68,8 +68,9 @@ def test_an_actor_that_comes_back_with_its_save(
 ) -> None:
     """At `memory`, on its node and at its port: with what it saved last, and it is told. Then its
     saves go."""
-    monkeypatch.setattr(secrets, "token_hex", lambda _: "of-a-test")
-    folder = Path(tempfile.gettempdir()) / "downpour-of-a-test"
+    drawn = secrets.token_hex(16)
+    monkeypatch.setattr(secrets, "token_hex", lambda _: drawn)
+    folder = Path(tempfile.gettempdir()) / f"downpour-{drawn}"
     with ray_shards(specs_of(2), secure=True, rollback_s=600.0) as hosts:
         with Console(hosts.cluster, patience_s=PATIENCE_S, check=hosts.check) as console:
             console.install(np.full(TABLE.size, 7.0, np.float32))
