@@ -149,7 +149,8 @@ class Host:
             if setting.push in EXACT_PUSHES:
                 invariants.check_place(own, block, len(set(all_rows["apply_version"].tolist())))
             for number, life in lives.items():
-                if (excused or self._forgotten).get(life.name) and setting.push != "none":
+                short = excused.get(life.name) or self._forgotten.get(life.name)
+                if short and setting.push != "none":
                     continue  # how much of it was kept back nobody knows
                 kept = invariants.residual(life.session, block)
                 invariants.check_sums(all_rows, own, number, kept)

@@ -151,7 +151,9 @@ class PullWatch:
                 self._check_weights(shard, answer, calm)
         bound = self._bound
         if bound is not None:
-            gap = self._gap_of_known(shard) if self._fresh else _gap(shard)
+            gap = max(shard.ledger.clock_gap, shard.journal.max_clock_gap)
+            if self._fresh:
+                gap = self._gap_of_known(shard)
             if gap > bound + 1:
                 raise Violation(Promise.BOUND, f"a gap of {gap} under bound {bound}")
 
@@ -202,10 +204,6 @@ class PullWatch:
         for waiting in shard.gate.parked.values():
             if shard.workers.may_go(waiting.message, shard.ledger.min_clock):
                 raise Violation(Promise.PROGRESS, f"left waiting at the gate: {waiting.message}")
-
-
-def _gap(shard: Shard) -> int:
-    return max(shard.ledger.clock_gap, shard.journal.max_clock_gap)
 
 
 def image(shard: Shard) -> tuple[object, ...]:
