@@ -23,6 +23,7 @@ from ps.security.keys import KeyPair, address_of, expect, pinned, serve_with
 from ps.security.zap import Porter
 from ps.serving.reception import HANDSHAKE_MS
 from ps.wire import group_wire
+from ps.wire.accepted import LOOK_S, Accepted
 from ps.wire.group_wire import Admit, Report, Seat, Seats, Where, Word
 from ps.wire.looping import Looping
 from ps.wire.reach import is_private
@@ -33,6 +34,7 @@ from shards.errors import BadInput, BadMessage
 SILENCE_S = 0.5
 _TICKS_A_SILENCE = 5
 _ASKER_S = 10.0
+_MOST_FRAMES = 16  # of a message; ours have two: who sent it, and what
 _AT_ONCE = 64  # messages, before the clock is looked at
 _BROKEN = zmq.Event.DISCONNECTED | zmq.Event.CLOSED
 
@@ -108,6 +110,7 @@ class CoordinatorServer(Looping):
             *NOTICE_THE_DEAD,
         ):
             self._socket.setsockopt(option, value)
+        self._accepted = Accepted(self._socket, codec.MAX_HEADER_BYTES, most_frames=_MOST_FRAMES)
         try:
             self._socket.bind(bind)
         except zmq.ZMQError as error:
@@ -145,7 +148,7 @@ class CoordinatorServer(Looping):
         tick_at = time.monotonic()
         try:
             while True:
-                left_s = max(0.0, tick_at - time.monotonic())
+                left_s = min(LOOK_S, max(0.0, tick_at - time.monotonic()))
                 ready = dict(self._poller.poll(int(left_s * 1000) + 1))
                 if self._wake_in in ready:
                     return
@@ -154,6 +157,8 @@ class CoordinatorServer(Looping):
                     self._porter.answer()
                 if self._socket in ready:
                     self._listen()
+                else:
+                    self._accepted.look()
                 if time.monotonic() >= tick_at:
                     self._tick()
                     tick_at = time.monotonic() + self._period_s
@@ -171,11 +176,10 @@ class CoordinatorServer(Looping):
     def _listen(self) -> None:
         # The time of all that wait: saving what one says may take long, and is no other's silence.
         now = time.monotonic()
-        with contextlib.suppress(zmq.Again):
-            for _ in range(_AT_ONCE):
-                sender, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-                with contextlib.suppress(BadMessage):  # a stranger's; whoever is meant asks again
-                    self._take(sender.bytes, frames, now)
+        for sender, *frames in self._accepted.arrived(_AT_ONCE):
+            with contextlib.suppress(BadMessage):  # a stranger's; whoever is meant asks again
+                self._take(sender.bytes, frames, now)
+                self._accepted.vouch(sender)
 
     def _take(self, sender: bytes, frames: list[zmq.Frame], now: float) -> None:
         message = group_wire.decode_asked(frames[0].buffer if frames else b"")

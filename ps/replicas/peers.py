@@ -17,8 +17,10 @@ import zmq
 
 from ps.security.keys import KeyPair, address_of, expect, pinned, serve_with
 from ps.security.zap import Porter
+from ps.serving.entrance import most_arrays_bytes
 from ps.serving.reception import router_options
 from ps.wire import group_wire
+from ps.wire.accepted import Accepted
 from ps.wire.group_wire import Carried
 from ps.wire.leaving import Leaving
 from ps.wire.memory import Surplus
@@ -30,6 +32,8 @@ from shards.group import Replicate, Sync, ToPeer
 from shards.replica import Post
 
 _AT_ONCE = 16  # messages, before the clock is looked at
+_OTHERS = 2  # copies that send at a time: one takes over from another
+_MOST_FRAMES = 64 << 10  # of a state: what many workers wait for is in it
 
 
 class Peers:
@@ -43,6 +47,7 @@ class Peers:
         bind: str,
         own: KeyPair | None = None,
         coordinator: str = "",
+        workers: int = 1,
     ) -> None:
         """Bind at once, so that `endpoint` is known; raises BadInput when the address is none.
 
@@ -60,6 +65,13 @@ class Peers:
             serve_with(self.socket, own)
         for option, value in router_options(floats):
             self.socket.setsockopt(option, value)
+        self._accepted = Accepted(
+            self.socket,
+            # A copy's state comes with what its workers wait for.
+            most_arrays_bytes(floats) * (workers + 1),
+            peers=_OTHERS,
+            most_frames=_MOST_FRAMES,
+        )
         try:
             self.socket.bind(bind)
         except zmq.ZMQError as error:
@@ -123,16 +135,19 @@ class Peers:
         """What has come so far, but no more than a few: from whom, what, and its frames."""
         if self._porter is not None:
             self._porter.answer()
-        with contextlib.suppress(zmq.Again):
-            for _ in range(_AT_ONCE):
-                _, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-                self._surplus.received(sum(map(len, frames)))
-                with contextlib.suppress(BadMessage):  # a stranger's
-                    buffers = [frame.buffer for frame in frames]
-                    carried = group_wire.decode_carried(buffers)
-                    ours = hmac.compare_digest(carried.job.encode(), self._job.encode())
-                    if ours and carried.to == self._boot and self._is(carried.origin, frames):
-                        yield carried.origin, carried.message, buffers[1:]
+        for sender, *frames in self._accepted.arrived(_AT_ONCE):
+            self._surplus.received(sum(map(len, frames)))
+            with contextlib.suppress(BadMessage):  # a stranger's
+                buffers = [frame.buffer for frame in frames]
+                carried = group_wire.decode_carried(buffers)
+                ours = hmac.compare_digest(carried.job.encode(), self._job.encode())
+                if ours and carried.to == self._boot and self._is(carried.origin, frames):
+                    self._accepted.vouch(sender)
+                    yield carried.origin, carried.message, buffers[1:]
+
+    def look(self) -> None:
+        """Reset connections whose unfinished messages cost too much; call it every LOOK_S."""
+        self._accepted.look()
 
     def _is(self, origin: int, frames: Sequence[zmq.Frame]) -> bool:
         """Whether who sent `frames` is that copy, as far as that can be proved here."""

@@ -14,6 +14,7 @@ from ps.replicas.reporter import Reporter
 from ps.security.admission import Admission
 from ps.security.keys import KeyPair, address_of
 from ps.serving.reception import Reception
+from ps.wire.accepted import LOOK_S
 from ps.wire.group_wire import Report
 from ps.wire.looping import Looping
 from ps.wire.reach import told_as
@@ -64,7 +65,7 @@ class ReplicaServer(Looping):
         drop_with(self, context, self._reception.sockets)
         floats = sum(map(len, spec.map.ranges[spec.shard]))
         pinned = address_of(coordinator).key
-        self._peers = Peers(spec.job, boot, floats, bind, keys, pinned)
+        self._peers = Peers(spec.job, boot, floats, bind, keys, pinned, spec.workers)
         super().__init__(f"copy-{boot}", context)
         self.endpoint = told_as(self._reception.endpoint, address)
         first = Beat(spec.shard, boot, 0)
@@ -98,7 +99,7 @@ class ReplicaServer(Looping):
         forget_at = tick_at + self._spec.lease_s / 4  # how often a shard without copies ticks
         while not self.replica.retired:
             poller = among_themselves if self.replica.called else with_clients
-            left_s = max(0.0, tick_at - time.monotonic())
+            left_s = min(LOOK_S, max(0.0, tick_at - time.monotonic()))
             ready = dict(poller.poll(int(left_s * 1000) + 1 if self.replica.shard.prepared else 0))
             if self._wake_in in ready:
                 return
@@ -129,7 +130,10 @@ class ReplicaServer(Looping):
             for origin, message, frames in self._peers.arrivals():
                 now = self._reporter.moved_at = time.monotonic()
                 self._perform(self.replica.receive(origin, message, frames, now))
-        if not ready.keys().isdisjoint(self._reception.sockets):
+        self._peers.look()
+        if ready.keys().isdisjoint(self._reception.sockets):
+            self._reception.look()
+        else:
             for one in self._reception.arrivals(self.replica.shard):
                 now = self._reporter.moved_at = time.monotonic()
                 effects = self.replica.handle(one.sender, one.message, one.frames, now)

@@ -17,6 +17,7 @@ from ps.security.guest_book import GuestBook
 from ps.security.keys import KeyPair, pinned, serve_with
 from ps.security.zap import Porter
 from ps.wire import frames
+from ps.wire.accepted import Accepted
 from ps.wire.reach import is_private
 from ps.wire.transport import Door, Transport
 from shards.codec import Buffer
@@ -25,6 +26,12 @@ from shards.messages import Probe, Request
 from shards.spec import ShardSpec
 
 Options = Sequence[tuple[int, int]]
+_TOGETHER = 8  # times a shard's weights, in one message: as many pushes, or all its slots
+
+
+def most_arrays_bytes(shard_floats: int) -> int:
+    """What the arrays of one message to a shard may take."""
+    return _TOGETHER * 4 * shard_floats
 
 
 class Entrance:
@@ -51,6 +58,9 @@ class Entrance:
         and when the book cannot be read; the context is closed then.
         """
         self._context, self._options = context, options
+        self._arrays_bytes = most_arrays_bytes(sum(map(len, spec.map.ranges[spec.shard])))
+        self._workers = spec.workers
+        self._accepted: list[Accepted] = []
         self._book = book
         self._register = self._registered(admission) if admission else None
         self._porter = Porter(context, self._register) if self._register else None
@@ -89,15 +99,27 @@ class Entrance:
         """
         if self._porter is not None:
             self._porter.answer()
-        for number, socket in enumerate(self._routers):
+        for number in range(len(self._routers)):
             guarded = self._register is not None and number == 0
-            for sender, *came in frames.arrived(socket, most):
+            accepted = self._accepted[number]
+            for sender, *came in accepted.arrived(most):
+                self._last = accepted, sender
                 address = bytes([number]) + sender.bytes
                 # libzmq writes it beside every frame, once it has asked the porter.
                 key = str(came[0].get("User-Id")) if guarded else ""
                 parts = frames.views(came)
                 if self._register is None or not self._joins(address, key, parts):
                     yield address, key, parts
+
+    def vouch(self) -> None:
+        """The sender of what was yielded last knows the job."""
+        accepted, sender = self._last
+        accepted.vouch(sender)
+
+    def look(self) -> None:
+        """Reset connections whose unfinished messages cost too much; call it every LOOK_S."""
+        for accepted in self._accepted:
+            accepted.look()
 
     def check(self, key: str, message: Request | Probe) -> None:
         """Raise the error that whoever came with `key` is to be told for saying this, if any."""
@@ -130,6 +152,7 @@ class Entrance:
         socket = self._context.socket(zmq.ROUTER)
         for option, value in self._options:
             socket.setsockopt(option, value)
+        self._accepted.append(Accepted(socket, self._arrays_bytes, peers=self._workers + 1))
         return socket
 
     def _bound(self, bind: str) -> str:

@@ -136,6 +136,10 @@ class Reception:
         """Whoever speaks for the operator was heard: workers may go on joining."""
         self._entrance.hear_operator()
 
+    def look(self) -> None:
+        """Reset connections whose unfinished messages cost too much; call it every LOOK_S."""
+        self._entrance.look()
+
     def tick(self) -> None:
         """Forget what the dead left; call it now and then."""
         self.sharing.tick()
@@ -177,6 +181,8 @@ class Reception:
             raise BadMessage("expected a header, got an empty message")
         for header, own in codec.disclose(parts[0], parts[1:]):
             message = codec.decode_asked(header)
+            if message.job == shard.spec.job:
+                self._entrance.vouch()
             if key:
                 try:
                     self._entrance.check(key, message)

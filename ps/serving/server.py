@@ -12,6 +12,7 @@ from ps.security.admission import Admission
 from ps.security.guest_book import GuestBook
 from ps.security.keys import KeyPair
 from ps.serving.reception import Reception
+from ps.wire.accepted import LOOK_S
 from ps.wire.looping import Looping
 from ps.wire.sockets import drop_with
 from ps.wire.transport import Transport
@@ -96,15 +97,17 @@ class Server(Looping):
         period = self.shard.spec.lease_s / 4
         tick_at = time.monotonic() + period
         while True:
-            wake_at = min(tick_at, self._next_save())
+            wake_at = min(tick_at, self._next_save(), time.monotonic() + LOOK_S)
             timeout_ms = int(max(0.0, wake_at - time.monotonic()) * 1000) + 1
             ready = dict(poller.poll(timeout_ms if self.shard.prepared else 0))
             if self._wake_in in ready:
                 return
             if not ready.keys().isdisjoint(sockets):
                 self._take_turn()
-            elif not self.shard.prepared:
-                self.shard.prepare()
+            else:
+                self._reception.look()
+                if not self.shard.prepared:
+                    self.shard.prepare()
             now = time.monotonic()
             if now >= tick_at:
                 self.shard.excuse(now - tick_at)

@@ -9,13 +9,16 @@ Nothing is copied but what is so small that sharing it costs more than a copy: b
 pyzmq's `copy_threshold`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import zmq
 
 from shards.codec import Buffer
 
+MOST_FRAMES = 1024  # of a message; ours have eight headers, with an array for each of 32 key ranges
+_DROPPED_A_TURN = 4096
+_RCVMORE = int(zmq.RCVMORE)
 _LAST = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _READABLE = int(zmq.POLLIN)
@@ -39,20 +42,42 @@ def send(
     return socket.send(frames[-1], _LAST, copy=copy, track=track)
 
 
-def arrived(socket: "zmq.Socket[bytes]", most: int) -> Iterator[list[zmq.Frame]]:
-    """Up to `most` messages that wait in a socket, as their frames; best if a poller says so."""
+def arrived(
+    socket: "zmq.Socket[bytes]",
+    most: int,
+    most_frames: int = MOST_FRAMES,
+    refused: Callable[[zmq.Frame], None] = lambda _: None,
+) -> Iterator[list[zmq.Frame]]:
+    """Up to `most` messages that wait in a socket, as their frames; best if a poller says so.
+
+    A message of more than `most_frames` is dropped: `refused` gets one of its frames, and the
+    others are not kept. If there are very many, the next call continues with dropping them.
+    """
+    if socket.getsockopt(_RCVMORE) and not _dropped(socket):
+        return
     for _ in range(most):
         try:
             frame = socket.recv(_LAST, copy=False)
         except zmq.Again:
             return
         frames = [frame]
-        while frame.more:
+        while frame.more and len(frames) < most_frames:
             frame = socket.recv(_LAST, copy=False)
             frames.append(frame)
-        yield frames
+        if not frame.more:
+            yield frames
+        else:
+            frames.clear()
+            refused(frame)
+            if not _dropped(socket):
+                return
         if not zmq.zmq_poll([(socket, _READABLE)], 0):
             return
+
+
+def _dropped(socket: "zmq.Socket[bytes]") -> bool:
+    """Whether the rest of a message is gone, after a few milliseconds at most."""
+    return any(not socket.recv(_LAST, copy=False).more for _ in range(_DROPPED_A_TURN))
 
 
 def views(frames: Iterable[zmq.Frame]) -> list[Buffer]:

@@ -18,6 +18,7 @@ import ctypes
 import os
 from collections import deque
 from functools import cache
+from pathlib import Path
 
 # From <malloc.h>.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
@@ -26,6 +27,8 @@ _LARGE = 1 << 20  # bytes of one after which it is always looked
 _NEXT = 2  # messages that room is kept for
 _RECENT = 64  # looks
 _LITTLE = 1 << 20  # bytes that are not worth a call
+_STATM = Path("/proc/self/statm")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _WANTED = ((_ARENA_MAX, 1), (_MMAP_THRESHOLD, 1 << 30), (_TRIM_THRESHOLD, 2**31 - 1))
 
 
@@ -63,6 +66,14 @@ def _tuned() -> ctypes.CDLL | None:
     except (OSError, AttributeError, TypeError):  # another C library, or one from before 2021
         return None
     return libc if all(told) else None
+
+
+def resident_bytes() -> int:
+    """How much memory of the machine this process takes; 0 where the system does not say."""
+    try:
+        return int(_STATM.read_bytes().split()[1]) * _PAGE_BYTES
+    except OSError:
+        return 0
 
 
 class Surplus:

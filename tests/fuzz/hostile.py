@@ -5,6 +5,7 @@ connection open after it, some close at once, some reset it. Meanwhile a good cl
 """
 
 import contextlib
+import io
 import random
 import socket
 import struct
@@ -66,6 +67,28 @@ _WORDS: tuple[Callable[[random.Random], bytes], ...] = (
     lambda dice: greeting(b"CURVE") + command(b"READY", _ready(dice)),
     lambda _: greeting(b"CURVE") + command(b"HELLO", b"\x01\x00" + bytes(192)) * 20,
 )
+
+
+def spoken_to(endpoint: str) -> socket.socket:
+    """A connection that has shaken hands in plain text, as a DEALER without a name."""
+    host, _, port = address_of(endpoint).plain.removeprefix("tcp://").rpartition(":")
+    connection = socket.create_connection((host, int(port)), _SEND_S)
+    about = b"\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
+    connection.sendall(greeting(b"NULL") + command(b"READY", about))
+    with connection.makefile("rb", buffering=0) as said:  # before its word none of ours counts
+        _exactly(said, 64)
+        _, length = _exactly(said, 2)
+        _exactly(said, length)
+    return connection
+
+
+def _exactly(said: io.RawIOBase, size: int) -> bytes:
+    read = b""
+    while len(read) < size:
+        piece = said.read(size - len(read))
+        assert piece, "it closed the connection within the handshake"
+        read += piece
+    return read
 
 
 class Crowd:

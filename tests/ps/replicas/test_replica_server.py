@@ -211,18 +211,16 @@ def test_strangers_at_the_coordinator(group: Group) -> None:
 
 
 class Waiting:
-    """A coordinator's socket in which these reports wait; where its words go is of no matter."""
+    """A coordinator's connections, over which these reports have come."""
 
     def __init__(self, reports: Sequence[Report]) -> None:
         self._reports = list(reports)
 
-    def recv_multipart(self, *_: object, **__: object) -> list[zmq.Frame]:
-        if not self._reports:
-            raise zmq.Again
-        report = self._reports.pop(0)
-        return [zmq.Frame(b"sender"), zmq.Frame(msgspec.msgpack.encode(report))]
+    def arrived(self, most: int) -> Iterator[list[zmq.Frame]]:
+        for report in self._reports[:most]:
+            yield [zmq.Frame(b"sender"), zmq.Frame(msgspec.msgpack.encode(report))]
 
-    def send_multipart(self, *_: object) -> None:
+    def vouch(self, _: zmq.Frame) -> None:
         pass
 
 
@@ -254,7 +252,7 @@ def test_saving_what_one_copy_says_is_no_silence_of_another(
         waiting += [Beat(0, 1, 2, True), Beat(0, 2, 2)]
         nowhere = "tcp://127.0.0.1:1"
         reports = [Report("job", beat, nowhere, nowhere) for beat in waiting]
-        monkeypatch.setattr(server, "_socket", Waiting(reports))
+        monkeypatch.setattr(server, "_accepted", Waiting(reports))
         server._listen()
         server._tick()
         assert len(told) == 4

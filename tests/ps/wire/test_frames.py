@@ -79,3 +79,21 @@ def test_one_that_is_tracked_tells_when_it_has_left(pair: Pair) -> None:
     assert not tracker.done
     assert len(taken(two)) == 1
     tracker.wait(60)
+
+
+def test_a_message_of_too_many_frames_is_dropped(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of it is handed on, its sender is named by a frame, and what follows comes whole; a very
+    long one takes several turns."""
+    monkeypatch.setattr(frames, "_DROPPED_A_TURN", 30)
+    one, two = pair
+    refused: list[zmq.Frame] = []
+    for message in ([b"a"] * 4, [b"x"] * 100, [b"b"]):
+        frames.send(one, message)
+    turns = [
+        [[frame.bytes for frame in came] for came in frames.arrived(two, 4, 4, refused.append)]
+        for _ in range(5)
+    ]
+    assert turns == [[[b"a"] * 4], [], [], [[b"b"]], []]
+    assert [frame.bytes for frame in refused] == [b"x"]
