@@ -6,6 +6,7 @@ known by that key. Only then are its links opened.
 
     Enrol     this is my key, and my name
     Enrolled  come in
+    Later     not now, because; ask again
     Denied    no, because
 
 These travel as single frames over connections on which nothing else is ever said.
@@ -26,7 +27,7 @@ from ps.security.handshake import Watched
 from ps.security.keys import KeyPair, address_of
 from shards import codec
 from shards.codec import Buffer
-from shards.errors import BadInput, DownpourError, GiveUp
+from shards.errors import BadInput, DownpourError, GiveUp, Retry
 from shards.messages import Count, Name, Text
 
 _REPEAT_S = 2.0
@@ -46,12 +47,18 @@ class Enrolled(_Word, frozen=True, tag="enrolled"):
     pass
 
 
+class Later(_Word, frozen=True, tag="later"):
+    reason: Text
+
+
 class Denied(_Word, frozen=True, tag="denied"):
     reason: Text
 
 
 _ASKED: msgspec.msgpack.Decoder[Enrol] = msgspec.msgpack.Decoder(Enrol)
-_ANSWERS: msgspec.msgpack.Decoder[Enrolled | Denied] = msgspec.msgpack.Decoder(Enrolled | Denied)
+_ANSWERS: msgspec.msgpack.Decoder[Enrolled | Later | Denied] = msgspec.msgpack.Decoder(
+    Enrolled | Later | Denied
+)
 
 
 def answer(register: Register, parts: Sequence[Buffer], now: float) -> tuple[bytes, bool]:
@@ -59,6 +66,8 @@ def answer(register: Register, parts: Sequence[Buffer], now: float) -> tuple[byt
     try:
         asked = codec.decode(b"".join(map(bytes, parts[:1])), _ASKED)
         new = register.enrol(asked.worker, asked.incarnation, asked.key, now)
+    except Retry as error:
+        return codec.encode_state(Later(str(error)[:256])), False
     except DownpourError as error:
         return codec.encode_state(Denied(str(error)[:256])), False
     return codec.encode_state(Enrolled()), new
@@ -84,6 +93,7 @@ class Joining:
         self._link = Watched(endpoint, badge.token)
         self._link.register(poller)
         self._repeat_at = 0.0
+        self.delayed = ""  # why it has not yet, in words, where it has said so
 
     def ask(self, now: float) -> float:
         """Ask, and again after a while; returns when that is."""
@@ -99,6 +109,8 @@ class Joining:
             match codec.decode(frames[0], _ANSWERS):
                 case Enrolled():
                     return True
+                case Later(reason):
+                    self.delayed = f": {reason}"
                 case Denied(reason):
                     raise GiveUp(f"shard {self.shard}: {reason}")
         return False
@@ -140,7 +152,7 @@ def join(
                 shard = waiting[0].shard
                 raise Unreachable(
                     f"shard {shard} at {cluster.where(shard)} has not let in {worker} for"
-                    f" {patience_s:g} s",
+                    f" {patience_s:g} s{waiting[0].delayed}",
                     shard,
                 )
             repeat_at = min([one.ask(now) for one in waiting])

@@ -4,7 +4,7 @@ import pytest
 
 from ps.security.admission import Admission, Enrolment, Enrolments, Invitation, Register, issue
 from ps.security.keys import KeyPair, address_of, key_bytes, pinned
-from shards.errors import BadInput, BadMessage, Fenced, GiveUp
+from shards.errors import BadInput, BadMessage, Fenced, GiveUp, Retry
 from shards.messages import AskStatus, Join, Probe, Renew
 
 OPERATOR, TOKEN, ONE, TWO = (digit * 64 for digit in "0a12")
@@ -68,20 +68,38 @@ def test_a_register_goes_on_from_another() -> None:
     with pytest.raises(Fenced):
         door.enrol("w1", 0, TWO, now=9.0)
     door.enrol("w2", 0, TWO, now=9.0)
-    with pytest.raises(GiveUp, match="used up"):
+    with pytest.raises(Retry, match="too many have joined"):
         door.enrol("w3", 0, "3" * 64, now=9.0)
     assert door.enrolments == Enrolments(0, (Enrolment("w1", 1, ONE), Enrolment("w2", 0, TWO)))
 
 
-def test_a_token_is_used_up() -> None:
-    """Each enrolment counts, a repeated one not; behind the last one nobody joins."""
+def test_joins_are_limited_at_a_time_and_come_back() -> None:
+    """Each enrolment counts, a repeated one not; a thief of the token who has used up all joins
+    keeps others out for no longer than it takes to earn one."""
     door = register(joins=2)
     for _ in range(3):
         door.enrol("w1", 0, ONE, now=1.0)
     door.enrol("w2", 0, TWO, now=1.0)
-    with pytest.raises(GiveUp, match=r"w3: the job's join token is used up: .* for 2 joins"):
-        door.enrol("w3", 0, "3" * 64, now=1.0)
+    with pytest.raises(Retry, match=r"w3: too many .*: it is good for 2 joins at once and 1 a sec"):
+        door.enrol("w3", 0, "3" * 64, now=1.9)
+    door.enrol("w2", 0, TWO, now=1.9)
+    door.enrol("w3", 0, "3" * 64, now=2.1)
+    with pytest.raises(Retry):
+        door.enrol("w1", 1, "4" * 64, now=2.1)
+    for worker in ("w1", "w2"):  # those that were earned meanwhile, but no more than two
+        door.enrol(worker, 1, worker[1] * 63 + "f", now=1000.0)
+    with pytest.raises(Retry):
+        door.enrol("w3", 1, "5" * 64, now=1000.0)
+
+
+def test_names_are_limited() -> None:
+    """Beyond so many names none is written down; those that are known may still come again."""
+    door = Register(Admission(OPERATOR, Invitation(TOKEN, 9, HOUR, names=2)), now=0.0)
+    door.enrol("w1", 0, ONE, now=1.0)
     door.enrol("w2", 0, TWO, now=1.0)
+    with pytest.raises(GiveUp, match="w3: expected one of the 2 names that have joined, got a new"):
+        door.enrol("w3", 0, "3" * 64, now=1.0)
+    assert door.enrol("w1", 1, "4" * 64, now=1.0)
 
 
 def test_a_token_expires_after_the_operators_last_word() -> None:

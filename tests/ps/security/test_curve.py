@@ -171,7 +171,10 @@ def test_expired_and_used_up_tokens() -> None:
     token, operator = KeyPair.new(), KeyPair.new()
     for invitation, reason in (
         (Invitation(token.public, 5, lasts_s=0.0), "shard 0: worker w1: .* token has expired"),
-        (Invitation(token.public, 1), "shard 0: worker w1: .* token is used up: .* for 1 joins"),
+        (
+            Invitation(token.public, 1, joins_a_second=0.0),
+            "has not let in w1 for 0.5 s: worker w1: too many have joined .* for 1 joins at once",
+        ),
     ):
         admission = Admission(operator.public, invitation)
         with Server(spec, 1, transport=Transport.TCP, admission=admission) as server:
@@ -180,7 +183,18 @@ def test_expired_and_used_up_tokens() -> None:
             if invitation.lasts_s:
                 join(told, "w0", told.endpoints, 60)
             with pytest.raises(GiveUp, match=reason):
-                ps.Client(told, worker="w1", patience_s=60)
+                ps.Client(told, worker="w1", patience_s=0.5)
+
+
+def test_a_worker_waits_for_a_join_to_be_earned() -> None:
+    """One that comes when all joins are used up is let in a moment later, by the token alone."""
+    (spec,) = ps.shard_specs(TABLE)
+    token, operator = KeyPair.new(), KeyPair.new()
+    admission = Admission(operator.public, Invitation(token.public, 1, joins_a_second=5.0))
+    with Server(spec, 1, transport=Transport.TCP, admission=admission) as server:
+        told = ps.describe([spec], [server.endpoint], Access(token.secret, operator.secret))
+        for worker in ("w0", "w1", "w2"):
+            assert join(told, worker, told.endpoints, 60) is not None
 
 
 def test_an_invitation_lets_nobody_do_anything_else(cluster: Cluster) -> None:
