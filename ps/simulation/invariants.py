@@ -10,7 +10,7 @@ leaves, a view when it arrives, an entry when a backup has applied it.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -127,12 +127,21 @@ class PullWatch:
     """One shard's pulls: what was asked at which clock, and whether the answer may be given."""
 
     def __init__(
-        self, number: int, workers: int, bound: int | None, *, exact: bool, fresh: bool
+        self,
+        number: int,
+        workers: int,
+        bound: int | None,
+        served: Callable[[Shard, int], None],
+        *,
+        exact: bool,
+        fresh: bool,
     ) -> None:
-        """`exact`: what is served can be counted, being float32 and no mean of a round. A `fresh`
+        """`served` is called for each read, with the clock up to which it contains all pushes.
+
+        `exact`: what is served can be counted, being float32 and no mean of a round. A `fresh`
         shard, which a job moves to, knows of workers less than those that it has moved from.
         """
-        self._number, self._workers = number, workers
+        self._number, self._workers, self._served = number, workers, served
         self._bound, self.exact, self._fresh = bound, exact, fresh
         self._clocks: dict[tuple[bytes, int], int] = {}
         self._admitted: dict[bytes, int] = {}
@@ -146,7 +155,7 @@ class PullWatch:
         """Hold the answers to pulls against the bound; in calm weather, the floats themselves."""
         for answer in answers:
             if type(answer.message) is Joined:
-                self._admitted.setdefault(answer.to, answer.message.clock)
+                self._admitted[answer.to] = answer.message.clock
             elif type(answer.message) is Weights and answer.to:
                 self._check_weights(shard, answer, calm)
         bound = self._bound
@@ -175,6 +184,7 @@ class PullWatch:
         bound, slowest = self._bound, shard.ledger.min_clock
         if bound is None or slowest is None:
             return
+        self._served(shard, self._clocks[answer.to, answer.message.request] - bound)
         clock = self._clocks[answer.to, answer.message.request]
         if clock - bound > slowest:
             raise Violation(

@@ -10,9 +10,10 @@ from ps.simulation import invariants
 from ps.simulation.addresses import generation_of
 from ps.simulation.clock import Party
 from ps.simulation.invariants import Promise, Violation
+from ps.simulation.reads import Due
 from shards import codec
 from shards.errors import BadMessage, DownpourError
-from shards.messages import Renew
+from shards.messages import Joined, Renew
 
 if TYPE_CHECKING:
     from ps.simulation.hosts import Host
@@ -47,6 +48,7 @@ class Life(Party):
     def _open(self, hosts: "Sequence[Host]") -> None:
         """Turn to these shards, without a word."""
         world, self.hosts = self._world, hosts
+        self.due = {host: Due() for host in hosts}
         self.session = Session(
             job=world.job,
             worker=self.name,
@@ -96,10 +98,17 @@ class Life(Party):
         except DownpourError as error:
             self._world.failed(self, error)
             return
+        if type(reply) is Joined:
+            self._registered(self.due[host])
         self._send(sends)
         invariants.check_pending(self.session, self._world.setting.in_flight)
         for event in events:
             self._note(event)
+
+    def _registered(self, *places: Due) -> None:
+        """These count it from now on; the pushes that are under way are late."""
+        for due in places:
+            due.late = self.session.seq + self._computing + len(self._pulled)
 
     def _note(self, event: Event) -> None:
         match event:
@@ -189,6 +198,7 @@ class Life(Party):
             self._send(joins)
             for _, sends in owed:
                 self._send(sends)
+            self._registered(*self.due.values())
             wanted, self._asked = self._asked, []
             self._pulled.clear()
             for _, clock in wanted:
@@ -204,6 +214,10 @@ class Life(Party):
             return
         self._computing = False
         self._step, self._reached = self._step + 1, self._reached + 1
+        for host, due in self.due.items():
+            if host.number in self.session._registration.joined:
+                clock = self._reached + self.session.ahead
+                due.check(self.session.seq + 1, clock, f"shard {host.number}")
         _, sends = self.session.push(
             invariants.gradient(self._world.blocks, self.number, self.session.seq + 1),
             moving.versions(self._versions, self.session.map.shards),
