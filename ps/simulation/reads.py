@@ -13,8 +13,7 @@ pushes under way at that moment, sent or not. Those are late, and nobody waits f
 
 from typing import TYPE_CHECKING
 
-from ps.simulation.invariants import Promise, Violation
-from shards.ledger import Entry
+from ps.simulation.invariants import Array, Promise, Violation, applied
 from shards.messages import Push, Standing
 from shards.shard import Shard
 
@@ -50,28 +49,34 @@ class Reads:
     def __init__(self, world: "World", host: "Host") -> None:
         self._world, self._host = world, host
 
-    def served(self, shard: Shard, least: int) -> None:
-        """A read has been served that is to contain all pushes up to clock `least`."""
-        for name, entry in shard.ledger.entries.items():
-            if entry.standing is Standing.ACTIVE:
-                life = self._world.life_at(f"{name}/{entry.incarnation}".encode())
-                self._note(life, entry, least)
+    def served(self, shard: Shard, least: int, weights: Array | None) -> None:
+        """A read was served that is to contain all pushes up to clock `least`.
 
-    def _note(self, life: "Life", entry: Entry, least: int) -> None:
-        due = life.due.get(self._host)
-        if due is None:  # it knows nothing of this shard yet, to which its job is moving
-            return
-        due.promised = max(due.promised, least)
+        Its `weights` show how many it has of each worker; None if they cannot be counted.
+        """
+        for name, entry in shard.ledger.entries.items():
+            if entry.standing is not Standing.ACTIVE:
+                continue
+            life = self._world.life_at(f"{name}/{entry.incarnation}".encode())
+            due = life.due.get(self._host)
+            if due is None:  # it knows nothing of this shard yet, to which its job is moving
+                continue
+            due.promised = max(due.promised, least)
+            seq = 1 + (entry.seq if weights is None else int(applied(weights, life.number)[0]))
+            # One that is not joined is about to hear that it is registered again.
+            if seq > due.late and self._host.number in life.session._registration.joined:
+                self._check_next(life, seq, least)
+
+    def _check_next(self, life: "Life", seq: int, least: int) -> None:
+        """The read lacks what `life` pushes from number `seq` on."""
         number = self._host.number
-        if number not in life.session._registration.joined:
-            return  # it is about to hear that it is registered again
-        for pending in life.session._outstanding.to(number):
-            push = pending.message
-            if isinstance(push, Push) and push.seq > max(entry.seq, due.late):
-                if push.clock <= least:
-                    raise Violation(
-                        Promise.BOUND,
-                        f"shard {number} serves a read without push {push.seq} of {life.name},"
-                        f" made at clock {push.clock}; it is to contain all up to {least}",
-                    )
-                return
+        pushes = [pending.message for pending in life.session._outstanding.to(number)]
+        clocks = [push.clock for push in pushes if isinstance(push, Push) and push.seq == seq]
+        # If it has been acknowledged, its clock is the one that it was made at.
+        clock = min(clocks, default=life.clocks.get(seq, least + 1))
+        if clock <= least:
+            raise Violation(
+                Promise.BOUND,
+                f"shard {number} serves a read without push {seq} of {life.name}, made at clock"
+                f" {clock}; it is to contain all pushes up to clock {least}",
+            )

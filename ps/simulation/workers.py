@@ -31,6 +31,7 @@ class Life(Party):
         self.number, self.incarnation = number, incarnation
         self.address = f"w{number}/{incarnation}".encode()
         self.departed = self._computing = False
+        self.clocks: dict[int, int] = {}  # that its pushes were made at
         self._world = world
         self._step = self._reached = 0
         self._ready: Ready | None = None
@@ -48,7 +49,7 @@ class Life(Party):
     def _open(self, hosts: "Sequence[Host]") -> None:
         """Turn to these shards, without a word."""
         world, self.hosts = self._world, hosts
-        self.due = {host: Due() for host in hosts}
+        self.due = {host: Due() for host in hosts}  # what reads have promised of it
         self.session = Session(
             job=world.job,
             worker=self.name,
@@ -107,8 +108,9 @@ class Life(Party):
 
     def _registered(self, *places: Due) -> None:
         """These count it from now on; the pushes that are under way are late."""
+        made = max(self.clocks, default=self.session.seq)
         for due in places:
-            due.late = self.session.seq + self._computing + len(self._pulled)
+            due.late = made + self._computing + len(self._pulled)
 
     def _note(self, event: Event) -> None:
         match event:
@@ -214,10 +216,11 @@ class Life(Party):
             return
         self._computing = False
         self._step, self._reached = self._step + 1, self._reached + 1
+        seq, clock = self.session.seq + 1, self._reached + self.session.ahead
+        self.clocks[seq] = clock
         for host, due in self.due.items():
             if host.number in self.session._registration.joined:
-                clock = self._reached + self.session.ahead
-                due.check(self.session.seq + 1, clock, f"shard {host.number}")
+                due.check(seq, clock, f"shard {host.number}")
         _, sends = self.session.push(
             invariants.gradient(self._world.blocks, self.number, self.session.seq + 1),
             moving.versions(self._versions, self.session.map.shards),
