@@ -47,11 +47,13 @@ class Workers:
     """The workers of one life of a shard: what they are answered, and who of them waits.
 
     `greeted` says whether any has been told what this life holds: nothing may take its place then.
+    `_joined` are those that have joined in this life of the shard.
     """
 
     def __init__(self, part: Part, move: Move) -> None:
         self.gate = Gate(part.spec.bound)
         self.greeted = False
+        self._joined: set[str] = set()
         self._part = part
         self._move = move
         self._spec, self._boot = part.spec, part.boot
@@ -174,6 +176,7 @@ class Workers:
 
     def _admit(self, sender: bytes, message: Join) -> Outgoing:
         clock = self._ledger.join(message.worker, message.clock)
+        self._joined.add(message.worker)
         if self._part.rolled_back:
             self._ledger.regain(message.worker, message.seq, message.step)
             self._follow_up(clock)
@@ -289,7 +292,8 @@ class Workers:
         counted then was no further behind than the bound allows, whatever is known here.
         """
         if self._spec.bound is not None:
-            self._ledger.follow_up(clock - 1 - self._spec.bound)
+            late = self._ledger.follow_up(clock - 1 - self._spec.bound, self._joined)
+            self.gate.forget(*late)
 
     def _check_epoch(self, epoch: int) -> None:
         if epoch != self._spec.map.epoch:

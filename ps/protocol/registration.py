@@ -2,13 +2,16 @@
 
 Theory. The greeting is a request like the others: Hello to every shard; the smallest push number
 they report is where this worker goes on (shards that are ahead will recognise the repetition); then
-Join to shard 0, which says the clock, then to the others. A shard that restarted, or one where the
-lease ran out, is greeted by itself, and joined at the clock that shard 0 has said.
+Join to shard 0, which says the clock, then to the others at that clock. A shard that restarted, or
+one where the lease ran out, is greeted by itself, and joined at the clock that the worker has.
 
-A worker has one clock for all shards, or two workers could wait for each other at two of them. When
-its lease has run out and the others have gone on without it, shard 0 has it count on from beside
-them; the difference is then added to every clock that goes out, and told to the other shards by a
-Join. The driver's own count is not touched.
+A worker has one clock for all shards, or two workers could wait for each other at two of them. No
+shard admits anyone below its own slowest clock, and that of one may have risen since another has
+answered. It then lets the others read as if this worker had come that far. So the worker takes the
+largest clock that any shard admits it at, and joins the others at that; it is ready once all of
+them count it there. When a lease has run out and the others have continued without this worker, it
+catches up with them in the same way: the difference is added to every clock that it sends from then
+on. The driver's own count does not change.
 """
 
 from typing import NamedTuple
@@ -32,7 +35,8 @@ class Registration:
 
     `ready` is set once all have registered it; `joined` are those that have it registered now, and
     `boots` their lives. `reached` is the clock, on the wire, that its pushes reach with the weights
-    it has been given so far, and `ahead` how far the wire's clock is ahead of the driver's.
+    it has been given so far, `pushed` the one that they have reached, and `ahead` how far the wire's
+    clock is ahead of the driver's.
     `acknowledged` is the last push that each shard has acknowledged to it.
     """
 
@@ -50,8 +54,8 @@ class Registration:
         self.boots: dict[int, int] = {}
         self.joined: set[int] = set()
         self.acknowledged: dict[int, Push] = {}
-        self.reached = self.ahead = 0
-        self._admission: int | None = None  # the clock at which shard 0 has last let this life in
+        self.reached = self.pushed = self.ahead = 0
+        self._admission: int | None = None  # the largest clock that a shard has let this life in at
         self._welcomes: dict[int, Welcome] = {}
         self._reported: dict[int, Had] = {}
         self._lost_to: dict[int, int] = {}  # the last push that was due when a shard rolled back
@@ -120,54 +124,65 @@ class Registration:
         return [self._join(0, 0, now)]
 
     def admitted(self, shard: int, reply: Joined, now: float) -> tuple[list[Send], Ready | None]:
-        """`shard` has registered this worker, who was not ready; is now, if it was the last."""
+        """`shard` has registered this worker, which was not ready; it is if this was the last."""
         self.joined.add(shard)
-        if self._admission is None:
-            assert shard == 0, "shard 0 admits first"
+        if self._admission is None or reply.clock > self._admission:
+            # The others count it at an earlier clock, or not at all.
             self._admission = reply.clock
-            sends = [self._join(other, reply.clock, now) for other in range(1, self._shards)]
-            if sends:
-                return sends, None
-        if len(self.joined) == self._shards:
-            behind = min(self._welcomes.values(), key=lambda welcome: welcome.seq)
-            self.ready = Ready(behind.seq, behind.step, self._admission, behind.lease_s)
-            self.reached = self._admission
-        return [], self.ready
+            self.joined.intersection_update({shard})
+            return self._join_others(shard, now), self._ready_if_joined()
+        return [], self._ready_if_joined()
 
     def readmitted(self, shard: int, reply: Joined, now: float) -> tuple[int, list[Send]]:
-        """It was ready, and `shard` has it back; how far shard 0 sees it overtaken, and the Joins.
+        """It was ready, and `shard` has it back; how far that shard sees it overtaken, and Joins.
 
-        Whatever has been asked at the clock before is to be asked anew.
+        Whatever has been asked at the clock before must be asked again.
         """
         self.joined.add(shard)
-        behind = reply.clock - self.reached if shard == 0 else 0
+        behind = reply.clock - self.reached
         if behind <= 0:
             return 0, []
         self._admission = reply.clock
         # As one: if Ctrl-C came between, the next greeting would count it twice.
         self.ahead, self.reached = self.ahead + behind, reply.clock
-        return behind, [
-            self._join(other, reply.clock, now)
-            for other in range(1, self._shards)
-            if other in self.joined or self._joining(other)
+        self.pushed += behind
+        return behind, self._join_others(shard, now)
+
+    def _ready_if_joined(self) -> Ready | None:
+        if len(self.joined) == self._shards:
+            assert self._admission is not None, "every shard has said a clock"
+            behind = min(self._welcomes.values(), key=lambda welcome: welcome.seq)
+            self.ready = Ready(behind.seq, behind.step, self._admission, behind.lease_s)
+            self.reached = self.pushed = self._admission
+        return self.ready
+
+    def _join_others(self, shard: int, now: float) -> list[Send]:
+        """Joins at the present clock to all but `shard`; who is being greeted is joined later."""
+        assert self._admission is not None, "a shard has said it"
+        return [
+            self._join(other, self._admission, now)
+            for other in range(self._shards)
+            if other != shard and not self._greeting(other)
         ]
 
     def follow(self, former: "Registration", now: float) -> list[Send]:
-        """Once ready, count as `former` did with other shards, or from beside the others there.
+        """Once ready, count as `former` did with other shards, or catch up with the others there.
 
-        That is if they have gone on beyond what this worker has told and been given already.
+        It has to catch up if they have gone beyond what this worker has pushed. What it has been
+        given in advance by the former shards does not count: the driver asks for that again.
 
-        What they know of its clock may be older than its pushes that they have, and than what the
-        former have let it in at: a life that repeats those of the one before counts further with
-        each.
+        What these shards know of its clock may be older than its pushes that they have, and than
+        what the former have let it in at: a life that repeats the pushes of the one before counts
+        further with each.
         """
         assert self.ready is not None, "the driver waits for Ready first"
-        overtaken = max(0, self.ready.clock - former.reached)
+        overtaken = max(0, self.ready.clock - former.pushed)
         self.ahead = former.ahead + overtaken
+        self.pushed = former.pushed + overtaken
         clock = former._counted_to(self.ready.seq) + overtaken
         if clock <= self.ready.clock:
             return []
-        self.reached = max(self.reached, clock)
+        self._admission, self.reached = clock, max(self.reached, clock)
         return [self._join(shard, clock, now) for shard in range(self._shards)]
 
     def _counted_to(self, seq: int) -> int:
@@ -188,8 +203,12 @@ class Registration:
         told = self._job, self._worker, self._incarnation, self.boots[shard]
         again = self.ready is not None
         had = self._had(shard) if again else Had(0, 0, 0)
+        self._outstanding.drop_greetings(shard)  # an earlier Join: this one says more
         join = Join(request, *told, max(clock, had.clock), again, had.seq, had.step)
         return self._outstanding.keep(shard, request, join, (), now)
 
     def _joining(self, shard: int) -> bool:
         return any(isinstance(owed.message, Join) for owed in self._outstanding.to(shard))
+
+    def _greeting(self, shard: int) -> bool:
+        return any(isinstance(owed.message, Hello) for owed in self._outstanding.to(shard))

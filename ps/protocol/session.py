@@ -154,7 +154,7 @@ class Session:
         self.seq = seq
         own = self._registration
         told_clock = clock + own.ahead
-        own.reached = max(own.reached, told_clock)
+        own.reached, own.pushed = max(own.reached, told_clock), told_clock
         request = self._requests.begin(Push, now, clock)
         messages = [
             Push(
@@ -190,8 +190,8 @@ class Session:
     def follow(self, former: "Session", now: float) -> list[Send]:
         """Once ready, before anything is asked: go on as `former` did with the shards before.
 
-        If the others have gone on without this worker meanwhile, and beyond what it has told and
-        been given already, it counts on from beside them, as ever.
+        If the others have gone beyond what this worker has pushed, it catches up with them, as
+        after any registration.
         """
         sends = self._registration.follow(former._registration, now)
         # These know a push of a former life that not all of those had: it is about to be repeated,
@@ -356,11 +356,13 @@ class Session:
         returning = shard not in own.joined
         behind, sends = own.readmitted(shard, reply, now)
         if behind > 0:
-            sends += self._catch_up(behind, now)
+            # A shard that has this worker back is sent all that it owes, next.
+            pulls = self._catch_up(behind, now)
+            sends += [send for send in pulls if not (returning and send.shard == shard)]
         return sends + (self._readdressed(shard, now) if returning else []), []
 
     def _catch_up(self, behind: int, now: float) -> list[Send]:
-        """Shard 0 counts this worker so much further: what is on its way is to say so, too."""
+        """A shard counts this worker further by `behind`: what is on its way has to say so, too."""
         for shard, pending in self._outstanding:
             message = pending.message
             if isinstance(message, Push):
@@ -368,12 +370,11 @@ class Session:
             elif isinstance(message, Pull):
                 # An answer to the old clock may have passed a gate that the new one must not.
                 self._outstanding.settle(shard, message.request)
-        sends = [
+        return [
             send
             for request, clock in self._requests.pulls_anew()
             for send in self._ask_weights(request, clock, now)
         ]
-        return [send for send in sends if send.shard > 0]  # shard 0 is sent everything next
 
     def _relocated(self, frames: Sequence[Buffer]) -> Event:
         if len(frames) != 1:

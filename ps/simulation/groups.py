@@ -233,7 +233,7 @@ class Copies(Host):
             elif type(answer.message) is Refusal and answer.message.remedy is Remedy.RETRY:
                 # Told that this copy does not serve, the worker tries another.
                 self._routes.pop(self._world.end_at(answer.to).name, None)
-        self._pulls.check(copy.replica.shard, answers, self._world.calm)
+        self._pulls.check(copy.replica.shard, answers)
         self.answer(copy, answers)
 
     def _post(self, copy: Copy, post: Post) -> None:

@@ -17,6 +17,7 @@ from ps.simulation.invariants import (
     exact,
 )
 from ps.simulation.network import Deliver
+from ps.simulation.reads import Reads
 from ps.simulation.serial import check_state, check_versions
 from shards import codec
 from shards.ledger import Ledger
@@ -72,6 +73,7 @@ class Host:
             number,
             setting.workers,
             setting.bound,
+            Reads(world, self).served,
             exact=exact(setting, setting.pull),
             fresh=fresh,
         )

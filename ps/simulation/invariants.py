@@ -10,7 +10,7 @@ leaves, a view when it arrives, an entry when a backup has applied it.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -127,12 +127,22 @@ class PullWatch:
     """One shard's pulls: what was asked at which clock, and whether the answer may be given."""
 
     def __init__(
-        self, number: int, workers: int, bound: int | None, *, exact: bool, fresh: bool
+        self,
+        number: int,
+        workers: int,
+        bound: int | None,
+        served: Callable[[Shard, int, Array | None], None],
+        *,
+        exact: bool,
+        fresh: bool,
     ) -> None:
-        """`exact`: what is served can be counted, being float32 and no mean of a round. A `fresh`
+        """`served` is called for each read, with the clock up to which it contains all pushes, and
+        with its weights if they can be counted.
+
+        `exact`: what is served can be counted, being float32 and no mean of a round. A `fresh`
         shard, which a job moves to, knows of workers less than those that it has moved from.
         """
-        self._number, self._workers = number, workers
+        self._number, self._workers, self._served = number, workers, served
         self._bound, self.exact, self._fresh = bound, exact, fresh
         self._clocks: dict[tuple[bytes, int], int] = {}
         self._admitted: dict[bytes, int] = {}
@@ -142,13 +152,13 @@ class PullWatch:
         if type(message) is Pull:
             self._clocks[sender, message.request] = message.clock
 
-    def check(self, shard: Shard, answers: Sequence[Outgoing], calm: bool) -> None:
-        """Hold the answers to pulls against the bound; in calm weather, the floats themselves."""
+    def check(self, shard: Shard, answers: Sequence[Outgoing]) -> None:
+        """Hold the answers to pulls against the bound."""
         for answer in answers:
             if type(answer.message) is Joined:
-                self._admitted.setdefault(answer.to, answer.message.clock)
+                self._admitted[answer.to] = answer.message.clock
             elif type(answer.message) is Weights and answer.to:
-                self._check_weights(shard, answer, calm)
+                self._check_weights(shard, answer)
         bound = self._bound
         if bound is not None:
             gap = max(shard.ledger.clock_gap, shard.journal.max_clock_gap)
@@ -167,10 +177,10 @@ class PullWatch:
         ]
         return max(clocks, default=0) - min(clocks, default=0)
 
-    def _check_weights(self, shard: Shard, answer: Outgoing, calm: bool) -> None:
+    def _check_weights(self, shard: Shard, answer: Outgoing) -> None:
         weights = answer.frames[0]
+        assert isinstance(weights, np.ndarray)
         if self.exact:
-            assert isinstance(weights, np.ndarray)
             check_prefix(weights, self._workers, f"a pull of shard {self._number}")
         bound, slowest = self._bound, shard.ledger.min_clock
         if bound is None or slowest is None:
@@ -182,22 +192,7 @@ class PullWatch:
                 f"shard {self._number} serves a pull at clock {clock}, bound {bound},"
                 f" slowest {slowest}",
             )
-        if calm and self.exact:
-            self._check_freshness(weights, clock - bound, shard)
-
-    def _check_freshness(self, weights: Any, least: int, shard: Shard) -> None:
-        """Who is registered has as many pushes in what is served as the bound demands."""
-        for address, admitted in self._admitted.items():
-            name = address.decode().partition("/")[0]
-            entry = shard.ledger.entries.get(name)
-            if entry is None or entry.standing is not Standing.ACTIVE:
-                continue
-            # It counts from where it was admitted, and had pushed nothing then.
-            held, _ = applied(weights, int(name[1:]))
-            if held < least - admitted:
-                raise Violation(
-                    Promise.BOUND, f"{name} has {held:g} pushes in it, {least - admitted} are due"
-                )
+        self._served(shard, clock - bound, weights if self.exact else None)
 
     def check_open(self, shard: Shard) -> None:
         """Nobody waits who may go."""

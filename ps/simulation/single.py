@@ -108,7 +108,7 @@ class Single(Host):
 
     def _look(self, answers: Sequence[Outgoing]) -> None:
         """Hold every answer against the promises, then let it travel."""
-        self._pulls.check(self._shard, answers, self._world.calm)
+        self._pulls.check(self._shard, answers)
         self._pulls.check_open(self._shard)
         self.answer(self._process, answers)
 

@@ -10,9 +10,10 @@ from ps.simulation import invariants
 from ps.simulation.addresses import generation_of
 from ps.simulation.clock import Party
 from ps.simulation.invariants import Promise, Violation
+from ps.simulation.reads import Due
 from shards import codec
 from shards.errors import BadMessage, DownpourError
-from shards.messages import Renew
+from shards.messages import Joined, Renew
 
 if TYPE_CHECKING:
     from ps.simulation.hosts import Host
@@ -30,6 +31,7 @@ class Life(Party):
         self.number, self.incarnation = number, incarnation
         self.address = f"w{number}/{incarnation}".encode()
         self.departed = self._computing = False
+        self.clocks: dict[int, int] = {}  # that its pushes were made at
         self._world = world
         self._step = self._reached = 0
         self._ready: Ready | None = None
@@ -47,6 +49,7 @@ class Life(Party):
     def _open(self, hosts: "Sequence[Host]") -> None:
         """Turn to these shards, without a word."""
         world, self.hosts = self._world, hosts
+        self.due = {host: Due() for host in hosts}  # what reads have promised of it
         self.session = Session(
             job=world.job,
             worker=self.name,
@@ -96,10 +99,18 @@ class Life(Party):
         except DownpourError as error:
             self._world.failed(self, error)
             return
+        if type(reply) is Joined:
+            self._registered(self.due[host])
         self._send(sends)
         invariants.check_pending(self.session, self._world.setting.in_flight)
         for event in events:
             self._note(event)
+
+    def _registered(self, *places: Due) -> None:
+        """These count it from now on; the pushes that are under way are late."""
+        made = max(self.clocks, default=self.session.seq)
+        for due in places:
+            due.late = made + self._computing + len(self._pulled)
 
     def _note(self, event: Event) -> None:
         match event:
@@ -189,6 +200,7 @@ class Life(Party):
             self._send(joins)
             for _, sends in owed:
                 self._send(sends)
+            self._registered(*self.due.values())
             wanted, self._asked = self._asked, []
             self._pulled.clear()
             for _, clock in wanted:
@@ -204,6 +216,11 @@ class Life(Party):
             return
         self._computing = False
         self._step, self._reached = self._step + 1, self._reached + 1
+        seq, clock = self.session.seq + 1, self._reached + self.session.ahead
+        self.clocks[seq] = clock
+        for host, due in self.due.items():
+            if host.number in self.session._registration.joined:
+                due.check(seq, clock, f"shard {host.number}")
         _, sends = self.session.push(
             invariants.gradient(self._world.blocks, self.number, self.session.seq + 1),
             moving.versions(self._versions, self.session.map.shards),

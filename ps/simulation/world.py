@@ -34,7 +34,7 @@ from shards.schedules import Fixed
 from shards.spec import ShardSpec
 from shards.tables import DenseTable, ShardMap, TensorSpec, cut_evenly
 
-HORIZON_S = 120.0
+HORIZON_S = 200.0  # a standstill of a minute that a death near its end has begin again, and more
 BEYOND_S = 12.0  # how long a run whose budget is exceeded goes on after its faults
 NOTED = 200  # lines of what happened
 

@@ -80,7 +80,7 @@ def a_worker_comes_back_with_the_clock_of_its_first_day(patch: Patch) -> None:
 
 @BUGS.add
 def who_has_not_come_back_is_where_the_save_has_it(patch: Patch) -> None:
-    patch.setattr(Ledger, "follow_up", lambda *_: None)
+    patch.setattr(Ledger, "follow_up", lambda *_: [])
 
 
 @BUGS.add

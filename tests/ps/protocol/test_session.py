@@ -50,8 +50,38 @@ def test_the_greeting() -> None:
         [],
     )
     assert tell(session, joined(0, 3, clock=41)) == ([(1, Join(4, "job", "w", 2, 8, 41))], [])
-    assert tell(session, joined(1, 4, clock=44)) == ([], [Ready(3, 30, 41, 10.0)])
+    assert tell(session, joined(1, 4, clock=41)) == ([], [Ready(3, 30, 41, 10.0)])
     assert (session.seq, session.boots) == (3, (9, 8))
+
+
+def test_a_worker_starts_at_the_largest_clock_that_a_shard_admits_it_at() -> None:
+    """Shard 1 admits it at a later clock than shard 0: it is ready once shard 0 has that, too."""
+    session = a_session()
+    session.hello(0.0)
+    tell(session, welcome(0, 1))
+    tell(session, welcome(1, 2))
+    tell(session, joined(0, 3, clock=41))
+    assert tell(session, joined(1, 4, clock=44)) == (
+        [(0, Join(5, "job", "w", 2, 1, 44))],
+        [],
+    )
+    assert tell(session, joined(0, 5, clock=44)) == ([], [Ready(0, 0, 44, 10.0)])
+
+
+def test_a_shard_that_admits_a_worker_again_at_a_later_clock_is_believed() -> None:
+    """Not shard 0 alone: the others count it there, too, and its next pull is for that clock."""
+    session = ready_session()
+    assert tell(session, refused(0, 0, Remedy.RESYNCHRONISE)) == ([], [])
+    session.hello(0.0)
+    tell(session, welcome(0, 5))
+    joins, _ = tell(session, welcome(1, 6))
+    assert joins == [(1, Join(8, "job", "w", 2, 1, 0, again=True))]
+    tell(session, joined(0, 7, clock=0))
+    assert tell(session, joined(1, 8, clock=4))[0] == [
+        (0, Join(9, "job", "w", 2, 1, 4, again=True))
+    ]
+    _, sends = session.pull(0, now=0.0)
+    assert [send.message.clock for send in sends if isinstance(send.message, Pull)] == [4, 4]
 
 
 def test_a_greeting_whose_lease_ran_out() -> None:
