@@ -65,3 +65,13 @@ class Fenced(GiveUp):
 
 class WrongBuild(GiveUp):
     """The two sides run different code."""
+
+
+def quoted(value: object, limit: int = 80) -> str:
+    """Foreign text as an error may quote it: one line, printable, at most about `limit` characters.
+
+    Of a longer text its beginning, and how long it is.
+    """
+    text = value if isinstance(value, str) else repr(value)
+    short = "".join(one if one.isprintable() else "?" for one in text[:limit])
+    return short if len(text) <= limit else f"{short}... ({len(text)} characters)"
