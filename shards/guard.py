@@ -1,9 +1,10 @@
 """The poison guard: gradients that must not be applied, and workers that keep sending them.
 
 A push whose norm is not finite is never applied: one NaN would be in every weight that anybody
-reads from then on. Norms are summed in float32, so one beyond 1.8e19 counts as infinite. A job may also say how large the norm of a shard's part may be; what is larger
-is refused in the same way. A worker that has been refused so a number of times is quarantined: its
-pushes are not looked at any more, whatever they hold and whichever life sends them.
+reads from then on. Norms are summed in float32, so one beyond 1.8e19 counts as infinite. A job may
+also say how large the norm of a shard's part may be; what is larger is refused in the same way. A
+worker that has been refused a number of times is quarantined: its pushes are not looked at any
+more, whatever they hold and whichever life sends them.
 
 How often stands in the ledger, so it is known to every later life of the shard, to its other copy,
 and to the shards that a job moves to. So a refusal of this kind is a change, which is logged and

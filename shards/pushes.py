@@ -80,8 +80,9 @@ def measured(arrived: Arrived, guard: Guard) -> Arrived:
     squares = squared_norm(arrived.gradient)
     if not squares <= guard.most_squares:
         finite = bool(np.isfinite(as_host(arrived.gradient)).all())
+        fault = guard.describe(squares, finite=finite)
         raise BadInput(
-            f"push {message.seq} of worker {message.worker} {guard.describe(squares, finite=finite)}"
+            f"push {message.seq} of worker {message.worker} {fault}"
             f" (loss {message.loss:g}); is the rate too high?"
         )
     return msgspec.structs.replace(arrived, norm=squares**0.5)

@@ -231,7 +231,7 @@ def test_parts_that_were_exchanged_are_named(tmp_path: Path) -> None:
     (folder / "manifest.json").write_bytes(checked_json.encode(changed))
     with pytest.raises(BadInput) as caught:
         load_snapshot(folder)
-    assert "expected a saved state, got that of keys [512, 768) at version 6" in str(caught.value)
+    assert "expected a saved state, got that of keys [256, 768) at version 6" in str(caught.value)
     assert len(list(damage(folder))) == 2
 
 
@@ -245,7 +245,7 @@ def test_parts_that_cannot_be_its_shards(tmp_path: Path, change: str) -> None:
         "fewer": ((first,), "expected 2 parts, one a shard, got 1"),
         "smaller": (
             (msgspec.structs.replace(first, bytes=99), second),
-            "shard-0.safetensors: expected at least 2048 bytes, got 99",
+            "shard-0.safetensors: expected at least 1024 bytes, got 99",
         ),
         "another version": (
             (msgspec.structs.replace(first, version=4), second),
