@@ -221,10 +221,15 @@ def read_updates(
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             _check_footer(path, file)
             wanted = list(columns or SCHEMA.names)
+            left = file.metadata.num_rows
             for batch in file.iter_batches(columns=sorted({"shard", *wanted})):
+                left -= batch.num_rows
                 if shard is not None:
                     batch = batch.filter(pc.equal(batch.column("shard"), shard))
                 yield batch.select(wanted)
+            if left:  # a page that is none is passed over in silence
+                rows = file.metadata.num_rows
+                raise BadInput(f"{path}: expected {rows} rows, got {rows - left}")
     except (pa.ArrowException, MemoryError, *UNDECODABLE) as error:
         text = quoted(str(error).partition("\n")[0], 200)
         raise BadInput(f"{path}: expected a record of updates: {text}") from None
