@@ -106,7 +106,8 @@ def squared_norm(values: Floats) -> float:
         return update_kernels.squared_norm(values)
     if values.size <= _FEW * BLOCK:  # where calls cost more than sums
         parts = [values[low : low + BLOCK] for low in range(0, values.size, BLOCK)]
-        return sum([float(np.dot(part, part)) for part in parts])
+        with np.errstate(all="ignore"):  # infinite is what comes out where it is beyond float32
+            return sum([float(np.dot(part, part)) for part in parts])
     whole = values.size - values.size % BLOCK
     blocks, rest = values[:whole].reshape(-1, BLOCK), values[whole:]
     with np.errstate(all="ignore"):

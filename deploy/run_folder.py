@@ -26,6 +26,7 @@ import msgspec
 from deploy.summary import Summary
 from deploy.updates import UpdatesWriter
 from ps import Cluster
+from ps.storage import checked_json
 from ps.storage.private import write_private
 from shards.errors import BadInput, GiveUp
 
@@ -61,7 +62,7 @@ class RunFolder:
         of no run. One where a run was refused before it began holds only settings, and is taken.
         """
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
             present = sorted(entry.name for entry in path.iterdir())
         except OSError as error:
             raise BadInput(f"run folder {path}: {error.strerror}") from None
@@ -89,7 +90,7 @@ class RunFolder:
     def _open(cls, path: Path, settings: Mapping[str, object]) -> "RunFolder":
         folder = cls(path, _locked(path))
         try:
-            write_whole(folder.settings, msgspec.json.encode(settings), private=True)
+            write_whole(folder.settings, checked_json.encode(settings), private=True)
         except BaseException:
             folder.close()
             raise
@@ -103,7 +104,7 @@ class RunFolder:
 
     def resettle(self, settings: Mapping[str, object], cluster: Cluster) -> None:
         """Tell of other shards: what a `--resume` goes on with, and where they are now."""
-        write_whole(self.settings, msgspec.json.encode(settings), private=True)
+        write_whole(self.settings, checked_json.encode(settings), private=True)
         cluster.save(self.cluster)
 
     def write_summary(self, summary: Summary) -> None:
@@ -131,7 +132,7 @@ class RunFolder:
 def _locked(path: Path) -> int:
     """A lock on the folder that ends with this process, however it ends."""
     try:
-        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise BadInput(f"run folder {path}: {error.strerror}") from None
     try:

@@ -24,6 +24,7 @@ from ps.hosts.hosting import (
 from ps.logs.saves import ROLLBACK_S
 from ps.protocol.compression import NONE, Compression
 from ps.replicas.coordinator_server import SILENCE_S
+from ps.storage import checked_json
 from ps.storage.shelf import Keep
 from ps.wire.link_model import LinkModel, parse_link
 from ps.wire.reach import on_this_host
@@ -174,7 +175,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     def load(path: Path) -> "TrainSettings":
         """Read `settings.json`; raises BadInput naming it."""
         try:
-            return msgspec.json.decode(path.read_bytes(), type=TrainSettings, dec_hook=_decode)
+            return checked_json.decode(path.read_bytes(), TrainSettings, dec_hook=_decode)
         except OSError as error:
             raise BadInput(f"settings {path}: {error.strerror}") from None
         except (*UNDECODABLE, BadInput) as error:

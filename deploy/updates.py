@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from deploy.summary import Rows, Tally
-from shards.errors import BadInput, GiveUp
+from shards.errors import UNDECODABLE, BadInput, GiveUp, quoted
 from shards.records import RECORD
 
 SCHEMA = pa.schema(
@@ -57,6 +57,7 @@ SCHEMA = pa.schema(
 )
 
 _GROUP_ROWS = 1 << 15
+_ROWS = "downpour.rows"  # the footer's own count, which no page's checksum covers
 # What a worker has not measured yet, or a shard cannot know, comes as 0, which no clock measures.
 _ZERO_IS_UNKNOWN = frozenset({"rtt_s", "wall_age_s"})
 
@@ -82,13 +83,16 @@ class UpdatesWriter:
         self._partial = path.with_name(f".{path.name}.partial")
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = 0
+        self._rows = 0  # that are in the file
         self.fresh_samples = 0
         self.lost = False
         self._origins: dict[int, float] = {}
         self._ends: dict[int, float] = {}
         self._moved_at = 0.0
         try:
-            self._writer = pq.ParquetWriter(self._partial, SCHEMA, compression="zstd")
+            self._writer = pq.ParquetWriter(
+                self._partial, SCHEMA, compression="zstd", write_page_checksum=True
+            )
         except OSError as error:
             raise _refused(path, error) from None
         if restored is not None and path.exists():
@@ -124,6 +128,7 @@ class UpdatesWriter:
             return
         try:
             self._flush()
+            self._writer.add_key_value_metadata({_ROWS: str(self._rows)})
             self._writer.close()
             self._writer = None
             self._partial.replace(self.path)
@@ -191,6 +196,7 @@ class UpdatesWriter:
     def _flush(self) -> None:
         waiting, self._waiting, self._waiting_rows = self._waiting, [], 0
         if waiting:
+            self._rows += sum(batch.num_rows for batch in waiting)
             self._writer.write_table(pa.Table.from_batches(waiting))
 
     def _discard(self) -> None:
@@ -212,19 +218,41 @@ def read_updates(
     `columns` and `shard` choose a part. Raises BadInput for a file that is not one.
     """
     try:
-        with pq.ParquetFile(path) as file:
-            missing = set(SCHEMA.names) - set(file.schema_arrow.names)
-            if missing:
-                raise BadInput(f"{path}: expected the columns of updates, {sorted(missing)} lack")
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            _check_footer(path, file)
             wanted = list(columns or SCHEMA.names)
+            left = file.metadata.num_rows
             for batch in file.iter_batches(columns=sorted({"shard", *wanted})):
+                left -= batch.num_rows
                 if shard is not None:
                     batch = batch.filter(pc.equal(batch.column("shard"), shard))
                 yield batch.select(wanted)
-    except pa.ArrowInvalid as error:
-        raise BadInput(f"{path}: {str(error).splitlines()[0]}") from None
+            if left:  # a page that is none is passed over in silence
+                rows = file.metadata.num_rows
+                raise BadInput(f"{path}: expected {rows} rows, got {rows - left}")
+    except (pa.ArrowException, MemoryError, *UNDECODABLE) as error:
+        text = quoted(str(error).partition("\n")[0], 200)
+        raise BadInput(f"{path}: expected a record of updates: {text}") from None
     except OSError as error:
-        raise BadInput(f"{path}: {error.strerror or error}") from None
+        raise BadInput(f"{path}: {error.strerror or quoted(str(error), 200)}") from None
+
+
+def _check_footer(path: Path, file: pq.ParquetFile) -> None:
+    """Raise BadInput unless a file says that it has the columns of updates, and all of its rows."""
+    schema = file.schema_arrow
+    lacking = sorted(set(SCHEMA.names) - set(schema.names))
+    if lacking:
+        raise BadInput(f"{path}: expected the columns of updates, {lacking} lack")
+    for field in SCHEMA:
+        if schema.field(field.name).type != field.type:
+            got = quoted(str(schema.field(field.name).type))
+            raise BadInput(f"{path}: column {field.name}: expected {field.type}, got {got}")
+    told = (file.metadata.metadata or {}).get(_ROWS.encode())
+    groups = sum(file.metadata.row_group(n).num_rows for n in range(file.num_row_groups))
+    expected = "" if told is None else told.decode(errors="replace")
+    for rows in (file.metadata.num_rows, groups):
+        if told is not None and expected != str(rows):
+            raise BadInput(f"{path}: expected {quoted(expected)} rows, got {rows}")
 
 
 def _column(name: str, values: np.ndarray[Any, Any]) -> Any:

@@ -11,6 +11,7 @@ import msgspec
 
 from ps.build import build_id
 from ps.security.keys import address_of
+from ps.storage import checked_json
 from ps.storage.private import check_private, write_private
 from shards.errors import UNDECODABLE, BadInput
 from shards.tables import DenseTable, ShardMap
@@ -58,7 +59,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     def decode(content: bytes) -> "Cluster":
         """What `encode` gave; raises BadInput."""
         try:
-            return msgspec.json.decode(content, type=Cluster)
+            return checked_json.decode(content, Cluster)
         except UNDECODABLE as error:
             raise BadInput(f"cluster: {error}") from None
 
@@ -79,7 +80,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
     def save(self, path: Path) -> None:
         """Write it as JSON that only this user can read."""
-        write_private(path, msgspec.json.format(self.encode()))
+        write_private(path, checked_json.encode(self))
 
     @staticmethod
     def load(path: Path) -> "Cluster":

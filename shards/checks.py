@@ -5,11 +5,6 @@ for itself by the sums of its columns and of its rows; the check is the crc32 of
 wrong in one word, one row (a page of 8 KB) or one column of a block shows. It takes half the time
 of the crc32 of every byte, and a quarter with sums that are compiled.
 
-`spots` looks at 64 bytes of each 4 KB, the page that a system keeps or loses as a whole, and at
-what is left behind the last of them. It tells of a page that is not the one that was written,
-unless its spot is the same, as where both begin with zeros; it does not tell of a bit elsewhere.
-It reads a line of the processor's cache where `checksum` reads 64.
-
 They find accidents, not malice.
 """
 
@@ -24,7 +19,6 @@ Sums = Callable[[Words], tuple[Words, Words]]
 
 _ROWS, _WORDS = 128, 1024
 _BLOCK = _ROWS * _WORDS * 8
-_PAGE, _SPOT = 4096, 64
 
 
 def checksum(frames: Sequence[memoryview], sums: Sums = plain_sums) -> int:
@@ -38,17 +32,6 @@ def checksum(frames: Sequence[memoryview], sums: Sums = plain_sums) -> int:
             words = np.frombuffer(frame[start : start + _BLOCK], "<u8").reshape(_ROWS, _WORDS)
             for line in sums(words):
                 check = zlib.crc32(line.data, check)
-        check = zlib.crc32(frame[whole:], check)
-    return check
-
-
-def spots(frames: Sequence[memoryview]) -> int:
-    """The check of a spot in each page of frames of bytes, one behind another."""
-    check = 0
-    for frame in frames:
-        whole = len(frame) - len(frame) % _PAGE
-        pages = np.frombuffer(frame[:whole], np.uint8).reshape(-1, _PAGE)
-        check = zlib.crc32(np.ascontiguousarray(pages[:, :_SPOT]).data, check)
         check = zlib.crc32(frame[whole:], check)
     return check
 

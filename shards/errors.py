@@ -11,8 +11,11 @@
         ├── Fenced        a newer life of this worker has taken over its name
         └── WrongBuild    the two sides run different code
 
-An error's text is one line: the thing, what was expected, what came.
+An error's text is one line: the thing, what was expected, what came. It may quote what others
+wrote, so its length is bounded: `quoted` shortens one such piece, and every error its whole text.
 """
+
+_MOST_TEXT = 2000
 
 UNDECODABLE = (ValueError, RecursionError)
 """What msgspec raises for bytes that are not what they should be. Its own errors are ValueErrors,
@@ -21,6 +24,9 @@ and so is that of a text that is not UTF-8, which is none of its own."""
 
 class DownpourError(Exception):
     """Every error this project raises on purpose."""
+
+    def __init__(self, text: object = "") -> None:
+        super().__init__(_bounded(str(text)))
 
 
 class Retry(DownpourError):
@@ -65,3 +71,22 @@ class Fenced(GiveUp):
 
 class WrongBuild(GiveUp):
     """The two sides run different code."""
+
+
+def _bounded(text: str) -> str:
+    """A text that is too long without its middle: the end may say what to do."""
+    surplus = len(text) - _MOST_TEXT
+    if surplus <= 0:
+        return text
+    front, back = text[: _MOST_TEXT * 3 // 4], text[-_MOST_TEXT // 4 :]
+    return f"{front}... ({surplus} characters left out) ...{back}"
+
+
+def quoted(value: object, limit: int = 80) -> str:
+    """Foreign text as an error may quote it: one line, printable, at most about `limit` characters.
+
+    Of a longer text its beginning, and how long it is.
+    """
+    text = value if isinstance(value, str) else repr(value)
+    short = "".join(one if one.isprintable() else "?" for one in text[:limit])
+    return short if len(text) <= limit else f"{short}... ({len(text)} characters)"

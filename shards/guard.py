@@ -1,9 +1,10 @@
 """The poison guard: gradients that must not be applied, and workers that keep sending them.
 
 A push whose norm is not finite is never applied: one NaN would be in every weight that anybody
-reads from then on. A job may also say how large the norm of a shard's part may be; what is larger
-is refused in the same way. A worker that has been refused so a number of times is quarantined: its
-pushes are not looked at any more, whatever they hold and whichever life sends them.
+reads from then on. Norms are summed in float32, so one beyond 1.8e19 counts as infinite. A job may
+also say how large the norm of a shard's part may be; what is larger is refused in the same way. A
+worker that has been refused a number of times is quarantined: its pushes are not looked at any
+more, whatever they hold and whichever life sends them.
 
 How often stands in the ledger, so it is known to every later life of the shard, to its other copy,
 and to the shards that a job moves to. So a refusal of this kind is a change, which is logged and
@@ -19,6 +20,8 @@ import msgspec
 
 from shards.errors import GiveUp
 
+_MOST_NORM = 1.8e19  # the root of the largest float32
+
 
 class Guard(msgspec.Struct, frozen=True):
     """What a job tolerates: a norm of at most `max_norm`, None for any that is finite, and fewer
@@ -33,11 +36,12 @@ class Guard(msgspec.Struct, frozen=True):
         """What a squared norm must not exceed, and what infinity and NaN do exceed."""
         return 1.7e308 if self.max_norm is None else self.max_norm**2
 
-    def describe(self, squares: float) -> str:
-        """What is wrong with a gradient of that squared norm."""
-        if not squares < inf:
+    def describe(self, squares: float, *, finite: bool) -> str:
+        """What is wrong with a gradient of that squared norm, whose values are `finite` or not."""
+        if not finite:
             return "holds NaN or infinity: expected finite gradients"
-        return f"has norm {squares**0.5:.4g}: expected at most {self.max_norm:g}"
+        norm = f"norm {squares**0.5:.4g}" if squares < inf else f"a norm beyond {_MOST_NORM:g}"
+        return f"has {norm}: expected at most {min(self.max_norm or inf, _MOST_NORM):g}"
 
     def quarantines(self, refused: int) -> bool:
         """Whether a worker of whose gradients so many were refused is not heard any more."""

@@ -13,33 +13,31 @@ What is written:
   another, so a turn is replayed whole. A request that is not kept may have ended such a pass: the
   one behind it is marked `apart`. Pulls end none.
 - *Leases that ran out*, by name: the clock that decided it is not the log's.
-- The *opening* of each file: its number, the shard's spec, and which life writes it. With a new
-  life parked requests are forgotten, as they were when it began; its workers ask again.
+- The *opening* of each file: its number, the shard's spec, which life writes it, and the length of
+  the file before it. With a new life parked requests are forgotten, as they were when it began;
+  its workers ask again.
 - The *state* at an opening, in a file beside it: the base from which later files are replayed.
 
 A push that was repeated or refused is kept without its frames: nobody looked at them. One whose
 gradient the guard refused keeps them, for that is counted, and in one pass it makes the others go
 one by one.
 
-A record is a head, its contents' description, frames, and where it is *sealed* a seal:
+A record is a head, its contents' description, and frames:
 
     magic 8 | description bytes 4 | frame bytes 8 | frames' check 4 | head's check 4
     description, MessagePack | padding to 64 | frames, one behind another | padding to 64
-    seal's magic 8 | number of the file 8 | head's check 4 | padding to 64
 
 The head's check covers the description, so that a length is believed only once it is proved. It is
 begun at the number of the file: a file may lie where another was written before
 (ps/logs/shard_log.py), and what is left of that behind the last record is no record of this one.
+The frames' check covers every byte (checks.py), whichever pages a disk has kept.
 
-What proves that the frames are whole depends on who may have died:
+A record that is cut short proves nothing: its writer may have died in the midst of it, or somebody
+has taken the end of the file away. So the *mark*, a small file of its own, says how far the newest
+log is known to be whole. It is rewritten after each record and before the answers leave, and never
+says more than the log holds:
 
-- The *machine*. Its disk has any of the pages, in any order. The frames' check is then one of every
-  byte (checks.py), which takes one reading of them.
-- The *process* alone. The system copies what a process writes front to back, and what it has copied
-  stays, so a kill leaves a beginning of the record. Of a record that is sealed the seal is written
-  last: where it stands, all before it does. No file has another's seal, for it names the file. The
-  check is then one of spots in every page: it takes next to no time, and tells most of a machine's
-  deaths, too, which nobody promised.
+    magic 8 | number of the newest log 8 | bytes of it 8 | check 4
 
 It leaves to others (ps/logs/shard_log.py): files, and when what is written is safe.
 """
@@ -48,7 +46,7 @@ import struct
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -77,12 +75,12 @@ from shards.spec import ShardSpec
 from shards.state import Saved
 from shards.transitions import Arrival, Outgoing
 
-FORMAT = 3
+FORMAT = 4
 MAGIC = b"\x93DPSLOG\n"
 _HEAD = struct.Struct("<8sIQII")
-_SEAL = struct.Struct("<8sQI44x")
-_SEALED = b"\x93DPSEAL\n"
-_ALIGNED = 64  # a record, the frames in it and its seal begin at multiples of this
+_MARK = struct.Struct("<8sQQI")
+_MARKED = b"\x93DPMARK\n"
+_ALIGNED = 64  # a record and the frames in it begin at multiples of this
 
 Frames = Sequence[NDArray[Any] | Buffer]
 
@@ -112,7 +110,7 @@ class Expired(msgspec.Struct, frozen=True, tag="expired"):
 class Opening(msgspec.Struct, frozen=True, tag="opening"):
     """File `number` of the log, written by life `boot`, which begins with it if `begins`.
 
-    `spec` is the MessagePack of the shard's spec.
+    `spec` is the MessagePack of the shard's spec; `after` is how many bytes the file before it has.
     """
 
     format: int
@@ -121,6 +119,7 @@ class Opening(msgspec.Struct, frozen=True, tag="opening"):
     boot: Count
     begins: bool
     at: float
+    after: Count = 0
 
 
 class Carried(msgspec.Struct, frozen=True, tag="carried"):
@@ -144,10 +143,9 @@ class State(msgspec.Struct, frozen=True, tag="state"):
 Entry = Turn | Expired | Opening | Carried | State
 
 
-class _Description(msgspec.Struct, frozen=True, omit_defaults=True):
+class _Description(msgspec.Struct, frozen=True):
     entry: Entry
     sizes: list[Count]
-    sealed: bool = False
 
 
 _DESCRIPTIONS = msgspec.msgpack.Decoder(_Description)
@@ -161,6 +159,13 @@ class Damage(BadInput):
         self.offset = offset
 
 
+class Mark(NamedTuple):
+    """How far a log is known to be whole: up to byte `end` of file `number`, the newest one."""
+
+    number: int
+    end: int
+
+
 class Record(msgspec.Struct, frozen=True):
     """What was read: an entry, its frames (views of what it was read from), where it ends."""
 
@@ -172,20 +177,14 @@ class Record(msgspec.Struct, frozen=True):
 # --- records as bytes -----------------------------------------------------------------------------
 
 
-def encode(entry: Entry, frames: Frames = (), *, number: int, sealed: bool = False) -> list[Buffer]:
-    """A record of file `number` as it is written, piece behind piece; frames are not copied.
-
-    `sealed`: it is to survive the process, and no more.
-    """
+def encode(entry: Entry, frames: Frames = (), *, number: int) -> list[Buffer]:
+    """A record of file `number` as it is written, piece behind piece; frames are not copied."""
     plain = [memoryview(frame) for frame in codec.wrap(frames)]
     whole = [frame.cast("B") for frame in plain if frame.nbytes]
     sizes = [frame.nbytes for frame in plain]
-    sealed = sealed and bool(whole)  # the head's check covers all else
-    described = msgspec.msgpack.encode(_Description(entry, sizes, sealed))
-    head = _head(described, sum(sizes), _check(whole, sealed=sealed), number)
-    front = head + described
-    end = _padding(sum(sizes)) + (_seal(head, number) if sealed else b"")
-    return [front + _padding(len(front)), *whole, end]
+    described = msgspec.msgpack.encode(_Description(entry, sizes))
+    front = _head(described, sum(sizes), _check(whole), number) + described
+    return [front + _padding(len(front)), *whole, _padding(sum(sizes))]
 
 
 def read(content: memoryview, offset: int, what: str, *, number: int) -> Record:
@@ -201,17 +200,14 @@ def read(content: memoryview, offset: int, what: str, *, number: int) -> Record:
         description = _DESCRIPTIONS.decode(described)
     except UNDECODABLE as error:
         raise Damage(f"{what}: the record at byte {offset}: {error}", offset) from None
-    sealed = description.sealed
-    seal = _seal(content[offset : offset + _HEAD.size], number) if sealed else b""
-    behind = start + frame_bytes + len(_padding(frame_bytes))
-    end = behind + len(seal)
-    if end > len(content) or content[behind:end] != seal:
+    end = start + frame_bytes + len(_padding(frame_bytes))
+    if end > len(content):
         raise Damage(f"{what}: the record at byte {offset} is cut off", offset)
     frames, at = [], start
     for size in description.sizes:
         frames.append(content[at : at + size])
         at += size
-    if at != start + frame_bytes or _check(frames, sealed=sealed) != check:
+    if at != start + frame_bytes or _check(frames) != check:
         raise Damage(f"{what}: the record at byte {offset} does not match its checksum", offset)
     return Record(description.entry, frames, end)
 
@@ -229,12 +225,23 @@ def next_record(content: memoryview, offset: int, *, number: int) -> int | None:
     return next((at for at in places if _front(content, at, number) is not None), None)
 
 
-def _check(frames: Sequence[memoryview], *, sealed: bool) -> int:
-    return checks.spots(frames) if sealed else checks.checksum(frames, table_sums)
+def encode_mark(mark: Mark) -> bytes:
+    """A mark as it is written."""
+    told = _MARKED + struct.pack("<QQ", *mark)
+    return told + zlib.crc32(told).to_bytes(4, "little")
 
 
-def _seal(head: bytes | memoryview, number: int) -> bytes:
-    return _SEAL.pack(_SEALED, number, zlib.crc32(head))
+def decode_mark(content: bytes | memoryview) -> Mark | None:
+    """What `encode_mark` gave; None for other bytes, which a failing power may leave of it."""
+    if len(content) != _MARK.size:
+        return None
+    _, number, end, _ = _MARK.unpack(content)
+    mark = Mark(number, end)
+    return mark if encode_mark(mark) == content else None
+
+
+def _check(frames: Sequence[memoryview]) -> int:
+    return checks.checksum(frames, table_sums)
 
 
 def _head(described: bytes, frame_bytes: int, check: int, number: int) -> bytes:
@@ -369,9 +376,9 @@ class Replay:
         return request
 
 
-def opening(shard: Shard, number: int, *, begins: bool, now: float) -> Opening:
-    """What file `number` of this shard's log begins with."""
-    return Opening(FORMAT, number, encode_spec(shard.spec), shard.boot, begins, now)
+def opening(shard: Shard, number: int, *, begins: bool, now: float, after: int = 0) -> Opening:
+    """What file `number` of this shard's log begins with, behind a file of `after` bytes."""
+    return Opening(FORMAT, number, encode_spec(shard.spec), shard.boot, begins, now, after)
 
 
 def state_of(shard: Shard, number: int) -> tuple[State, Frames]:

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from cupy_kernels.places import as_host
 from cupy_kernels.updates import squared_norm
 from shards import codec, payloads
 from shards.codec import Buffer
@@ -78,8 +79,10 @@ def measured(arrived: Arrived, guard: Guard) -> Arrived:
     message = arrived.message
     squares = squared_norm(arrived.gradient)
     if not squares <= guard.most_squares:
+        finite = bool(np.isfinite(as_host(arrived.gradient)).all())
+        fault = guard.describe(squares, finite=finite)
         raise BadInput(
-            f"push {message.seq} of worker {message.worker} {guard.describe(squares)}"
+            f"push {message.seq} of worker {message.worker} {fault}"
             f" (loss {message.loss:g}); is the rate too high?"
         )
     return msgspec.structs.replace(arrived, norm=squares**0.5)

@@ -10,14 +10,16 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
-from shards.errors import BadInput
+from ps.storage.checked_json import CHECK
+from ps.storage.state_files import tensors_check
+from shards.errors import UNDECODABLE, BadInput, quoted
 from shards.tables import DenseTable
 from worker import columns
 from worker.caffe.model import CaffeModel
-from worker.caffe.weights import into_arena, read_caffemodel
+from worker.caffe.weights import into_arena, read_caffemodel, write_whole
 
 Floats = NDArray[np.float32]
 
@@ -126,9 +128,14 @@ def _read_caffemodel(path: Path, table: DenseTable, arena: Floats) -> tuple[str,
 def _read_safetensors(path: Path, table: DenseTable, arena: Floats) -> tuple[str, ...]:
     """Fill `arena`; returns the tensors that the file lacks."""
     try:
-        tensors = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise BadInput(f"{path}: expected a .safetensors file: {error}") from None
+        with safe_open(path, "numpy") as file:
+            check = (file.metadata() or {}).get(CHECK)  # others write none
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, *UNDECODABLE) as error:
+        text = quoted(" ".join(str(error).split()), 200)
+        raise BadInput(f"{path}: expected a .safetensors file: {text}") from None
+    if check is not None and check != tensors_check(tensors, ""):
+        raise BadInput(f"{path}: it does not match its checksum: it is damaged")
     views = table.views(arena)
     for name in [name for name in views if name in tensors]:
         if tensors[name].shape != views[name].shape:
@@ -141,15 +148,13 @@ def _read_safetensors(path: Path, table: DenseTable, arena: Floats) -> tuple[str
 
 
 def write_safetensors(path: Path, table: DenseTable, arena: Floats) -> None:
-    """The table's tensors by name, without padding; the file appears whole or not at all."""
+    """The table's tensors by name, without padding, and their checksum as metadata.
+
+    The file appears whole or not at all; raises BadInput.
+    """
     tensors = {name: np.ascontiguousarray(view) for name, view in table.views(arena).items()}
-    part = path.with_name(path.name + ".part")
-    try:
-        # Written by the library itself, the file would be its owner's alone to read.
-        part.write_bytes(save(tensors))
-        part.replace(path)
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
+    # Written by the library itself, the file would be its owner's alone to read.
+    write_whole(path, save(tensors, {CHECK: tensors_check(tensors, "")}))
 
 
 def _lists(values: NDArray[np.generic], rows: int, name: str) -> pa.Array:

@@ -34,7 +34,7 @@ def live(kind: type[Order], make: Callable[[Order, str], tuple[Looping, str]]) -
     try:
         server, endpoint = make(order, own_address())
         with server:
-            tell(answers, Listening(endpoint, build_id()))
+            tell(answers, Listening(endpoint, build_id(), server.empty))
             threading.Thread(target=_end_with_parent, args=(server,), daemon=True).start()
             server.wait()
     except Exception as error:  # noqa: BLE001  # whatever it is, the parent is told

@@ -76,10 +76,11 @@ class CoordinatorOrder(msgspec.Struct, frozen=True):
 
 
 class Listening(msgspec.Struct, frozen=True, tag=True):
-    """It serves; others reach it at `endpoint`."""
+    """It serves; others reach it at `endpoint`. `empty`: it is a shard without weights."""
 
     endpoint: str
     build: str
+    empty: bool = False
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

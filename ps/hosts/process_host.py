@@ -76,8 +76,8 @@ def process_shards(
     its next life has forgotten what came after the last save.
 
     Raises BadInput when a port cannot be bound, no GPU answers, a log is damaged or another job's,
-    or `rollback_s` has no place, GiveUp with the cause when a shard does not start within a minute,
-    WrongBuild when it runs other code.
+    some shards' logs hold weights and others' none, or `rollback_s` has no place, GiveUp with the
+    cause when a shard does not start within a minute, WrongBuild when it runs other code.
     """
     if durability is Durability.REPLICATED:
         raise BadInput("durability replicated: expected `replicated_shards`, got `process_shards`")
@@ -113,6 +113,7 @@ class Child:
     def __init__(self, name: str, module: str, order: msgspec.Struct) -> None:
         """Start `module` (child_process.py) and give it its order. Raises GiveUp."""
         self.name = name
+        self.empty = False
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  # `end` closes it
         self._fate: Fate | None = None
         try:
@@ -141,8 +142,9 @@ class Child:
                 raise GiveUp(f"{self.name} did not start within {left_s:.0f} s")
         answer = self._hear()
         match answer:
-            case Listening(endpoint, build):
+            case Listening(endpoint, build, empty):
                 check_build(self.name, build)
+                self.empty = empty
                 return endpoint
             case Failed(text, mendable=True):
                 self._fate = Fate(f"failed: {text}", told=True)

@@ -43,15 +43,18 @@ class _Serving:
     ) -> None:
         told = self._as_here(msgspec.msgpack.decode(order, type=kind))
         server, self._endpoint = make(told, ray.util.get_node_ip_address())
+        self._empty = server.empty
         self._server = server.start()
 
     def _as_here(self, order: T) -> T:
         """The order as it reads on this node."""
         return order
 
-    def told(self) -> tuple[str, str, int, str]:
-        """Where it listens, the build it runs, its process, and the node that this is."""
-        return self._endpoint, build_id(), os.getpid(), ray.get_runtime_context().get_node_id()
+    def told(self) -> tuple[str, str, int, str, bool]:
+        """Where it listens, the build it runs, its process, the node that this is, and whether it
+        was started as a shard without weights."""
+        node = ray.get_runtime_context().get_node_id()
+        return self._endpoint, build_id(), os.getpid(), node, self._empty
 
     def lived(self) -> None:
         """Return when the server loop has ended; raises what ended it."""
@@ -150,6 +153,7 @@ class Actor:
         Without a `node` Ray spreads such actors over all.
         """
         self.name = name
+        self.empty = False
         place = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node, soft=elsewhere)
         options = {"num_cpus": 0, "num_gpus": gpus, "max_restarts": 0, "max_concurrency": _CALLS}
         actor_class = ray.remote(kind).options(scheduling_strategy=place, **options)
@@ -168,7 +172,7 @@ class Actor:
         """
         left_s = max(0.0, until - time.monotonic())
         try:
-            endpoint, build, self._pid, self._node = ray.get(self._told, timeout=left_s)
+            endpoint, build, self._pid, self._node, self.empty = ray.get(self._told, timeout=left_s)
         except GetTimeoutError:
             self._check_node()
             raise GiveUp(
@@ -197,7 +201,7 @@ class Actor:
     def _learn(self) -> None:
         if self._pid is None and _ready(self._told):
             try:
-                _, _, self._pid, self._node = ray.get(self._told)
+                _, _, self._pid, self._node, self.empty = ray.get(self._told)
             except RayError:
                 pass  # It did not start.
 

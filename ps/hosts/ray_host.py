@@ -99,8 +99,9 @@ def ray_shards(
     next life has forgotten what came after the last save.
 
     Raises BadInput when a port cannot be bound, a node does not see `logs`, a log is damaged or
-    another job's, `rollback_s` has no place, or Ray has too few GPUs, GiveUp when Ray has no room
-    for the actors within minutes, WrongBuild when a node runs other code.
+    another job's, some shards' logs hold weights and others' none, `rollback_s` has no place, or
+    Ray has too few GPUs, GiveUp when Ray has no room for the actors within minutes, WrongBuild when
+    a node runs other code.
     """
     if durability is Durability.REPLICATED:
         raise BadInput("durability replicated: expected `replicated_ray_shards`, got `ray_shards`")

@@ -19,7 +19,10 @@ from ps.hosts.hosting import START_S, bind_again, recovery_s
 from ps.hosts.pipe import Order
 from ps.hosts.supervision import Kept
 from ps.logs.saves import forget_saves
+from shards.errors import BadInput
 from shards.spec import ShardSpec
+
+_NAMED = 8  # shards, at most, in one error
 
 
 class Child(supervision.Child, Protocol):
@@ -27,6 +30,9 @@ class Child(supervision.Child, Protocol):
 
     deaths: int
     """None, for it has but one life; whoever keeps it counts those of all."""
+
+    empty: bool
+    """Whether it began without weights; known once it listens."""
 
     def check(self) -> None:
         """Raise GiveUp with how it ended, if it has."""
@@ -103,7 +109,8 @@ def serving(
     """One child an order while the context lasts, and where each listens.
 
     One that comes back is followed by another on the same endpoint when it dies (supervision.py).
-    Raises what a child's `endpoint` does, for one that does not come to serve.
+    Raises what a child's `endpoint` does, for one that does not come to serve, and BadInput where
+    some shards have found weights in their logs and others have not.
     """
     children: list[C] = []
     kept: list[Kept[C]] = []
@@ -113,6 +120,7 @@ def serving(
             children.append(start(order, None))  # noqa: PERF401  # for that reason
         until = time.monotonic() + START_S
         endpoints = [child.endpoint(until) for child in children]
+        _check_all_or_none(orders, children)
         if all(order.comes_back for order in orders):
             kept += [
                 _kept(child, order, endpoint, start)
@@ -124,6 +132,27 @@ def serving(
             one.ask_to_end()
         for one in kept or children:
             one.end()
+
+
+def _check_all_or_none(orders: Sequence[Order], children: Sequence[Child]) -> None:
+    """Raise BadInput where some shards have recovered weights and others have none.
+
+    Clients of such a job would wait for ever, or go on with a part of what was acknowledged.
+    """
+    folders = [order.log_folder for order in orders]
+    empty = [child.name for child in children if child.empty]
+    held = [child.name for child in children if not child.empty]
+    if None in folders or not (empty and held):
+        return
+    logs = Path(str(folders[0])).parent
+    raise BadInput(
+        f"logs {logs}: expected weights of every shard or of none, got those of {_listed(held)} and"
+        f" none of {_listed(empty)}: put back the missing logs, or remove {logs} to begin without"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= _NAMED else f"{len(names)} shards"
 
 
 @contextmanager

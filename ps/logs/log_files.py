@@ -2,10 +2,13 @@
 
     log-00000007     records from opening 7 to opening 8
     base-00000007    the state at opening 7, once it was written out in the background
+    mark             which log is the newest, and how far it is known to be whole
 
 What a shard knew is the newest whole base and the logs from there on, or all logs from number 0.
 A kill or a power failure may have left a record unfinished, at the very end: it was never
-acknowledged, and is cut off. Damage anywhere else is an error that names file and offset.
+acknowledged, and is cut off. Damage anywhere else is an error that names file and offset. So is a
+log that ends too early: the mark says where the newest one ends at least, and each opening how long
+the log before it is. A mark that a failing power has spoiled says nothing.
 
 Files older than that base are superfluous, and room for later ones: a log or a base is written over
 one of them, which takes half of the time that a new file takes, and no more of the disk. So
@@ -23,10 +26,12 @@ from shards.log import (
     FORMAT,
     Damage,
     Entry,
+    Mark,
     Opening,
     Record,
     Replay,
     State,
+    decode_mark,
     decode_spec,
     encode_spec,
     next_record,
@@ -35,6 +40,9 @@ from shards.log import (
 from shards.shard import Shard
 from shards.spec import ShardSpec
 from shards.state import ShardState
+
+MARK = "mark"
+"""The name of the file that says how far the newest log is whole."""
 
 
 class Kind(StrEnum):
@@ -106,6 +114,7 @@ def find_chain(disk: Disk) -> Chain:
         path = disk.where / log_name(missing[0])
         gone = f"log {path}: expected it, for there are others, got none"
         raise damage or BadInput(gone)
+    _check_newest(disk, last)
     return Chain(base, [logs[number] for number in wanted])
 
 
@@ -114,31 +123,73 @@ def replay(disk: Disk, chain: Chain, replayed: Replay) -> int | None:
     if chain.base is not None:
         record = _state(disk, chain.base)
         replayed.take(record.entry, record.frames)
+    end = 0
+    before: int | None = None
     for name in chain.logs:
-        content, offset, number = _content(disk, name), 0, _number(name)
-        while offset < len(content):
-            try:
-                record = read(content, offset, f"log {disk.where / name}", number=number)
-            except Damage:
-                if name != chain.logs[-1]:
-                    raise
-                if next_record(content, offset, number=number) is not None:
-                    raise
-                return offset
-            replayed.take(record.entry, record.frames)
-            offset = record.end
-    return None
+        before = end = _replay_log(disk, name, before, replayed, newest=name == chain.logs[-1])
+    if not chain.logs:
+        return None
+    last, mark = chain.logs[-1], mark_in(disk)
+    if mark is not None and mark.number == chain.last and mark.end > end:
+        raise Damage(
+            f"log {disk.where / last}: expected records up to byte {mark.end}, got them up to byte"
+            f" {end}; {_remedy(disk)}",
+            end,
+        )
+    return end if end < disk.size(last) else None
+
+
+def _replay_log(
+    disk: Disk, name: str, before: int | None, replayed: Replay, *, newest: bool
+) -> int:
+    """Take a log's records, `before` bytes those of the log before it; returns where they end."""
+    content, offset, number = _content(disk, name), 0, _number(name)
+    while offset < len(content):
+        try:
+            record = read(content, offset, f"log {disk.where / name}", number=number)
+        except Damage:
+            if not newest or next_record(content, offset, number=number) is not None:
+                raise
+            break
+        entry = record.entry
+        if isinstance(entry, Opening) and before not in (None, entry.after):
+            path = disk.where / log_name(number - 1)
+            expected = f"expected {entry.after} bytes, as {name} says"
+            raise Damage(f"log {path}: {expected}, got {before}", entry.after)
+        replayed.take(entry, record.frames)
+        offset = record.end
+    return offset
+
+
+def mark_in(disk: Disk) -> Mark | None:
+    """What the mark of a log says; None where there is none, or a spoiled one."""
+    return decode_mark(_content(disk, MARK)) if MARK in disk.names() else None
+
+
+def _check_newest(disk: Disk, last: int) -> None:
+    """Raise BadInput where a newer log than number `last` has begun."""
+    mark = mark_in(disk)
+    if mark is not None and mark.number > last:
+        path = disk.where / log_name(mark.number)
+        found = "got none, or one without an opening"
+        raise BadInput(f"log {path}: expected it, {found}; {_remedy(disk)}")
+
+
+def _remedy(disk: Disk) -> str:
+    return f"put back what it held, or remove {disk.where / MARK} to go on without it"
 
 
 def has_begun(folder: Path) -> bool:
     """Whether a shard that lived long enough to begin its log did so in `folder`."""
-    return folder.is_dir() and bool(_logs(Folder(folder)))
+    disk = Folder(folder)
+    return folder.is_dir() and (bool(_logs(disk)) or mark_in(disk) is not None)
 
 
 def spec_in(folder: Path) -> ShardSpec:
     """The spec of the shard whose log `folder` holds; raises BadInput."""
     disk = Folder(folder)
     logs = _logs(disk)
+    _check_newest(disk, _number(logs[-1]) if logs else -1)
     if not logs:
         raise BadInput(f"log {folder}: expected the log of a shard, got none")
     return spec_of(disk, logs[-1])

@@ -146,7 +146,7 @@ class Saves:
 
     def _write(self, first: Opening, state: State, frames: log.Frames) -> None:
         pieces = log.encode(first, number=_NUMBER)
-        pieces += log.encode(state, frames, number=_NUMBER, sealed=True)
+        pieces += log.encode(state, frames, number=_NUMBER)
         file = self._disk.create(_PARTIAL)
         try:
             file.write(pieces, soon=False)

@@ -2,8 +2,8 @@
 
 Each turn of the server loop is one record, written with one call, and at the level `logged` flushed
 with one fdatasync: all messages of a turn, one flush, then all answers. At the level `process` the
-page cache holds it, which survives any process, not the kernel; so a record needs no check of its
-every byte there, but a seal behind it.
+page cache holds it, which survives any process, not the kernel. Then the mark says how far the log
+is whole, so that a log whose end is gone is told from one that ends there (log_files.py).
 
 A log is a few files, one begun when another is long enough. Once together they have outgrown the
 state a few times, the next begins with a base: beside the serving of requests a thread writes the
@@ -25,12 +25,14 @@ from typing import Protocol
 
 from ps.durability import Durability
 from ps.logs.log_files import (
+    MARK,
     Kind,
     base_name,
     check_spec,
     find_chain,
     kind_of,
     log_name,
+    mark_in,
     numbered,
     replay,
     spec_of,
@@ -38,7 +40,7 @@ from ps.logs.log_files import (
 from ps.storage.log_disk import Disk, Folder, Writing
 from shards import log
 from shards.errors import GiveUp
-from shards.log import Entry, Replay, State
+from shards.log import Entry, Mark, Replay, State
 from shards.shard import Shard
 from shards.transitions import Arrival, Outgoing
 
@@ -83,6 +85,7 @@ class ShardLog:
         self._least_bytes = least_bytes
         self._aside = aside
         self._file: Writing | None = None
+        self._mark: Writing | None = None
         self._name = ""
         self._number = -1
         self._grown = 0  # all files since the base,
@@ -104,6 +107,7 @@ class ShardLog:
         """
         self._tidy()
         chain = find_chain(self._disk)
+        self._filled = 0
         if chain.logs:
             last = chain.logs[-1]
             check_spec(spec_of(self._disk, last), shard.spec, f"log {self._disk.where / last}")
@@ -116,6 +120,7 @@ class ShardLog:
             for name, end in ends.items():
                 self._cut(name, end)
             self._grown = sum(map(self._disk.size, chain.logs))
+            self._filled = self._disk.size(last)
             self._spare(chain.first)
         shard.take_over(now)
         self._begin(shard, chain.last + 1, begins=True, now=now)
@@ -125,12 +130,14 @@ class ShardLog:
         if self._failure is not None:
             raise self._failure
         assert self._file is not None, "it recovers before it is written"
+        assert self._mark is not None
         try:
-            record = log.encode(entry, frames, number=self._number, sealed=not self._synced)
+            record = log.encode(entry, frames, number=self._number)
             size = self._file.write(record, soon=self._synced)
             self._grown, self._filled = self._grown + size, self._filled + size
             if self._synced:
                 self._file.sync()
+            self._mark.rewrite(log.encode_mark(Mark(self._number, self._filled)))
         except OSError as error:
             raise self._refused(self._name, error) from None
 
@@ -155,9 +162,10 @@ class ShardLog:
         """Let another have the folder."""
         if self._base is not None:
             self._base.join()
-        if self._file is not None:
-            self._file.close()
-        self._file = None
+        for file in (self._file, self._mark):
+            if file is not None:
+                file.close()
+        self._file = self._mark = None
         self._disk.close()
 
     def _tidy(self) -> None:
@@ -173,8 +181,11 @@ class ShardLog:
             raise self._refused(name, error) from None
 
     def _begin(self, shard: Shard, number: int, *, begins: bool, now: float) -> None:
-        name, former = log_name(number), self._file
+        name, former, after = log_name(number), self._file, self._filled
         try:
+            if self._mark is None:
+                # In place: a mark that is there holds until the next one is written.
+                self._mark = self._disk.create(MARK, MARK if mark_in(self._disk) else None)
             if former is not None:
                 former.end(synced=self._synced)
             self._file = self._disk.create(name, self._take_spare(name))
@@ -186,7 +197,7 @@ class ShardLog:
             raise self._refused(name, error) from None
         self._name, self._number = name, number
         self._filled = 0
-        self.append(log.opening(shard, number, begins=begins, now=now))
+        self.append(log.opening(shard, number, begins=begins, now=now, after=after))
 
     def _save(self, state: State, frames: log.Frames) -> None:
         """Write a base, and spare what it makes superfluous; beside everything else."""
@@ -195,8 +206,7 @@ class ShardLog:
         try:
             file = self._disk.create(partial, self._take_spare(final))
             try:
-                sealed = not self._synced
-                record = log.encode(state, frames, number=state.number, sealed=sealed)
+                record = log.encode(state, frames, number=state.number)
                 file.write(record, soon=self._synced)
                 file.end(synced=False)
                 if self._synced:

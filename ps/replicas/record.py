@@ -1,83 +1,80 @@
-"""The coordinator's record on disk: what it has decided, in one SQLite file.
+"""The coordinator's record on disk: what it has decided, in one JSON file.
 
 It is written before anyone is told, so whatever was told survives kill -9 and, where the disk keeps
-what it has acknowledged, power failure: the log is flushed at each commit. A row is one shard's.
+what it has acknowledged, power failure. It is small, and replaced whole; a checksum tells a damaged
+one (checked_json.py).
 
 The coordinator's key lies in it, too, so that each of its lives proves the same one. The file is
 its user's alone.
 """
 
-import sqlite3
 from pathlib import Path
 
 import msgspec
 
 from ps.replicas.coordinator import Group
 from ps.security.keys import KeyPair
-from ps.storage.private import check_private
-from shards.errors import UNDECODABLE, BadInput
+from ps.storage import checked_json
+from ps.storage.private import check_private, replace_private
+from shards.errors import UNDECODABLE, BadInput, GiveUp
 
-RECORD = "coordinator.sqlite"
+RECORD = "coordinator.json"
 """The file's name, in a folder of the job's own."""
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS job (id TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS key (secret TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS groups (shard INTEGER PRIMARY KEY, decided BLOB NOT NULL);
-"""
+
+class _Decided(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the file holds: the job's id, the key's secret half if it was wanted, and each shard's
+    group.
+    """
+
+    job: str
+    key: str | None = None
+    groups: dict[int, Group] = {}
 
 
 class Record:
     """The file at `path`, made if it is not there. Used by one thread at a time."""
 
     def __init__(self, path: Path, job: str) -> None:
-        """Raises BadInput when the file is another job's, or none of this kind."""
+        """Raises BadInput when the file is another job's, damaged, or none of this kind."""
         self._path = path
         try:
-            path.touch(mode=0o600)
-            check_private(path, "coordinator's record")
+            if path.exists():
+                check_private(path, "coordinator's record")
+                self._held = checked_json.decode(path.read_bytes(), _Decided, required=True)
+            else:
+                self._replace(_Decided(job))
         except OSError as error:
             raise BadInput(f"coordinator's record {path}: {error.strerror}") from None
-        try:
-            self._file = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._file.execute("PRAGMA journal_mode = WAL")
-            self._file.execute("PRAGMA synchronous = FULL")
-            self._file.executescript(_SCHEMA)
-            kept = self._file.execute("SELECT id FROM job").fetchone()
-            if kept is None:
-                self._file.execute("INSERT INTO job VALUES (?)", (job,))
-        except sqlite3.Error as error:
-            raise BadInput(f"coordinator's record {path}: {error}") from None
-        if kept is not None and kept[0] != job:
-            self.close()  # whose it is stays a secret
+        except (*UNDECODABLE, GiveUp) as error:
+            text = str(error).removeprefix(f"coordinator's record {path}: ")
+            raise BadInput(f"coordinator's record {path}: {text}") from None
+        if self._held.job != job:  # whose it is stays a secret
             raise BadInput(f"coordinator's record {path}: expected job {job}, got another's")
 
     def keys(self) -> KeyPair:
-        """The coordinator's own, made when they are wanted first. Raises BadInput."""
-        try:
-            kept = self._file.execute("SELECT secret FROM key").fetchone()
-            if kept is not None:
-                return KeyPair.of(kept[0])
-            made = KeyPair.new()
-            self._file.execute("INSERT INTO key VALUES (?)", (made.secret,))
-        except sqlite3.Error as error:
-            raise BadInput(f"coordinator's record {self._path}: {error}") from None
+        """The coordinator's own, made when they are wanted first. Raises GiveUp."""
+        if self._held.key is not None:
+            return KeyPair.of(self._held.key)
+        made = KeyPair.new()
+        self._replace(msgspec.structs.replace(self._held, key=made.secret))
         return made
 
     def load(self) -> dict[int, Group]:
-        """What was saved last; empty at first. Raises BadInput when it cannot be read."""
-        try:
-            rows = self._file.execute("SELECT shard, decided FROM groups").fetchall()
-            return {shard: msgspec.msgpack.decode(row, type=Group) for shard, row in rows}
-        except (sqlite3.Error, *UNDECODABLE) as error:
-            raise BadInput(f"coordinator's record {self._path}: {error}") from None
+        """What was saved last; empty at first."""
+        return dict(self._held.groups)
 
     def save(self, groups: dict[int, Group]) -> None:
-        """Return when `groups` will survive."""
-        rows = [(shard, msgspec.msgpack.encode(group)) for shard, group in groups.items()]
-        with self._file:
-            self._file.execute("BEGIN")
-            self._file.executemany("INSERT OR REPLACE INTO groups VALUES (?, ?)", rows)
+        """Return when `groups` will survive, and those of other shards; raises GiveUp."""
+        together = {**self._held.groups, **groups}
+        self._replace(msgspec.structs.replace(self._held, groups=together))
 
     def close(self) -> None:
-        self._file.close()
+        """Nothing is held open."""
+
+    def _replace(self, held: _Decided) -> None:
+        try:
+            replace_private(self._path, checked_json.encode(held))
+        except OSError as error:
+            raise GiveUp(f"coordinator's record {self._path}: {error.strerror}") from None
+        self._held = held

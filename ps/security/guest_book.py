@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from ps.security.admission import Admission, Enrolments
+from ps.storage import checked_json
 from ps.storage.private import replace_private
 from shards.errors import UNDECODABLE, BadInput, GiveUp
 
@@ -39,12 +40,12 @@ class GuestBook:
         """What was written last under this admission; None where nothing was. Raises BadInput."""
         self._admission = admission
         try:
-            page = msgspec.json.decode(self.path.read_bytes(), type=_Page)
+            page = checked_json.decode(self.path.read_bytes(), _Page)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise BadInput(f"joined workers {self.path}: {error.strerror}") from None
-        except UNDECODABLE as error:
+        except (*UNDECODABLE, BadInput) as error:
             raise BadInput(f"joined workers {self.path}: {error}") from None
         return page.enrolments if page.admission == admission else None
 
@@ -52,7 +53,7 @@ class GuestBook:
         """Return when it will survive; where it cannot be, the last one stays: raises GiveUp if it
         is needed."""
         assert self._admission is not None, "it was read first"
-        content = msgspec.json.encode(_Page(self._admission, enrolments))
+        content = checked_json.encode(_Page(self._admission, enrolments))
         try:
             replace_private(self.path, content)
         except OSError as error:

@@ -1,7 +1,8 @@
 """The key of a shard that comes back, on disk beside its log or saves: each life proves the same.
 
 Workers know a shard by the key in its endpoint (keys.py). The pair is made where the shard runs, by
-its first life, and its secret half never leaves that machine; the file is its user's alone.
+its first life, and its secret half never leaves that machine; the file is its user's alone. It
+holds both halves, so that a damaged one is not taken for another key.
 """
 
 from pathlib import Path
@@ -24,14 +25,18 @@ def kept_keys(folder: Path) -> KeyPair:
             check_private(path, _WHAT)
             return _told(path)
         keys = KeyPair.new()
-        replace_private(path, keys.secret.encode())
+        replace_private(path, f"{keys.secret} {keys.public}".encode())
     except OSError as error:
         raise BadInput(f"{_WHAT}: {path}: {error.strerror}") from None
     return keys
 
 
 def _told(path: Path) -> KeyPair:
+    secret, _, public = path.read_text(errors="replace").partition(" ")
     try:
-        return KeyPair.of(path.read_text(errors="replace"))
+        keys = KeyPair.of(secret)
+        if keys.public != public:
+            raise BadInput("key: expected two halves of one pair, got others: it is damaged")
+        return keys
     except BadInput as error:
         raise BadInput(f"{_WHAT}: {path}: {str(error).removeprefix('key: ')}") from None

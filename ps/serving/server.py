@@ -82,6 +82,11 @@ class Server(Looping):
         elif saves is not None:
             self._acts = Saving(self.shard, saves)
 
+    @property
+    def empty(self) -> bool:  # type: ignore[override]  # the loop's own is a constant
+        """Whether the shard has no weights, neither installed nor recovered."""
+        return self.shard.held.empty
+
     def _let_go(self) -> None:
         self._reception.close()
         if self._log is not None:

@@ -155,6 +155,10 @@ class Disk:
         file.write(whole)
         return len(whole)
 
+    def _rewrite(self, file: _File, content: bytes) -> None:
+        file.begin()
+        self._write(file, [content])
+
     def _sync(self, file: _File) -> None:
         self._step()
         file.safe = file.end
@@ -174,6 +178,9 @@ class Writing:
 
     def write(self, pieces: Sequence[Buffer], *, soon: bool) -> int:
         return self._disk._write(self._file, pieces)
+
+    def rewrite(self, content: bytes) -> None:
+        self._disk._rewrite(self._file, content)
 
     def sync(self) -> None:
         self._disk._sync(self._file)

@@ -20,8 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from urllib.parse import quote
 
-import msgspec
-
+from ps.storage import checked_json
 from ps.storage.snapshots import load_manifest
 from ps.storage.stores import Place, Store, content_of, open_store
 from ps.storage.worker_state import Arrays, Kept, WorkerState, read_kept, write_kept
@@ -63,7 +62,7 @@ class Keeper:
         name = _name(state)
         try:
             kept = write_kept(self._store, name + _ARRAYS, state, arrays)
-            self._store.put(name + _NOTE, [msgspec.json.encode(kept)])
+            self._store.put(name + _NOTE, [checked_json.encode(kept)])
         except OSError as error:
             self.failure = f"residual in {self._store.place}: {error.strerror}"
             return
@@ -128,7 +127,7 @@ def residual_in(snapshot: Place, worker: str) -> tuple[WorkerState, Arrays] | No
     store = open_store(snapshot)
     for kept in load_manifest(store).residuals:
         if kept.worker == worker:
-            return read_kept(store, kept.part)
+            return read_kept(store, kept)
     return None
 
 
@@ -147,7 +146,8 @@ def _name(state: WorkerState | Kept) -> str:
 def _note(store: Store, name: str) -> Kept | None:
     """A note; None for one that has gone, is not whole yet, or is not of the file beside it."""
     try:
-        kept = msgspec.json.decode(content_of(store, name, _MAX_NOTE_BYTES), type=Kept)
+        content = content_of(store, name, _MAX_NOTE_BYTES)
+        kept = checked_json.decode(content, Kept, required=True)
         arrays = _name(kept) + _ARRAYS
         if (name, kept.part.file) != (_name(kept) + _NOTE, arrays):
             return None

@@ -38,6 +38,10 @@ class Writing(Protocol):
         """
         ...
 
+    def rewrite(self, content: bytes) -> None:
+        """Write a few bytes over its beginning, with one call; they are all of it."""
+        ...
+
     def sync(self) -> None:
         """What is in it survives a power failure once this has returned."""
         ...
@@ -203,6 +207,9 @@ class _File:
                 waiting[0] = waiting[0][written:]
         self._written += total
         return total
+
+    def rewrite(self, content: bytes) -> None:
+        os.pwrite(self._descriptor, content, 0)
 
     def sync(self) -> None:
         os.fdatasync(self._descriptor)  # and its length with it

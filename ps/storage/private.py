@@ -38,9 +38,13 @@ def write_private(path: Path, content: bytes) -> None:
 def replace_private(path: Path, content: bytes) -> None:
     """The same, whole or not at all; it survives the power's failure once this has returned."""
     partial = path.with_name(path.name + _PARTIAL)
-    with os.fdopen(os.open(partial, _ANEW, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
+    try:
+        with os.fdopen(os.open(partial, _ANEW, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
     flush(path.parent)

@@ -1,10 +1,11 @@
 """Snapshots: a folder that holds a whole job at one moment, or is none.
 
 Each shard's state is one file (state_files.py); `manifest.json` names the files with their
-checksums and says what they belong to. The files come first and the manifest last: the moment it
-appears under its name is the moment the snapshot exists, on a disk as in an object store. So a
-crash, a full disk or a kill leaves the last good snapshot as it was. One that replaces another of
-its name goes beside it under other file names, and the new manifest is the moment of the exchange.
+checksums, says what they belong to, and has a checksum of its own (checked_json.py). The files come
+first and the manifest last: the moment it appears under its name is the moment the snapshot exists,
+on a disk as in an object store. So a crash, a full disk or a kill leaves the last good snapshot as
+it was. One that replaces another of its name is written next to it under other file names, and the
+new manifest is the moment of the exchange.
 
 What is read back is checked against the manifest, and an error names the file. The snapshots of a
 job stand on a shelf (shelf.py).
@@ -12,26 +13,29 @@ job stand on a shelf (shelf.py).
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 
-from ps.storage.state_files import Part, check_state, read_state, write_state
+from ps.storage import checked_json
+from ps.storage.state_files import Part, read_state, write_state
 from ps.storage.stores import PARTIAL, Place, Store, content_of, open_store
-from ps.storage.worker_state import Kept
-from shards.errors import UNDECODABLE, BadInput, GiveUp
+from ps.storage.worker_state import Kept, read_kept
+from shards.errors import UNDECODABLE, BadInput, GiveUp, quoted
 from shards.messages import Count
 from shards.state import ShardState
 from shards.tables import DenseTable, ShardMap
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST = "manifest.json"
 _MAX_MANIFEST_BYTES = 64 << 20
+_VALUE_BYTES = 4
 _OURS = re.compile(rf"(shard|worker)-\d+(\.\d+)?\.safetensors|{re.escape(MANIFEST)}|\..*{PARTIAL}")
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a snapshot holds.
 
     `workers` is how many the job was run with, `taken_at` a Unix time. `aligned` says whether all
@@ -90,7 +94,7 @@ def save_snapshot(
         with suppress(BadInput):  # a damaged manifest keeps nothing
             taken = _named_by_manifest(store)
         parts = tuple(
-            write_state(store, _free_name(f"shard-{shard}", taken), state)
+            write_state(store, _free_name(f"shard-{shard}", taken), state, shard_map.ranges[shard])
             for shard, state in enumerate(states)
         )
         kept = tuple(
@@ -109,7 +113,7 @@ def save_snapshot(
             residuals=kept,
         )
         store.settle()
-        store.put(MANIFEST, [msgspec.json.format(msgspec.json.encode(manifest))])
+        store.put(MANIFEST, [checked_json.encode(manifest)])
         store.settle()
     except OSError as error:
         raise GiveUp(
@@ -125,7 +129,8 @@ def load_snapshot(place: Place | Store) -> tuple[Manifest, list[ShardState]]:
     """Read a snapshot back; raises BadInput naming the file that is missing or damaged."""
     store = _store(place)
     manifest = load_manifest(store)
-    return manifest, [read_state(store, part) for part in manifest.parts]
+    parts = zip(manifest.parts, manifest.map.ranges, strict=True)
+    return manifest, [read_state(store, part, ranges) for part, ranges in parts]
 
 
 def load_manifest(place: Place | Store) -> Manifest:
@@ -137,11 +142,26 @@ def load_manifest(place: Place | Store) -> Manifest:
         told = msgspec.json.decode(content, type=_Format).format
         if told != FORMAT:
             raise BadInput(f"expected format {FORMAT}, got {told}")
-        return msgspec.json.decode(content, type=Manifest)
+        manifest = checked_json.decode(content, Manifest, required=True)
+        _check_parts(manifest)
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}") from None
     except (*UNDECODABLE, BadInput) as error:
         raise BadInput(f"{path}: {error}") from None
+    return manifest
+
+
+def _check_parts(manifest: Manifest) -> None:
+    """Raise BadInput where its files cannot be those of its shards."""
+    shards = manifest.map.shards
+    if len(manifest.parts) != shards:
+        raise BadInput(f"expected {shards} parts, one a shard, got {len(manifest.parts)}")
+    for part, ranges in zip(manifest.parts, manifest.map.ranges, strict=True):
+        least = _VALUE_BYTES * sum(map(len, ranges))
+        if part.bytes < least:
+            raise BadInput(
+                f"{quoted(part.file)}: expected at least {least} bytes, got {part.bytes}"
+            )
 
 
 def damage(place: Place | Store) -> Iterator[str]:
@@ -152,9 +172,14 @@ def damage(place: Place | Store) -> Iterator[str]:
     except BadInput as error:
         yield str(error)
         return
-    for part in manifest.files:
+    reads: list[Callable[[], object]] = [
+        partial(read_state, store, part, ranges)
+        for part, ranges in zip(manifest.parts, manifest.map.ranges, strict=True)
+    ]
+    reads += [partial(read_kept, store, kept) for kept in manifest.residuals]
+    for read in reads:
         try:
-            check_state(store, part)
+            read()
         except BadInput as error:
             yield str(error)
 

@@ -11,11 +11,12 @@ install has no faster one. It finds accidents, not malice.
 """
 
 import json
+import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -27,6 +28,7 @@ from shards.checks import checksum
 from shards.errors import UNDECODABLE, BadInput
 from shards.messages import Count
 from shards.state import Saved, ShardState
+from shards.tables import KeyRange
 
 CHUNK_BYTES = 4 << 20
 _WEIGHTS, _SLOT, _SAVED, _METADATA = "weights", "slot.", "saved", "__metadata__"
@@ -56,16 +58,24 @@ class _Tensor(msgspec.Struct, frozen=True):
     data_offsets: tuple[Count, Count]
 
 
-def write_state(store: Store, name: str, state: ShardState) -> Part:
-    """Write one shard's state as the file `name`; returns what `read_state` needs to check it.
+class _Owned(msgspec.Struct, frozen=True):
+    """What a shard's file says besides its arrays: whose keys they are, and its other state."""
+
+    ranges: tuple[KeyRange, ...]
+    saved: Saved
+
+
+def write_state(store: Store, name: str, state: ShardState, ranges: tuple[KeyRange, ...]) -> Part:
+    """Write the state of the shard that owns `ranges` as the file `name`; returns what `read_state`
+    needs to check it.
 
     The arrays are not copied, and must not change meanwhile. Raises OSError where the store fails.
     """
     arrays = {_WEIGHTS: state.weights} | {
         _SLOT + slot: values for slot, values in state.slots.items()
     }
-    saved = msgspec.json.encode(state.saved).decode()
-    return write_arrays(store, name, arrays, saved, state.saved.version)
+    owned = msgspec.json.encode(_Owned(ranges, state.saved)).decode()
+    return write_arrays(store, name, arrays, owned, state.saved.version)
 
 
 def write_arrays(
@@ -77,15 +87,26 @@ def write_arrays(
     return Part(name, content.bytes, version, tuple(content.sums), CHUNK_BYTES)
 
 
-def read_state(store: Store, part: Part) -> ShardState:
-    """Read a state back; its arrays are read-only. Raises BadInput naming the file, and the chunk
-    where its checksum is not what it was.
+def read_state(store: Store, part: Part, ranges: tuple[KeyRange, ...]) -> ShardState:
+    """Read the state of the shard that owns `ranges` back; its arrays are read-only.
+
+    Raises BadInput naming the file, also where it is another shard's, and the chunk where its
+    checksum is not what it was.
     """
+    values = sum(map(len, ranges))
     with _expected(store, part):
         told, arrays = read_arrays(store, part)
-        saved = msgspec.json.decode(told, type=Saved)
+        owned = msgspec.json.decode(told, type=_Owned)
+        if owned.ranges != ranges or owned.saved.version != part.version:
+            raise ValueError(
+                f"that of keys {_keys(owned.ranges)} at version {owned.saved.version} where the"
+                f" manifest has keys {_keys(ranges)} at version {part.version}"
+            )
+        for name, array in arrays.items():
+            if len(array) != values:
+                raise ValueError(f"{name} of {len(array)} values for {values} keys")
         weights = arrays.pop(_WEIGHTS)
-    return ShardState(saved, weights, {k.removeprefix(_SLOT): a for k, a in arrays.items()})
+    return ShardState(owned.saved, weights, {k.removeprefix(_SLOT): a for k, a in arrays.items()})
 
 
 def read_arrays(store: Store, part: Part) -> tuple[str, dict[str, Floats]]:
@@ -115,9 +136,25 @@ def _expected(store: Store, part: Part) -> Iterator[None]:
         raise BadInput(f"{_path(store, part)}: expected a saved state, got {detail}") from None
 
 
-def check_state(store: Store, part: Part) -> None:
-    """Read a file and keep nothing of it; raises BadInput as `read_state` does."""
-    _read(store, part)
+def _keys(ranges: tuple[KeyRange, ...]) -> str:
+    more = f" and {len(ranges) - 1} more ranges" if len(ranges) > 1 else ""
+    return f"{ranges[0]}{more}" if ranges else "none"
+
+
+CHECK_LENGTH = 8
+
+
+def tensors_check(arrays: Mapping[str, NDArray[Any]], told: str) -> str:
+    """The checksum of named arrays and of what is `told` of them, for a file that holds its own:
+    CHECK_LENGTH hexadecimal digits.
+    """
+    parts = [told.encode()]
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        content = checksum([array.reshape(-1).view(np.uint8).data])
+        parts.append(f"{name} {array.dtype.str} {array.shape} {content:08x}".encode())
+    whole = zlib.crc32(b"\0".join(parts))
+    return f"{whole:0{CHECK_LENGTH}x}"
 
 
 # --- the format -----------------------------------------------------------------------------------

@@ -153,10 +153,16 @@ def _line(error: BaseException | str) -> str:
 
 
 class LocalStore:
-    """A folder of this machine."""
+    """A folder of this machine, or one below it.
 
-    def __init__(self, path: Path) -> None:
+    Where that folder does not exist it is made for its owner alone. One that exists keeps its mode,
+    and what is in it is as readable as the umask has it: so a person shares it or does not.
+    """
+
+    def __init__(self, path: Path, root: Path | None = None) -> None:
+        """`path` is `root`, or a folder in it."""
         self.path = path
+        self._root = root or path
 
     @property
     def place(self) -> str:
@@ -167,7 +173,7 @@ class LocalStore:
         return str(self.path.absolute())
 
     def below(self, name: str) -> "LocalStore":
-        return LocalStore(self.path / name)
+        return LocalStore(self.path / name, self._root)
 
     def names(self) -> list[str]:
         try:
@@ -176,7 +182,7 @@ class LocalStore:
             return []
 
     def put(self, name: str, content: Content) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
+        self._make()
         temporary = self.path / f".{name}.{os.getpid()}{PARTIAL}"
         try:
             with temporary.open("wb", buffering=0) as file:
@@ -195,7 +201,7 @@ class LocalStore:
             raise
 
     def take(self, name: str, source: str) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
+        self._make()
         theirs, own = self.path.parent / source, self.path / name
         own.unlink(missing_ok=True)
         try:
@@ -209,6 +215,10 @@ class LocalStore:
         if not stat.S_ISREG(own.lstat().st_mode):
             own.unlink()
             raise _no_file(theirs)
+
+    def _make(self) -> None:
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path.mkdir(parents=True, exist_ok=True)
 
     def settle(self) -> None:
         for folder in (self.path, self.path.parent):

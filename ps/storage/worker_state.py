@@ -17,9 +17,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from ps.protocol.compression import Writing
-from ps.storage.state_files import Part, read_arrays, write_arrays
+from ps.storage.state_files import (
+    CHECK_LENGTH,
+    Part,
+    read_arrays,
+    tensors_check,
+    write_arrays,
+)
 from ps.storage.stores import Store
-from shards.errors import UNDECODABLE, BadInput, GiveUp
+from shards.errors import UNDECODABLE, BadInput, GiveUp, quoted
 from shards.messages import Count, Name
 
 _KEY = "downpour"
@@ -94,18 +100,25 @@ def write_kept(store: Store, name: str, state: WorkerState, arrays: Arrays) -> K
     )
 
 
-def read_kept(store: Store, part: Part) -> tuple[WorkerState, Arrays]:
-    """Read it back, checked; raises BadInput naming the file."""
-    told, arrays = read_arrays(store, part)
+def read_kept(store: Store, kept: Kept) -> tuple[WorkerState, Arrays]:
+    """Read it back, checked; raises BadInput naming the file, also where it is another's."""
+    told, arrays = read_arrays(store, kept.part)
+    what = f"worker state {store.place}/{kept.part.file}"
     try:
-        return msgspec.json.decode(told, type=WorkerState), arrays
+        state = msgspec.json.decode(told, type=WorkerState)
     except UNDECODABLE as error:
-        raise BadInput(f"worker state {store.place}/{part.file}: {error}") from None
+        raise BadInput(f"{what}: {error}") from None
+    for field in ("worker", "incarnation", "base", "seq"):
+        expected, got = getattr(kept, field), getattr(state, field)
+        if expected != got:
+            raise BadInput(f"{what}: {field}: expected {quoted(expected)}, got {quoted(got)}")
+    return state, arrays
 
 
 def save_state(path: Path, state: WorkerState, arrays: Arrays) -> None:
     """Write the file, or leave the one that was there; raises GiveUp naming it."""
-    packed = save(dict(arrays), {_KEY: msgspec.json.encode(state).decode()})
+    told = msgspec.json.encode(state).decode()
+    packed = save(dict(arrays), {_KEY: told + tensors_check(arrays, told)})
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:
@@ -122,11 +135,15 @@ def load_state(path: Path) -> tuple[WorkerState, Arrays]:
     """Read it back; raises BadInput naming the file."""
     try:
         with safe_open(path, "numpy") as file:
-            told = (file.metadata() or {}).get(_KEY, "")
+            whole = (file.metadata() or {}).get(_KEY, "")
+            told, check = whole[:-CHECK_LENGTH], whole[-CHECK_LENGTH:]
             state = msgspec.json.decode(told, type=WorkerState)
-            return state, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except OSError as error:
         raise BadInput(f"worker state {path}: {error.strerror or error}") from None
     except (SafetensorError, *UNDECODABLE) as error:
         detail = " ".join(str(error).split())[:120]
         raise BadInput(f"worker state {path}: expected what save wrote, got {detail}") from None
+    if check != tensors_check(arrays, told):
+        raise BadInput(f"worker state {path}: it does not match its checksum")
+    return state, arrays

@@ -18,6 +18,8 @@ class Looping(ABC):
     A failure inside the loop ends it and is raised again by `stop` and by `check`.
     """
 
+    empty = False  # only a shard may have nothing to serve
+
     def __init__(self, name: str, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
         """`context` is its own: it is closed by `stop`, or when this is dropped."""
         self._context = context

@@ -1,6 +1,7 @@
 """The fuzzers for as long as one likes: `make fuzz`, or
 
-    python -m tests.fuzz.run [--messages 1000000] [--connections 100000] [--files 20000] [--seed N]
+    python -m tests.fuzz.run [--messages 1000000] [--connections 100000] [--files 20000]
+        [--flips 100000] [--seed N]
 
 Each prints what it did, and the first that finds something raises with the seed that repeats it.
 A message goes through a dozen decoders, and is counted once.
@@ -10,7 +11,7 @@ import argparse
 import secrets
 import time
 
-from tests.fuzz import files, live, targets
+from tests.fuzz import files, flips, live, targets
 
 
 def main() -> None:
@@ -18,6 +19,7 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--connections", type=int, default=100_000)
     parser.add_argument("--files", type=int, default=20_000)
+    parser.add_argument("--flips", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**32))
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
@@ -30,6 +32,13 @@ def main() -> None:
     )
     tried, read = files.run(given.files, given.seed)
     print(f"{tried} files, {read} of them could be read all the same, 0 crashes", flush=True)
+    tallies = flips.run(given.flips, given.seed)
+    for kind, tally_of in tallies.items():
+        harmless = tally_of.tried - tally_of.noticed
+        print(
+            f"{kind}: {tally_of.tried} bits flipped, {tally_of.noticed} noticed, {harmless} harmless"
+        )
+    print(f"{sum(one.tried for one in tallies.values())} bits flipped, 0 unnoticed", flush=True)
     for secure in (False, True):
         found = live.run(given.connections // 2, given.seed, secure=secure)
         how = "over CURVE" if secure else "in plain text"

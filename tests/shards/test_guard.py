@@ -63,6 +63,18 @@ def test_what_is_not_finite_is_refused_alone(value: float) -> None:
     np.testing.assert_allclose(weights, -0.01)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("guard", [Guard(), Guard(max_norm=1e30)])
+def test_a_finite_gradient_beyond_what_float32_can_sum(guard: Guard) -> None:
+    """It is refused by its right name, and no warning is shown; a cap that is lower is named."""
+    shard = shard_of(guard)
+    (text,) = told(shard, push(shard, "a", 2e18)).values()
+    assert text.startswith("push 1 of worker a has a norm beyond 1.8e+19: expected at most 1.8e+19")
+    capped = shard_of(Guard(max_norm=5.0))
+    (text,) = told(capped, push(capped, "a", 2e18)).values()
+    assert text.startswith("push 1 of worker a has a norm beyond 1.8e+19: expected at most 5 ")
+
+
 def test_a_norm_beyond_the_cap_is_refused_alone() -> None:
     """The norm of 256 ones is 16: at the cap it passes, above it not."""
     shard = shard_of(Guard(max_norm=16.0))

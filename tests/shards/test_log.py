@@ -310,48 +310,39 @@ def test_one_flipped_bit_shows(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 64, 500, 5000])
-def test_a_sealed_record_is_whole_or_none(size: int) -> None:
+def test_a_record_is_whole_or_none(size: int) -> None:
     """A writer that was killed leaves the first bytes of its record, and behind them what the file
     held before: a record of the same length, as it may be. However many there are, up to the last
-    of the seal, it is cut off; also at the end of a file."""
+    that the record is not zero in, it is cut off; also at the end of a file."""
     entry = Expired(1.0, ["w"])
-    frames, zeros = [np.random.default_rng(size).bytes(size)], [bytes(size)]
-    record = b"".join(log.encode(entry, frames, number=NUMBER, sealed=True))
+    frames, ones = [np.random.default_rng(size).bytes(size - 1) + b"e"], [b"\xff" * size]
+    record = encoded(entry, frames)
     formers = [
-        b"".join(log.encode(entry, held, number=number, sealed=True))
-        for held, number in ((frames, NUMBER - 1), (zeros, NUMBER + 1), (zeros, NUMBER << 32))
+        b"".join(log.encode(entry, held, number=number))
+        for held, number in ((ones, NUMBER - 1), (ones, NUMBER + 1), (ones, NUMBER << 32))
     ]
     assert {len(former) for former in formers} == {len(record)}
     read = log.read(memoryview(record), 0, "x", number=NUMBER)
     assert (read.entry, [bytes(frame) for frame in read.frames]) == (entry, frames)
     assert read.end == len(record)
-    proof = len(record) - 64 + 20  # magic, number and check; zeros behind them
-    for size_written in range(proof):
+    for size_written in range(len(record.rstrip(b"\0"))):
         for rest in (b"", *(former[size_written:] for former in formers)):
-            if size_written >= 64:
-                assert rest != record[size_written:]
             content = memoryview(record[:size_written] + rest)
             with pytest.raises(Damage):
                 log.read(content, 0, "x", number=NUMBER)
 
 
-def test_only_frames_are_sealed() -> None:
-    """The head's check covers the rest: a record of none is the same in every log."""
-    opening = log.opening(Shard(spec(), boot=5), NUMBER, begins=True, now=1.0)
-    pieces = [log.encode(opening, number=NUMBER, sealed=sealed) for sealed in (True, False)]
-    assert pieces[0] == pieces[1]
-
-
-def test_a_flipped_bit_in_a_seal_shows() -> None:
-    """And in the head and the description of a sealed record."""
-    record = b"".join(log.encode(Expired(1.0, ["w"]), [bytes(100)], number=NUMBER, sealed=True))
-    described = record.index(b"sealed") + len("sealed")
-    for place in (*range(described), *range(len(record) - 64, len(record))):
-        for bit in range(8):
-            broken = bytearray(record)
-            broken[place] ^= 1 << bit
-            with pytest.raises(Damage):
-                log.read(memoryview(broken), 0, "x", number=NUMBER)
+def test_a_mark_is_read_whole_or_not_at_all() -> None:
+    """Every bit of it counts, and so does its length."""
+    mark = log.Mark(7, 1 << 40)
+    written = log.encode_mark(mark)
+    assert log.decode_mark(written) == mark
+    for bit in range(8 * len(written)):
+        broken = bytearray(written)
+        broken[bit // 8] ^= 1 << bit % 8
+        assert log.decode_mark(bytes(broken)) is None
+    for other in (b"", written[:-1], written + b"\0", bytes(len(written))):
+        assert log.decode_mark(other) is None
 
 
 def test_what_follows_a_damaged_record_is_found() -> None:
@@ -403,4 +394,4 @@ def test_the_spec_travels() -> None:
     with pytest.raises(BadInput, match=r"^log f: 'utf-8' codec"):
         log.decode_spec(packed.replace(b"job\xa3job", b"job\xa3\xff\xff\xff"), "log f")
     opening = log.opening(Shard(told, boot=5), 3, begins=True, now=1.0)
-    assert opening == Opening(log.FORMAT, 3, packed, 5, True, 1.0)
+    assert opening == Opening(log.FORMAT, 3, packed, 5, True, 1.0, 0)

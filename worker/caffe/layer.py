@@ -37,6 +37,7 @@ Takes = Mapping[str, frozenset[str]]
 # What any layer may set beside its own `*_param` message.
 _COMMON = {"name", "type", "bottom", "top", "param", "include", "exclude", "phase"}
 _COMMON |= {"propagate_down", "loss_weight", "blobs"}
+_MOST_NUMBERS = 2**31 - 1  # of one blob or tensor; Caffe's own limit
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -95,6 +96,7 @@ class Layer(ABC):
         self._check_fields()
         self._check_blobs()
         self.tops = self.set_up()
+        self._check_sizes()
         self._check_params()
 
     @abstractmethod
@@ -196,6 +198,16 @@ class Layer(ABC):
             if len(names) not in allowed:
                 expected = " or ".join(str(count) for count in allowed)
                 raise self.bad(f"expected {expected} {what}, got {len(names)}")
+
+    def _check_sizes(self) -> None:
+        """Refuse what no memory holds, before anybody asks for the memory."""
+        tensors = [owned.spec.shape for owned in self.owned]
+        for what, shapes in (("top", self.tops), ("tensor", tensors)):
+            for shape in shapes:
+                if prod(shape) > _MOST_NUMBERS:
+                    raise self.bad(
+                        f"expected at most {_MOST_NUMBERS} numbers in a {what}, got shape {shape}"
+                    )
 
     def _check_params(self) -> None:
         if len(self.spec.param) > len(self.owned):

@@ -1,21 +1,24 @@
 """Reading prototxt: the text form of nets and solvers, which users write and servers receive.
 
-Text from outside is bounded before it is parsed (bytes, nesting) and after (layers), and every
-failure is one line that names the file, the line and what was wrong there.
+Text from outside is bounded before it is parsed (bytes, nesting) and after (layers), numbers in it
+are finite, and every failure is one short line that names the file, the line and what was wrong.
 """
 
 import re
+from math import isfinite
 from pathlib import Path
 from typing import TypeVar
 
 from google.protobuf import text_format
+from google.protobuf.message import Message
 
-from shards.errors import BadInput
+from shards.errors import BadInput, quoted
 from worker.caffe.caffe_pb2 import NetParameter, SolverParameter
 
 MAX_BYTES = 8 * 2**20
 MAX_DEPTH = 32
 MAX_LAYERS = 4096
+_MOST_QUOTED = 300
 
 # A quoted string or a comment, in which a brace nests nothing; or a bracket.
 _TOKENS = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|#[^\n]*|[{}<>\n]')
@@ -63,7 +66,8 @@ def _parse(text: str, message: _Message, file: str) -> _Message:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
         # The parser begins its text with "line:column : ", and some texts span lines.
-        what = " ".join(re.sub(r"^\d+:\d+ ?: ?", "", str(error)).split())
+        what = re.sub(r"^\d+:\d+ ?: ?", "", str(error))
+        what = quoted(" ".join(what.split()), _MOST_QUOTED)
         line = error.GetLine()
         raise BadInput(f"{file}:{line}: {what}" if line else f"{file}: {what}") from None
     except RecursionError:
@@ -71,7 +75,23 @@ def _parse(text: str, message: _Message, file: str) -> _Message:
     missing: list[str] = []
     if not message.IsInitialized(missing):  # type: ignore[call-arg]  # absent from the stubs
         raise BadInput(f"{file}: expected a value for {missing[0]}, got none")
+    _check_finite(message, file)
     return message
+
+
+def _check_finite(message: Message, where: str) -> None:
+    """Raise BadInput naming the first field, in the file's order of types, that is NaN or infinite.
+
+    None means anything in a net or a solver, and NaN would spread to every weight.
+    """
+    for field, value in message.ListFields():
+        for one in value if field.is_repeated else [value]:
+            if isinstance(one, Message):
+                name = getattr(one, "name", "")
+                called = f" {quoted(name)}" if isinstance(name, str) and name else ""
+                _check_finite(one, f"{where}: {field.name}{called}")
+            elif isinstance(one, float) and not isfinite(one):
+                raise BadInput(f"{where}: {field.name}: expected a finite number, got {one:g}")
 
 
 def _check_depth(text: str, file: str) -> None:

@@ -6,8 +6,8 @@ differs is an error that names the layer. Files of the older `layers` form, and 
 four-dimensional shape, read as well.
 """
 
-import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 
@@ -111,11 +111,20 @@ def write_caffemodel(path: Path, net: Network, arena: Floats) -> None:
             blob = layer.blobs.add()
             blob.shape.dim.extend(tensor.shape)
             blob.data.extend(tensor.ravel().tolist())
+    write_whole(path, message.SerializeToString())
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file of weights, or leave what was there and nothing else; raises BadInput."""
     part = path.with_name(path.name + ".part")
     try:
-        part.write_bytes(message.SerializeToString())
-        os.replace(part, path)  # noqa: PTH105  # beside the line above, the pair reads as one act
-    except OSError as error:
+        part.write_bytes(content)
+        part.replace(path)
+    except BaseException as error:
+        with suppress(OSError):
+            part.unlink()  # its room is somebody's: a disk that is full
+        if not isinstance(error, OSError):
+            raise
         raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
 
 

@@ -6,6 +6,7 @@ doubled would show. Real processes, real signals; the driver that is killed is o
 
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -190,6 +191,38 @@ def test_kill_everything(tmp_path: Path) -> None:
             assert set(console.read()[:3000]) == {-float(total)}
         again.__exit__(None, None, None)
     assert set(arena(tmp_path, cluster)[:3000]) == {-float(total)}
+
+
+@pytest.mark.timeout(600)
+def test_a_shard_whose_log_is_gone(tmp_path: Path) -> None:
+    """Of two, one's folder was removed: neither serves, and the error names it. With the folder
+    back, both do; one whose newest log alone was removed is named by its own process."""
+    specs = specs_of(2)
+    with process_shards(specs, durability=Durability.PROCESS, logs=tmp_path) as hosts:
+        with Console(hosts.cluster, patience_s=PATIENCE_S) as console:
+            console.install(TABLE.empty())
+        with pushing(hosts.cluster, workers=1) as pushers:
+            more(pushers, hosts)
+    folder, aside = tmp_path / "shard-1", tmp_path / "aside"
+    folder.rename(aside)
+
+    def started() -> None:
+        with process_shards(specs, durability=Durability.PROCESS, logs=tmp_path):
+            pass
+
+    with pytest.raises(BadInput) as caught:
+        started()
+    assert str(caught.value) == (
+        f"logs {tmp_path}: expected weights of every shard or of none, got those of shard 0 and"
+        f" none of shard 1: put back the missing logs, or remove {tmp_path} to begin without"
+    )
+    shutil.rmtree(folder)
+    aside.rename(folder)
+    started()
+    newest = max(folder.glob("log-*"))
+    newest.unlink()
+    with pytest.raises(BadInput, match=rf"^log {newest}: expected it, got none, or one without"):
+        started()
 
 
 @pytest.mark.timeout(300)

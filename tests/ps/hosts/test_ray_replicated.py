@@ -37,7 +37,7 @@ def record_of(pid: int) -> Path:
     """The record that a coordinator's process holds open."""
     (record,) = {
         path
-        for path in Path(tempfile.gettempdir()).glob("downpour-*/coordinator.sqlite")
+        for path in Path(tempfile.gettempdir()).glob("downpour-*/coordinator.json")
         if any(Path(one.path) == path for one in psutil.Process(pid).open_files())
     }
     return record

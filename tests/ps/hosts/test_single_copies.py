@@ -2,6 +2,9 @@
 
 import threading
 import time
+from collections.abc import Callable
+
+import pytest
 
 from ps import DenseTable, TensorSpec, shard_specs
 from ps.durability import Durability
@@ -10,6 +13,7 @@ from ps.hosts.pipe import Order
 from ps.hosts.single_copies import serving
 from ps.hosts.supervision import Fate
 from ps.wire.transport import Transport
+from shards.errors import BadInput
 from shards.rules import SGD, Momentum
 
 
@@ -18,6 +22,7 @@ class Child:
 
     name = "shard 0"
     deaths = 0
+    empty = False
 
     def __init__(self) -> None:
         self.given_s = 0.0
@@ -74,3 +79,40 @@ def test_a_large_shard_is_given_time() -> None:
             time.sleep(0.01)
     assert made[0].given_s <= 120
     assert made[1].given_s > 1000
+
+
+def test_some_shards_with_weights_and_some_without() -> None:
+    """Every shard is named, whichever it is; all with weights serve, and all without."""
+    specs = shard_specs(DenseTable("net", (TensorSpec("w", (1000,)),)), shards=3)
+    orders = [
+        Order(
+            spec,
+            *("tcp://127.0.0.1:*", Transport.TCP, ShardDevice.CPU),
+            durability=Durability.PROCESS,
+            log_folder=f"/logs/shard-{spec.shard}",
+        )
+        for spec in specs
+    ]
+
+    def start_with(empty: str) -> Callable[[Order, Child | None], Child]:
+        def start(order: Order, _: Child | None) -> Child:
+            child = Child()
+            child.name, child.empty = f"shard {order.spec.shard}", empty[order.spec.shard] == "-"
+            return child
+
+        return start
+
+    for empty, found in (
+        ("-##", "those of shard 1, shard 2 and none of shard 0"),
+        ("#-#", "those of shard 0, shard 2 and none of shard 1"),
+        ("--#", "those of shard 2 and none of shard 0, shard 1"),
+    ):
+        with pytest.raises(BadInput) as caught, serving(orders, start_with(empty)):
+            pass
+        assert str(caught.value) == (
+            f"logs /logs: expected weights of every shard or of none, got {found}: put back the"
+            " missing logs, or remove /logs to begin without"
+        )
+    for empty in ("---", "###"):
+        with serving(orders, start_with(empty)):
+            pass

@@ -1,4 +1,4 @@
-"""Kill -9 in the middle of a record that is sealed, not summed up: it is whole, or it is none."""
+"""Kill -9 in the middle of a record: it is whole, or it is none."""
 
 import random
 import subprocess

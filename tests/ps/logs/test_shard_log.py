@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 from ps.durability import Durability
-from ps.logs.log_files import recovered, spec_in
+from ps.logs.job_logs import load_logs
+from ps.logs.log_files import MARK, recovered, spec_in
 from ps.logs.shard_log import Logged, ShardLog
-from ps.simulation.disks import Died, Disk
+from ps.simulation.disks import Died, Disk, Errand
 from ps.storage import log_disk
 from shards import log
 from shards.errors import BadInput, GiveUp
@@ -226,13 +227,14 @@ def test_a_base_that_lacks_only_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("left", ["half", "head", "zeros", "flipped"])
 def test_a_torn_tail_is_cut(left: str, tmp_path: Path) -> None:
     """What was being written when the writer died was never acknowledged: the push before it is
-    the last, and the next life writes on behind it."""
+    the last, and the next life writes on behind it. The mark speaks of that push, too."""
     folder = tmp_path / "shard-0"
     held = written(folder, 4)
     with life(folder) as one:
         one.enter()
-        size = last_log(folder).stat().st_size
+        size, mark = last_log(folder).stat().st_size, (folder / MARK).read_bytes()
         one.push()
+    (folder / MARK).write_bytes(mark)
     path, content = last_log(folder), bytearray(last_log(folder).read_bytes())
     match left:
         case "half":
@@ -258,11 +260,13 @@ def test_a_log_that_was_just_created(tmp_path: Path) -> None:
     """A crash before its opening was written leaves a file that says nothing."""
     folder = tmp_path / "shard-0"
     held = written(folder)
+    mark = (folder / MARK).read_bytes()
     for content in (b"", b"\x93DPS"):
         (folder / "log-00000001").write_bytes(content)
         with life(folder) as again:
             assert again.held() == held
         last_log(folder).unlink()
+        (folder / MARK).write_bytes(mark)
 
 
 def test_damage_in_the_middle_is_named(tmp_path: Path) -> None:
@@ -282,16 +286,109 @@ def test_damage_in_the_middle_is_named(tmp_path: Path) -> None:
     assert [one.name for one in folder.glob("log-*")] == [path.name]
 
 
+def ends(path: Path) -> list[int]:
+    """Where each record of a log ends."""
+    content, places = memoryview(path.read_bytes()), [0]
+    while places[-1] < len(content):
+        number = int(path.name.removeprefix("log-"))
+        places.append(log.read(content, places[-1], path.name, number=number).end)
+    return places[1:]
+
+
+@pytest.mark.parametrize("durability", LEVELS)
+@pytest.mark.parametrize(
+    "left", ["nothing", "no bytes", "records", "half a record", "a flipped bit"]
+)
+def test_a_newest_log_that_ends_too_early_is_named(
+    durability: Durability, left: str, tmp_path: Path
+) -> None:
+    """Of one life and of two, where a log is gone, emptied or cut, or its last record is damaged:
+    acknowledged pushes would be missing. Whoever removes the mark does without them."""
+    folder = tmp_path / "shard-0"
+    for lives in (1, 2):
+        with life(folder, durability) as one:
+            one.enter()
+            one.push(5)
+            held = one.held()
+        path = last_log(folder)
+        content, places = path.read_bytes(), ends(path)
+        spoiled = {
+            "no bytes": b"",
+            "records": content[: places[-3]],
+            "half a record": content[:-50],
+            "a flipped bit": content[:-50] + bytes([content[-50] ^ 8]) + content[-49:],
+        }
+        path.unlink()
+        if left in spoiled:
+            path.write_bytes(spoiled[left])
+        for look in (lambda: Life(folder, durability), lambda: load_logs(tmp_path)):
+            with pytest.raises(BadInput) as caught:
+                look()
+            assert str(caught.value).startswith(f"log {path}: expected ")
+            if left in ("nothing", "no bytes"):
+                assert "expected it, got none, or one without an opening" in str(caught.value)
+            else:
+                assert f"expected records up to byte {len(content)}, got them" in str(caught.value)
+            assert str(caught.value).endswith(
+                f"; put back what it held, or remove {folder / MARK} to go on without it"
+            )
+        path.write_bytes(content)
+        _, state = recovered(folder)
+        assert (state.weights.tobytes(), state.saved.version) == (held[0], 5 * lives)
+    path.unlink()
+    (folder / MARK).unlink()
+    with life(folder, durability) as again:
+        assert again.shard.version == 5
+
+
+def test_an_older_log_that_ends_too_early_is_named(tmp_path: Path) -> None:
+    """It was cut between two records, so that each that is left is whole: the opening behind it
+    says how long it was."""
+    folder = tmp_path / "shard-0"
+    written(folder)
+    written(folder)
+    path = folder / "log-00000000"
+    content = path.read_bytes()
+    for end in ends(path)[:-1]:
+        path.write_bytes(content[:end])
+        with pytest.raises(BadInput) as caught:
+            Life(folder)
+        assert str(caught.value) == (
+            f"log {path}: expected {len(content)} bytes, as log-00000001 says, got {end}"
+        )
+
+
+@pytest.mark.parametrize("spoiled", [b"", bytes(28), b"\x93DPMARK\n" + bytes(20), b"x" * 100])
+def test_a_spoiled_mark_says_nothing(spoiled: bytes, tmp_path: Path) -> None:
+    """A failing power may leave any bytes of it; the log is read as far as it goes."""
+    folder = tmp_path / "shard-0"
+    held = written(folder)
+    (folder / MARK).write_bytes(spoiled)
+    with life(folder) as again:
+        assert again.held() == held
+
+
 def test_a_damaged_base_is_named(tmp_path: Path) -> None:
-    """There is nothing older to go on from."""
+    """Where older logs are there still, they are replayed in its place, to the same bits; where
+    they have gone, there is nothing to go on from."""
     folder = tmp_path / "shard-0"
     with life(folder, Durability.PROCESS, 1 << 14) as one:
+        one.log._aside = Errand  # written when it is joined
         one.enter()
-        one.push(30)
-    for base in sorted(folder.glob("base-*")):
-        content = bytearray(base.read_bytes())
-        content[-500] ^= 1
-        base.write_bytes(content)
+        while one.log._base is None:
+            one.push()
+        one.push()
+        held, version = one.held(), one.shard.version
+        older = {path: path.read_bytes() for path in folder.glob("log-*")}
+        one.log._base.join()
+    (base,) = folder.glob("base-*")
+    content = bytearray(base.read_bytes())
+    content[-500] ^= 1
+    base.write_bytes(content)
+    with life(folder) as again:
+        assert (again.held(), again.shard.version) == (held, version)
+    first = min(older)
+    first.unlink()
     with pytest.raises(BadInput, match=rf"^log {base}: the record at byte 0 does not match"):
         Life(folder)
 
@@ -330,14 +427,14 @@ def test_another_jobs_log(tmp_path: Path) -> None:
 def test_a_log_of_an_earlier_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is named, with both numbers, and left as it is; an opening is read in all of them."""
     folder = tmp_path / "shard-0"
-    monkeypatch.setattr(log, "FORMAT", 2)
+    monkeypatch.setattr(log, "FORMAT", 3)
     written(folder)
     monkeypatch.undo()
     content = last_log(folder).read_bytes()
     for look in (lambda: Life(folder), lambda: recovered(folder)):
         with pytest.raises(BadInput) as caught:
             look()
-        assert str(caught.value) == f"log {last_log(folder)}: expected format 3, got 2"
+        assert str(caught.value) == f"log {last_log(folder)}: expected format 4, got 3"
     assert last_log(folder).read_bytes() == content
 
 

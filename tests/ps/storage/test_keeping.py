@@ -14,6 +14,7 @@ import pytest
 import ps
 from ps import Client, Cluster, Compression, Console
 from ps.snapshotter import Snapshotter
+from ps.storage import checked_json
 from ps.storage.keeping import FOLDER, gathered, residual_in, sweep_kept
 from ps.storage.shelf import Found, Shelf
 from ps.storage.snapshots import damage
@@ -225,10 +226,10 @@ def test_a_note_speaks_of_no_file_but_its_own(
         (place / FOLDER / name).write_bytes(SECRET)
     part = Part(file.format(secret=secret), size, 1, (0,), 4096)
     kept = Kept(worker="w", incarnation=0, base=1, seq=1, part=part)
-    (place / FOLDER / note).write_bytes(msgspec.json.encode(kept))
+    (place / FOLDER / note).write_bytes(checked_json.encode(kept))
     assert gathered(Shelf(place).store, {"w": (0, 1)}, 0.0) == ([], ["w"])
     good = msgspec.structs.replace(kept, part=Part(OWN, len(SECRET), 1, (0,), 4096))
-    (place / FOLDER / "w.0.1-1.json").write_bytes(msgspec.json.encode(good))
+    (place / FOLDER / "w.0.1-1.json").write_bytes(checked_json.encode(good))
     found = [(f"{FOLDER}/{OWN}", good)]
     assert gathered(Shelf(place).store, {"w": (0, 1)}, 0.0) == (found, [])
 

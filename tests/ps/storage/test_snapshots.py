@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from safetensors.numpy import load_file
 
 import ps
 from ps import Client, Console, ShardState
-from ps.storage import stores
+from ps.storage import checked_json, stores
+from ps.storage.shelf import Shelf
 from ps.storage.snapshots import (
     are_aligned,
     damage,
@@ -28,6 +30,7 @@ from ps.storage.stores import LocalStore, Store
 from shards.errors import BadInput, GiveUp
 from shards.rules import Momentum
 from shards.schedules import Fixed
+from shards.tables import cut_evenly
 from tests.ps.storage.saved import JOB, MAP, TABLE, full_disk, mocked, same, states_of
 
 
@@ -162,14 +165,17 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, damage: Callable[[Path], No
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"format": 4}, "expected format 3, got 4"),
-        ({"format": 2, "parts": [{"file": "x", "crc32": [1]}]}, "expected format 3, got 2"),
+        ({"format": 5}, "expected format 4, got 5"),
+        ({"format": 2, "parts": [{"file": "x", "crc32": [1]}]}, "expected format 4, got 2"),
         ({"workers": "many"}, "Expected `int`, got `str`"),
         ({"parts": [{"file": "x", "bytes": 1}]}, "missing required field `version`"),
         (
             {"table": {"name": "t", "tensors": [{"name": "a", "shape": [-1]}]}},
             "sizes of at least 1",
         ),
+        ({"step": 7}, "unknown field `step`"),
+        ({"steps": 900}, "it is damaged or was edited: expected checksum"),
+        ({"check": "00000000"}, "it is damaged or was edited: expected checksum"),
     ],
 )
 def test_a_manifest_that_says_something_else(
@@ -189,10 +195,82 @@ def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path) -> None:
     manifest = load_manifest(tmp_path / "1")
     for name in ("../2/shard-0.safetensors", "/etc/hostname", "..", "a\0b", ""):
         part = msgspec.structs.replace(manifest.parts[0], file=name)
-        changed = msgspec.structs.replace(manifest, parts=(part,))
-        (tmp_path / "1" / "manifest.json").write_bytes(msgspec.json.encode(changed))
+        changed = msgspec.structs.replace(manifest, parts=(part, manifest.parts[1]))
+        (tmp_path / "1" / "manifest.json").write_bytes(checked_json.encode(changed))
         with pytest.raises(BadInput, match="expected a file name, got"):
             load_snapshot(tmp_path / "1")
+
+
+def test_every_flipped_bit_of_a_manifest_shows(tmp_path: Path) -> None:
+    """Or nothing that it says has changed, as where a space became a tab."""
+    save(tmp_path / "1")
+    manifest = load_manifest(tmp_path / "1")
+    path = tmp_path / "1" / "manifest.json"
+    content = path.read_bytes()
+    noticed = 0
+    for bit in range(8 * len(content)):
+        spoiled = bytearray(content)
+        spoiled[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(spoiled)
+        try:
+            assert load_manifest(tmp_path / "1") == manifest, bit
+        except BadInput as error:
+            assert str(error).startswith(f"snapshot {path}: ")  # noqa: PT017  # or it is harmless
+            noticed += 1
+    assert noticed > 7 * len(content)
+
+
+def test_parts_that_were_exchanged_are_named(tmp_path: Path) -> None:
+    """Of two shards of one size, by a manifest whose checksum is right, or by renaming: each file
+    says whose keys it holds. `damage` names both."""
+    save(tmp_path / "1")
+    folder = tmp_path / "1"
+    manifest = load_manifest(folder)
+    parts = manifest.parts[::-1]
+    changed = msgspec.structs.replace(manifest, parts=parts, map=cut_evenly(TABLE, 2))
+    (folder / "manifest.json").write_bytes(checked_json.encode(changed))
+    with pytest.raises(BadInput) as caught:
+        load_snapshot(folder)
+    assert "expected a saved state, got that of keys [256, 768) at version 6" in str(caught.value)
+    assert len(list(damage(folder))) == 2
+
+
+@pytest.mark.parametrize("change", ["fewer", "smaller", "another version"])
+def test_parts_that_cannot_be_its_shards(tmp_path: Path, change: str) -> None:
+    """Too few, or too small for their keys, or of another version than the file's own."""
+    save(tmp_path / "1")
+    manifest = load_manifest(tmp_path / "1")
+    first, second = manifest.parts
+    parts, text = {
+        "fewer": ((first,), "expected 2 parts, one a shard, got 1"),
+        "smaller": (
+            (msgspec.structs.replace(first, bytes=99), second),
+            "shard-0.safetensors: expected at least 1024 bytes, got 99",
+        ),
+        "another version": (
+            (msgspec.structs.replace(first, version=4), second),
+            "at version 5 where the manifest has keys",
+        ),
+    }[change]
+    changed = msgspec.structs.replace(manifest, parts=parts)
+    (tmp_path / "1" / "manifest.json").write_bytes(checked_json.encode(changed))
+    with pytest.raises(BadInput, match=re.escape(text)):
+        load_snapshot(tmp_path / "1")
+
+
+def test_others_on_the_machine_cannot_look_in(tmp_path: Path) -> None:
+    """A folder that is made for snapshots is its owner's alone; one that was there keeps its mode,
+    and so who may read what is in it."""
+    Shelf(tmp_path / "own").save(1, states_of(), **JOB)
+    assert (tmp_path / "own").stat().st_mode & 0o777 == 0o700
+    save(tmp_path / "one")
+    assert (tmp_path / "one").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "shared").mkdir(mode=0o755)
+    Shelf(tmp_path / "shared").save(1, states_of(), **JOB)
+    assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o755
+    umask = os.umask(0)
+    os.umask(umask)
+    assert (tmp_path / "shared" / "1").stat().st_mode & 0o777 == 0o777 & ~umask
 
 
 def test_a_flipped_bit_is_told_with_its_chunk(

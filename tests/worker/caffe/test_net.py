@@ -308,3 +308,30 @@ def test_a_wrong_arena_or_blob_is_refused() -> None:
         model.gradient(weights.astype(np.float64), rows(), out, step=0, seed=0)
     with pytest.raises(BadInput, match="net: no blob fc7; expected among data, label, conv1"):
         model.forward(weights, rows(), ["fc7"])
+
+
+@pytest.mark.parametrize(
+    ("layer", "what"),
+    [
+        ('"InnerProduct" inner_product_param { num_output: 2147483647', "top"),
+        ('"InnerProduct" inner_product_param { num_output: 90000000', "tensor"),
+        ('"Convolution" convolution_param { num_output: 2147483647 kernel_size: 1', "top"),
+        ('"Convolution" convolution_param { num_output: 1 kernel_size: 1 pad: 4294967295', "top"),
+        ('"Convolution" convolution_param { num_output: 1 kernel_size: 99999 pad: 99999', "tensor"),
+        ('"Pooling" pooling_param { kernel_size: 4294967295 pad: 4294967294', "top"),
+    ],
+)
+def test_a_net_that_no_memory_holds(layer: str, what: str) -> None:
+    """Sizes are checked when the net is built, long before anything asks for the memory."""
+    entry = layer.replace(" ", ' bottom: "data" top: "y" ', 1)
+    with pytest.raises(BadInput, match=rf"expected at most 2147483647 numbers in a {what}, got"):
+        network(DATA + f'layer {{ name: "big" type: {entry} }} }}')
+
+
+def test_an_error_does_not_quote_a_net() -> None:
+    """A name of 100,000 letters is shortened, in the middle; the remedy stays."""
+    with pytest.raises(BadInput) as caught:
+        network(f'layer {{ name: "{"n" * 100_000}" type: "None" }}')
+    assert len(str(caught.value)) < 2_100
+    assert "characters left out" in str(caught.value)
+    assert "expected one of" in str(caught.value)

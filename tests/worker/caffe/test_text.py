@@ -93,3 +93,50 @@ def test_any_text_parses_or_is_refused(fragments: list[str]) -> None:
         said = str(error)
     assert said.startswith("f")
     assert "\n" not in said
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize(
+    ("before", "after", "field"),
+    [
+        ('layer { name: "a" param { } param { lr_mult: ', " } }", "layer a: param: lr_mult"),
+        ('layer { name: "a" loss_weight: 1 loss_weight: ', " }", "layer a: loss_weight"),
+        (
+            'layer { name: "a" convolution_param { weight_filler { std: ',
+            " } } }",
+            "layer a: convolution_param: weight_filler: std",
+        ),
+        ('layers { name: "a" blobs_lr: ', " }", "layers a: blobs_lr"),
+    ],
+)
+def test_a_number_that_is_not_finite_is_named(
+    value: str, before: str, after: str, field: str
+) -> None:
+    """Wherever it stands in a net; it would be in every weight in the end."""
+    with pytest.raises(BadInput) as caught:
+        text.parse_net(before + value + after, "f")
+    assert str(caught.value) == f"f: {field}: expected a finite number, got {value}"
+
+
+def test_a_solver_that_says_nan() -> None:
+    """The same, whichever field."""
+    with pytest.raises(BadInput, match=r"^s: base_lr: expected a finite number, got nan$"):
+        text.parse_solver("base_lr: nan", "s")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "x" * 2_000_000,
+        "layer { type: " + "x" * 2_000_000,
+        'layer { phase: "' + "x" * 2_000_000 + '" }',
+        "layer { num: " + "9" * 4_000,
+        'name: "' + "x" * 2_000_000,
+    ],
+)
+def test_an_error_quotes_little(bad: str) -> None:
+    """However long the piece that is wrong, the error is one line of less than 500 characters."""
+    with pytest.raises(BadInput) as caught:
+        text.parse_net(bad, "f")
+    assert len(str(caught.value)) < 500
+    assert "\n" not in str(caught.value)

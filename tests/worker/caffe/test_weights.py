@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from shards.errors import BadInput
+from tests.ps.storage.saved import full_disk
 from tests.worker.caffe.nets import SMALL, network
 from worker.caffe import weights
 from worker.caffe.caffe_pb2 import NetParameter, V1LayerParameter
 from worker.caffe.net import Network
 from worker.caffe.phases import Phase
+from worker.inference import write_safetensors
 
 INPUT = (
     'layer { name: "data" type: "Input" top: "data" input_param { shape { dim: [3, 1, 12, 12] } } }'
@@ -165,3 +167,19 @@ def test_an_arena_moves_between_nets() -> None:
     for name, view in test.table.views(laid).items():
         np.testing.assert_array_equal(view, train.table.views(arena)[name])
     assert weights.moved(arena, train.table, train) is arena
+
+
+def test_a_full_disk_keeps_no_room(tmp_path: Path) -> None:
+    """What could not be written whole is removed, and the file that was there stays."""
+    net = network(SMALL)
+    path, arena = save(tmp_path, net)
+    content = path.read_bytes()
+    with (
+        full_disk(100),
+        pytest.raises(BadInput, match=r"w\.caffemodel: cannot be written: File too"),
+    ):
+        weights.write_caffemodel(path, net, arena)
+    with full_disk(100), pytest.raises(BadInput, match=r"w\.safetensors: cannot be written: F"):
+        write_safetensors(tmp_path / "w.safetensors", net.table, arena)
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == content
