@@ -8,9 +8,15 @@ import typer
 
 app = typer.Typer(
     help="Look at a run's snapshots: list, verify, restore, diff, take.",
-    no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback(invoke_without_command=True)
+def options(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
 
 _PLACE = "A run folder, a place of snapshots, or one of them, as RUN@400."
 Origin = Annotated[str, typer.Argument(help=_PLACE, show_default=False)]

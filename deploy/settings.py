@@ -5,7 +5,6 @@ what `--resume` reads back.
 """
 
 from collections.abc import Mapping
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,20 @@ from worker.strategies import Strategy, strategy_named
 NO_BOUND = "inf"
 _LAST_PORT = 65535
 _STRATEGYS = {"n_push", "n_fetch", "warm_steps"}
+_MOST = 2**31 - 1
+_RANGES = {
+    "shards": (1, _LAST_PORT),
+    "workers": (1, _LAST_PORT),
+    "max_iter": (1, _MOST),
+    "snapshot_keep": (1, _MOST),
+    "n_push": (1, _MOST),
+    "n_fetch": (1, _MOST),
+    "warm_steps": (0, _MOST),
+    "staleness": (0, _MOST),
+    "seed": (0, 2**63 - 1),  # a column of updates.parquet
+}
+_LONGEST_S = 7 * 86400.0  # in milliseconds this still fits into what the system waits for
+_LONGEST_TIME_S = 1e9
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -101,17 +114,18 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name, why in misplaced(asdict(self)).items():
             raise BadInput(f"{written(name, getattr(self, name))}: {why}")
-        for name in ("shards", "workers", "max_iter", "snapshot_keep"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise BadInput(f"{option(name)}: expected at least 1, got {value}")
-        if not 0 < self.lease_s < inf:
-            raise BadInput(f"--lease-s: expected more than 0 s, and finite, got {self.lease_s:g}")
+        for name, (least, most) in _RANGES.items():
+            _check_range(name, getattr(self, name), least, most)
+        if not 0 < self.lease_s <= _LONGEST_S:
+            raise BadInput(
+                f"--lease-s: expected more than 0 s, up to {_LONGEST_S:g}, got {self.lease_s:g}"
+            )
+        _check_range("rollback_s", self.rollback_s, 0, _LONGEST_S)
         last = _LAST_PORT + 1 - self.shards
         if not 0 <= self.port <= last:
             raise BadInput(f"--port: expected 0 to {last}, got {self.port}")
-        if ":" in self.bind:
-            raise BadInput(f"--bind: expected an IPv4 address, got {self.bind}")
+        if ":" in self.bind or not self.bind.strip():
+            raise BadInput(f"--bind: expected an IPv4 address, got {self.bind!r}")
         if self.link is not None and self.transport not in (Transport.AUTO, Transport.TCP):
             raise BadInput(f"--link: expected --transport tcp or auto, got {self.transport}")
         self._check_durability()
@@ -160,8 +174,10 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
         Raises BadInput for what is neither.
         """
         told = self.snapshot_every
-        if told is None or told.isdecimal():
-            return (int(told) if told is not None else None), 0.0
+        if told is None:
+            return None, 0.0
+        if _is_count(told):
+            return int(told), 0.0
         return 0, parse_time("--snapshot-every", told, "iterations, as 500, or ")
 
     def build_keep(self) -> Keep:
@@ -184,6 +200,15 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
         """These settings as JSON values."""
         plain: dict[str, object] = msgspec.to_builtins(self, enc_hook=str)
         return plain
+
+
+def _check_range(name: str, value: float | None, least: float, most: float) -> None:
+    """Raise BadInput for a setting outside [least, most]; None is its default."""
+    if value is None or least <= value <= most:
+        return
+    expected = f"at most {most:.0f}" if value > most else f"at least {least:g}"
+    got = f"{value:g}" if isinstance(value, float) else value
+    raise BadInput(f"{option(name)}: expected {expected}, got {got}")
 
 
 def misplaced(told: Mapping[str, Any]) -> dict[str, str]:
@@ -221,9 +246,14 @@ def parse_staleness(text: str) -> int | None:
     """A staleness bound as people write it: a whole number of steps, or `inf` for none."""
     if text == NO_BOUND:
         return None
-    if not text.isdecimal():
-        raise BadInput(f"--staleness: expected a whole number of steps or {NO_BOUND}, got {text}")
+    if not _is_count(text):
+        raise BadInput(f"--staleness: expected a whole number of steps or {NO_BOUND}, got {text!r}")
     return int(text)
+
+
+def _is_count(text: str) -> bool:
+    """Whether it is a whole number of a length that counts have."""
+    return text.isascii() and text.isdecimal() and len(text) < 16
 
 
 def parse_time(option: str, text: str, other: str = "") -> float:
@@ -233,8 +263,8 @@ def parse_time(option: str, text: str, other: str = "") -> float:
         seconds = float(number) * _SECONDS[unit]
     except (KeyError, ValueError):
         seconds = 0.0
-    if not 0 < seconds < inf:
-        raise BadInput(f"{option}: expected {other}a time, as 30s, 5m, 12h or 7d, got {text}")
+    if not 0 < seconds <= _LONGEST_TIME_S:
+        raise BadInput(f"{option}: expected {other}a time, as 30s, 5m, 12h or 7d, got {text!r}")
     return seconds
 
 
