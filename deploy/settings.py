@@ -44,7 +44,7 @@ _RANGES = {
     "n_fetch": (1, _MOST),
     "warm_steps": (0, _MOST),
     "staleness": (0, _MOST),
-    "seed": (0, 2**63 - 1),  # a column of updates.parquet
+    "seed": (-(2**63), 2**63 - 1),  # a column of updates.parquet
 }
 _LONGEST_S = 7 * 86400.0  # in milliseconds this still fits into what the system waits for
 _LONGEST_TIME_S = 1e9
