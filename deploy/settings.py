@@ -207,8 +207,7 @@ def _check_range(name: str, value: float | None, least: float, most: float) -> N
     if value is None or least <= value <= most:
         return
     expected = f"at most {most:.0f}" if value > most else f"at least {least:g}"
-    got = f"{value:g}" if isinstance(value, float) else value
-    raise BadInput(f"{option(name)}: expected {expected}, got {got}")
+    raise BadInput(f"{option(name)}: expected {expected}, got {str(value).removesuffix('.0')}")
 
 
 def misplaced(told: Mapping[str, Any]) -> dict[str, str]:

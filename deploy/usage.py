@@ -86,7 +86,8 @@ def worded(error: Any) -> str:
 
 def _name(param: Any) -> str:
     """An option with its dashes, or an argument as the help has it."""
-    return max(param.opts, key=len) if param.param_type_name == "option" else param.name.upper()
+    is_option = param.param_type_name == "option"
+    return str(max(param.opts, key=len) if is_option else param.name.upper())
 
 
 def _expected(error: Any, message: str) -> str:
