@@ -20,6 +20,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from deploy.hello import check_spark
 from deploy.java import java_environment
 from deploy.origin import Origin, newest, shelf_of
 from deploy.plots import plot_loss, plot_staleness
@@ -365,9 +366,14 @@ def _check_addresses(settings: TrainSettings) -> None:
     url = settings.spark
     if url is None or spark_settings.embedded_master(url, 1):
         return
-    servers = spark_settings.addresses(url, os.environ)
+    name, servers = (
+        f"Spark at {spark_settings.shown(url)}",
+        spark_settings.addresses(url, os.environ),
+    )
     if servers:
-        reach(f"Spark at {spark_settings.shown(url)}", servers)
+        reach(name, servers)
+    if url.startswith("spark://"):
+        check_spark(name, servers)
 
 
 def _of_option(name: str, check: Callable[[], None]) -> None:
