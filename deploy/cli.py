@@ -15,7 +15,8 @@ import typer
 from deploy.cli_checkpoints import app as checkpoints
 from deploy.cli_reshard import reshard
 from deploy.cli_train import DATA, train
-from deploy.usage import USAGE_ERRORS, in_options, worded
+from deploy.settings import LONGEST_S
+from deploy.usage import USAGE_ERRORS, check_given, in_options, worded
 from ps import __version__
 from ps.build import build_id
 from ps.simulation.planting import registry
@@ -93,7 +94,9 @@ def features(
             help="Which part of the data: train or test.", show_default="test, if it is divided"
         ),
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Rows a forward pass.")] = 100,
+    batch_size: Annotated[
+        int, typer.Option(min=1, max=2**31 - 1, help="Rows a forward pass.")
+    ] = 100,
     device: Device = "auto",
 ) -> None:
     """Write a network's inner blobs for every row: a Parquet file with a column a blob."""
@@ -111,14 +114,16 @@ def doctor(
         typer.Option(help="A running job's run folder, or its cluster file.", show_default=False),
     ],
     compute_ms: Annotated[
-        float, typer.Option(min=0.001, help="Milliseconds that a worker computes for, a step.")
+        float,
+        typer.Option(min=0.001, max=1e9, help="Milliseconds that a worker computes for, a step."),
     ] = 100.0,
     link: Annotated[
         str | None,
         typer.Option(help="Measure behind a slow link, as for train.", show_default=False),
     ] = None,
     patience_s: Annotated[
-        float, typer.Option(min=0.1, help="Seconds that a silent shard is waited for.")
+        float,
+        typer.Option(min=0.1, max=LONGEST_S, help="Seconds that a silent shard is waited for."),
     ] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -142,8 +147,8 @@ def doctor(
 
 @app.command()
 def simulate(
-    seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
-    seeds: Annotated[int, typer.Option(min=1, help="How many.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="The first seed.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="How many.")] = 1,
     profile: Annotated[
         Profile | None,
         typer.Option(
@@ -195,6 +200,7 @@ app.add_typer(checkpoints, name="checkpoints")
 def main() -> None:
     """The entry point."""
     try:
+        check_given(sys.argv[1:])
         sys.exit(app(prog_name="downpour", standalone_mode=False))
     except USAGE_ERRORS as error:
         _fail(worded(error), 2)

@@ -6,6 +6,8 @@ from typing import Annotated
 import msgspec
 import typer
 
+from deploy.settings import LONGEST_S
+
 app = typer.Typer(
     help="Look at a run's snapshots: list, verify, restore, diff, take.",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -93,7 +95,7 @@ def diff(
 def take(
     origin: Annotated[str, typer.Argument(help="The folder of a run under way.")],
     wait_s: Annotated[
-        float, typer.Option(min=0.1, help="Seconds that the snapshot is waited for.")
+        float, typer.Option(min=0.1, max=LONGEST_S, help="Seconds that the snapshot is waited for.")
     ] = 60.0,
 ) -> None:
     """Ask a run under way on this machine for a snapshot now."""

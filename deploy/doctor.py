@@ -3,6 +3,7 @@
 The measuring is `ps.wire.probing`'s, the reckoning `ps.wire.advice`'s; here is what a person reads.
 """
 
+import socket
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -21,7 +22,6 @@ from ps.wire.advice import Advice, advise, remarks
 from ps.wire.guide import as_led
 from ps.wire.link_model import LinkModel
 from ps.wire.probing import LinkFigures, measure_link
-from ps.wire.reach import reach
 from ps.wire.slow_links import SlowLinks
 from shards.errors import BadInput, DownpourError
 from shards.job_ids import shown
@@ -128,8 +128,12 @@ def _check_listening(cluster: Cluster, shard: int, patience_s: float) -> None:
     """Raise BadInput where nothing listens at a shard's TCP address: a probe would wait for it."""
     kind, _, rest = cluster.where(shard).partition("://")
     host, _, port = rest.rpartition(":")
-    if kind == "tcp":
-        reach("the shard's address", [(host.strip("[]"), int(port))], patience_s)
+    if kind != "tcp":
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), patience_s).close()
+    except OSError as error:
+        raise BadInput(f"nothing listens there: {error.strerror or error}") from None
 
 
 def report(found: Diagnosis) -> str:

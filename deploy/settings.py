@@ -46,7 +46,8 @@ _RANGES = {
     "staleness": (0, _MOST),
     "seed": (-(2**63), 2**63 - 1),  # a column of updates.parquet
 }
-_LONGEST_S = 7 * 86400.0  # in milliseconds this still fits into what the system waits for
+_MOST_DIGITS = 100  # that are still read as a number, to say that it is too large
+LONGEST_S = 7 * 86400.0  # in milliseconds this still fits into what the system waits for
 _LONGEST_TIME_S = 1e9
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -116,11 +117,11 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise BadInput(f"{written(name, getattr(self, name))}: {why}")
         for name, (least, most) in _RANGES.items():
             _check_range(name, getattr(self, name), least, most)
-        if not 0 < self.lease_s <= _LONGEST_S:
+        if not 0 < self.lease_s <= LONGEST_S:
             raise BadInput(
-                f"--lease-s: expected more than 0 s, up to {_LONGEST_S:g}, got {self.lease_s:g}"
+                f"--lease-s: expected more than 0 s, up to {LONGEST_S:g}, got {self.lease_s:g}"
             )
-        _check_range("rollback_s", self.rollback_s, 0, _LONGEST_S)
+        _check_range("rollback_s", self.rollback_s, 0, LONGEST_S)
         last = _LAST_PORT + 1 - self.shards
         if not 0 <= self.port <= last:
             raise BadInput(f"--port: expected 0 to {last}, got {self.port}")
@@ -128,6 +129,9 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise BadInput(f"--bind: expected an IPv4 address, got {self.bind!r}")
         if self.link is not None and self.transport not in (Transport.AUTO, Transport.TCP):
             raise BadInput(f"--link: expected --transport tcp or auto, got {self.transport}")
+        where = self.snapshots or ""
+        if "://" in where and not where.partition("://")[2].strip("/"):
+            raise BadInput(f"--snapshots: expected a place after {where}, got none")
         self._check_durability()
         self.build_device()
         self.build_link()
@@ -177,6 +181,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
         if told is None:
             return None, 0.0
         if _is_count(told):
+            _check_range("snapshot_every", int(told), 0, _MOST)
             return int(told), 0.0
         return 0, parse_time("--snapshot-every", told, "iterations, as 500, or ")
 
@@ -206,8 +211,12 @@ def _check_range(name: str, value: float | None, least: float, most: float) -> N
     """Raise BadInput for a setting outside [least, most]; None is its default."""
     if value is None or least <= value <= most:
         return
-    expected = f"at most {most:.0f}" if value > most else f"at least {least:g}"
-    raise BadInput(f"{option(name)}: expected {expected}, got {str(value).removesuffix('.0')}")
+    limit, how = (most, "at most") if value > most else (least, "at least")
+    raise BadInput(f"{option(name)}: expected {how} {_plain(limit)}, got {_plain(value)}")
+
+
+def _plain(number: float) -> str:
+    return str(number).removesuffix(".0")
 
 
 def misplaced(told: Mapping[str, Any]) -> dict[str, str]:
@@ -246,13 +255,15 @@ def parse_staleness(text: str) -> int | None:
     if text == NO_BOUND:
         return None
     if not _is_count(text):
-        raise BadInput(f"--staleness: expected a whole number of steps or {NO_BOUND}, got {text!r}")
+        raise BadInput(
+            f"--staleness: expected a whole number of steps or {NO_BOUND}, got {text[:80]!r}"
+        )
     return int(text)
 
 
 def _is_count(text: str) -> bool:
     """Whether it is a whole number of a length that counts have."""
-    return text.isascii() and text.isdecimal() and len(text) < 16
+    return text.isascii() and text.isdecimal() and len(text) < _MOST_DIGITS
 
 
 def parse_time(option: str, text: str, other: str = "") -> float:
@@ -263,7 +274,9 @@ def parse_time(option: str, text: str, other: str = "") -> float:
     except (KeyError, ValueError):
         seconds = 0.0
     if not 0 < seconds <= _LONGEST_TIME_S:
-        raise BadInput(f"{option}: expected {other}a time, as 30s, 5m, 12h or 7d, got {text!r}")
+        raise BadInput(
+            f"{option}: expected {other}a time, as 30s, 5m, 12h or 7d, got {text[:80]!r}"
+        )
     return seconds
 
 

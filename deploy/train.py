@@ -136,6 +136,13 @@ def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | N
 def _check_own(settings: TrainSettings) -> None:
     """Raise BadInput where another job's snapshots or logs are."""
     shelf, logs = settings.snapshots, settings.logs
+    if (
+        shelf is not None
+        and "://" not in shelf
+        and Path(shelf).exists()
+        and not Path(shelf).is_dir()
+    ):
+        raise BadInput(f"--snapshots {shelf}: expected a folder, got a file")
     if shelf is not None and Shelf(shelf).entries():
         raise BadInput(
             f"--snapshots {without_secrets(shelf)}: expected a place of this run's own, got one"

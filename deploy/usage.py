@@ -5,9 +5,13 @@ lines; and a function that is called from Python names an argument, where the us
 """
 
 import re
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import typer
+
+from shards.errors import BadInput
 
 # Typer's copy of Click or Click itself, by its version: these are the errors that it raises.
 USAGE_ERRORS: tuple[type[Exception], ...] = tuple(
@@ -18,8 +22,8 @@ _KINDS = {
     "int_from_float": "a whole number",
     "int_parsing_size": "a whole number of fewer digits",
     "float_parsing": "a number",
-    "greater_than_equal": "at least {ge:g}",
-    "less_than_equal": "at most {le:g}",
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
     "finite_number": "a finite number",
 }
 """What pydantic, which checks values for Typer, expected."""
@@ -35,7 +39,6 @@ _OPTIONS = {
     "shard device": "--shard-device",
     "device": "--device",
     "link": "--link",
-    "data": "--data",
     "n_push": "--n-push",
     "n_fetch": "--n-fetch",
     "warm_steps": "--warm-steps",
@@ -45,16 +48,22 @@ _OPTIONS = {
 }
 """What functions call the thing that an option gives, where it opens an error."""
 _OPENING = re.compile(rf"({'|'.join(_OPTIONS)})(?=[: ])")
+_ANYWHERE = re.compile(r"(?<![-\w])(n_push|n_fetch|staleness bound)\b")
 
 
 def in_options(text: str) -> str:
     """An error's text with the option in place of the argument that it opens with."""
-    text = (
-        _OPENING.sub(lambda found: _OPTIONS[found[1]], text, count=1)
-        if _OPENING.match(text)
-        else text
-    )
-    return re.sub(r"(?<![-\w])(n_push|n_fetch)\b", lambda found: _OPTIONS[found[1]], text)
+    if opening := _OPENING.match(text):
+        text = _OPTIONS[opening[1]] + text[opening.end() :]
+    return _ANYWHERE.sub(lambda found: _OPTIONS[found[1]], text)
+
+
+def check_given(arguments: Sequence[str]) -> None:
+    """Raise BadInput for an empty argument: as a path it would mean the working directory."""
+    for before, word in pairwise(("downpour", *arguments)):
+        name, equals, value = word.partition("=")
+        if not word or (name.startswith("--") and equals and not value):
+            raise BadInput(f"{name or before}: expected a value, got an empty one")
 
 
 def worded(error: Any) -> str:
@@ -96,7 +105,7 @@ def _expected(error: Any, message: str) -> str:
         return f"expected one of {choice[2].replace(chr(39), '')}, got {choice[1]}"
     try:
         first = error.__cause__.errors()[0]
-        expected = _KINDS[first["type"]].format(**first.get("ctx", {}))
+        expected = _KINDS[first["type"]].format(**first.get("ctx", {})).removesuffix(".0")
     except (AttributeError, LookupError):  # an older Typer, which asks Click
         return message
     return f"expected {expected}, got {first['input']!r}"
