@@ -1,33 +1,56 @@
 """The command `downpour`. Each subcommand reads its options, calls one function, and prints.
 
-An error of ours is one line on standard error and exit status 1, and so is the system's, of a file
-or a name that it refuses; a wrong option is Typer's, with 2.
+Every error is one line on standard error. Exit status 2 means that an option, a file or an address
+must be changed, 1 that something else went wrong.
 """
 
+import errno
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from deploy.cli_checkpoints import app as checkpoints
 from deploy.cli_reshard import reshard
 from deploy.cli_train import DATA, train
+from deploy.settings import LONGEST_S
+from deploy.usage import USAGE_ERRORS, check_given, in_options, worded
+from ps import __version__
 from ps.build import build_id
 from ps.simulation.planting import registry
 from ps.simulation.scenarios import Profile
 from ps.simulation.setting import Cluster
-from shards.errors import DownpourError
+from shards.errors import BadInput, DownpourError
 
 app = typer.Typer(
     name="downpour",
     help="Asynchronous parameter servers: Ray shards, Spark workers, bounded staleness.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(train)
+_WRONG_PATHS = {
+    errno.EACCES, errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.EINVAL,
+    errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EPERM, errno.EROFS,
+}  # fmt: skip
+"""What the system says of a path that it cannot take."""
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    context: typer.Context,
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version and the build id.")
+    ] = False,
+) -> None:
+    if show_version:
+        version()
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
 
 Net = Annotated[Path, typer.Option(help="The network, a Caffe prototxt.", show_default=False)]
 Weights = Annotated[
@@ -71,7 +94,9 @@ def features(
             help="Which part of the data: train or test.", show_default="test, if it is divided"
         ),
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Rows a forward pass.")] = 100,
+    batch_size: Annotated[
+        int, typer.Option(min=1, max=2**31 - 1, help="Rows a forward pass.")
+    ] = 100,
     device: Device = "auto",
 ) -> None:
     """Write a network's inner blobs for every row: a Parquet file with a column a blob."""
@@ -89,14 +114,16 @@ def doctor(
         typer.Option(help="A running job's run folder, or its cluster file.", show_default=False),
     ],
     compute_ms: Annotated[
-        float, typer.Option(min=0.001, help="Milliseconds that a worker computes for, a step.")
+        float,
+        typer.Option(min=0.001, max=1e9, help="Milliseconds that a worker computes for, a step."),
     ] = 100.0,
     link: Annotated[
         str | None,
         typer.Option(help="Measure behind a slow link, as for train.", show_default=False),
     ] = None,
     patience_s: Annotated[
-        float, typer.Option(min=0.1, help="Seconds that a silent shard is waited for.")
+        float,
+        typer.Option(min=0.1, max=LONGEST_S, help="Seconds that a silent shard is waited for."),
     ] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -120,8 +147,8 @@ def doctor(
 
 @app.command()
 def simulate(
-    seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
-    seeds: Annotated[int, typer.Option(min=1, help="How many.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="The first seed.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="How many.")] = 1,
     profile: Annotated[
         Profile | None,
         typer.Option(
@@ -163,9 +190,7 @@ def simulate(
 @app.command()
 def version() -> None:
     """Print the version and the build id, which all parts of a cluster must share."""
-    from importlib.metadata import version as installed
-
-    typer.echo(f"downpour {installed('downpour-sgd')} build {build_id()}")
+    typer.echo(f"downpour {__version__} build {build_id()}")
 
 
 app.command()(reshard)
@@ -175,19 +200,34 @@ app.add_typer(checkpoints, name="checkpoints")
 def main() -> None:
     """The entry point."""
     try:
-        app(prog_name="downpour")
+        check_given(sys.argv[1:])
+        sys.exit(app(prog_name="downpour", standalone_mode=False))
+    except USAGE_ERRORS as error:
+        _fail(worded(error), 2)
     except (DownpourError, OSError, UnicodeEncodeError) as error:
-        sys.stderr.write(f"downpour: error: {_line(error)}\n")
-        sys.exit(1)
+        _fail(in_options(_line(error)), 2 if _is_input(error) else 1)
+
+
+def _fail(line: str, status: int) -> NoReturn:
+    with suppress(OSError):  # A closed terminal.
+        sys.stderr.write(f"downpour: error: {' '.join(line.split())}\n")
+        sys.stderr.flush()
+    sys.exit(status)
+
+
+def _is_input(error: Exception) -> bool:
+    """Whether the user can mend it by another option, file or address."""
+    return isinstance(error, BadInput | UnicodeEncodeError) or (
+        isinstance(error, OSError) and error.errno in _WRONG_PATHS
+    )
 
 
 def _line(error: DownpourError | OSError | UnicodeEncodeError) -> str:
     """What went wrong, and with what."""
     match error:
         case OSError(filename=str() | Path() as name):
-            text = f"{name}: {error.strerror}"
+            return f"{name}: {error.strerror}"
         case UnicodeEncodeError():
-            text = f"{error.object[:200]!r}: expected a name in UTF-8, got {error}"
+            return f"{error.object[:200]!r}: expected a name in UTF-8, got {error}"
         case _:
-            text = str(error)
-    return " ".join(text.split())
+            return str(error)

@@ -6,11 +6,19 @@ from typing import Annotated
 import msgspec
 import typer
 
+from deploy.settings import LONGEST_S
+
 app = typer.Typer(
     help="Look at a run's snapshots: list, verify, restore, diff, take.",
-    no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback(invoke_without_command=True)
+def options(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
 
 _PLACE = "A run folder, a place of snapshots, or one of them, as RUN@400."
 Origin = Annotated[str, typer.Argument(help=_PLACE, show_default=False)]
@@ -87,7 +95,7 @@ def diff(
 def take(
     origin: Annotated[str, typer.Argument(help="The folder of a run under way.")],
     wait_s: Annotated[
-        float, typer.Option(min=0.1, help="Seconds that the snapshot is waited for.")
+        float, typer.Option(min=0.1, max=LONGEST_S, help="Seconds that the snapshot is waited for.")
     ] = 60.0,
 ) -> None:
     """Ask a run under way on this machine for a snapshot now."""

@@ -4,14 +4,19 @@ from typing import Annotated
 
 import typer
 
+from deploy.settings import LONGEST_S
+
 
 def reshard(
     run: Annotated[str, typer.Argument(help="The folder of a run under way.", show_default=False)],
     shards: Annotated[
-        int, typer.Option(min=1, help="How many shards to go on with.", show_default=False)
+        int,
+        typer.Option(
+            min=1, max=2**31 - 1, help="How many shards to go on with.", show_default=False
+        ),
     ],
     wait_s: Annotated[
-        float, typer.Option(min=0.1, help="Seconds that the move is waited for.")
+        float, typer.Option(min=0.1, max=LONGEST_S, help="Seconds that the move is waited for.")
     ] = 300.0,
 ) -> None:
     """Have a run under way on this machine go on with more shards, or fewer, while it trains."""

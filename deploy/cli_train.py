@@ -288,7 +288,7 @@ def train(
     for name in ("resume", "unset"):
         given.pop(name, None)
     from deploy.origin import origin_of
-    from deploy.train import run
+    from deploy.train import Finished, run
 
     origin = origin_of(resume) if resume is not None else None
     settings, words = _settings(given, origin, unset or [])
@@ -297,6 +297,9 @@ def train(
     try:
         with sigterm_too():
             summary = run(settings, origin=origin)
+    except Finished as finished:
+        typer.echo(str(finished))
+        return
     except KeyboardInterrupt:
         typer.echo("stopped", err=True)
         raise typer.Exit(130) from None

@@ -3,13 +3,14 @@
 The measuring is `ps.wire.probing`'s, the reckoning `ps.wire.advice`'s; here is what a person reads.
 """
 
+import socket
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import msgspec
 
-from deploy.run_folder import CLUSTER
+from deploy.run_folder import CLUSTER, SUMMARY, writer_of
 from deploy.settings import NO_BOUND
 from ps.build import build_id
 from ps.cluster import Cluster
@@ -22,7 +23,7 @@ from ps.wire.guide import as_led
 from ps.wire.link_model import LinkModel
 from ps.wire.probing import LinkFigures, measure_link
 from ps.wire.slow_links import SlowLinks
-from shards.errors import DownpourError
+from shards.errors import BadInput, DownpourError
 from shards.job_ids import shown
 
 _FLOAT_BYTES = 4
@@ -60,6 +61,7 @@ def diagnose(
     Of replicated shards those copies are asked that serve now. With `link` it is done behind a link
     like that. Raises BadInput for a file that is none, GiveUp where a coordinator turns us away.
     """
+    _check_under_way(path)
     described = Cluster.load(path / CLUSTER if path.is_dir() else path)
     cluster, amiss = _as_it_is(described, patience_s)
     links, failed = [], []
@@ -70,6 +72,7 @@ def diagnose(
             endpoints = slow.endpoints
         for shard in range(cluster.map.shards):
             try:
+                _check_listening(cluster, shard, patience_s)
                 links.append(measure_link(cluster, shard, endpoints, patience_s))
             except Unreachable as error:
                 failed.append(str(error))
@@ -104,6 +107,33 @@ def _as_it_is(cluster: Cluster, patience_s: float) -> tuple[Cluster, list[str]]:
         " does, and shards are looked for where they were first"
     )
     return cluster, [silent]
+
+
+def _check_under_way(path: Path) -> None:
+    """Raise BadInput for the folder of a run that has ended since its shards started.
+
+    That nobody holds its lock says nothing: the run may be another machine's.
+    """
+    summary, cluster = path / SUMMARY, path / CLUSTER
+    if not summary.is_file() or not cluster.is_file() or writer_of(path) is not None:
+        return
+    if summary.stat().st_mtime >= cluster.stat().st_mtime:
+        raise BadInput(
+            f"--cluster {path}: expected a run under way, got one that has ended: {SUMMARY} is"
+            f" newer than {CLUSTER}"
+        )
+
+
+def _check_listening(cluster: Cluster, shard: int, patience_s: float) -> None:
+    """Raise BadInput where nothing listens at a shard's TCP address: a probe would wait for it."""
+    kind, _, rest = cluster.where(shard).partition("://")
+    host, _, port = rest.rpartition(":")
+    if kind != "tcp":
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), patience_s).close()
+    except OSError as error:
+        raise BadInput(f"nothing listens there: {error.strerror or error}") from None
 
 
 def report(found: Diagnosis) -> str:

@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 
 import ray
 
+from deploy.hello import check_ray
 from ps.hosts.hosting import START_S
 from ps.storage.private import check_private
 from ps.wire.reach import reach
@@ -160,10 +161,19 @@ def _end_node(error: BaseException) -> None:
             node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
 
 
+def check_address(address: str) -> None:
+    """Raise BadInput for an address that is none, and within seconds where no Ray answers there."""
+    if address == "auto":
+        return
+    host, port = _host_and_port(address)
+    reach(f"Ray at {address}", [(host, port)])
+    scheme = "ray" if address.startswith("ray://") else ""
+    check_ray(f"Ray at {address}", scheme, (host, port))
+
+
 def _try(address: str) -> None:
     """Return when a child process can connect to the Ray at `address`; raise why it cannot."""
-    if address != "auto":
-        reach(f"Ray at {address}", [_host_and_port(address)])
+    check_address(address)
     for _ in range(_STARTS):
         done = _trial(address)
         if _STILLBORN not in done.stderr:
@@ -233,7 +243,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
             return parts.hostname, parts.port
     except ValueError:
         pass  # A port that is no number.
-    raise BadInput(f"Ray address: expected HOST:PORT, ray://HOST:PORT or auto, got {address}")
+    raise BadInput(f"Ray address: expected HOST:PORT, ray://HOST:PORT or auto, got {address!r}")
 
 
 def _short_folder() -> str | None:

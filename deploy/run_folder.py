@@ -16,6 +16,7 @@ processes never write into the same one. Small files appear whole or not at all.
 
 import fcntl
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,10 +29,13 @@ from deploy.updates import UpdatesWriter
 from ps import Cluster
 from ps.storage import checked_json
 from ps.storage.private import write_private
-from shards.errors import BadInput, GiveUp
+from shards.errors import BadInput, DownpourError, GiveUp
 
 SETTINGS = "settings.json"
 CLUSTER = "cluster.json"
+SUMMARY = "summary.json"
+WEIGHTS = "weights.safetensors"
+CAFFEMODEL = "weights.caffemodel"
 SNAPSHOTS = "snapshots"
 LOGS = "logs"
 _LOCK = ".lock"
@@ -40,14 +44,18 @@ _LOCK = ".lock"
 class RunFolder:
     """An open run folder; a context manager that lets go of it. Made by `create` and `resume`."""
 
-    def __init__(self, path: Path, lock: int) -> None:
+    def __init__(self, path: Path, lock: int, made: Sequence[Path], former: bytes | None) -> None:
+        """`made` are the folders that this run made, `former` the settings that were there."""
         self.path = path
+        self._made = made
+        self._former = former
+        self._begun = False
         self.settings = path / SETTINGS
         self.cluster = path / CLUSTER
-        self.summary = path / "summary.json"
+        self.summary = path / SUMMARY
         self.updates = path / "updates.parquet"
-        self.weights = path / "weights.safetensors"
-        self.caffemodel = path / "weights.caffemodel"
+        self.weights = path / WEIGHTS
+        self.caffemodel = path / CAFFEMODEL
         self.loss_plot = path / "loss.png"
         self.staleness_plot = path / "staleness.png"
         self.snapshots = path / SNAPSHOTS
@@ -59,8 +67,9 @@ class RunFolder:
         """Make the folder of a new run and write its settings, a mapping of JSON values.
 
         Raises BadInput for a folder that holds anything already: another run's results, or files
-        of no run. One where a run was refused before it began holds only settings, and is taken.
+        of no run. A run that ends before its shards are there removes what was made here.
         """
+        made = [folder for folder in (path, *path.parents) if not folder.exists()]
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             present = sorted(entry.name for entry in path.iterdir())
@@ -74,32 +83,64 @@ class RunFolder:
             )
         if others:
             raise BadInput(f"run folder {path}: expected a new folder, got one with {others[0]}")
-        return cls._open(path, settings)
+        return cls._open(path, settings, made)
 
     @classmethod
     def resume(cls, path: Path, settings: Mapping[str, object]) -> "RunFolder":
         """Open the folder of an earlier run to go on in it, with the settings as they are now.
 
-        Raises BadInput for a folder that holds no run.
+        Raises BadInput for a folder that holds no run. A run that ends before its shards are there
+        leaves the earlier settings.
         """
-        if not (path / SETTINGS).is_file():
-            raise BadInput(f"run folder {path}: expected one with {SETTINGS}, got none to resume")
-        return cls._open(path, settings)
+        try:
+            former = (path / SETTINGS).read_bytes()
+        except OSError:
+            raise BadInput(
+                f"run folder {path}: expected one with {SETTINGS}, got none to resume"
+            ) from None
+        return cls._open(path, settings, former=former)
 
     @classmethod
-    def _open(cls, path: Path, settings: Mapping[str, object]) -> "RunFolder":
-        folder = cls(path, _locked(path))
+    def _open(
+        cls,
+        path: Path,
+        settings: Mapping[str, object],
+        made: Sequence[Path] = (),
+        former: bytes | None = None,
+    ) -> "RunFolder":
+        try:
+            lock = _locked(path)
+        except BadInput:
+            _remove(made)
+            raise
+        folder = cls(path, lock, made, former)
         try:
             write_whole(folder.settings, checked_json.encode(settings), private=True)
         except BaseException:
+            folder.undo()
             folder.close()
             raise
         return folder
 
+    def undo(self) -> None:
+        """Leave the folder as it was before this run, which has not begun."""
+        if self._former is not None:
+            with suppress(DownpourError):
+                write_whole(self.settings, self._former, private=True)
+            return
+        for path in (self.settings, self.cluster, self.path / _LOCK):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(self.logs, ignore_errors=True)
+        _remove(self._made)
+
     def open_updates(
         self, *, job: str, seed: int, restored: Sequence[int] | None = None
     ) -> UpdatesWriter:
-        """`updates.parquet` to write into; `restored`: each shard's version in what is resumed."""
+        """`updates.parquet` to write into; `restored`: each shard's version in what is resumed.
+
+        The run has begun with this: its folder stays, whatever comes.
+        """
+        self._begun = True
         return UpdatesWriter(self.updates, job=job, seed=seed, restored=restored)
 
     def resettle(self, settings: Mapping[str, object], cluster: Cluster) -> None:
@@ -126,6 +167,8 @@ class RunFolder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if kind is not None and not self._begun:
+            self.undo()
         self.close()
 
 
@@ -147,6 +190,13 @@ def _locked(path: Path) -> int:
     os.ftruncate(lock, 0)
     os.pwrite(lock, str(os.getpid()).encode(), 0)
     return lock
+
+
+def _remove(made: Sequence[Path]) -> None:
+    """Remove folders that are empty, the innermost first."""
+    with suppress(OSError):
+        for folder in made:
+            folder.rmdir()
 
 
 def writer_of(path: Path) -> int | None:

@@ -5,7 +5,6 @@ what `--resume` reads back.
 """
 
 from collections.abc import Mapping
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,21 @@ from worker.strategies import Strategy, strategy_named
 NO_BOUND = "inf"
 _LAST_PORT = 65535
 _STRATEGYS = {"n_push", "n_fetch", "warm_steps"}
+_MOST = 2**31 - 1
+_RANGES = {
+    "shards": (1, _LAST_PORT),
+    "workers": (1, _LAST_PORT),
+    "max_iter": (1, _MOST),
+    "snapshot_keep": (1, _MOST),
+    "n_push": (1, _MOST),
+    "n_fetch": (1, _MOST),
+    "warm_steps": (0, _MOST),
+    "staleness": (0, _MOST),
+    "seed": (-(2**63), 2**63 - 1),  # a column of updates.parquet
+}
+_MOST_DIGITS = 100  # that are still read as a number, to say that it is too large
+LONGEST_S = 7 * 86400.0  # in milliseconds this still fits into what the system waits for
+_LONGEST_TIME_S = 1e9
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -102,19 +116,23 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name, why in misplaced(asdict(self)).items():
             raise BadInput(f"{written(name, getattr(self, name))}: {why}")
-        for name in ("shards", "workers", "max_iter", "snapshot_keep"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise BadInput(f"{option(name)}: expected at least 1, got {value}")
-        if not 0 < self.lease_s < inf:
-            raise BadInput(f"--lease-s: expected more than 0 s, and finite, got {self.lease_s:g}")
+        for name, (least, most) in _RANGES.items():
+            _check_range(name, getattr(self, name), least, most)
+        if not 0 < self.lease_s <= LONGEST_S:
+            raise BadInput(
+                f"--lease-s: expected more than 0 s, up to {LONGEST_S:g}, got {self.lease_s:g}"
+            )
+        _check_range("rollback_s", self.rollback_s, 0, LONGEST_S)
         last = _LAST_PORT + 1 - self.shards
         if not 0 <= self.port <= last:
             raise BadInput(f"--port: expected 0 to {last}, got {self.port}")
-        if ":" in self.bind:
-            raise BadInput(f"--bind: expected an IPv4 address, got {self.bind}")
+        if ":" in self.bind or not self.bind.strip():
+            raise BadInput(f"--bind: expected an IPv4 address, got {self.bind!r}")
         if self.link is not None and self.transport not in (Transport.AUTO, Transport.TCP):
             raise BadInput(f"--link: expected --transport tcp or auto, got {self.transport}")
+        where = self.snapshots or ""
+        if "://" in where and not where.partition("://")[2].strip("/"):
+            raise BadInput(f"--snapshots: expected a place after {where}, got none")
         self._check_durability()
         self.build_device()
         self.build_link()
@@ -161,8 +179,11 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
         Raises BadInput for what is neither.
         """
         told = self.snapshot_every
-        if told is None or told.isdecimal():
-            return (int(told) if told is not None else None), 0.0
+        if told is None:
+            return None, 0.0
+        if _is_count(told):
+            _check_range("snapshot_every", int(told), 0, _MOST)
+            return int(told), 0.0
         return 0, parse_time("--snapshot-every", told, "iterations, as 500, or ")
 
     def build_keep(self) -> Keep:
@@ -185,6 +206,18 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
         """These settings as JSON values."""
         plain: dict[str, object] = msgspec.to_builtins(self, enc_hook=str)
         return plain
+
+
+def _check_range(name: str, value: float | None, least: float, most: float) -> None:
+    """Raise BadInput for a setting outside [least, most]; None is its default."""
+    if value is None or least <= value <= most:
+        return
+    limit, how = (most, "at most") if value > most else (least, "at least")
+    raise BadInput(f"{option(name)}: expected {how} {_plain(limit)}, got {_plain(value)}")
+
+
+def _plain(number: float) -> str:
+    return str(number).removesuffix(".0")
 
 
 def misplaced(told: Mapping[str, Any]) -> dict[str, str]:
@@ -222,9 +255,16 @@ def parse_staleness(text: str) -> int | None:
     """A staleness bound as people write it: a whole number of steps, or `inf` for none."""
     if text == NO_BOUND:
         return None
-    if not text.isdecimal():
-        raise BadInput(f"--staleness: expected a whole number of steps or {NO_BOUND}, got {text}")
+    if not _is_count(text):
+        raise BadInput(
+            f"--staleness: expected a whole number of steps or {NO_BOUND}, got {text[:80]!r}"
+        )
     return int(text)
+
+
+def _is_count(text: str) -> bool:
+    """Whether it is a whole number of a length that counts have."""
+    return text.isascii() and text.isdecimal() and len(text) < _MOST_DIGITS
 
 
 def parse_time(option: str, text: str, other: str = "") -> float:
@@ -234,8 +274,10 @@ def parse_time(option: str, text: str, other: str = "") -> float:
         seconds = float(number) * _SECONDS[unit]
     except (KeyError, ValueError):
         seconds = 0.0
-    if not 0 < seconds < inf:
-        raise BadInput(f"{option}: expected {other}a time, as 30s, 5m, 12h or 7d, got {text}")
+    if not 0 < seconds <= _LONGEST_TIME_S:
+        raise BadInput(
+            f"{option}: expected {other}a time, as 30s, 5m, 12h or 7d, got {text[:80]!r}"
+        )
     return seconds
 
 

@@ -8,7 +8,7 @@ Ray, and then none is loaded.
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
@@ -20,11 +20,13 @@ import pyarrow as pa
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from deploy.hello import check_spark
 from deploy.java import java_environment
 from deploy.origin import Origin, newest, shelf_of
 from deploy.plots import plot_loss, plot_staleness
 from deploy.progress import Progress
-from deploy.run_folder import LOGS, SETTINGS, RunFolder
+from deploy.room import check_room
+from deploy.run_folder import CAFFEMODEL, LOGS, SETTINGS, SUMMARY, WEIGHTS, RunFolder, writer_of
 from deploy.settings import TrainSettings
 from deploy.summary import Summary, summarise
 from deploy.updates import UpdatesWriter
@@ -35,8 +37,8 @@ from ps.logs.job_logs import is_job, newest_logs
 from ps.storage.shelf import Found, Shelf
 from ps.storage.snapshots import Manifest
 from ps.storage.stores import without_secrets
-from ps.wire.reach import reach
-from shards.errors import BadInput, GiveUp
+from ps.wire.reach import check_listen, reach
+from shards.errors import UNDECODABLE, BadInput, GiveUp
 from shards.job_ids import shown
 from shards.messages import ShardStatus
 from worker import spark, spark_settings
@@ -47,12 +49,18 @@ from worker.caffe.net import Network
 from worker.caffe.solver import read_solver
 from worker.caffe.weights import moved, write_caffemodel
 from worker.inference import evaluate, read_weights, write_safetensors
-from worker.interrupts import SafeExitStack, asked_for, deferred
+from worker.interrupts import SafeExitStack, asked_for, deferred, hangup_spares_children
 from worker.placement import check_here
 from worker.residence import in_words
 from worker.resuming import check_fit
 from worker.sources import Source, has_test, open_source
 from worker.training import Outcome, run_job
+
+_FLOAT_BYTES = 4
+
+
+class Finished(Exception):
+    """The run to resume has taken all its steps, and everything that it leaves is written."""
 
 
 def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | None:
@@ -62,7 +70,7 @@ def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | N
     and there from the logs of shards that were killed if they tell more; else in a new one. SIGUSR1
     asks for a snapshot, and wishes for other shards are looked for in the folder. Raises a
     DownpourError for anything that goes wrong, with what was learned until then in a snapshot;
-    KeyboardInterrupt where Ctrl-C has left none.
+    KeyboardInterrupt where Ctrl-C has left none; Finished where there is nothing left to do.
     """
     inputs = _Inputs(settings)
     shelf = shelf_of(settings, settings.out)
@@ -70,9 +78,19 @@ def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | N
     if not in_place:
         _check_own(settings)
     found = _found(origin, inputs) if origin is not None else None
-    _check_guarded(settings)
-    _reach_spark(settings.spark)
     open_folder = RunFolder.resume if in_place else RunFolder.create
+    if found is not None and _is_over(inputs, found):
+        if not in_place:
+            raise BadInput(
+                f"--resume {found.place}: expected one with steps left to take, got one that has"
+                f" taken all {inputs.job.plan.steps}: give it more by --max-iter"
+            )
+        ended = _ended(settings.out, found)
+        if ended is not None:
+            return _complete(inputs, found, ended)
+    _check_guarded(settings)
+    _check_addresses(settings)
+    _check_room(inputs, shelf)
     with (
         asked_for(signal.SIGUSR1) as asked,
         open_folder(settings.out, settings.plain()) as folder,
@@ -87,7 +105,8 @@ def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | N
             for complaint in found.passed_over:
                 progress.note(f"{complaint}; going on from {found.place}")
         observer = stack.enter_context(_Observer(folder, progress, settings))
-        session = _start(settings, progress, stack)
+        with hangup_spares_children():
+            session = _start(settings, progress, stack)
         progress.starting("the shards and workers")
         with deferred():
             table = pa.Table.from_batches(inputs.train.batches())
@@ -105,8 +124,11 @@ def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | N
         )
         if not outcome.interrupted:
             progress.starting("the test")
-        summary = _finish(inputs, outcome, folder, observer)
-        if outcome.interrupted and outcome.snapshot is None:
+        try:
+            summary = _finish(inputs, outcome, folder, observer)
+        except KeyboardInterrupt:  # In the test: all but its figures is written.
+            summary = None
+        if summary is None and outcome.snapshot is None:
             raise KeyboardInterrupt  # Why, and what there is to go on from, has been told.
         return summary
 
@@ -114,6 +136,13 @@ def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | N
 def _check_own(settings: TrainSettings) -> None:
     """Raise BadInput where another job's snapshots or logs are."""
     shelf, logs = settings.snapshots, settings.logs
+    if (
+        shelf is not None
+        and "://" not in shelf
+        and Path(shelf).exists()
+        and not Path(shelf).is_dir()
+    ):
+        raise BadInput(f"--snapshots {shelf}: expected a folder, got a file")
     if shelf is not None and Shelf(shelf).entries():
         raise BadInput(
             f"--snapshots {without_secrets(shelf)}: expected a place of this run's own, got one"
@@ -331,13 +360,46 @@ def _check_guarded(settings: TrainSettings) -> None:
         spark_settings.check_connect(settings.spark)
 
 
-def _reach_spark(url: str | None) -> None:
-    """Raise BadInput for a Spark URL that is none, or where nobody listens."""
+def _check_addresses(settings: TrainSettings) -> None:
+    """Raise BadInput for a host or port that shards cannot have, and where no Ray or Spark is."""
+    if settings.shards_in is Home.PROCESSES or settings.ray is None:  # they listen on this machine
+        ports = range(settings.port, settings.port + settings.shards) if settings.port else ()
+        _of_option("--bind", lambda: check_listen(settings.bind, ()))
+        _of_option("--port", lambda: check_listen(settings.bind, ports))
+    if settings.ray is not None:
+        from deploy.ray_cluster import check_address
+
+        check_address(settings.ray)
+    url = settings.spark
     if url is None or spark_settings.embedded_master(url, 1):
         return
-    servers = spark_settings.addresses(url, os.environ)
+    name, servers = (
+        f"Spark at {spark_settings.shown(url)}",
+        spark_settings.addresses(url, os.environ),
+    )
     if servers:
-        reach(f"Spark at {spark_settings.shown(url)}", servers)
+        reach(name, servers)
+    if url.startswith("spark://"):
+        check_spark(name, servers)
+
+
+def _of_option(name: str, check: Callable[[], None]) -> None:
+    """Run a check; its BadInput then begins with the option."""
+    try:
+        check()
+    except BadInput as error:
+        raise BadInput(f"{name}: {error}") from None
+
+
+def _check_room(inputs: _Inputs, shelf: str) -> None:
+    """Raise BadInput where a disk is too full for the weights, in two formats, and a snapshot."""
+    out = inputs.settings.out
+    weights = inputs.model.table.size * _FLOAT_BYTES
+    there = [out / name for name in (WEIGHTS, CAFFEMODEL)]
+    needs = {out: 2 * weights - sum(path.stat().st_size for path in there if path.is_file())}
+    if "://" not in shelf:
+        needs[Path(shelf)] = weights * (1 + len(inputs.job.rule.slot_names))
+    check_room(needs)
 
 
 def _start(settings: TrainSettings, progress: Progress, stack: ExitStack) -> spark.SparkSession:
@@ -361,14 +423,9 @@ def _start(settings: TrainSettings, progress: Progress, stack: ExitStack) -> spa
 def _finish(
     inputs: _Inputs, outcome: Outcome, folder: RunFolder, observer: _Observer
 ) -> Summary | None:
-    """Test the weights, and write everything that a run folder holds."""
+    """Write everything that a run folder holds, and test the weights."""
     assert observer.updates is not None
     observer.close()
-    write_safetensors(folder.weights, inputs.model.table, outcome.weights)
-    write_caffemodel(folder.caffemodel, inputs.model.net, outcome.weights)
-    figures = {}
-    if inputs.test is not None and not outcome.interrupted:
-        figures = inputs.test.figures(inputs.model, outcome.weights)
     summary = summarise(
         outcome.statuses,
         observer.updates.fresh,
@@ -376,14 +433,103 @@ def _finish(
         workers=inputs.settings.workers,
         staleness_bound=inputs.settings.staleness,
         seconds=outcome.seconds,
-        test_accuracy=figures.get("accuracy"),
-        test_loss=figures.get("loss"),
         kept=observer.updates.kept,
         fresh_samples=observer.updates.fresh_samples,
         left=outcome.left,
     )
-    folder.write_summary(summary)
-    if not observer.updates.lost:
-        plot_loss(folder.updates, summary, folder.loss_plot)
-        plot_staleness(folder.updates, summary, folder.staleness_plot)
+    # Those of an earlier stop: what is there belongs to the summary.
+    for path in (folder.weights, folder.caffemodel):
+        path.unlink(missing_ok=True)
+    with _with_hint(inputs.settings, outcome):
+        folder.write_summary(summary)
+        pictures = not observer.updates.lost
+        summary = _conclude(
+            inputs, outcome.weights, summary, folder, test=not outcome.interrupted, draw=pictures
+        )
     return None if outcome.interrupted else summary
+
+
+def _conclude(
+    inputs: _Inputs,
+    weights: NDArray[np.float32],
+    summary: Summary,
+    folder: RunFolder,
+    *,
+    test: bool,
+    draw: bool,
+) -> Summary:
+    """Write the weights, test them, and draw the pictures, also where Ctrl-C ends the test.
+
+    Returns the summary with the figures of the test, and writes it.
+    """
+    write_safetensors(folder.weights, inputs.model.table, weights)
+    write_caffemodel(folder.caffemodel, inputs.model.net, weights)
+    try:
+        if test and inputs.test is not None:
+            figures = inputs.test.figures(inputs.model, weights)
+            summary = replace(
+                summary, test_accuracy=figures.get("accuracy"), test_loss=figures.get("loss")
+            )
+            folder.write_summary(summary)
+    finally:
+        if draw:
+            plot_loss(folder.updates, summary, folder.loss_plot)
+            plot_staleness(folder.updates, summary, folder.staleness_plot)
+    return summary
+
+
+@contextmanager
+def _with_hint(settings: TrainSettings, outcome: Outcome) -> Iterator[None]:
+    """Add to an error how to continue: what was learned is in a snapshot if it could be written."""
+    try:
+        yield
+    except (GiveUp, OSError) as error:
+        if outcome.snapshot is not None:
+            where = f"what was learned is in {outcome.snapshot}"
+        elif Shelf(shelf_of(settings, settings.out)).entries():
+            where = "what was learned since the last snapshot is lost"
+        else:
+            raise
+        again = f"downpour train --resume {settings.out}"
+        raise GiveUp(f"{error}; {where}; make room, then continue with: {again}") from None
+
+
+# --- a run to resume that has taken all its steps -------------------------------------------------
+
+
+def _is_over(inputs: _Inputs, found: Found) -> bool:
+    """Whether a snapshot has all the steps; raises BadInput where it has more than are wanted."""
+    workers, wanted = inputs.settings.workers, inputs.job.plan.steps
+    if found.manifest.steps > wanted * workers:
+        done = -(-found.manifest.steps // workers)
+        raise BadInput(
+            f"--max-iter: expected at least {done}, which the run has taken already, got {wanted}"
+        )
+    return found.manifest.steps == wanted * workers
+
+
+def _ended(run: Path, found: Found) -> Summary | None:
+    """The summary of the training that ended with this snapshot; None if it wrote none."""
+    try:
+        summary = msgspec.json.decode((run / SUMMARY).read_bytes(), type=Summary)
+    except (OSError, *UNDECODABLE):
+        return None
+    updates = min(part.version for part in found.manifest.parts)
+    return summary if summary.updates == updates and writer_of(run) is None else None
+
+
+def _complete(inputs: _Inputs, found: Found, summary: Summary) -> Summary:
+    """Write what the disk or Ctrl-C kept a run from; raises Finished where that is nothing."""
+    out = inputs.settings.out
+    written = all((out / name).is_file() for name in (WEIGHTS, CAFFEMODEL))
+    tested = inputs.test is None or summary.test_loss is not None
+    if written and (tested or summary.test_accuracy is not None):
+        raise Finished(
+            f"{out} is finished: each worker has taken its {inputs.job.plan.steps} steps;"
+            " to train further, give --max-iter a larger number"
+        )
+    with RunFolder.resume(out, TrainSettings.load(out / SETTINGS).plain()) as folder:
+        weights = inputs.model.table.empty()
+        found.manifest.map.join([state.weights for state in found.states], weights)
+        drawable = folder.updates.is_file()
+        return _conclude(inputs, weights, summary, folder, test=True, draw=drawable)

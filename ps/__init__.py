@@ -27,6 +27,8 @@ from ps.resharding import move
 from ps.sharing.arenas import Replica
 from shards.tables import DenseTable, TensorSpec
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Client",
     "Cluster",
@@ -39,6 +41,7 @@ __all__ = [
     "ShardState",
     "TensorSpec",
     "Unreachable",
+    "__version__",
     "build_id",
     "describe",
     "local_shards",

@@ -9,9 +9,10 @@ Signals reach the main thread alone; in any other these change nothing. Where Ct
 in the background of a shell, it stays so; a SIGTERM that is taken for one is heard all the same.
 """
 
+import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from threading import Event, current_thread, main_thread
 from types import TracebackType
 
@@ -49,9 +50,43 @@ def deferred() -> Iterator[None]:
 
 @contextmanager
 def sigterm_too() -> Iterator[None]:
-    """Take a SIGTERM, by which services are stopped, for a Ctrl-C."""
-    with _handled(_interrupt, signal.SIGTERM):
+    """Treat SIGTERM, by which services are stopped, and SIGHUP of a closed terminal as Ctrl-C.
+
+    A closed terminal may send several SIGHUPs: only the first counts, and only where no Ctrl-C came
+    before. From then on whatever this process writes to that terminal is discarded.
+    """
+    terminals = [number for number in range(3) if os.isatty(number)]
+
+    def hang_up(*_: object) -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        _discard(terminals)
+        if not _interrupts:
+            raise KeyboardInterrupt
+        with suppress(KeyboardInterrupt):
+            _interrupts[-1]()
+
+    with _handled(_interrupt, signal.SIGTERM), _handled(hang_up, signal.SIGHUP):
         yield
+
+
+@contextmanager
+def hangup_spares_children() -> Iterator[None]:
+    """Start processes within that outlive a closed terminal; a SIGHUP meanwhile comes at the end.
+
+    The kernel sends it to the whole process group, and a JVM or a Ray head that dies of it would
+    leave nothing to take the last snapshot with. Children inherit an ignored signal; one that is
+    blocked as well waits.
+    """
+    if current_thread() is not main_thread():
+        yield
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, former)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
 @contextmanager
@@ -73,6 +108,14 @@ class SafeExitStack(ExitStack):
     ) -> bool | None:
         with _interrupted_by(lambda *_: None):
             return super().__exit__(kind, error, trace)
+
+
+def _discard(terminals: Iterable[int]) -> None:
+    """Point the descriptors of terminals that are gone to /dev/null: writing to them fails."""
+    for number in terminals:
+        if not os.isatty(number):
+            with suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_RDWR), number)
 
 
 # What an interrupt does at present, the innermost last.

@@ -4,12 +4,14 @@ A session is embedded, on a cluster's master, or over Spark Connect; what is don
 same. Whatever was started here is gone on leaving, the JVM and its files included.
 """
 
+import logging
 import os
 import re
 import signal
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Event, Timer, current_thread, main_thread
@@ -66,6 +68,7 @@ def start_session(
     with ExitStack() as stack:
         folder = tempfile.TemporaryDirectory(prefix="downpour-spark-", ignore_cleanup_errors=True)
         path = Path(stack.enter_context(folder))
+        stack.enter_context(_without_stacks())
         yield stack.enter_context(_session(url, slots, app, env, path))
 
 
@@ -206,7 +209,7 @@ def _classic(
             gateway = _launch(settings, log)
             SparkContext._gateway, SparkContext._jvm = gateway, gateway.jvm
             with _hurried(gateway, master):
-                session = SparkSession(SparkContext(gateway=gateway))
+                session = SparkSession(_context(gateway))
         yield session
     finally:
         if SparkContext._gateway not in earlier:
@@ -279,6 +282,34 @@ def _hurried(gateway: Any, master: str) -> Iterator[None]:
         raise GiveUp(f"Spark at {master} did not start: {why}") from None
     finally:
         timer.cancel()
+
+
+def _context(gateway: Any) -> SparkContext:
+    """The JVM's context, made in another thread.
+
+    In the main thread Spark would install a SIGINT handler that calls the JVM in the middle of
+    another call, and prints two stacks when it fails.
+    """
+    pool = ThreadPoolExecutor(1, "spark-start")
+    try:
+        return pool.submit(SparkContext, gateway=gateway).result()
+    finally:
+        pool.shutdown(wait=False)  # A second Ctrl-C ends the JVM, and this call with it.
+
+
+@contextmanager
+def _without_stacks() -> Iterator[None]:
+    """Leave out what Py4J writes to the root log: it raises the same, and for a Ctrl-C, too."""
+    root = logging.getLogger()
+
+    def of_others(record: logging.LogRecord) -> bool:
+        return "py4j" not in Path(record.pathname).parts
+
+    root.addFilter(of_others)
+    try:
+        yield
+    finally:
+        root.removeFilter(of_others)
 
 
 def _stop(gateway: Any) -> None:

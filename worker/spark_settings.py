@@ -40,7 +40,7 @@ def embedded_master(url: str | None, slots: int) -> str | None:
 
     `None` and `local` mean `slots` threads; `local[N]` means N.
     """
-    shape = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\s*(\d+))?\])?", url or "local")
+    shape = re.fullmatch(r"local(?:\[([1-9]\d{0,4}|\*)(?:,\s*([1-9]\d{0,4}))?\])?", url or "local")
     if not shape:
         return None
     return f"local[{shape[1] or slots},{shape[2] or _ATTEMPTS}]"
@@ -143,7 +143,7 @@ def addresses(url: str, environ: Mapping[str, str]) -> list[tuple[str, int]]:
         pass  # A port that is no number, or missing where there is no default.
     raise BadInput(
         "Spark URL: expected spark://HOST:PORT, yarn, k8s://HOST:PORT, sc://HOST:PORT or local[N],"
-        f" got {shown(url)}"
+        f" got {shown(url)!r}"
     )
 
 

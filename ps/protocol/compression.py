@@ -70,6 +70,7 @@ class Threshold(msgspec.Struct, frozen=True, tag="threshold"):
 
 _FIRST_SHARE = 0.25
 _LARGEST = 3e38
+_MOST_PUSHES = 1 << 31
 
 Sparse = TopK | Threshold
 Writing = Rounded | TopK | Threshold
@@ -147,7 +148,11 @@ def _writing(name: str, options: list[str]) -> Writing | None:
         try:
             return msgspec.convert(plain, kind, strict=False)
         except msgspec.ValidationError as error:
-            raise BadInput(f"compression {name}: {error}") from None
+            key = str(error).rpartition("$.")[2].rstrip("`")
+            wanted = "a whole number" if key == "warm_up" else "a number"
+            raise BadInput(
+                f"compression {word}: {key}: expected {wanted}, got {plain[key]!r}"
+            ) from None
     if (name not in NAMES and name != NONE) or options:
         raise BadInput(
             f"compression: expected {NONE}, {PUSHES}, and perhaps ,zstd;"
@@ -172,8 +177,8 @@ def _demand(sparse: Sparse) -> None:
         raise BadInput(f"{name}: momentum: expected [0, 1), got {sparse.momentum:g}")
     if not 0 <= sparse.clip < _LARGEST:
         raise BadInput(f"{name}: clip: expected 0 or more, got {sparse.clip:g}")
-    if isinstance(sparse, TopK) and sparse.warm_up < 0:
-        raise BadInput(f"{name}: warm_up: expected 0 or more, got {sparse.warm_up}")
+    if isinstance(sparse, TopK) and not 0 <= sparse.warm_up < _MOST_PUSHES:
+        raise BadInput(f"{name}: warm_up: expected 0 to {_MOST_PUSHES - 1}, got {sparse.warm_up}")
 
 
 assert set(get_args(Sparse)) == {kind for kind, _ in _SPARSE.values()}

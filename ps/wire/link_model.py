@@ -25,6 +25,7 @@ _PACKET_BYTES = 1448  # what a TCP segment carries on Ethernet
 _CHUNK_S = 0.005  # the longest that one chunk occupies the line
 _QUEUE_S = 0.02  # as much may wait for the line
 _BURST_S = 0.002
+_LONGEST_S = 3600.0
 _LARGEST_CHUNK = 64 << 10
 _WINDOW = 64 << 20
 _PARETO_SHAPE = 2.5
@@ -101,7 +102,9 @@ def parse_link(text: str) -> LinkModel:
     try:
         model = msgspec.convert(fields, LinkModel, strict=False)
     except msgspec.ValidationError as error:
-        raise BadInput(f"link {text!r}: {error}") from None
+        name = str(error).rpartition("$.")[2].rstrip("`")
+        wanted = f"one of {', '.join(Jitter)}" if name == "shape" else "a whole number"
+        raise BadInput(f"link: {name}: expected {wanted}, got {fields[name]!r}") from None
     _check(model)
     return model
 
@@ -116,10 +119,14 @@ def _quantity(part: str, text: str, units: dict[str, float]) -> float:
 
 def _check(model: LinkModel) -> None:
     for what, fits, expected in (
+        ("rtt", model.rtt_s <= _LONGEST_S, f"at most {_LONGEST_S:g} s"),
+        ("jitter", model.jitter_s <= _LONGEST_S, f"at most {_LONGEST_S:g} s"),
+        ("seed", 0 <= model.seed < 1 << 63, "0 to 2^63 - 1"),
         ("rate", model.rate > 0, "more than 0 bit/s"),
         ("loss", model.loss < 1, "less than 100 %"),
         ("outage", model.outage_s < model.outage_every_s, "LENGTH/EVERY, EVERY the longer"),
         ("window", model.window >= _LARGEST_CHUNK, f"at least {_LARGEST_CHUNK >> 10} KiB"),
+        ("window", model.window <= 1 << 40, "at most 1024 GiB"),
     ):
         if not fits:
             raise BadInput(f"link: {what}: expected {expected}")

@@ -14,7 +14,7 @@ def refuses(downpour: Run, folder: Path, arguments: str, line: str) -> None:
     """The command says one line that matches, and leaves every file as it was."""
     before = files(folder)
     status, out, err = downpour(*arguments.split())
-    assert (status, out) == (1, "")
+    assert (status, out) == (2, "")
     assert re.fullmatch(rf"downpour: error: (\S*/)?{line}.*\n", err), err
     assert files(folder) == before
 

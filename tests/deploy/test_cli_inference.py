@@ -79,9 +79,9 @@ REFUSED = [
     (f"{FEATURES} --output net.prototxt/o", r"--output net\.prototxt/o: Not a directory"),
     (f"{FEATURES} --split half", r"--split: expected train or test, got half"),
     (f"{FEATURES} --split test --data data/test.parquet", r"test\.parquet: expected a .* test "),
-    (f"{TEST} --device gpu", r"device gpu:0: expected a GPU that answers, and CuPy .*; got none"),
-    (f"{FEATURES} --device gpus", r"device: expected auto, cpu, gpu or gpu:N, got 'gpus'"),
-    (f"{FEATURES} --batch-size 0", r"--batch-size: expected at least 1, got 0"),
+    (f"{TEST} --device gpu", r"--device gpu:0: expected a GPU that answers, and CuPy .*; got none"),
+    (f"{FEATURES} --device gpus", r"--device: expected auto, cpu, gpu or gpu:N, got 'gpus'"),
+    (f"{FEATURES} --batch-size 0", r"--batch-size: expected at least 1, got '0'"),
 ]
 
 

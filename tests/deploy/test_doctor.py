@@ -1,6 +1,7 @@
 """`downpour doctor` from end to end: what it prints, what it exits with, what it says is wrong."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,7 +77,7 @@ def test_a_shard_that_is_gone_is_named(doctor: Run, cluster: ps.Cluster, tmp_pat
     gone.save(tmp_path / "c.json")
     status, out, _ = doctor("--cluster", tmp_path / "c.json", "--patience-s", 0.5)
     assert status == 1
-    assert "! shard 1 at tcp://127.0.0.1:1 has not answered a probe for 0.5 s" in out
+    assert "! shard 1 at tcp://127.0.0.1:1: nothing listens there: Connection refused" in out
     assert cluster.endpoints[0] in out
     assert "No advice until every shard answers." in out
 
@@ -110,7 +111,7 @@ def test_a_primary_that_has_moved_is_followed(doctor: Run, group: Group, tmp_pat
     status, out, _ = doctor("--cluster", tmp_path / "c.json", "--patience-s", 0.3)
     assert status == 1
     assert f"! coordinator at {at} has not answered for 0.3 s: nothing fails over" in out
-    assert "! shard 0 at tcp://127.0.0.1:1 has not answered a probe for 0.3 s" in out
+    assert "! shard 0 at tcp://127.0.0.1:1: nothing listens there: Connection refused" in out
 
 
 @pytest.mark.parametrize(
@@ -127,6 +128,19 @@ def test_what_cannot_be_read_is_one_line(
     """Bad input is one line on standard error."""
     monkeypatch.chdir(tmp_path)
     status, out, err = doctor(*arguments)
-    assert (status, out) == (1, "")
+    assert (status, out) == (2, "")
     assert line in err
     assert err.count("\n") == 1
+
+
+def test_a_run_that_has_ended_is_not_probed(doctor: Run, tmp_path: Path) -> None:
+    """Its summary is newer than its cluster file; one that was resumed since is looked at."""
+    (tmp_path / "cluster.json").write_text("{}")
+    (tmp_path / "summary.json").write_text("{}")
+    os.utime(tmp_path / "cluster.json", (1, 1))
+    status, out, err = doctor("--cluster", tmp_path)
+    assert (status, out) == (2, "")
+    assert "expected a run under way, got one that has ended" in err
+    os.utime(tmp_path / "summary.json", (0, 0))
+    _, _, err = doctor("--cluster", tmp_path)
+    assert "missing required field" in err

@@ -51,7 +51,7 @@ def test_addresses(url: str, addresses: list[tuple[str, int]]) -> None:
 )
 def test_no_spark_url(url: str) -> None:
     """Any other URL is refused in one line that gives the forms there are and the one that came."""
-    with pytest.raises(BadInput, match=rf"^Spark URL: expected spark://.*, got {re.escape(url)}$"):
+    with pytest.raises(BadInput, match=rf"^Spark URL: expected spark://.*, got {re.escape(repr(url))}$"):
         spark_settings.addresses(url, {})
 
 

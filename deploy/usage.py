@@ -1,0 +1,111 @@
+"""Errors of the command line, in the words of its user: the option, what was expected, what came.
+
+Typer words a wrong value, a missing option or an unknown command in its own way, over several
+lines; and a function that is called from Python names an argument, where the user gave an option.
+"""
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import typer
+
+from shards.errors import BadInput
+
+# Typer's copy of Click or Click itself, by its version: these are the errors that it raises.
+USAGE_ERRORS: tuple[type[Exception], ...] = tuple(
+    kind for kind in typer.BadParameter.__mro__ if issubclass(kind, Exception)
+)[:-1]
+_KINDS = {
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing_size": "a whole number of fewer digits",
+    "float_parsing": "a number",
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
+    "finite_number": "a finite number",
+}
+"""What pydantic, which checks values for Typer, expected."""
+
+_OPTIONS = {
+    "compressed pull": "--compress-pull",
+    "compression": "--compress",
+    "topk": "--compress topk",
+    "threshold": "--compress threshold",
+    "staleness bound": "--staleness",
+    "strategy": "--strategy",
+    "prefetch": "--prefetch",
+    "shard device": "--shard-device",
+    "device": "--device",
+    "link": "--link",
+    "n_push": "--n-push",
+    "n_fetch": "--n-fetch",
+    "warm_steps": "--warm-steps",
+    "Ray address": "--ray",
+    "Spark URL": "--spark",
+    "durability": "--durability",
+}
+"""What functions call the thing that an option gives, where it opens an error."""
+_OPENING = re.compile(rf"({'|'.join(_OPTIONS)})(?=[: ])")
+_ANYWHERE = re.compile(r"(?<![-\w])(n_push|n_fetch|staleness bound)\b")
+
+
+def in_options(text: str) -> str:
+    """An error's text with the option in place of the argument that it opens with."""
+    if opening := _OPENING.match(text):
+        text = _OPTIONS[opening[1]] + text[opening.end() :]
+    return _ANYWHERE.sub(lambda found: _OPTIONS[found[1]], text)
+
+
+def check_given(arguments: Sequence[str]) -> None:
+    """Raise BadInput for an empty argument: as a path it would mean the working directory."""
+    for before, word in pairwise(("downpour", *arguments)):
+        name, equals, value = word.partition("=")
+        if not word or (name.startswith("--") and equals and not value):
+            raise BadInput(f"{name or before}: expected a value, got an empty one")
+
+
+def worded(error: Any) -> str:
+    """One line for an error of Typer's."""
+    path = error.ctx.command_path if getattr(error, "ctx", None) is not None else "downpour"
+    command = path.removeprefix("downpour").strip()
+    where = f"{command}: " if command else ""
+    message = " ".join(str(error.message).split())
+    match type(error).__name__:
+        case "MissingParameter":
+            return f"{where}expected {_name(error.param)}, got none"
+        case "NoSuchOption":
+            near = "".join(f", perhaps {name}" for name in error.possibilities or ())
+            return (
+                f"{where}expected an option that `{path} --help` lists{near};"
+                f" got {error.option_name}"
+            )
+        case "BadOptionUsage":
+            without = "requires an argument" in message
+            return f"{error.option_name}: expected {'a value, got none' if without else 'no value'}"
+        case "BadParameter" if error.param is not None:
+            return f"{_name(error.param)}: {_expected(error, message)}"
+    if unknown := re.match(r"No such command '(.*?)'", message):
+        return f"{where}expected a command that `{path} --help` lists, got {unknown[1]!r}"
+    if extra := re.match(r"Got unexpected extra argument\S* \((.*)\)", message):
+        return f"{where}expected no further argument, got {extra[1]!r}"
+    return f"{where}{message}"
+
+
+def _name(param: Any) -> str:
+    """An option with its dashes, or an argument as the help has it."""
+    is_option = param.param_type_name == "option"
+    return str(max(param.opts, key=len) if is_option else param.name.upper())
+
+
+def _expected(error: Any, message: str) -> str:
+    """What a value should have been, and the value."""
+    if choice := re.match(r"(?:Value error, )?(.+) is not one of (.+?)\.?$", message):
+        return f"expected one of {choice[2].replace(chr(39), '')}, got {choice[1]}"
+    try:
+        first = error.__cause__.errors()[0]
+        expected = _KINDS[first["type"]].format(**first.get("ctx", {})).removesuffix(".0")
+    except (AttributeError, LookupError):  # an older Typer, which asks Click
+        return message
+    return f"expected {expected}, got {first['input']!r}"
