@@ -17,8 +17,10 @@ import numpy as np
 
 from ps import Console, ShardState, shard_specs
 from shards.schedules import Fixed
+from tests.chaos.journal import read_journal
 from tests.chaos.levels import Hosts, Level
 from tests.chaos.namespaces import Link, small_disk
+from tests.chaos.oracle import Death, Found, Promise, judge_reads
 from tests.chaos.record import Record, Verdict, judge, table_for
 from tests.chaos.schedule import Kind
 from tests.chaos.worker import PATIENCE_S, Life
@@ -36,7 +38,8 @@ class Broken(Exception):
 class Plan(NamedTuple):
     """How large a run is: workers, `linked` of them behind links, shards, floats, and the bound.
 
-    With `curve` every process speaks CURVE, and workers join by the job's token.
+    With `curve` every process speaks CURVE, and workers join by the job's token. `slow_s` is the
+    delay of the last worker's link to the last shard, each way.
     """
 
     level: Level
@@ -49,6 +52,7 @@ class Plan(NamedTuple):
     host: str
     retry_s: float = 0.1
     curve: bool = False
+    slow_s: float = 0.0
 
 
 class Party:
@@ -68,6 +72,7 @@ class Party:
         self.pids: dict[str, int] = {}
         self.kills = 0
         self._killed: set[int] = set()
+        self._deaths: list[Death] = []
         self.records = {name: Record(folder, name) for name in self.names}
 
     @property
@@ -89,20 +94,24 @@ class Party:
         for number, name in enumerate(self.names):
             linked = number >= self.plan.workers - self.plan.linked
             space = self._link(number) if linked else None
+            slow_s = self.plan.slow_s if number == self.plan.workers - 1 else 0.0
             self.lives[name] = Life(
                 number=number,
                 workers=self.plan.workers,
                 incarnation=0,
                 folder=str(self.folder),
                 cluster=str(here),
-                transport=transports[number % len(transports)] if space is None else "tcp",
+                transport="tcp" if linked or slow_s else transports[number % len(transports)],
                 burst=1 + number % 3,
                 rest_s=self.plan.rest_s,
                 retry_s=self.plan.retry_s,
                 space=space,
+                rolls_back=self.plan.level.rollback_s is not None,
+                slow_s=slow_s,
             )
             self.begin(name)
         self.await_acknowledged(dict.fromkeys(self.names, 0.0))
+        self.await_whole()
 
     def _link(self, number: int) -> int:
         """Lay a link for worker `number`; returns the process that holds its end."""
@@ -121,6 +130,15 @@ class Party:
         self._killed.add(pid)
         self.kills += 1
         os.kill(pid, signal.SIGKILL)
+
+    def kill_serving(self, name: str) -> None:
+        """kill -9 of a process that serves; returns when it is gone."""
+        pid, before = self.serving[name], time.monotonic()
+        self.kill(pid)
+        self.wait_until(lambda: _is_gone(pid), lambda: f"{name}, process {pid}, did not end")
+        if name.startswith("shard "):
+            shard = int(name.removeprefix("shard "))
+            self._deaths.append(Death(shard, before, time.monotonic()))
 
     def check(self) -> None:
         """Raise Broken when a process ended that nobody killed."""
@@ -170,8 +188,10 @@ class Party:
 
         What was acknowledged since it was taken is no part of it.
         """
-        for verdict in self.judge(states):
-            if not verdict.whole:
+        for verdict in self.judge(states, {}):
+            # What a death has taken back is known when all reads have been judged.
+            back = self.plan.level.rollback_s is not None and verdict.applied <= verdict.counted
+            if not (verdict.whole or (back and not verdict.torn)):
                 raise Broken(f"in a snapshot: {verdict}")
 
     def wait_until(self, holds: Callable[[], bool], else_: Callable[[], str]) -> None:
@@ -183,8 +203,8 @@ class Party:
                 raise Broken(f"{else_()} within {PATIENCE_S:g} s")
             time.sleep(_POLL_S)
 
-    def finish(self) -> list[Verdict]:
-        """Have every worker leave in peace; what the weights of every shard prove."""
+    def finish(self) -> tuple[list[Verdict], Found]:
+        """Have every worker leave in peace; what the weights of every shard and all reads prove."""
         for pid in self.pids.values():
             os.kill(pid, signal.SIGTERM)
         last = set(self.pids.values())
@@ -197,15 +217,25 @@ class Party:
         failed = [f"{name}: {self._said(name)}" for name, pid in self.pids.items() if ended[pid]]
         if failed:
             raise Broken(f"did not end in peace: {'; '.join(failed)}")
-        return self.judge(self.states())
+        found = self.judge_reads()
+        return self.judge(self.states(), found.lacking), found
 
-    def judge(self, states: Sequence[ShardState]) -> list[Verdict]:
-        """What these states prove, a worker and shard."""
+    def judge_reads(self) -> Found:
+        """What the workers' reads prove."""
+        level = self.plan.level
+        promise = Promise(self.plan.bound, LEASE_S, level.rollback_s, level.one_copy)
+        journals = {name: read_journal(self.folder, name) for name in self.names}
+        return judge_reads(journals, promise, self._deaths)
+
+    def judge(
+        self, states: Sequence[ShardState], lacking: Mapping[tuple[int, int], tuple[int, int]]
+    ) -> list[Verdict]:
+        """What these states prove, for each worker and shard."""
         shard_map = self.hosts.cluster.map
         return [
             verdict
             for shard, state in enumerate(states)
-            for verdict in judge(state, shard, shard_map, self.names, self.folder)
+            for verdict in judge(state, shard, shard_map, self.names, self.folder, lacking)
         ]
 
     def collect(self) -> None:
@@ -218,6 +248,15 @@ class Party:
     def states(self) -> list[ShardState]:
         with Console(self.hosts.cluster, patience_s=PATIENCE_S) as console:
             return console.export()
+
+
+def _is_gone(pid: int) -> bool:
+    """Whether a process has ended, be it waited for or not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state in "ZX"
 
 
 @contextmanager
