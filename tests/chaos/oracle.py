@@ -24,8 +24,8 @@ longer, and nobody is accused then. It counts no more from when its next life be
 
 A shard at level `memory` that dies goes back to its last save, and its workers then number on from
 what they had reached. Between two of its deaths what it lacks of a worker's numbers stays the same:
-that difference is measured by the worker's own reads, must not change, and only grows from one death
-to the next. What it grows by is what the death took back.
+that difference is measured by the worker's own reads, must not change, and only grows from one
+death to the next. What it grows by is what the death took back.
 """
 
 from bisect import bisect_left, bisect_right

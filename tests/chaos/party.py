@@ -39,7 +39,8 @@ class Plan(NamedTuple):
     """How large a run is: workers, `linked` of them behind links, shards, floats, and the bound.
 
     With `curve` every process speaks CURVE, and workers join by the job's token. `slow_s` is the
-    delay of the last worker's link to the last shard, each way.
+    delay of the last worker's link to the last shard, each way. Workers push up to `burst` times a
+    read.
     """
 
     level: Level
@@ -53,6 +54,7 @@ class Plan(NamedTuple):
     retry_s: float = 0.1
     curve: bool = False
     slow_s: float = 0.0
+    burst: int = 3
 
 
 class Party:
@@ -102,7 +104,7 @@ class Party:
                 folder=str(self.folder),
                 cluster=str(here),
                 transport="tcp" if linked or slow_s else transports[number % len(transports)],
-                burst=1 + number % 3,
+                burst=1 + number % self.plan.burst,
                 rest_s=self.plan.rest_s,
                 retry_s=self.plan.retry_s,
                 space=space,

@@ -180,6 +180,7 @@ def main() -> int:
         retry_s=given.retry_s,
         curve=given.curve,
         slow_s=given.slow_ms / 1e3,
+        burst=given.burst,
         host=namespaces.HERE if links else "127.0.0.1",
     )
     over = " over CURVE" if given.curve else ""
@@ -225,6 +226,7 @@ def parse() -> argparse.Namespace:
     options.add_argument("--floats", type=int, default=4096)
     options.add_argument("--bound", type=int, help="staleness bound in steps; default: none")
     options.add_argument("--rest-ms", type=float, default=2.0, help="of a worker between pushes")
+    options.add_argument("--burst", type=int, default=3, help="most pushes of a worker a read")
     options.add_argument("--slow-ms", type=float, default=0.0, help=_SLOW)
     options.add_argument("--retry-s", type=float, default=0.1, help="of clients; theirs is 1")
     options.add_argument("--light", action="store_true", help="shards without numba start quickly")
