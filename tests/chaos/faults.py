@@ -95,6 +95,9 @@ def _carry_out(party: Party, fault: Fault, seed: int) -> Iterator[None]:
         case Kind.KILL_SHARD | Kind.KILL_BACKUP | Kind.KILL_COORDINATOR:
             party.kill_serving(fault.target)
             yield
+        case Kind.MOVE:
+            party.move()
+            yield
         case Kind.STOP_WORKER:
             with _stopped(party.pids[fault.target]):
                 yield

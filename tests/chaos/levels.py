@@ -61,6 +61,11 @@ class Level(NamedTuple):
     rollback_s: float | None = None
     one_copy: bool = True
 
+    @property
+    def movable(self) -> bool:
+        """Whether it can be seen what the shards hold after a move: not of what was taken back."""
+        return self.rollback_s is None
+
 
 def _serving(hosts: ProcessShards) -> Mapping[str, int]:
     return {f"shard {number}": pid for number, pid in enumerate(hosts.pids)}

@@ -20,7 +20,8 @@ oracle accuses only where every such moment would be wrong:
 
 A worker counts for certain from when its life is registered everywhere until its lease could have
 run out: every answered request is a sign of life from when it was asked for. It may count for
-longer, and nobody is accused then. It counts no more from when its next life begins or it leaves.
+longer, and nobody is accused then. It counts no more from when its next life begins or it leaves,
+and may not count from when the job begins to move until the new shards have answered it.
 
 A shard at level `memory` that dies goes back to its last save, and its workers then number on from
 what they had reached. Between two of its deaths what it lacks of a worker's numbers stays the same:
@@ -69,6 +70,13 @@ class Death(NamedTuple):
     """A shard was killed: it lived until `before`, and was gone at `after`."""
 
     shard: int
+    before: float
+    after: float
+
+
+class Move(NamedTuple):
+    """The job moved to other shards between these times."""
+
     before: float
     after: float
 
@@ -178,6 +186,7 @@ class _Worker:
         self.acked = _Times((e.at, e.seq) for e in events if isinstance(e, Acked))
         self.reads = [event for event in events if isinstance(event, Reads)]
         self.lives = list(_lives(events, lease_s))
+        self._answered = [(e.asked, e.at) for e in events if isinstance(e, Reads | Acked)]
         self._stints = [stint for life in self.lives for stint in life.stints]
         self._since = [stint.since for stint in self._stints]
 
@@ -187,6 +196,11 @@ class _Worker:
         if index < 0 or self._stints[index].until < at:
             return None
         return self._stints[index].life
+
+    def heard_since(self, moment: float) -> float:
+        """When a request of its was answered that it had begun after that moment."""
+        index = bisect_right(self._answered, (moment, inf))
+        return self._answered[index][1] if index < len(self._answered) else inf
 
 
 def _lives(events: Sequence[Event], lease_s: float) -> Iterator[_Life]:
@@ -217,20 +231,28 @@ class _Held(NamedTuple):
 
 
 def judge_reads(
-    journals: Mapping[str, Sequence[Event]], promise: Promise, deaths: Sequence[Death] = ()
+    journals: Mapping[str, Sequence[Event]],
+    promise: Promise,
+    deaths: Sequence[Death] = (),
+    moves: Sequence[Move] = (),
 ) -> Found:
     """Judge every read in the journals of these workers, which are in the order of their numbers.
 
-    `deaths` are those of shards that roll back.
+    `deaths` matter where shards roll back; `moves` where they do not.
     """
-    return _Oracle(journals, promise, deaths).judge()
+    return _Oracle(journals, promise, deaths, moves).judge()
 
 
 class _Oracle:
     def __init__(
-        self, journals: Mapping[str, Sequence[Event]], promise: Promise, deaths: Sequence[Death]
+        self,
+        journals: Mapping[str, Sequence[Event]],
+        promise: Promise,
+        deaths: Sequence[Death],
+        moves: Sequence[Move],
     ) -> None:
         self._promise = promise
+        self._moves = moves
         self._workers = [
             _Worker(name, events, promise.lease_s) for name, events in journals.items()
         ]
@@ -368,6 +390,8 @@ class _Oracle:
 
     def _judge_lack(self, shard: int, number: int, seq: int, reader: int, read: Reads) -> None:
         other, bound = self._workers[number], self._promise.bound
+        if any(m.before < read.at and read.asked < other.heard_since(m.after) for m in self._moves):
+            return  # the new shards may not have heard from it yet
         life = other.counting(read.asked, read.at)
         clock = None if life is None else life.clock_at(seq)
         if bound is None or clock is None:

@@ -14,13 +14,16 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from ps import Console, ShardState, shard_specs
+from ps import Console, ShardState, move, shard_specs
+from ps.job import successors
 from shards.schedules import Fixed
+from shards.spec import ShardSpec
 from tests.chaos.journal import read_journal
 from tests.chaos.levels import Hosts, Level
 from tests.chaos.namespaces import Link, small_disk
-from tests.chaos.oracle import Death, Found, Promise, judge_reads
+from tests.chaos.oracle import Death, Found, Move, Promise, judge_reads
 from tests.chaos.record import Record, Verdict, judge, table_for
 from tests.chaos.schedule import Kind
 from tests.chaos.worker import PATIENCE_S, Life
@@ -61,20 +64,27 @@ class Party:
     """The processes of a run, under way."""
 
     def __init__(
-        self, plan: Plan, folder: Path, hosts: Hosts, zygote: Zygote, watcher: Console
+        self,
+        plan: Plan,
+        folder: Path,
+        zygote: Zygote,
+        stack: ExitStack,
+        specs: Sequence[ShardSpec],
     ) -> None:
         self.plan = plan
         self.folder = folder
         self.disk = folder / "disk"
-        self.hosts = hosts
         self.zygote = zygote
-        self._watcher = watcher
+        self._stack = stack
+        self._specs = specs
+        self.hosts, self._watcher = self._start(specs, folder)
         self.links: dict[str, Link] = {}
         self.lives: dict[str, Life] = {}
         self.pids: dict[str, int] = {}
         self.kills = 0
         self._killed: set[int] = set()
         self._deaths: list[Death] = []
+        self._moves: list[Move] = []
         self.records = {name: Record(folder, name) for name in self.names}
 
     @property
@@ -86,6 +96,32 @@ class Party:
     def serving(self) -> Mapping[str, int]:
         """The processes that serve, by name."""
         return self.plan.level.serving(self.hosts)
+
+    def _start(self, specs: Sequence[ShardSpec], folder: Path) -> tuple[Hosts, Console]:
+        """Start shards, until the end of all; and a console to them."""
+        plan = self.plan
+        hosts = self._stack.enter_context(plan.level.start(specs, plan.host, folder, plan.curve))
+        return hosts, self._stack.enter_context(Console(hosts.cluster, patience_s=PATIENCE_S))
+
+    def install(self, weights: NDArray[np.float32]) -> None:
+        self._watcher.install(weights)
+
+    def move(self) -> None:
+        """Move the job to one shard more, or back to as many as there were, while workers train.
+
+        The former shards stay, for a worker may still ask there where the job is.
+        """
+        fewest = self.plan.shards
+        shards = fewest + (len(self._specs) == fewest)
+        specs = successors(self._specs, shards)
+        folder = self.folder / f"epoch-{specs[0].map.epoch}"
+        folder.mkdir()
+        hosts, watcher = self._start(specs, folder)
+        before = time.monotonic()
+        move(self._watcher, watcher)
+        self._moves.append(Move(before, time.monotonic()))
+        self._specs, self.hosts, self._watcher = specs, hosts, watcher
+        self.hosts.cluster.for_workers().save(self.folder / "cluster.json")
 
     def populate(self) -> None:
         """Begin every worker's first life; the last ones live behind links."""
@@ -227,7 +263,7 @@ class Party:
         level = self.plan.level
         promise = Promise(self.plan.bound, LEASE_S, level.rollback_s, level.one_copy)
         journals = {name: read_journal(self.folder, name) for name in self.names}
-        return judge_reads(journals, promise, self._deaths)
+        return judge_reads(journals, promise, self._deaths, self._moves)
 
     def judge(
         self, states: Sequence[ShardState], lacking: Mapping[tuple[int, int], tuple[int, int]]
@@ -278,11 +314,8 @@ def party(plan: Plan, folder: Path, *, disk: bool) -> Iterator[Party]:
     )
     with ExitStack() as stack:
         zygote = stack.enter_context(Zygote())
-        hosts = stack.enter_context(plan.level.start(specs, plan.host, folder, plan.curve))
-        with Console(hosts.cluster) as console:
-            console.install(np.zeros(table.size, np.float32))
-        watcher = stack.enter_context(Console(hosts.cluster, patience_s=PATIENCE_S))
-        running = Party(plan, folder, hosts, zygote, watcher)
+        running = Party(plan, folder, zygote, stack, specs)
+        running.install(np.zeros(table.size, np.float32))
         if disk:
             small_disk(running.disk, _DISK)
         running.populate()

@@ -58,6 +58,7 @@ _USUAL = {
     Kind.SLOW_READERS: 1.0,
     Kind.FUZZ: 1.0,
     Kind.DESCRIPTORS: 1.0,
+    Kind.MOVE: 0.2,  # the former shards stay
 } | dict.fromkeys(LINK_KINDS, 1.0)
 
 
@@ -73,6 +74,7 @@ def mix_for(running: Party, given: argparse.Namespace) -> Mix:
         Kind.SLOW_READERS: ["strangers"],
         Kind.FUZZ: ["strangers"],
         Kind.DESCRIPTORS: shards,
+        Kind.MOVE: ["the job"] if level.movable else [],
     } | dict.fromkeys(LINK_KINDS, tuple(running.links))
     for kind, prefix in _KILLS_OF.items():
         names = [name for name in serving if name.startswith(prefix)]

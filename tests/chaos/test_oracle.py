@@ -23,7 +23,7 @@ from tests.chaos.journal import (
     contents,
     read_journal,
 )
-from tests.chaos.oracle import GRACE_S, Death, Fault, Found, Promise, judge_reads
+from tests.chaos.oracle import GRACE_S, Death, Fault, Found, Move, Promise, judge_reads
 from tests.chaos.record import gradient, mark, marks_to, table_for
 
 LEASE_S, BOUND = 10.0, 2
@@ -61,8 +61,9 @@ def judged(
     w1: Sequence[Event],
     promise: Promise = PROMISE,
     deaths: Sequence[Death] = (),
+    moves: Sequence[Move] = (),
 ) -> Found:
-    return judge_reads({"w0": w0, "w1": w1}, promise, deaths)
+    return judge_reads({"w0": w0, "w1": w1}, promise, deaths, moves)
 
 
 def faults(found: Found) -> list[Fault]:
@@ -173,6 +174,15 @@ def test_one_that_was_put_ahead_stands_where_it_was_put() -> None:
     """Its next push is acknowledged at a clock that the others had come to without it."""
     w0 = life(*FOUR, *pushed(5, 5.5, clock=8))
     assert not judged(w0, reader(LATE)).findings
+
+
+def test_after_a_move_a_worker_counts_from_its_first_answer() -> None:
+    """Nothing is due of one that the new shards may not have heard from; then it is, as before."""
+    w0 = [*life(*FOUR), read(5.3, 4, holds(4, 0), holds(4, 0), seq=4)]
+    later = read(6.0, 9, holds(4, 0), holds(4, 0))
+    found = judged(w0, reader(LATE, later), moves=[Move(4.5, 5.2)])
+    assert faults(found) == [Fault.LACKS] * 2
+    assert all("w1's read of 6.000" in one.text for one in found.findings)
 
 
 # --- deaths that take something back --------------------------------------------------------------
