@@ -74,11 +74,13 @@ def mix_for(running: Party, given: argparse.Namespace) -> Mix:
         Kind.SLOW_READERS: ["strangers"],
         Kind.FUZZ: ["strangers"],
         Kind.DESCRIPTORS: shards,
-        Kind.MOVE: ["the job"] if level.movable else [],
+        Kind.MOVE: ["the job"] if level.movable and not given.soak else [],
     } | dict.fromkeys(LINK_KINDS, tuple(running.links))
+    # A soak looks at shards that live all along, where there would be no log to begin again from.
+    spared = given.soak and level.rollback_s is not None
     for kind, prefix in _KILLS_OF.items():
         names = [name for name in serving if name.startswith(prefix)]
-        targets[kind] = names if kind in level.survives else []
+        targets[kind] = names if kind in level.survives and not spared else []
     weights = {kind: weight for kind, weight in _USUAL.items() if kind in given.kinds}
     span = given.shortest_s, given.longest_s
     return Mix(weights, targets, *span, level.together, given.tour)
