@@ -63,8 +63,9 @@ bench-datapath: install peers ## the data path: against its peers, and every goa
 SECONDS := 600
 SEED := 1
 LEVEL := memory
-chaos: install ## break real processes and links for SECONDS=600, by SEED=1, at LEVEL=memory; over CURVE=1
-	$(BIN)/python -m tests.chaos.run --tour --seconds $(SECONDS) --seed $(SEED) --level $(LEVEL) \
+chaos: install ## break real processes and links for SECONDS=600 or KILLS=300, by SEED=1, at LEVEL=memory; over CURVE=1
+	$(BIN)/python -m tests.chaos.run --tour --bound 4 --seed $(SEED) --level $(LEVEL) \
+		$(if $(KILLS),--kinds kills --kills $(KILLS) --seconds 86400,--seconds $(SECONDS)) \
 		$(if $(CURVE),--curve)
 
 cuts: SECONDS = 300

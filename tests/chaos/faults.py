@@ -93,7 +93,10 @@ def _carry_out(party: Party, fault: Fault, seed: int) -> Iterator[None]:
             party.begin(fault.target)
             yield
         case Kind.KILL_SHARD | Kind.KILL_BACKUP | Kind.KILL_COORDINATOR:
-            party.kill(party.serving[fault.target])
+            party.kill_serving(fault.target)
+            yield
+        case Kind.MOVE:
+            party.move()
             yield
         case Kind.STOP_WORKER:
             with _stopped(party.pids[fault.target]):

@@ -4,7 +4,9 @@ How shards are started at this level, what of them has a process that may be kil
 those may die together, and when the next may.
 """
 
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -19,6 +21,8 @@ from shards.spec import ShardSpec
 from tests.chaos.schedule import Kind
 
 _ALL = 1 << 10
+ROLLBACK_S = 2.0
+"""How often shards at level memory save here, rather than the usual 10 s."""
 _SILENCE_S = 2.0  # a busy machine stands still for longer than the usual half a second
 
 
@@ -41,7 +45,8 @@ class Level(NamedTuple):
     `coordinator`. `survives` are the kinds of kill that the promise covers, `together` how many
     shards may die in one round. `whole` says whether the level stands as it must for the next to
     die; `transports` are those that its workers may have; `linkable` says whether its shards may
-    listen where a link leads.
+    listen where a link leads. `rollback_s` is how much a shard's death may take back, None where it
+    may take nothing; `one_copy` says whether each shard has a single copy.
     """
 
     name: str
@@ -53,6 +58,13 @@ class Level(NamedTuple):
     whole: Callable[[Any], bool] = _always
     transports: Sequence[str] = ("auto", "tcp", "ipc")
     linkable: bool = True
+    rollback_s: float | None = None
+    one_copy: bool = True
+
+    @property
+    def movable(self) -> bool:
+        """Whether it can be seen what the shards hold after a move: not of what was taken back."""
+        return self.rollback_s is None
 
 
 def _serving(hosts: ProcessShards) -> Mapping[str, int]:
@@ -60,16 +72,30 @@ def _serving(hosts: ProcessShards) -> Mapping[str, int]:
 
 
 def _memory(
-    specs: Sequence[ShardSpec], host: str, _: Path, curve: bool
+    specs: Sequence[ShardSpec], host: str, folder: Path, curve: bool
 ) -> AbstractContextManager[Any]:
-    return process_shards(specs, host=host, secure=curve)
+    supervision.QUICK_S = 0.0  # as below
+    tempfile.tempdir = os.environ["TMPDIR"] = str(folder)  # where `_saved` looks for saves
+    return process_shards(specs, host=host, secure=curve, rollback_s=ROLLBACK_S)
+
+
+def _saved(hosts: ProcessShards) -> bool:
+    """Whether each shard has saved something: one that dies before it has is the job's end."""
+    hosts.check()
+    found = Path(tempfile.gettempdir()).glob("downpour-*/shard-*/save")
+    return len([*found]) == hosts.cluster.map.shards
 
 
 MEMORY = Level(
     "memory",
-    "nothing that was acknowledged is lost or doubled while the shards live",
+    f"a shard's death takes back {ROLLBACK_S:g} s of that shard alone; nothing else is lost, and"
+    " nothing is doubled",
     _memory,
     _serving,
+    survives=(Kind.KILL_WORKER, Kind.KILL_SHARD),
+    together=_ALL,
+    whole=_saved,
+    rollback_s=ROLLBACK_S,
 )
 
 
@@ -136,6 +162,7 @@ REPLICATED = Level(
     whole=_redundant,
     transports=("auto", "tcp"),
     linkable=False,
+    one_copy=False,
 )
 LEVELS = {level.name: level for level in (MEMORY, PROCESS, LOGGED, REPLICATED)}
 

@@ -14,11 +14,16 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from ps import Console, ShardState, shard_specs
+from ps import Console, ShardState, move, shard_specs
+from ps.job import successors
 from shards.schedules import Fixed
+from shards.spec import ShardSpec
+from tests.chaos.journal import read_journal
 from tests.chaos.levels import Hosts, Level
 from tests.chaos.namespaces import Link, small_disk
+from tests.chaos.oracle import Death, Found, Move, Promise, judge_reads
 from tests.chaos.record import Record, Verdict, judge, table_for
 from tests.chaos.schedule import Kind
 from tests.chaos.worker import PATIENCE_S, Life
@@ -36,7 +41,9 @@ class Broken(Exception):
 class Plan(NamedTuple):
     """How large a run is: workers, `linked` of them behind links, shards, floats, and the bound.
 
-    With `curve` every process speaks CURVE, and workers join by the job's token.
+    With `curve` every process speaks CURVE, and workers join by the job's token. `slow_s` is the
+    delay of the last worker's link to the last shard, each way. Workers push up to `burst` times a
+    read.
     """
 
     level: Level
@@ -49,25 +56,35 @@ class Plan(NamedTuple):
     host: str
     retry_s: float = 0.1
     curve: bool = False
+    slow_s: float = 0.0
+    burst: int = 3
 
 
 class Party:
     """The processes of a run, under way."""
 
     def __init__(
-        self, plan: Plan, folder: Path, hosts: Hosts, zygote: Zygote, watcher: Console
+        self,
+        plan: Plan,
+        folder: Path,
+        zygote: Zygote,
+        stack: ExitStack,
+        specs: Sequence[ShardSpec],
     ) -> None:
         self.plan = plan
         self.folder = folder
         self.disk = folder / "disk"
-        self.hosts = hosts
         self.zygote = zygote
-        self._watcher = watcher
+        self._stack = stack
+        self._specs = specs
+        self.hosts, self._watcher = self._start(specs, folder)
         self.links: dict[str, Link] = {}
         self.lives: dict[str, Life] = {}
         self.pids: dict[str, int] = {}
         self.kills = 0
         self._killed: set[int] = set()
+        self._deaths: list[Death] = []
+        self._moves: list[Move] = []
         self.records = {name: Record(folder, name) for name in self.names}
 
     @property
@@ -80,6 +97,32 @@ class Party:
         """The processes that serve, by name."""
         return self.plan.level.serving(self.hosts)
 
+    def _start(self, specs: Sequence[ShardSpec], folder: Path) -> tuple[Hosts, Console]:
+        """Start shards, until the end of all; and a console to them."""
+        plan = self.plan
+        hosts = self._stack.enter_context(plan.level.start(specs, plan.host, folder, plan.curve))
+        return hosts, self._stack.enter_context(Console(hosts.cluster, patience_s=PATIENCE_S))
+
+    def install(self, weights: NDArray[np.float32]) -> None:
+        self._watcher.install(weights)
+
+    def move(self) -> None:
+        """Move the job to one shard more, or back to as many as there were, while workers train.
+
+        The former shards stay, for a worker may still ask there where the job is.
+        """
+        fewest = self.plan.shards
+        shards = fewest + (len(self._specs) == fewest)
+        specs = successors(self._specs, shards)
+        folder = self.folder / f"epoch-{specs[0].map.epoch}"
+        folder.mkdir()
+        hosts, watcher = self._start(specs, folder)
+        before = time.monotonic()
+        move(self._watcher, watcher)
+        self._moves.append(Move(before, time.monotonic()))
+        self._specs, self.hosts, self._watcher = specs, hosts, watcher
+        self.hosts.cluster.for_workers().save(self.folder / "cluster.json")
+
     def populate(self) -> None:
         """Begin every worker's first life; the last ones live behind links."""
         here = self.folder / "cluster.json"
@@ -89,20 +132,24 @@ class Party:
         for number, name in enumerate(self.names):
             linked = number >= self.plan.workers - self.plan.linked
             space = self._link(number) if linked else None
+            slow_s = self.plan.slow_s if number == self.plan.workers - 1 else 0.0
             self.lives[name] = Life(
                 number=number,
                 workers=self.plan.workers,
                 incarnation=0,
                 folder=str(self.folder),
                 cluster=str(here),
-                transport=transports[number % len(transports)] if space is None else "tcp",
-                burst=1 + number % 3,
+                transport="tcp" if linked or slow_s else transports[number % len(transports)],
+                burst=1 + number % self.plan.burst,
                 rest_s=self.plan.rest_s,
                 retry_s=self.plan.retry_s,
                 space=space,
+                rolls_back=self.plan.level.rollback_s is not None,
+                slow_s=slow_s,
             )
             self.begin(name)
         self.await_acknowledged(dict.fromkeys(self.names, 0.0))
+        self.await_whole()
 
     def _link(self, number: int) -> int:
         """Lay a link for worker `number`; returns the process that holds its end."""
@@ -121,6 +168,15 @@ class Party:
         self._killed.add(pid)
         self.kills += 1
         os.kill(pid, signal.SIGKILL)
+
+    def kill_serving(self, name: str) -> None:
+        """kill -9 of a process that serves; returns when it is gone."""
+        pid, before = self.serving[name], time.monotonic()
+        self.kill(pid)
+        self.wait_until(lambda: _is_gone(pid), lambda: f"{name}, process {pid}, did not end")
+        if name.startswith("shard "):
+            shard = int(name.removeprefix("shard "))
+            self._deaths.append(Death(shard, before, time.monotonic()))
 
     def check(self) -> None:
         """Raise Broken when a process ended that nobody killed."""
@@ -170,8 +226,10 @@ class Party:
 
         What was acknowledged since it was taken is no part of it.
         """
-        for verdict in self.judge(states):
-            if not verdict.whole:
+        for verdict in self.judge(states, {}):
+            # What a death has taken back is known when all reads have been judged.
+            back = self.plan.level.rollback_s is not None and verdict.applied <= verdict.counted
+            if not (verdict.whole or (back and not verdict.torn)):
                 raise Broken(f"in a snapshot: {verdict}")
 
     def wait_until(self, holds: Callable[[], bool], else_: Callable[[], str]) -> None:
@@ -183,8 +241,8 @@ class Party:
                 raise Broken(f"{else_()} within {PATIENCE_S:g} s")
             time.sleep(_POLL_S)
 
-    def finish(self) -> list[Verdict]:
-        """Have every worker leave in peace; what the weights of every shard prove."""
+    def finish(self) -> tuple[list[Verdict], Found]:
+        """Have every worker leave in peace; what the weights of every shard and all reads prove."""
         for pid in self.pids.values():
             os.kill(pid, signal.SIGTERM)
         last = set(self.pids.values())
@@ -197,15 +255,25 @@ class Party:
         failed = [f"{name}: {self._said(name)}" for name, pid in self.pids.items() if ended[pid]]
         if failed:
             raise Broken(f"did not end in peace: {'; '.join(failed)}")
-        return self.judge(self.states())
+        found = self.judge_reads()
+        return self.judge(self.states(), found.lacking), found
 
-    def judge(self, states: Sequence[ShardState]) -> list[Verdict]:
-        """What these states prove, a worker and shard."""
+    def judge_reads(self) -> Found:
+        """What the workers' reads prove."""
+        level = self.plan.level
+        promise = Promise(self.plan.bound, LEASE_S, level.rollback_s, level.one_copy)
+        journals = {name: read_journal(self.folder, name) for name in self.names}
+        return judge_reads(journals, promise, self._deaths, self._moves)
+
+    def judge(
+        self, states: Sequence[ShardState], lacking: Mapping[tuple[int, int], tuple[int, int]]
+    ) -> list[Verdict]:
+        """What these states prove, for each worker and shard."""
         shard_map = self.hosts.cluster.map
         return [
             verdict
             for shard, state in enumerate(states)
-            for verdict in judge(state, shard, shard_map, self.names, self.folder)
+            for verdict in judge(state, shard, shard_map, self.names, self.folder, lacking)
         ]
 
     def collect(self) -> None:
@@ -218,6 +286,15 @@ class Party:
     def states(self) -> list[ShardState]:
         with Console(self.hosts.cluster, patience_s=PATIENCE_S) as console:
             return console.export()
+
+
+def _is_gone(pid: int) -> bool:
+    """Whether a process has ended, be it waited for or not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state in "ZX"
 
 
 @contextmanager
@@ -237,11 +314,8 @@ def party(plan: Plan, folder: Path, *, disk: bool) -> Iterator[Party]:
     )
     with ExitStack() as stack:
         zygote = stack.enter_context(Zygote())
-        hosts = stack.enter_context(plan.level.start(specs, plan.host, folder, plan.curve))
-        with Console(hosts.cluster) as console:
-            console.install(np.zeros(table.size, np.float32))
-        watcher = stack.enter_context(Console(hosts.cluster, patience_s=PATIENCE_S))
-        running = Party(plan, folder, hosts, zygote, watcher)
+        running = Party(plan, folder, zygote, stack, specs)
+        running.install(np.zeros(table.size, np.float32))
         if disk:
             small_disk(running.disk, _DISK)
         running.populate()

@@ -21,7 +21,8 @@ weights, for every shard:
 
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +36,7 @@ _ACK = struct.Struct("<dq")
 _SENT = struct.Struct("<q")
 _ACKS = np.dtype([("at", "<f8"), ("seq", "<i8")])  # as _ACK
 _RECENT = 1 << 16
+_PERIOD = 64  # of the marks
 
 
 def mark(seq: int) -> int:
@@ -42,10 +44,13 @@ def mark(seq: int) -> int:
     return (seq + seq // 4 + seq // 16) & 3
 
 
+_MARKS = tuple(accumulate(mark(seq) for seq in range(1, _PERIOD + 1)))
+
+
 def marks_to(last: int) -> int:
     """The marks of pushes 1 to `last`, summed up."""
-    seqs = np.arange(1, last + 1)
-    return int(((seqs + seqs // 4 + seqs // 16) & 3).sum())
+    periods, rest = divmod(last, _PERIOD)
+    return periods * _MARKS[-1] + (_MARKS[rest - 1] if rest else 0)
 
 
 def table_for(workers: int, floats: int) -> DenseTable:
@@ -99,9 +104,17 @@ class Verdict(NamedTuple):
 
 
 def judge(
-    state: ShardState, shard: int, shard_map: ShardMap, names: Sequence[str], records: Path
+    state: ShardState,
+    shard: int,
+    shard_map: ShardMap,
+    names: Sequence[str],
+    records: Path,
+    lacking: Mapping[tuple[int, int], tuple[int, int]],
 ) -> list[Verdict]:
-    """What the weights of one shard prove, a worker."""
+    """What the weights of one shard prove, for each worker.
+
+    `lacking` is what deaths took back for good, by shard and worker: pushes, and their marks.
+    """
     keys = np.concatenate([np.arange(own.start, own.stop) for own in shard_map.ranges[shard]])
     found = []
     for number, name in enumerate(names):
@@ -109,7 +122,8 @@ def judge(
         entry = state.saved.ledger.entries.get(name)
         places = keys % (2 * len(names))
         counts, marks = (np.unique(state.weights[places == 2 * number + at]) for at in (0, 1))
-        applied = int(counts[0])
+        pushes, taken = lacking.get((shard, number), (0, 0))
+        applied = int(counts[0]) + pushes
         found.append(
             Verdict(
                 worker=name,
@@ -118,7 +132,7 @@ def judge(
                 applied=applied,
                 sent=record.sent,
                 counted=entry.seq if entry is not None else 0,
-                marked=int(marks[0]),
+                marked=int(marks[0]) + taken,
                 expected=marks_to(applied),
                 torn=len(counts) > 1 or len(marks) > 1,
             )

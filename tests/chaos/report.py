@@ -1,27 +1,29 @@
-"""What a run came to: faults by kind, pushes acknowledged, lost and doubled, and how long it took.
+"""What a run came to: faults by kind, pushes acknowledged, lost and doubled, reads, and times.
 
-Two times are told of every kind. *Again*: from a fault's healing (a kill: from when the process is
+Every kind has two times. *Again*: from a fault's healing (a kill: from when the process is
 gone) to the touched worker's next acknowledgement. *Silent*: the longest that such a worker had no
 acknowledgement, from the fault's beginning to then. For a kill of a shard or of a coordinator the
 second acknowledgement counts, since the first may have been on its way.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tests.bench.report import Goal
 from tests.chaos.faults import Met
+from tests.chaos.oracle import Fault, Found
 from tests.chaos.record import Verdict
 from tests.chaos.schedule import KILLS, LINK_KINDS, Kind
 
+_SHOWN = 20
 _STALLS = (Kind.STOP_WORKER, Kind.STOP_SHARD, *LINK_KINDS)
 
 
 class Outcome(NamedTuple):
-    """A whole run."""
+    """A whole run; `found` is what its reads prove, None if it broke before there were any."""
 
     level: str
     seed: int
@@ -31,6 +33,10 @@ class Outcome(NamedTuple):
     verdicts: Sequence[Verdict]
     broken: str
     rss_mb_per_h: Mapping[str, float]
+    found: Found | None = None
+    bound: int | None = None
+    rollback_s: float | None = None
+    kills_wanted: int = 0
 
     @property
     def kills(self) -> int:
@@ -39,7 +45,13 @@ class Outcome(NamedTuple):
     @property
     def kept(self) -> bool:
         """Whether every promise was kept."""
-        return not self.broken and bool(self.verdicts) and all(v.kept for v in self.verdicts)
+        return (
+            not self.broken
+            and bool(self.verdicts)
+            and all(v.kept for v in self.verdicts)
+            and self.found is not None
+            and not self.found.findings
+        )
 
 
 def spread(values: Iterable[float]) -> tuple[float, float, float]:
@@ -67,6 +79,13 @@ def table(outcome: Outcome) -> str:
         lines.append(_row(worker, [v for v in outcome.verdicts if v.worker == worker]))
     lines.append(_row("all", outcome.verdicts))
     lines += [f"not kept: {verdict}" for verdict in outcome.verdicts if not verdict.kept]
+    if outcome.found is not None:
+        lines += ["", *_reads(outcome.found, outcome.bound, outcome.rollback_s)]
+    killed = [f"{outcome.done[kind]} {kind}" for kind in KILLS if outcome.done.get(kind)]
+    lines += [f"kills: {', '.join(killed) or 'none'}"]
+    if outcome.met:
+        again = max(one.again_s for one in outcome.met)
+        lines += [f"longest time from a fault's end to the next acknowledgement: {again:.2f} s"]
     for name, slope in outcome.rss_mb_per_h.items():
         lines.append(f"{name}: {slope:+.1f} MB of memory an hour")
     if outcome.broken:
@@ -79,6 +98,20 @@ def table(outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
+def _reads(found: Found, bound: int | None, rollback_s: float | None) -> Iterator[str]:
+    wrong = {fault: found.count(fault) for fault in Fault}
+    counts = ", ".join(f"{count} {fault}" for fault, count in wrong.items() if count)
+    yield f"{found.reads} reads judged: {counts or 'nothing wrong'}"
+    if bound is not None:
+        times = f"{found.judged} times for one worker at one shard"
+        yield f"  furthest behind: {found.behind} steps, bound {bound}, judged {times}"
+    if rollback_s is not None:
+        yield f"  oldest push that a death took back: {found.taken_back_s:.2f} s"
+    yield from (f"  {finding}" for finding in found.findings[:_SHOWN])
+    if len(found.findings) > _SHOWN:
+        yield f"  and {len(found.findings) - _SHOWN} more"
+
+
 def _row(name: str, verdicts: Sequence[Verdict]) -> str:
     sums = [
         sum(getattr(verdict, field) for verdict in verdicts)
@@ -88,12 +121,19 @@ def _row(name: str, verdicts: Sequence[Verdict]) -> str:
 
 
 def goals(outcome: Outcome) -> list[Goal]:
-    """The goals that this run says something of."""
+    """The goals that this run has figures for."""
     rows = [
         Goal("acknowledged pushes lost", sum(v.lost for v in outcome.verdicts), 0),
         Goal("pushes doubled", sum(v.doubled for v in outcome.verdicts), 0),
-        Goal("real kills", outcome.kills, 200, at_least=True),
+        Goal("real kills", outcome.kills, outcome.kills_wanted or 200, at_least=True),
     ]
+    if outcome.found is not None:
+        rows.append(Goal("reads with something wrong", len(outcome.found.findings), 0))
+        if outcome.bound is not None:
+            rows.append(Goal("furthest behind", outcome.found.behind, outcome.bound, "steps"))
+        if outcome.rollback_s is not None:
+            taken_s = outcome.found.taken_back_s
+            rows.append(Goal("taken back by a death", taken_s, outcome.rollback_s, "s"))
     shards = [one.again_s for one in outcome.met if one.kind is Kind.KILL_SHARD]
     if shards and outcome.level != "replicated":
         rows.append(Goal("a shard begun again from its log", max(shards), 8, "s"))
@@ -131,5 +171,17 @@ def figures(outcome: Outcome) -> dict[str, Any]:
         "verdicts": [
             one._asdict() | {"lost": one.lost, "doubled": one.doubled} for one in outcome.verdicts
         ],
+        "reads": None if outcome.found is None else _figures_of_reads(outcome.found),
         "rss_mb_per_h": dict(outcome.rss_mb_per_h),
+    }
+
+
+def _figures_of_reads(found: Found) -> dict[str, Any]:
+    return {
+        "reads": found.reads,
+        "judged": found.judged,
+        "behind": found.behind,
+        "taken_back_s": found.taken_back_s,
+        "wrong": {str(fault): found.count(fault) for fault in Fault},
+        "findings": [str(finding) for finding in found.findings],
     }

@@ -1,12 +1,13 @@
-"""Break real processes and real links by a seeded schedule, and count what the weights prove.
+"""Break real processes and real links by a seeded schedule, and judge every read and the weights.
 
-    python -m tests.chaos.run [--level memory] [--seconds 600] [--seed 1] [--kills 200] [--tour]
+    python -m tests.chaos.run [--level memory] [--seconds 600] [--seed 1] [--kills 300] [--tour]
                               [--kinds kills | --kinds cuts | --kinds "link down,..."]
-                              [--every-s 2] [--soak] [--curve]
+                              [--bound 4] [--every-s 2] [--soak] [--curve]
 
 Workers push integers under plain SGD; every weight is a sum that says how many pushes, and which,
-were applied (record.py). Ends with a table, the goals, and status 1 if a promise was not kept.
-In runs/chaos it leaves the report as JSON, every round as it was played, and the workers' logs.
+were applied (record.py), and so does every read of it (oracle.py). Ends with a table, the goals,
+and status 1 if a promise was not kept. In runs/chaos it leaves the report as JSON, every round as
+it was played, and the workers' journals and logs.
 
 With root it moves into network namespaces of its own and cuts links; without, it says so and does
 the rest. Everything it starts ends with it.
@@ -32,6 +33,7 @@ from tests.chaos import namespaces
 from tests.chaos.faults import Met, play
 from tests.chaos.levels import LEVELS, leave_out_numba
 from tests.chaos.memory import Memory
+from tests.chaos.oracle import Found
 from tests.chaos.party import Broken, Party, Plan, party
 from tests.chaos.record import Verdict
 from tests.chaos.report import Outcome, figures, goals, table
@@ -39,6 +41,7 @@ from tests.chaos.schedule import KILLS, LINK_KINDS, Kind, Mix, Round, rounds
 
 FOLDER = Path("runs") / "chaos"
 _SOAK_S = 2.0
+_SLOW = "delay, each way, of the last worker's link to the last shard; it is not cut then"
 _KILLS_OF = {
     Kind.KILL_SHARD: "shard",
     Kind.KILL_BACKUP: "backup",
@@ -55,6 +58,7 @@ _USUAL = {
     Kind.SLOW_READERS: 1.0,
     Kind.FUZZ: 1.0,
     Kind.DESCRIPTORS: 1.0,
+    Kind.MOVE: 0.2,  # the former shards stay
 } | dict.fromkeys(LINK_KINDS, 1.0)
 
 
@@ -70,10 +74,13 @@ def mix_for(running: Party, given: argparse.Namespace) -> Mix:
         Kind.SLOW_READERS: ["strangers"],
         Kind.FUZZ: ["strangers"],
         Kind.DESCRIPTORS: shards,
+        Kind.MOVE: ["the job"] if level.movable and not given.soak else [],
     } | dict.fromkeys(LINK_KINDS, tuple(running.links))
+    # A soak looks at shards that live all along, where there would be no log to begin again from.
+    spared = given.soak and level.rollback_s is not None
     for kind, prefix in _KILLS_OF.items():
         names = [name for name in serving if name.startswith(prefix)]
-        targets[kind] = names if kind in level.survives else []
+        targets[kind] = names if kind in level.survives and not spared else []
     weights = {kind: weight for kind, weight in _USUAL.items() if kind in given.kinds}
     span = given.shortest_s, given.longest_s
     return Mix(weights, targets, *span, level.together, given.tour)
@@ -88,6 +95,7 @@ class Run:
         self.done: Counter[Kind] = Counter()
         self.met: list[Met] = []
         self.verdicts: list[Verdict] = []
+        self.found: Found | None = None
         self.broken = ""
         self.memory = Memory()
         self.started = time.monotonic()
@@ -100,16 +108,24 @@ class Run:
         """Play rounds until the time is up, or enough was killed; then judge."""
         try:
             with party(plan, self.folder, disk=self.given.spaces) as running:
-                began = self.started = time.monotonic()
-                for told in rounds(self.given.seed, mix_for(running, self.given)):
-                    if self._enough():
-                        break
-                    self._play(running, told)
-                    began += self.given.every_s
-                    time.sleep(max(0.0, began - time.monotonic()))
-                self.verdicts = running.finish()
+                self.started = time.monotonic()
+                try:
+                    self._play_all(running)
+                    self.verdicts, self.found = running.finish()
+                except (Broken, DownpourError):
+                    self.found = running.judge_reads()
+                    raise
         except (Broken, DownpourError) as error:
             self.broken = f"{type(error).__name__}: {error}"
+
+    def _play_all(self, running: Party) -> None:
+        began = self.started
+        for told in rounds(self.given.seed, mix_for(running, self.given)):
+            if self._enough():
+                break
+            self._play(running, told)
+            began += self.given.every_s
+            time.sleep(max(0.0, began - time.monotonic()))
 
     def _enough(self) -> bool:
         kills = sum(self.done[kind] for kind in KILLS)
@@ -137,6 +153,10 @@ class Run:
             done=self.done,
             met=self.met,
             verdicts=self.verdicts,
+            found=self.found,
+            bound=self.given.bound,
+            rollback_s=LEVELS[self.given.level].rollback_s,
+            kills_wanted=self.given.kills,
             broken=self.broken,
             rss_mb_per_h=self.memory.slopes() if self.given.soak else {},
         )
@@ -156,13 +176,15 @@ def main() -> int:
     plan = Plan(
         level=level,
         workers=given.workers,
-        linked=given.linked if links else 0,
+        linked=given.linked if links and not given.slow_ms else 0,
         shards=given.shards,
         floats=given.floats,
         bound=given.bound,
         rest_s=given.rest_ms / 1e3,
         retry_s=given.retry_s,
         curve=given.curve,
+        slow_s=given.slow_ms / 1e3,
+        burst=given.burst,
         host=namespaces.HERE if links else "127.0.0.1",
     )
     over = " over CURVE" if given.curve else ""
@@ -194,7 +216,7 @@ def parse() -> argparse.Namespace:
     options.add_argument("--level", choices=LEVELS, default="memory")
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--seconds", type=float, default=600.0)
-    options.add_argument("--kills", type=int, default=0, help="end when so many were killed")
+    options.add_argument("--kills", type=int, default=0, help="end after this many kills")
     options.add_argument(
         "--kinds", type=kinds, default=[*Kind], help="names, with commas; kills; cuts"
     )
@@ -208,6 +230,8 @@ def parse() -> argparse.Namespace:
     options.add_argument("--floats", type=int, default=4096)
     options.add_argument("--bound", type=int, help="staleness bound in steps; default: none")
     options.add_argument("--rest-ms", type=float, default=2.0, help="of a worker between pushes")
+    options.add_argument("--burst", type=int, default=3, help="most pushes of a worker a read")
+    options.add_argument("--slow-ms", type=float, default=0.0, help=_SLOW)
     options.add_argument("--retry-s", type=float, default=0.1, help="of clients; theirs is 1")
     options.add_argument("--light", action="store_true", help="shards without numba start quickly")
     options.add_argument("--curve", action="store_true", help="have all processes speak CURVE")

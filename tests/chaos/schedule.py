@@ -29,6 +29,7 @@ class Kind(StrEnum):
     SLOW_READERS = "readers that do not read"
     FUZZ = "garbage from a stranger"
     DESCRIPTORS = "no descriptors left"
+    MOVE = "move to other shards"
 
 
 LINK_KINDS = (Kind.LINK_DOWN, Kind.BLACKHOLE, Kind.LOSS_ONE_WAY, Kind.LOSS)
@@ -37,7 +38,7 @@ KILLS = (Kind.KILL_WORKER, Kind.KILL_SHARD, Kind.KILL_BACKUP, Kind.KILL_COORDINA
 
 
 class Fault(NamedTuple):
-    """One fault: what happens to whom, `after_s` into its round, for `for_s` (a kill: 0)."""
+    """One fault: what happens to whom, `after_s` into its round, for `for_s` (kill, move: 0)."""
 
     kind: Kind
     target: str
@@ -97,6 +98,6 @@ def _faults(dice: random.Random, kind: Kind, mix: Mix) -> Iterator[Fault]:
         case _:
             most = 1
     for target in dice.sample(list(mix.targets[kind]), dice.randint(1, most)):
-        lasts = kind not in KILLS
+        lasts = kind not in (*KILLS, Kind.MOVE)
         for_s = mix.shortest_s * (mix.longest_s / mix.shortest_s) ** dice.random() if lasts else 0.0
         yield Fault(kind, target, dice.uniform(0.0, 0.03), for_s)

@@ -1,5 +1,6 @@
 """What weights prove: loss, doubling, tearing and a push in another's place are all seen."""
 
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,8 +31,10 @@ def shard_after(applied: dict[str, list[int]], counted: dict[str, int]) -> Shard
     return ShardState(Saved(0, 0, 0, ledger), own.copy(), {})
 
 
-def verdicts(folder: Path, state: ShardState) -> list[Verdict]:
-    return judge(state, 1, MAP, NAMES, folder)
+def verdicts(
+    folder: Path, state: ShardState, lacking: Mapping[tuple[int, int], tuple[int, int]] = {}
+) -> list[Verdict]:
+    return judge(state, 1, MAP, NAMES, folder, lacking)
 
 
 @pytest.fixture
@@ -70,6 +73,13 @@ def test_what_is_wrong_is_seen(
     """Each way to be wrong breaks the promise, and is counted as what it is."""
     own, _ = verdicts(folder, shard_after({"w0": seqs}, {"w0": counted}))
     assert (own.kept, own.lost, own.doubled) == (False, lost, doubled)
+
+
+def test_what_a_death_took_back_is_counted_as_applied(folder: Path) -> None:
+    """A shard that lacks push 2 for good, and numbers on from 4, has kept its promise."""
+    state = shard_after({"w0": [1, 3, 4]}, {"w0": 4})
+    assert not verdicts(folder, state)[0].kept
+    assert verdicts(folder, state, {(1, 0): (1, mark(2))})[0].kept
 
 
 def test_a_torn_update_is_seen(folder: Path) -> None:

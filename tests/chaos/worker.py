@@ -1,18 +1,24 @@
-"""A worker's life: pull, push integers, write down what was acknowledged, until told to end.
+"""A worker's life: pull, push integers, write down what was read and acknowledged, until SIGTERM.
 
-It is the SDK as anybody uses it. A life that follows a killed one greets with a higher incarnation,
-is told what its predecessor had applied, and checks that against the record: a shard that knows
-less than was acknowledged has lost something, and one that knows more than was sent made it up.
+It uses the SDK as any program does. A life that follows a killed one greets with a higher
+incarnation, learns what its predecessor had applied, and checks that against the record: a shard
+that knows less than was acknowledged has lost something, and one that knows more than was sent made
+it up. Where shards roll back, what they may have lost is judged at the end (oracle.py).
 """
 
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
 
 from ps import Client, Cluster
+from ps.wire.link_model import LinkModel
+from ps.wire.slow_links import SlowLinks
+from tests.chaos.journal import Acked, Began, Journal, Leaves, Pushes, Reads, Ready, contents
 from tests.chaos.record import Record, gradient
 
 PATIENCE_S = 90.0
@@ -23,7 +29,9 @@ class Life(msgspec.Struct, frozen=True):
     """What a life is told: who it is, where everything lies, and its pace.
 
     `burst` pushes go out before their acknowledgements are waited for; then it rests `rest_s`.
-    `space` is a process whose network namespace it lives in, None for the harness's own.
+    `space` is a process whose network namespace it lives in, None for the harness's own. Where
+    `rolls_back`, a shard that died may know less than it had acknowledged. `slow_s` is the delay of
+    its link to the last shard, each way.
     """
 
     number: int
@@ -36,6 +44,8 @@ class Life(msgspec.Struct, frozen=True):
     rest_s: float = 0.002
     retry_s: float = 0.1
     space: int | None = None
+    rolls_back: bool = False
+    slow_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -56,33 +66,78 @@ class _Ending:
 def live(life: Life) -> int:
     """Work until SIGTERM; returns the exit status, 0 when all was acknowledged and left."""
     ending = _Ending()
-    record = Record(Path(life.folder), life.name)
-    cluster = Cluster.load(Path(life.cluster))
-    with Client(
-        cluster,
-        worker=life.name,
-        incarnation=life.incarnation,
-        transport=life.transport,
-        retry_s=life.retry_s,
-        patience_s=PATIENCE_S,
-        in_flight=life.burst,
-    ) as client:
-        if not record.acknowledged <= client.seq <= record.sent:
+    folder = Path(life.folder)
+    record, journal = Record(folder, life.name), Journal(folder, life.name)
+    with ExitStack() as stack:
+        cluster = Cluster.load(Path(life.cluster))
+        if life.slow_s:
+            cluster = stack.enter_context(_last_shard_slow(cluster, life.slow_s))
+        journal.write(Began(time.monotonic()))
+        client = stack.enter_context(
+            Client(
+                cluster,
+                worker=life.name,
+                incarnation=life.incarnation,
+                transport=life.transport,
+                retry_s=life.retry_s,
+                patience_s=PATIENCE_S,
+                in_flight=life.burst,
+            )
+        )
+        journal.write(Ready(time.monotonic(), client.seq, _clock(client)))
+        least = 0 if life.rolls_back else record.acknowledged
+        if not least <= client.seq <= record.sent:
             print(
-                f"{life.name}: taken over at push {client.seq}: expected {record.acknowledged}"
+                f"{life.name}: taken over at push {client.seq}: expected {least}"
                 f" (acknowledged) to {record.sent} (sent)",
                 file=sys.stderr,
             )
             return 3
         while not ending.asked:
-            client.pull()
-            for _ in range(life.burst):
-                seq = client.seq + 1
-                array = client.empty()
-                gradient(array, life.number, life.workers, seq)
-                record.sends(seq)
-                client.push(array, loss=1.0)
-            client.flush()
-            record.hears(client.seq, time.monotonic())
+            _read(client, life.workers, journal)
+            _push(client, life, record, journal)
             time.sleep(life.rest_s)
+        journal.write(Leaves(time.monotonic()))
     return 0
+
+
+def _read(client: Client, workers: int, journal: Journal) -> None:
+    asked, before = time.monotonic(), _clock(client)
+    pulled = client.pull()
+    at, shard_map = time.monotonic(), client.cluster.map
+    # The worker may be put ahead just before or just after it is answered: the lower clock is the
+    # one for which the bound held for certain.
+    clock = min(before, _clock(client))
+    held = contents(pulled.weights, pulled.versions, shard_map, workers)
+    journal.write(Reads(asked, at, clock, client.seq, shard_map.epoch, held))
+
+
+def _push(client: Client, life: Life, record: Record, journal: Journal) -> None:
+    asked = time.monotonic()
+    for _ in range(life.burst):
+        seq = client.seq + 1
+        array = client.empty()
+        gradient(array, life.number, life.workers, seq)
+        record.sends(seq)
+        journal.write(Pushes(time.monotonic(), seq))
+        client.push(array, loss=1.0)
+    client.flush()
+    at = time.monotonic()
+    journal.write(Acked(asked, at, client.seq, _clock(client)))
+    record.hears(client.seq, at)
+
+
+def _clock(client: Client) -> int:
+    """The worker's clock as the shards are given it."""
+    return client.clock + client._stay.session.ahead
+
+
+@contextmanager
+def _last_shard_slow(cluster: Cluster, delay_s: float) -> Iterator[Cluster]:
+    """The cluster, with the last of its shards behind a slow link."""
+    *others, last = cluster.endpoints
+    slow = SlowLinks([last], LinkModel(rtt_s=2 * delay_s))
+    try:
+        yield msgspec.structs.replace(cluster, endpoints=(*others, *slow.endpoints))
+    finally:
+        slow.close()
