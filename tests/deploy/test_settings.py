@@ -150,7 +150,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"rollback_s": -1.0},
-        "--rollback-s: expected 0, a death ends the job, or more seconds, and finite, got -1",
+        "--rollback-s: expected 0 s or more, and finite, got -1",
     ),
     ({"rollback_s": inf}, "and finite, got inf"),
     ({"port": -1}, "--port: expected 0 to 65535, got -1"),
