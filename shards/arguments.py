@@ -20,8 +20,8 @@ from shards.errors import BadInput
 Choice = TypeVar("Choice", bound=StrEnum)
 Value = TypeVar("Value")
 
-MOST = 2**53
-"""The largest whole number that is taken: every reader of JSON and every double holds it."""
+MOST = 2**62
+"""The largest whole number that is taken; messages carry none beyond."""
 MOST_SECONDS = 1e6
 """Beyond this, eleven days, operating systems refuse to wait."""
 LARGEST = float(np.finfo(np.float32).max)
@@ -57,23 +57,27 @@ def shown(value: object) -> str:
 def _plain(value: object) -> str:
     if isinstance(value, int) and abs(value) > 10**_SHOWN:
         return f"a whole number of {value.bit_length()} bits"  # Python refuses to print long ones
+    if isinstance(value, float):
+        return f"{value:g}"
     if isinstance(value, str | bytes):
         return repr(value[: _SHOWN + 1])
     return str(value).replace("\n", " ")
 
 
-def whole(what: str, value: object, least: int | None = None, most: int = MOST) -> int:
-    """A whole number, which may be NumPy's."""
+def whole(what: str, value: object, least: int | None = None, most: int | None = None) -> int:
+    """A whole number, which may be NumPy's; without `most` it may be up to MOST."""
     try:
         if isinstance(value, bool | np.bool_):
             raise TypeError
         plain = index(value)  # type: ignore[arg-type]
     except TypeError:
         raise wrong(what, "a whole number", value) from None
-    if least is not None and plain < least:
-        raise wrong(what, f"at least {least}", plain)
-    if not -most <= plain <= most:
-        raise wrong(what, f"at most {most}" if plain > 0 else f"at least {-most}", plain)
+    if least is not None and most is not None and not least <= plain <= most:
+        raise wrong(what, f"{least} to {most}", plain)
+    if plain < (-MOST if least is None else least):
+        raise wrong(what, f"at least {-MOST if least is None else least}", plain)
+    if plain > (MOST if most is None else most):
+        raise wrong(what, f"at most {MOST if most is None else most}", plain)
     return plain
 
 

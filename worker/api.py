@@ -88,7 +88,8 @@ def train(
     `df` needs a column `label` (whole numbers) and one named `image` or `data` (binary uint8
     pixels, or a list of numbers); columns channels, height, width say an image's shape where it is
     not square. Each of its partitions is one worker, unless `workers` says how many to deal it into
-    (over Spark Connect it must). `staleness` is the bound in steps, None or inf for none; strategy "bsp" goes with 0. `weights` starts
+    (over Spark Connect it must). `staleness` is the bound in steps, None or inf for none; strategy
+    "bsp" needs 0. `weights` starts
     from a file (fine-tuning), `resume` goes on from a folder below an earlier run's `snapshots`, or
     from one below its `logs`, which a killed job left. `resume` and `snapshots` may be URIs that
     pyarrow reaches, as s3://bucket/run (docs/snapshots.md).
