@@ -77,7 +77,7 @@ def _by_one_thread(
 def _read_versions(versions: Sequence[int]) -> tuple[int, ...]:
     if not isinstance(versions, tuple | list | np.ndarray):
         raise arguments.wrong("push: read_versions", "a list of numbers, one a shard", versions)
-    if all(type(version) is int for version in versions):
+    if all(type(version) is int and version >= 0 for version in versions):
         return tuple(versions)  # as `pull` returns them, at every push
     return tuple(arguments.whole("push: read_versions", version, 0) for version in versions)
 
@@ -187,6 +187,7 @@ class Client:
         `copy` it is the caller's own, and writable, as `torch.from_numpy` wants it.
         """
         wanted = self.clock if clock is None else arguments.whole("pull: clock", clock, 0)
+        copy = arguments.flag("pull: copy", copy)
         started, before = self._enter(Pull), self.times.serialise_s
         self._prefetched.drop_before(wanted)
         if wanted not in self._prefetched:

@@ -83,6 +83,7 @@ class Console:
     def restore(self, shard: int, state: ShardState, *, goes_on: bool = False) -> None:
         """Give one shard a state that `export` returned; `goes_on` if its workers live on."""
         shard = arguments.whole("shard", shard, 0, self.cluster.map.shards - 1)
+        goes_on = arguments.flag("goes_on", goes_on)
         arguments.instance("state", state, ShardState, "a ShardState, as `export` returns")
         carry_out(operations.restore(self.side, shard, state, goes_on=goes_on), self)
 
@@ -91,6 +92,7 @@ class Console:
 
         Where they stand still, `going_on` lets each go on as soon as it has been asked.
         """
+        going_on = arguments.flag("going_on", going_on)
         job, table = self.cluster.job, self.cluster.table.name
         answers = self._ask_all(
             operations.export(self.side),

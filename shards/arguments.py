@@ -5,7 +5,7 @@ the code wants it: Python's own int and float instead of NumPy's, an enum's memb
 name. Raises BadInput: what was expected, what was found.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from enum import StrEnum
 from math import inf, isnan
 from numbers import Real
@@ -139,6 +139,13 @@ def choice(what: str, value: object, kind: type[Choice]) -> Choice:
         return kind(value)  # type: ignore[arg-type]  # whatever it is, it is looked up
     except ValueError:
         raise wrong(what, " or ".join(kind), value) from None
+
+
+def items(what: str, value: object, expected: str) -> tuple[Any, ...]:
+    """What a list, or anything like one, holds; texts, mappings and sets are none."""
+    if isinstance(value, str | bytes | Mapping | Set) or not isinstance(value, Iterable):
+        raise wrong(what, expected, value)
+    return tuple(value)
 
 
 def flag(what: str, value: object) -> bool:

@@ -7,7 +7,6 @@ is the union of all of them, which `msgspec.convert` takes as it is.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable
 from math import exp
 from numbers import Real
 from typing import get_args
@@ -172,9 +171,8 @@ def _whole(policy: _Policy, field: str) -> None:
 
 def _steps(policy: MultiStep) -> None:
     what, steps = _field(policy, "steps"), policy.steps
-    if not isinstance(steps, Iterable):
-        raise arguments.wrong(what, "a list of whole numbers", steps)
-    structs.force_setattr(policy, "steps", tuple(arguments.whole(what, step) for step in steps))
+    listed = arguments.items(what, steps, "a list of whole numbers")
+    structs.force_setattr(policy, "steps", tuple(arguments.whole(what, step) for step in listed))
 
 
 def _demand(policy: _Policy, field: str, expected: str, holds: bool) -> None:

@@ -11,7 +11,7 @@ epoch rises when the map changes, and every message names the epoch it was cut b
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
 
@@ -217,22 +217,17 @@ class Segment(msgspec.Struct, frozen=True):
 
 def _shape(what: str, shape: object) -> tuple[int, ...]:
     """A shape, of which one of a single dimension may be a number."""
-    if isinstance(shape, Iterable) and not isinstance(shape, str | bytes | np.ndarray):
-        return tuple(arguments.whole(what, size, most=MOST_FLOATS) for size in shape)
-    try:
+    if isinstance(shape, int | np.integer):
         return (arguments.whole(what, shape, most=MOST_FLOATS),)
-    except BadInput as error:
-        if isinstance(shape, int | np.integer) and not isinstance(shape, bool):
-            raise
-        raise arguments.wrong(what, "a whole number or a tuple of them", shape) from error
+    sizes = arguments.items(what, shape, "a whole number or a tuple of them")
+    return tuple(arguments.whole(what, size, most=MOST_FLOATS) for size in sizes)
 
 
 def _tensors(what: str, tensors: object) -> tuple[TensorSpec, ...]:
-    if not isinstance(tensors, Iterable):
-        raise arguments.wrong(f"{what}: tensors", "a list of TensorSpec", tensors)
+    what, expected = f"{what}: tensors", "a list of TensorSpec"
     return tuple(
-        arguments.instance(f"{what}: tensors", tensor, TensorSpec, "a list of TensorSpec")
-        for tensor in tensors
+        arguments.instance(what, tensor, TensorSpec, expected)
+        for tensor in arguments.items(what, tensors, expected)
     )
 
 

@@ -119,6 +119,14 @@ def train(
     check_rollback(rollback_s, Durability.MEMORY, "train: rollback_s")
     for argument, value in (("prefetch", prefetch), ("shuffle", shuffle)):
         arguments.flag(f"train: {argument}", value)
+    for argument, where in (
+        ("weights", weights),
+        ("resume", resume),
+        ("snapshots", snapshots),
+        ("logs", logs),
+    ):
+        if where is not None:
+            paths.place(f"train: {argument}", where)
     read = read_solver(paths.path("train: solver", solver), _shape(df))
     count = spark.partition_count(df) if workers is None else _whole("workers", workers, 1)
     job = caffe_job(

@@ -105,6 +105,7 @@ def ray_shards(
     for the actors within minutes, WrongBuild when a node runs other code.
     """
     check_place(specs, host, port, secure)
+    arguments.flag("logs_apart", logs_apart)
     durability = arguments.choice("durability", durability, Durability)
     transport = transport_named(transport)
     device = arguments.choice("device", device, ShardDevice)

@@ -115,7 +115,7 @@ class Compression(msgspec.Struct, frozen=True, kw_only=True):
         arguments.number("compressed pull: pull_share", self.pull_share)
         arguments.flag("compression: zstd", self.zstd)
         if self.pull not in KINDS + CHANGES:
-            raise BadInput(f"compressed pull: expected {PULLS}, got {self.pull}")
+            raise arguments.wrong("compressed pull", PULLS, self.pull)
         if self.pull is Kind.SPARSE and not 0 < self.pull_share <= MOST_SHARE:
             raise BadInput(
                 f"compressed pull: expected a share above 0, up to 0.5, got {self.pull_share:g}"
@@ -184,7 +184,7 @@ def _wanted(pull: str) -> tuple[Kind, float]:
     with contextlib.suppress(ValueError):
         if word == "topk":
             return Kind.SPARSE, float(number)
-    raise BadInput(f"compressed pull: expected {PULLS}, got {pull!r}")
+    raise arguments.wrong("compressed pull", PULLS, pull)
 
 
 def _demand(sparse: Sparse) -> None:
