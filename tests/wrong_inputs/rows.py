@@ -1,15 +1,13 @@
-"""One wrong input, and what is asked of it: an error of ours, in one line, that names what is wrong.
+"""A wrong input, and what it must end in: one line of ours that names what is wrong.
 
 Nothing may be left behind: no thread, process, file descriptor (sockets and shared memory have
 one), or file in the working folder or among the temporary files.
 """
 
-import os
 import re
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,14 +35,16 @@ class Left(NamedTuple):
     threads: int
     children: frozenset[int]
     descriptors: int
-    files: Counter[str]
+    files: frozenset[str]
 
     @classmethod
-    def now(cls, folders: Iterable[Path]) -> "Left":
-        """What there is, with the files below `folders`."""
-        files = Counter(str(path) for folder in folders for path in folder.rglob("*"))
+    def now(cls, folder: Path) -> "Left":
+        """What there is, with the files below `folder`."""
+        files = frozenset(str(path) for path in folder.rglob("*"))
         children = frozenset(child.pid for child in psutil.Process().children(recursive=True))
-        return cls(threading.active_count(), children, len(os.listdir("/proc/self/fd")), files)
+        return cls(
+            threading.active_count(), children, len(list(Path("/proc/self/fd").iterdir())), files
+        )
 
     def grown(self, before: "Left") -> str:
         """What is there now and was not before, in words."""
@@ -63,15 +63,14 @@ class Left(NamedTuple):
         )
 
 
-def fault_of(row: Row, folders: Iterable[Path]) -> str:
+def fault_of(row: Row, folder: Path) -> str:
     """What is wrong with how a row ends; empty where nothing is."""
-    folders = tuple(folders)
-    before, started = Left.now(folders), time.monotonic()
+    before, started = Left.now(folder), time.monotonic()
     complaint = _complaint(row)
     took = time.monotonic() - started
     if not complaint and took > MOST_S:
         complaint = f"took {took:.1f} s"
-    return complaint or _left_behind(before, folders)
+    return complaint or _left_behind(before, folder)
 
 
 def _complaint(row: Row) -> str:
@@ -87,9 +86,9 @@ def _complaint(row: Row) -> str:
     return f"accepted: {str(result)[:80]}"
 
 
-def _left_behind(before: Left, folders: tuple[Path, ...]) -> str:
+def _left_behind(before: Left, folder: Path) -> str:
     until = time.monotonic() + _SETTLE_S
-    while grown := Left.now(folders).grown(before):
+    while grown := Left.now(folder).grown(before):
         if time.monotonic() > until:
             return f"left behind: {grown}"
         time.sleep(0.01)

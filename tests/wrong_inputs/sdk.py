@@ -30,7 +30,7 @@ from worker.training import run_job
 class Frame(DataFrame):
     """A DataFrame as far as arguments are looked at: no Spark has to be started for it."""
 
-    columns = ["image", "label"]  # type: ignore[assignment]  # noqa: RUF012
+    columns = ["image", "label"]  # noqa: RUF012  # as pyspark has it
 
     def __new__(cls) -> "Frame":
         return object.__new__(cls)
@@ -55,7 +55,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "whole": _WHOLE,
     "0..": (*_WHOLE, -1),
     "1..": (*_WHOLE, -1, 0),
-    "bound": tuple(v for v in _WHOLE if v is not None and v is not inf) + (-1, 4.5, "many"),
+    "bound": (*tuple(v for v in _WHOLE if v is not None and v is not inf), -1, 4.5, "many"),
     "seconds": (*_TIME, 0, inf),
     "0 seconds": (*_TIME, inf),
     "patience": (*_TIME, 0),
@@ -90,24 +90,72 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
         (3, -1),
         (1.5,),
         10**30,
-    )
-    + ((10**9, 10**9), True, (2, "a"), np.zeros(2)),
+        (10**9, 10**9),
+        True,
+        (2, "a"),
+        np.zeros(2),
+    ),
     "tensors": (*_ANY, None, 3, "w", ["w"], [("w", (3,))], ps.TensorSpec("w", 3)),
-    "array": (*_ANY, None, 3.0, "w", b"w", [], [1.0], ["a"] * _TABLE_SIZE, [None] * 3)
-    + (np.zeros(3, np.float32), np.zeros(_TABLE_SIZE), np.zeros((2, 512), np.float32))
-    + (np.zeros(_TABLE_SIZE, np.int32), np.zeros(_TABLE_SIZE, np.complex64), [[1.0], [1.0, 2.0]])
-    + (np.full(_TABLE_SIZE, "a"), np.float32(1)),
+    "array": (
+        *_ANY,
+        None,
+        3.0,
+        "w",
+        b"w",
+        [],
+        [1.0],
+        ["a"] * _TABLE_SIZE,
+        [None] * 3,
+        np.zeros(3, np.float32),
+        np.zeros(_TABLE_SIZE),
+        np.zeros((2, 512), np.float32),
+        np.zeros(_TABLE_SIZE, np.int32),
+        np.zeros(_TABLE_SIZE, np.complex64),
+        [[1.0], [1.0, 2.0]],
+        np.full(_TABLE_SIZE, "a"),
+        np.float32(1),
+    ),
     "views": (*_ANY, None, 3.0, "w", [], [0.0] * _TABLE_SIZE, np.zeros(3, np.float32)),
     "weights": (np.full(_TABLE_SIZE, nan, np.float32), np.full(_TABLE_SIZE, inf, np.float32)),
     "strided": (np.zeros(2 * _TABLE_SIZE, np.float32)[::2],),
     "cluster": (*_ANY, None, 3, "", "missing.json", Path(), [], b"{}", "a\0b", True),
     "specs": (*_ANY, None, 3, "specs", [], (), [None], ["a", "b"]),
     "endpoints": (*_ANY, None, 3, "tcp://127.0.0.1:1", [], [None], ["a", "b", "c"]),
-    "compression": (*_ANY, 3, "", "nope", "int9", "topk", "topk:0", "topk:nan", "topk:2", "topk:x")
-    + ("threshold:-1", "threshold:inf", "int8,fast", [], b"int8", True),
+    "compression": (
+        *_ANY,
+        3,
+        "",
+        "nope",
+        "int9",
+        "topk",
+        "topk:0",
+        "topk:nan",
+        "topk:2",
+        "topk:x",
+        "threshold:-1",
+        "threshold:inf",
+        "int8,fast",
+        [],
+        b"int8",
+        True,
+    ),
     "pull": (*_ANY, None, 3, "", "nope", "1bit", "topk", "topk:0", "topk:nan", "topk:x", [], b""),
-    "link": (*_ANY, 3, "nope", "rtt", "rtt=", "rtt=1", "rtt=-1ms", "rate=0bit", "loss=100%", [])
-    + ("outage=3s/2s", "window=1B", "shape=round", "seed=x"),
+    "link": (
+        *_ANY,
+        3,
+        "nope",
+        "rtt",
+        "rtt=",
+        "rtt=1",
+        "rtt=-1ms",
+        "rate=0bit",
+        "loss=100%",
+        [],
+        "outage=3s/2s",
+        "window=1B",
+        "shape=round",
+        "seed=x",
+    ),
     "port": (*_WHOLE, -1, 65536, 10**6),
     "stripes": (*_WHOLE[:-6], 0, -1, 17, 10**9),
     "read versions": (*_ANY, 3, "ab", [], [1.5, 0], [-1, 0], [0], [0, 0, 0], ["a", "b"], [None]),
