@@ -7,8 +7,8 @@
         replica = shards.pull()
         shards.push(gradient_at(replica.weights))
 
-Importing this loads neither Ray nor PySpark nor CuPy: `ps.hosts.ray_host` is imported by who needs
-it.
+Rules, schedules and errors are here, too. Importing this loads neither Ray nor PySpark nor CuPy:
+shards in Ray need `ps.hosts.ray_host`, which is imported separately.
 """
 
 from ps.build import build_id
@@ -25,27 +25,73 @@ from ps.protocol.compression import Compression
 from ps.protocol.events import Unreachable
 from ps.resharding import move
 from ps.sharing.arenas import Replica
+from ps.wire.link_model import parse_link
+from shards.errors import (
+    BadInput,
+    BadMessage,
+    DownpourError,
+    Fenced,
+    Gap,
+    GiveUp,
+    Moved,
+    Resynchronise,
+    Retry,
+    WrongBuild,
+)
+from shards.guard import Guard
+from shards.rules import SGD, AdaDelta, Adagrad, Adam, Decay, DecayKind, Momentum, Nesterov, RMSProp
+from shards.schedules import Exp, Fixed, Inv, MultiStep, Poly, Sigmoid, Step
+from shards.spec import Merge
 from shards.tables import DenseTable, TensorSpec
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "SGD",
+    "AdaDelta",
+    "Adagrad",
+    "Adam",
+    "BadInput",
+    "BadMessage",
     "Client",
     "Cluster",
     "Compression",
     "Console",
+    "Decay",
+    "DecayKind",
     "DenseTable",
+    "DownpourError",
     "Durability",
+    "Exp",
+    "Fenced",
+    "Fixed",
+    "Gap",
+    "GiveUp",
+    "Guard",
+    "Inv",
+    "Merge",
+    "Momentum",
+    "Moved",
+    "MultiStep",
+    "Nesterov",
+    "Poly",
+    "RMSProp",
     "Replica",
+    "Resynchronise",
+    "Retry",
     "ShardDevice",
     "ShardState",
+    "Sigmoid",
+    "Step",
     "TensorSpec",
     "Unreachable",
+    "WrongBuild",
     "__version__",
     "build_id",
     "describe",
     "local_shards",
     "move",
+    "parse_link",
     "process_shards",
     "replicated_shards",
     "shard_specs",

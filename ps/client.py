@@ -9,23 +9,26 @@ and waits. It has no thread of its own: who pulls or pushes takes in what has co
 the sockets themselves. While the caller computes, ZeroMQ's thread goes on sending and receiving, so
 a prefetched pull and an unacknowledged push cost the caller no time; a small thread renews the
 lease now and then, so that a long computation is not taken for death. When the job moves to other
-shards, the client begins another stay with those. Not for use by two threads.
+shards, the client begins another stay with those. A call while another thread
+is inside one raises BadInput: each thread needs a client of its own.
 """
 
 import time
-from collections.abc import Sequence
-from functools import partial
-from operator import index
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, wraps
 from pathlib import Path
+from threading import RLock
 from types import TracebackType
+from typing import Concatenate, ParamSpec, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ps.cluster import Cluster
+from ps import paths
+from ps.cluster import Cluster, cluster_of
 from ps.protocol import events, moving
-from ps.protocol.compression import Compression
+from ps.protocol.compression import Compression, compression_of
 from ps.protocol.pacing import LEAST, Pacing, Times
 from ps.protocol.prefetched import Prefetched
 from ps.sharing.arenas import Arenas, Replica
@@ -33,21 +36,56 @@ from ps.storage import residual
 from ps.storage.keeping import Keeper
 from ps.storage.stores import Place
 from ps.storage.worker_state import Arrays, WorkerState, save_state
-from ps.wire.link_model import LinkModel
+from ps.wire.link_model import LinkModel, link_of
 from ps.wire.stay import Stay
 from ps.wire.stripes import MOST
 from ps.wire.transport import Transport, transport_named
+from shards import arguments
 from shards.errors import BadInput, Fenced
 from shards.messages import Pull, Push
 from shards.versions import Allocator, on_the_heap
 
 _BRIEF_S = 1e-4  # an absence in which what came has not lain for long
 _SPARE = 6  # gradients beside those in flight: being made, summed up, owed
+_MOST_IN_FLIGHT = 1024
+_MOST_COUNTED = 2**32  # steps or samples of one push: shards add them up
+
+Params = ParamSpec("Params")
+Returned = TypeVar("Returned")
+
+
+def _by_one_thread(
+    method: "Callable[Concatenate[Client, Params], Returned]",
+) -> "Callable[Concatenate[Client, Params], Returned]":
+    """The method, refused while another thread is in one: two would take each other's answers."""
+
+    @wraps(method)
+    def guarded(client: "Client", /, *args: Params.args, **options: Params.kwargs) -> Returned:
+        if not client._user.acquire(blocking=False):
+            raise BadInput(
+                f"client of worker {client.worker}: it is in use by another thread; make one client"
+                " for each thread"
+            )
+        try:
+            return method(client, *args, **options)
+        finally:
+            client._user.release()
+
+    return guarded
+
+
+def _read_versions(versions: Sequence[int]) -> tuple[int, ...]:
+    if not isinstance(versions, tuple | list | np.ndarray):
+        raise arguments.wrong("push: read_versions", "a list of numbers, one a shard", versions)
+    if all(type(version) is int and version >= 0 for version in versions):
+        return tuple(versions)  # as `pull` returns them, at every push
+    return tuple(arguments.whole("push: read_versions", version, 0) for version in versions)
 
 
 class Client:
     """One worker's connection to every shard of a job.
 
+    `cluster` is where the shards are, or the path of a file that `Cluster.save` wrote.
     `incarnation` orders the lives of one worker name: give a restarted worker a higher one and it
     goes on where the last one was applied (`seq`, `step`). `patience_s` is how long a silent shard
     is waited for before `Unreachable` is raised; `in_flight` bounds the pushes that may be
@@ -66,28 +104,38 @@ class Client:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Cluster | str | Path,
         *,
         worker: str,
         incarnation: int = 0,
         retry_s: float = 1.0,
         patience_s: float = 30.0,
         in_flight: int | None = None,
-        compression: Compression | None = None,
+        compression: Compression | str | None = None,
         restore: str | Path | None = None,
         keep: Place | None = None,
-        link: LinkModel | None = None,
+        link: LinkModel | str | None = None,
         allocate: Allocator = on_the_heap,
         transport: str = Transport.AUTO,
         stripes: int | None = None,
     ) -> None:
-        for what, value in (("retry_s", retry_s), ("patience_s", patience_s)):
-            if not value > 0:
-                raise BadInput(f"{what}: expected more than 0 s, got {value:g}")
-        if stripes is not None and not 1 <= stripes <= MOST:
-            raise BadInput(f"stripes: expected 1 to {MOST}, got {stripes}")
+        cluster, worker = cluster_of(cluster), arguments.name("worker", worker)
+        incarnation = arguments.whole("incarnation", incarnation, 0)
+        retry_s = arguments.seconds("retry_s", retry_s)
+        patience_s = arguments.seconds("patience_s", patience_s, endless=True)
+        if in_flight is not None:
+            in_flight = arguments.whole("in_flight", in_flight, 1, _MOST_IN_FLIGHT)
+        if restore is not None:
+            restore = paths.path("restore", restore)
+        if keep is not None:
+            keep = paths.place("keep", keep)
+        if stripes is not None:
+            stripes = arguments.whole("stripes", stripes, 1, MOST)
+        arguments.function("allocate", allocate, "a function from a number of floats to an array")
         self.worker, self.incarnation = worker, incarnation
+        self._user = RLock()  # whichever thread is in a call
         self.table, self.times = cluster.table, Times()
+        self._size = cluster.table.size  # which is summed over its tensors
         self.duplicates = self.staleness = self.clock = self.step = self.lost = 0
         self.rolled_back: dict[int, events.RolledBack] = {}
         self.rtt_s = self._wait_s = 0.0
@@ -102,9 +150,9 @@ class Client:
             incarnation=incarnation,
             retry_s=retry_s,
             patience_s=patience_s,
-            compression=compression,
+            compression=compression_of("compression", compression),
             transport=transport_named(transport),
-            link=link,
+            link=link_of(link),
             gradients=(in_flight or LEAST) + _SPARE,
             stripes=stripes,
             times=self.times,
@@ -113,9 +161,7 @@ class Client:
         self._compresses = self._stay.session.cargo.feedback is not None
         self._keeper = Keeper(keep, worker) if keep is not None and self._compresses else None
         try:
-            restored = (
-                None if restore is None else residual.loaded(Path(restore), self._stay.session)
-            )
+            restored = None if restore is None else residual.loaded(restore, self._stay.session)
             self._turn_to(self._met(self._stay))
             ready = self._stay.session.ready
             assert ready is not None, "they have met"
@@ -133,12 +179,15 @@ class Client:
 
     # --- the sentence -----------------------------------------------------------------------------
 
-    def pull(self, clock: int | None = None) -> Replica:
+    @_by_one_thread
+    def pull(self, clock: int | None = None, *, copy: bool = False) -> Replica:
         """The weights for the step at `clock` (default: the next one); waits at the bound.
 
-        The array is read-only, and never written again while referred to; drop it when done.
+        The array is read-only, and never written again while referred to; drop it when done. With
+        `copy` it is the caller's own, and writable, as `torch.from_numpy` wants it.
         """
-        wanted = self.clock if clock is None else index(clock)
+        wanted = self.clock if clock is None else arguments.whole("pull: clock", clock, 0)
+        copy = arguments.flag("pull: copy", copy)
         started, before = self._enter(Pull), self.times.serialise_s
         self._prefetched.drop_before(wanted)
         if wanted not in self._prefetched:
@@ -150,29 +199,34 @@ class Client:
         self.times.waited_s += self._wait_s
         self.times.network_s += took - self._wait_s
         assembling = time.monotonic()
-        self._replica = self._arenas.assembled(pulled)
+        self._replica = replica = self._arenas.assembled(pulled)
+        if copy:
+            replica = Replica(replica.weights.copy(), replica.versions)
         now = time.monotonic()
         self.times.serialise_s += now - assembling
         self._pacing.leave(now)
-        return self._replica
+        return replica
 
+    @_by_one_thread
     def prefetch(self, clock: int) -> None:
         """Ask now for what `pull(clock)` will return; its answer travels while you compute.
 
         Several may be asked for. `ahead` says how early, for each to be there in time.
         """
         self._check_open()
-        if index(clock) not in self._prefetched:
-            self._stay.send(self._ask(index(clock), time.monotonic()))
+        clock = arguments.whole("prefetch: clock", clock, 0)
+        if clock not in self._prefetched:
+            self._stay.send(self._ask(clock, time.monotonic()))
 
     @property
     def ahead(self) -> int:
         """How many of your steps early to prefetch weights, as the link has been until now."""
         return self._pacing.ahead
 
+    @_by_one_thread
     def push(
         self,
-        gradient: NDArray[np.float32],
+        gradient: NDArray[np.float32] | Sequence[float],
         *,
         read_versions: Sequence[int] | None = None,
         steps: int = 1,
@@ -182,6 +236,7 @@ class Client:
     ) -> None:
         """Send a gradient over `steps` steps, of shape (table.size,) float32, and do not wait.
 
+        A list of as many numbers will do.
         `read_versions`, one a shard, are what it was computed from (default: the last pull's). The
         array must not change until it is acknowledged: take it from `empty()`, then drop it. Waits
         only while `in_flight` earlier pushes are unacknowledged. Raises BadInput when the
@@ -193,9 +248,13 @@ class Client:
             if self._replica is None:
                 raise BadInput("push: expected a pull before the first push, got none")
             read_versions = self._replica.versions
-        steps, samples = index(steps), index(samples)
-        if steps < 1 or samples < 0:
-            raise BadInput(f"push: expected steps >= 1 and samples >= 0, got {steps} and {samples}")
+        if not isinstance(gradient, np.ndarray):
+            gradient = arguments.array(f"push to table {self.table.name}", gradient, self._size)
+        steps = arguments.whole("push: steps", steps, 1, _MOST_COUNTED)
+        samples = arguments.whole("push: samples", samples, 0, _MOST_COUNTED)
+        loss = arguments.loss("push: loss", loss)
+        if prefetch is not None:
+            prefetch = arguments.whole("push: prefetch", prefetch, 0)
         started, before = self._enter(Push), self.times.serialise_s
         if self._stay.session.unacknowledged:
             self._await_room(self._pacing.room)
@@ -203,22 +262,23 @@ class Client:
         self.times.network_s += now - started - (self.times.serialise_s - before)
         request, sends = self._stay.session.push(
             gradient if self._compresses else self._arenas.placed(gradient),
-            self._versions(tuple(map(index, read_versions))),
+            self._versions(_read_versions(read_versions)),
             clock=self.clock + steps,
             step=self.step + steps,
             steps=steps,
             samples=samples,
-            loss=float(loss),
+            loss=loss,
             rtt_s=self.rtt_s,
             wait_s=self._wait_s,
             now=now,
         )
         self._pushed(request, steps, now)
-        if prefetch is not None and index(prefetch) not in self._prefetched:
-            sends += self._ask(index(prefetch), now)
+        if prefetch is not None and prefetch not in self._prefetched:
+            sends += self._ask(prefetch, now)
         self._stay.send(sends)
         self._pacing.leave(time.monotonic())
 
+    @_by_one_thread
     def flush(self) -> None:
         """Wait until every push is acknowledged by every shard."""
         started, before = self._enter(None), self.times.serialise_s
@@ -227,29 +287,37 @@ class Client:
         self.times.network_s += now - started - (self.times.serialise_s - before)
         self._pacing.leave(now)
 
-    def empty(self) -> NDArray[np.float32]:
-        """An array of the table's size, of any content; dropping it recycles it.
+    def empty(self, *, zeroed: bool = True) -> NDArray[np.float32]:
+        """A zeroed array of the table's size, for a gradient; dropping it recycles it.
 
-        Where memory is shared with a shard it lies there, and is pushed without a copy.
+        Where a shard shares memory with this client, the array is in that memory and is pushed
+        without a copy. Zeroing costs time; without `zeroed` the array holds anything, so write
+        every float of it, padding included.
         """
-        return self._arenas.take()
+        array = self._arenas.take()
+        if zeroed:
+            array.fill(0)
+        return array
 
     @property
     def transports(self) -> tuple[str, ...]:
         """What carries the arrays to and from each shard: shm, ipc or tcp."""
         return self._stay.connection.transports
 
+    @_by_one_thread
     def save(self, path: str | Path) -> None:
         """Wait until every push is acknowledged, and write the residual that they leave to a file.
 
         A later life of this worker restores it, and nothing of any gradient is lost between them,
         if it stands where this one does. Raises BadInput where pushes are not compressed.
         """
+        target = paths.path("save: path", path)
         feedback = residual.feedback_of(self._stay.session, "save")
         self.flush()
         state = residual.state_of(self._stay.session, self.step, self.clock, self.seq)
-        save_state(Path(path), state, feedback.state())
+        save_state(target, state, feedback.state())
 
+    @_by_one_thread
     def take_up(self, state: WorkerState, arrays: Arrays) -> None:
         """Go on as a life of this worker did that a snapshot was taken of (keeping.residual_in).
 
@@ -257,6 +325,8 @@ class Client:
         `step` and `clock` may be further afterwards. Raises BadInput when the state is another's or
         of another moment, or pushes are not compressed: the worker can go on without it.
         """
+        arguments.instance("take_up: state", state, WorkerState, "a WorkerState")
+        arguments.instance("take_up: arrays", arrays, Mapping, "arrays by name")  # type: ignore[type-abstract]
         residual.feedback_of(self._stay.session, "take up")
         residual.check(state, self._stay.session, f"residual of {state.worker}")
         self._take_up(state, arrays)
@@ -266,6 +336,7 @@ class Client:
         """The number of this worker's last push; at first, its former life's last applied one."""
         return self._stay.session.seq
 
+    @_by_one_thread
     def close(self) -> None:
         """Wait for the last acknowledgements, leave the gate, drop the connections, for good."""
         if self._closed:

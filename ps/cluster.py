@@ -5,14 +5,17 @@ Where shards speak CURVE it holds what lets its owner in (admission.py), so it i
 secrets, and workers are given one without the operator's key.
 """
 
+import os
 from pathlib import Path
 
 import msgspec
 
+from ps import paths
 from ps.build import build_id
 from ps.security.keys import address_of
 from ps.storage import checked_json
 from ps.storage.private import check_private, write_private
+from shards import arguments
 from shards.errors import UNDECODABLE, BadInput
 from shards.tables import DenseTable, ShardMap
 
@@ -78,19 +81,32 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
             return self
         return msgspec.structs.replace(self, access=Access(self.access.token))
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write it as JSON that only this user can read."""
-        write_private(path, checked_json.encode(self))
+        write_private(paths.path("path", path), checked_json.encode(self))
 
     @staticmethod
-    def load(path: Path) -> "Cluster":
+    def load(path: str | Path) -> "Cluster":
         """Read such a file; raises BadInput naming it, also where others may read its secrets."""
+        file = paths.path("path", path)
         try:
-            cluster = Cluster.decode(path.read_bytes())
+            cluster = Cluster.decode(file.read_bytes())
         except OSError as error:
-            raise BadInput(f"cluster file {path}: {error.strerror}") from None
+            raise BadInput(f"cluster file {file}: {error.strerror}") from None
         except BadInput as error:
-            raise BadInput(f"cluster file {path}: {error}") from None
+            raise BadInput(f"cluster file {file}: {error}") from None
         if cluster.access is not None:
-            check_private(path, "cluster file")
+            check_private(file, "cluster file")
         return cluster
+
+
+def cluster_of(value: object) -> Cluster:
+    """A cluster: itself, or what the file of this path holds; raises BadInput."""
+    if isinstance(value, Cluster):
+        return value
+    if isinstance(value, str | os.PathLike):
+        return Cluster.load(paths.path("cluster", value))
+    expected = "a Cluster or the path of a cluster file"
+    if isinstance(getattr(value, "cluster", None), Cluster):
+        expected += " (pass .cluster of this object)"
+    raise arguments.wrong("cluster", expected, value)

@@ -6,18 +6,19 @@ counters, collect the records of applied updates. Blocking, one question at a ti
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ps.cluster import Cluster
+from ps.cluster import Cluster, cluster_of
 from ps.protocol import operations
 from ps.protocol.events import Unreachable
 from ps.protocol.operations import Answer, Ask, Frames, Heard, Pause, Plan, Question, Result, Side
 from ps.security.joining import operator_key
 from ps.wire.links import Links
-from shards import codec
+from shards import arguments, codec
 from shards.errors import BadInput
 from shards.ledger import Ledger
 from shards.messages import (
@@ -45,18 +46,20 @@ _CHECK_S = 0.5
 class Console:
     """Connections of an operator to every shard of a job; `patience_s` bounds every answer.
 
-    While one is awaited, `check` is called now and then, which may raise why none will come.
+    `cluster` may be the path of a cluster file. While an answer is awaited, `check` is called now
+    and then; it may raise why none will come.
     """
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Cluster | str | Path,
         *,
         patience_s: float = 30.0,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        self.cluster = cluster
-        self._check = check
+        patience_s = arguments.seconds("patience_s", patience_s, endless=True)
+        self.cluster = cluster = cluster_of(cluster)
+        self._check = arguments.function("check", check, "a function without arguments")
         self._links = Links(cluster.endpoints, own=operator_key(cluster), guided=cluster)
         self._links.await_connections(min(_RETRY_S, patience_s))
         self._patience_s = patience_s
@@ -65,11 +68,13 @@ class Console:
         self._newest = [0] * len(cluster.endpoints)  # versions that records were collected of
 
     def install(self, arena: NDArray[np.float32]) -> None:
-        """Give every shard its part of fresh weights, float32 of shape (table.size,)."""
-        if arena.shape != (self.cluster.table.size,) or arena.dtype != np.float32:
+        """Give every shard its part of fresh weights, finite float32 of shape (table.size,)."""
+        table = self.cluster.table
+        arena = arguments.array(f"install in table {table.name}", arena, table.size)
+        if not np.isfinite(arena).all():
             raise BadInput(
-                f"install in table {self.cluster.table.name}: expected float32 of shape"
-                f" ({self.cluster.table.size},), got {arena.dtype} of shape {arena.shape}"
+                f"install in table {table.name}: expected finite weights, got NaN or infinity at"
+                f" {int(np.argmin(np.isfinite(arena)))}"
             )
         for shard in range(self.cluster.map.shards):
             weights = np.concatenate(self.cluster.map.cut(arena, shard))
@@ -77,6 +82,9 @@ class Console:
 
     def restore(self, shard: int, state: ShardState, *, goes_on: bool = False) -> None:
         """Give one shard a state that `export` returned; `goes_on` if its workers live on."""
+        shard = arguments.whole("shard", shard, 0, self.cluster.map.shards - 1)
+        goes_on = arguments.flag("goes_on", goes_on)
+        arguments.instance("state", state, ShardState, "a ShardState, as `export` returns")
         carry_out(operations.restore(self.side, shard, state, goes_on=goes_on), self)
 
     def export(self, *, going_on: bool = False) -> list[ShardState]:
@@ -84,6 +92,7 @@ class Console:
 
         Where they stand still, `going_on` lets each go on as soon as it has been asked.
         """
+        going_on = arguments.flag("going_on", going_on)
         job, table = self.cluster.job, self.cluster.table.name
         answers = self._ask_all(
             operations.export(self.side),
@@ -98,6 +107,7 @@ class Console:
         job. Workers' further pushes wait, and pulls are answered; after `seconds`, or `go_on`, they
         go on. Raises Unreachable when the shards have not come together within `patience_s`.
         """
+        seconds = arguments.seconds("seconds", seconds, zero=True)
         return carry_out(operations.stand_still(self.side, seconds), self)
 
     def go_on(self) -> None:
@@ -109,7 +119,8 @@ class Console:
 
         Raises GiveUp when the standstill has ended before: then nothing has changed.
         """
-        told = successors.for_workers().encode()
+        told = cluster_of(successors).for_workers().encode()
+        arguments.instance("cut", cut, Mapping, "what `stand_still` returns")  # type: ignore[type-abstract]
         carry_out(operations.retire(self.side, told, [cut] * self.cluster.map.shards), self)
 
     @property

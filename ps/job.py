@@ -2,73 +2,74 @@
 
 import secrets
 from collections.abc import Sequence
-from math import inf
 
 import msgspec
 
 from ps.build import build_id
 from ps.cluster import Access, Cluster
-from ps.protocol.compression import Compression
+from ps.protocol.compression import Compression, compression_of
+from shards import arguments
 from shards.errors import BadInput
 from shards.guard import Guard
-from shards.rules import SGD, Decay, Rule
-from shards.schedules import Fixed, Schedule
+from shards.rules import SGD, Decay, Rule, decay_of, rule_of
+from shards.schedules import Schedule, schedule_of
 from shards.spec import Merge, ShardSpec
 from shards.tables import DenseTable, cut_evenly
+
+_NAME_BYTES = 100  # an id has 128
 
 
 def shard_specs(
     table: DenseTable,
     *,
     shards: int = 1,
-    rule: Rule | None = None,
-    schedule: Schedule | None = None,
-    decay: Decay | None = None,
-    bound: int | None = None,
+    rule: Rule | str | None = None,
+    schedule: Schedule | float | None = None,
+    decay: Decay | float | None = None,
+    bound: float | None = None,
     workers: int = 1,
-    merge: Merge = Merge.EACH,
+    merge: Merge | str = Merge.EACH,
     lease_s: float = 10.0,
     warm_steps: int = 0,
     guard: Guard | None = None,
-    compression: Compression | None = None,
+    compression: Compression | str | None = None,
     name: str = "job",
 ) -> list[ShardSpec]:
     """The specs of a new job's shards, its table cut evenly among them.
 
     Defaults: plain SGD at rate 0.01, no weight decay, no staleness bound, and a guard that lets in
-    any gradient that is finite. `compression` is what workers are expected to choose, so that
+    any gradient that is finite. A `rule` may be a name, such as "adam", with its defaults; a
+    `schedule` a number, a fixed rate; a `decay` a number, L2; no `bound` is None or inf.
+    `compression` is what workers are expected to choose, so that
     shards compile it before they come; by default plain floats. The job's id is `name` and a random
     part that a stranger cannot guess. Raises BadInput for numbers that make no sense.
     """
-    for what, value, least in (("shards", shards, 1), ("workers", workers, 1), ("bound", bound, 0)):
-        if value is not None and value < least:
-            raise BadInput(f"{what}: expected at least {least}, got {value}")
-    if not 0 < lease_s < inf:
-        raise BadInput(f"lease_s: expected more than 0 s, and finite, got {lease_s:g}")
-    if merge is Merge.ROUND and bound != 0:
-        got = "none" if bound is None else bound
+    table = arguments.instance("table", table, DenseTable, "a DenseTable")
+    shards, workers = arguments.whole("shards", shards, 1), arguments.whole("workers", workers, 1)
+    steps, merge = arguments.bound("bound", bound), arguments.choice("merge", merge, Merge)
+    if merge is Merge.ROUND and steps != 0:
+        got = "none" if steps is None else steps
         raise BadInput(f"bound: expected 0, at which pushes are merged in rounds, got {got}")
-    if guard is not None and not (guard.max_norm or inf) > 0:
-        raise BadInput(f"guard: expected a max_norm above 0, got {guard.max_norm:g}")
-    if guard is not None and guard.quarantine_after < 1:
-        raise BadInput(f"guard: expected quarantine_after 1 or more, got {guard.quarantine_after}")
-    expected = compression or Compression()
-    job, shard_map = f"{name}-{secrets.token_hex(8)}", cut_evenly(table, shards)
+    if guard is not None:
+        guard = arguments.instance("guard", guard, Guard, "a Guard")
+    expected = compression_of("compression", compression)
+    job = f"{arguments.name('name', name, _NAME_BYTES)}-{secrets.token_hex(8)}"
+    shard_map = cut_evenly(table, shards)
     return [
         ShardSpec(
             job=job,
             shard=shard,
             table=table,
             map=shard_map,
-            rule=rule or SGD(),
-            schedule=schedule or Fixed(base_rate=0.01),
-            decay=decay or Decay(),
-            bound=bound,
+            rule=SGD() if rule is None else rule_of("rule", rule),
+            schedule=schedule_of("schedule", 0.01 if schedule is None else schedule),
+            decay=Decay() if decay is None else decay_of("decay", decay),
+            bound=steps,
             workers=workers,
             build=build_id(),
             merge=merge,
-            lease_s=lease_s,
-            warm_steps=warm_steps,
+            lease_s=arguments.seconds("lease_s", lease_s),
+            warm_steps=arguments.whole("warm_steps", warm_steps, 0),
             guard=guard or Guard(),
             pushed=expected.pushed,
             pulled=expected.pull,
@@ -77,12 +78,29 @@ def shard_specs(
     ]
 
 
+def check_specs(specs: Sequence[ShardSpec]) -> Sequence[ShardSpec]:
+    """The specs of one job; raises BadInput for anything else."""
+    expected = "the list that ps.shard_specs returns"
+    if not isinstance(specs, list | tuple) or not specs:
+        raise arguments.wrong("specs", expected, specs)
+    for spec in specs:
+        arguments.instance("specs", spec, ShardSpec, expected)
+    return specs
+
+
+def _endpoints(endpoints: Sequence[str]) -> tuple[str, ...]:
+    expected = "a list of addresses, one a shard"
+    if not isinstance(endpoints, list | tuple):
+        raise arguments.wrong("endpoints", expected, endpoints)
+    return tuple(arguments.text("endpoints", endpoint, expected) for endpoint in endpoints)
+
+
 def successors(specs: Sequence[ShardSpec], shards: int) -> list[ShardSpec]:
     """The specs of other shards of the same job, for it to move to (resharding.py).
 
     Raises BadInput for more shards than the table can be cut into.
     """
-    first = specs[0]
+    first = check_specs(specs)[0]
     shard_map = cut_evenly(first.table, shards, epoch=first.map.epoch + 1)
     return [msgspec.structs.replace(first, shard=shard, map=shard_map) for shard in range(shards)]
 
@@ -94,12 +112,12 @@ def describe(
 
     `access` lets in, where they speak CURVE.
     """
-    first = specs[0]
+    first = check_specs(specs)[0]
     return Cluster(
         job=first.job,
         table=first.table,
         map=first.map,
-        endpoints=tuple(endpoints),
+        endpoints=_endpoints(endpoints),
         bound=first.bound,
         build=first.build,
         access=access,

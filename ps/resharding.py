@@ -9,6 +9,7 @@ asked of whom, and when, is operations.py's.
 
 from ps.console import Console, carry_out
 from ps.protocol import operations
+from shards import arguments
 
 
 def move(old: Console, new: Console) -> None:
@@ -19,5 +20,7 @@ def move(old: Console, new: Console) -> None:
     starts late may ask there. Raises what either console raises; then the job goes on where it was,
     unless it is `operations.Untold`: then no old shard has answered that it sends its workers on.
     """
+    for what, console in (("old", old), ("new", new)):
+        arguments.instance(what, console, Console, "a Console")
     successors = new.cluster.for_workers().encode()
     carry_out(operations.move(old.side, new.side, successors), old, new)

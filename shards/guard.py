@@ -17,7 +17,9 @@ This finds workers that are broken. One that means harm stays below every limit.
 from math import inf
 
 import msgspec
+from msgspec import structs
 
+from shards import arguments
 from shards.errors import GiveUp
 
 _MOST_NORM = 1.8e19  # the root of the largest float32
@@ -30,6 +32,16 @@ class Guard(msgspec.Struct, frozen=True):
 
     max_norm: float | None = None
     quarantine_after: int = 16
+
+    def __post_init__(self) -> None:
+        if self.max_norm is not None:
+            expected, what = "a max_norm above 0", "guard"
+            most = arguments.number(what, self.max_norm, least=0, expected=expected)
+            if most == 0:
+                raise arguments.wrong(what, expected, most)
+            structs.force_setattr(self, "max_norm", most)
+        after = arguments.whole("guard: quarantine_after", self.quarantine_after, 1)
+        structs.force_setattr(self, "quarantine_after", after)
 
     @property
     def most_squares(self) -> float:

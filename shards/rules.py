@@ -21,10 +21,12 @@ from typing import ClassVar, NamedTuple, get_args
 
 import msgspec
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from cupy_kernels import updates
 from cupy_kernels.places import HOST, Place
+from shards import arguments
 from shards.errors import BadInput
 from shards.tables import Segment
 from shards.versions import allocator
@@ -44,6 +46,12 @@ class Decay(msgspec.Struct, frozen=True):
 
     weight: float = 0.0
     kind: DecayKind = DecayKind.L2
+
+    def __post_init__(self) -> None:
+        weight = arguments.number("decay: weight", self.weight)
+        structs.force_setattr(self, "weight", weight)
+        kind = arguments.choice("decay: kind", self.kind, DecayKind)
+        structs.force_setattr(self, "kind", kind)
 
 
 class _Rule(msgspec.Struct, frozen=True, tag_field="rule"):
@@ -240,6 +248,23 @@ Rule = SGD | Momentum | Nesterov | Adagrad | RMSProp | AdaDelta | Adam
 RULES: dict[str, type[Rule]] = {str(rule.__struct_config__.tag): rule for rule in get_args(Rule)}
 
 
+def rule_of(what: str, value: object) -> Rule:
+    """A rule: itself, or by its name, with defaults; raises BadInput naming `what`."""
+    if isinstance(value, Rule):
+        return value
+    if isinstance(value, str) and value.lower() in RULES:
+        return RULES[value.lower()]()
+    raise arguments.wrong(what, f"{', '.join(RULES)}, or a rule such as Adam()", value)
+
+
+def decay_of(what: str, value: object) -> Decay:
+    """A weight decay: itself, or a number for L2; raises BadInput naming `what`."""
+    if isinstance(value, Decay):
+        return value
+    expected = "a number or a Decay"
+    return Decay(arguments.number(what, value, expected=expected))
+
+
 class _Layout(NamedTuple):
     bounds: NDArray[np.int64]
     lr_mults: Floats
@@ -292,17 +317,25 @@ def _keep_and_take(share: float) -> tuple[np.float32, np.float32]:
 
 
 def _demand_share(rule: _Rule, field: str) -> None:
-    value = getattr(rule, field)
+    value = _number(rule, field, "[0, 1)")
     if not 0 <= value < 1:
-        raise BadInput(
-            f"update rule {rule.__struct_config__.tag}: {field}: expected [0, 1), got {value}"
-        )
+        raise arguments.wrong(_field(rule, field), "[0, 1)", value)
 
 
 def _demand_delta(rule: "Adagrad | RMSProp | AdaDelta | Adam") -> None:
     # At 0, a weight whose gradients were all zero would become 0/0.
-    if not np.float32(rule.delta) > 0:
-        raise BadInput(
-            f"update rule {rule.__struct_config__.tag}: delta: expected more than 0 in float32,"
-            f" got {rule.delta}"
-        )
+    expected = "more than 0 in float32"
+    delta = _number(rule, "delta", expected)
+    if not np.float32(delta) > 0:
+        raise arguments.wrong(_field(rule, "delta"), expected, delta)
+
+
+def _field(rule: _Rule, field: str) -> str:
+    return f"update rule {rule.__struct_config__.tag}: {field}"
+
+
+def _number(rule: _Rule, field: str, expected: str) -> float:
+    """The value of a field, made a plain float there."""
+    plain = arguments.number(_field(rule, field), getattr(rule, field), expected=expected)
+    structs.force_setattr(rule, field, plain)
+    return plain

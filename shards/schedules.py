@@ -7,11 +7,15 @@ is the union of all of them, which `msgspec.convert` takes as it is.
 """
 
 from bisect import bisect_right
-from math import exp, inf
+from math import exp
+from numbers import Real
 from typing import get_args
 
 import msgspec
+import numpy as np
+from msgspec import structs
 
+from shards import arguments
 from shards.errors import BadInput
 
 
@@ -21,7 +25,7 @@ class _Policy(msgspec.Struct, frozen=True, tag_field="policy", kw_only=True):
     base_rate: float
 
     def __post_init__(self) -> None:
-        _demand(self, "base_rate", "0 or more, and finite", 0 <= self.base_rate < inf)
+        _number(self, "base_rate", 0, "0 or more, and finite")
 
 
 class Fixed(_Policy, frozen=True, tag="fixed"):
@@ -39,6 +43,8 @@ class Step(_Policy, frozen=True, tag="step", kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _number(self, "gamma")
+        _whole(self, "step_size")
         _demand(self, "step_size", "1 or more", self.step_size >= 1)
 
     def rate(self, iteration: int) -> float:
@@ -49,6 +55,10 @@ class Exp(_Policy, frozen=True, tag="exp", kw_only=True):
     """`base_rate * gamma ^ iteration`."""
 
     gamma: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _number(self, "gamma")
 
     def rate(self, iteration: int) -> float:
         return float(self.base_rate * self.gamma**iteration)
@@ -62,7 +72,8 @@ class Inv(_Policy, frozen=True, tag="inv", kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _demand(self, "gamma", "0 or more", self.gamma >= 0)
+        _number(self, "gamma", 0, "0 or more")
+        _number(self, "power")
 
     def rate(self, iteration: int) -> float:
         return float(self.base_rate * (1 + self.gamma * iteration) ** -self.power)
@@ -76,6 +87,8 @@ class MultiStep(_Policy, frozen=True, tag="multistep", kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _number(self, "gamma")
+        _steps(self)
         _demand(self, "steps", "in rising order", list(self.steps) == sorted(self.steps))
 
     def rate(self, iteration: int) -> float:
@@ -90,8 +103,9 @@ class Poly(_Policy, frozen=True, tag="poly", kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _whole(self, "max_iteration")
         _demand(self, "max_iteration", "1 or more", self.max_iteration >= 1)
-        _demand(self, "power", "0 or more", self.power >= 0)
+        _number(self, "power", 0, "0 or more")
 
     def rate(self, iteration: int) -> float:
         # A late push may carry an iteration past the end, where the base would turn negative.
@@ -105,6 +119,11 @@ class Sigmoid(_Policy, frozen=True, tag="sigmoid", kw_only=True):
 
     gamma: float
     step_size: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _number(self, "gamma")
+        _whole(self, "step_size")
 
     def rate(self, iteration: int) -> float:
         exponent = -self.gamma * (iteration - self.step_size)
@@ -120,10 +139,44 @@ SCHEDULES: dict[str, type[Schedule]] = {
 }
 
 
+def schedule_of(what: str, value: object) -> Schedule:
+    """A schedule: itself, or a number for a fixed rate; raises BadInput naming `what`."""
+    if isinstance(value, Schedule):
+        return value
+    if not isinstance(value, bool) and isinstance(value, Real | np.floating):
+        rate = arguments.number(what, value, least=0, expected="a rate of 0 or more, and finite")
+        return Fixed(base_rate=rate)
+    raise arguments.wrong(what, "a rate or a schedule such as Fixed(base_rate=0.1)", value)
+
+
+def _field(policy: _Policy, field: str) -> str:
+    return f"learning-rate policy {policy.__struct_config__.tag}: {field}"
+
+
+def _number(
+    policy: _Policy,
+    field: str,
+    least: float = -arguments.LARGEST,
+    expected: str = "a finite number",
+) -> None:
+    value = getattr(policy, field)
+    plain = arguments.number(_field(policy, field), value, least=least, expected=expected)
+    structs.force_setattr(policy, field, plain)
+
+
+def _whole(policy: _Policy, field: str) -> None:
+    plain = arguments.whole(_field(policy, field), getattr(policy, field))
+    structs.force_setattr(policy, field, plain)
+
+
+def _steps(policy: MultiStep) -> None:
+    what, steps = _field(policy, "steps"), policy.steps
+    listed = arguments.items(what, steps, "a list of whole numbers")
+    structs.force_setattr(policy, "steps", tuple(arguments.whole(what, step) for step in listed))
+
+
 def _demand(policy: _Policy, field: str, expected: str, holds: bool) -> None:
     if not holds:
-        name = policy.__struct_config__.tag
         raise BadInput(
-            f"learning-rate policy {name}: {field}: expected {expected},"
-            f" got {getattr(policy, field)}"
+            f"{_field(policy, field)}: expected {expected}, got {getattr(policy, field)}"
         )

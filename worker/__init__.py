@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["Trained", "train"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     if name in __all__:
         from worker import api

@@ -1,7 +1,6 @@
 """`worker.train`: a Caffe solver, a Spark DataFrame, and trained weights back."""
 
 from enum import StrEnum
-from operator import index
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,13 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupy_kernels.types import Precision
+from ps import paths
 from ps.durability import Durability
 from ps.hosts.hosting import Home, ShardDevice, check_rollback
 from ps.logs.saves import ROLLBACK_S
 from ps.protocol.compression import NONE, Compression
 from ps.replicas.coordinator_server import SILENCE_S
-from ps.wire.link_model import parse_link
+from ps.wire.link_model import link_of
 from ps.wire.transport import Transport
+from shards import arguments
 from shards.errors import BadInput
 from worker import spark
 from worker.caffe.job import caffe_job
@@ -26,8 +27,8 @@ from worker.caffe.weights import write_caffemodel
 from worker.columns import SHAPE_COLUMNS, Shape, pixel_column
 from worker.inference import read_weights, write_safetensors
 from worker.placement import parse_device
-from worker.strategies import Downpour, Strategy
-from worker.training import Observer, Outcome, run_job
+from worker.strategies import Strategy, strategy_of
+from worker.training import Observer, Outcome, check_frame, run_job
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -41,15 +42,14 @@ class Trained(msgspec.Struct, frozen=True):
 
     def save(self, path: str | Path) -> Path:
         """Write the weights as .caffemodel or .safetensors, by the name's ending."""
-        target = Path(path)
+        target = paths.path("save: path", path)
+        if target.suffix not in (".caffemodel", ".safetensors"):
+            raise BadInput(f"{target}: expected .caffemodel or .safetensors, got {target.suffix!r}")
         net = CaffeModel(self.solver.train).net
-        match target.suffix:
-            case ".caffemodel":
-                write_caffemodel(target, net, self.weights)
-            case ".safetensors":
-                write_safetensors(target, net.table, self.weights)
-            case other:
-                raise BadInput(f"{target}: expected .caffemodel or .safetensors, got {other!r}")
+        if target.suffix == ".caffemodel":
+            write_caffemodel(target, net, self.weights)
+        else:
+            write_safetensors(target, net.table, self.weights)
         return target
 
 
@@ -59,8 +59,8 @@ def train(
     solver: str | Path,
     shards: int = 1,
     workers: int | None = None,
-    staleness: int | None = 4,
-    strategy: Strategy | None = None,
+    staleness: float | None = 4,
+    strategy: Strategy | str | None = None,
     seed: int = 1,
     max_iter: int | None = None,
     weights: str | Path | None = None,
@@ -88,7 +88,8 @@ def train(
     `df` needs a column `label` (whole numbers) and one named `image` or `data` (binary uint8
     pixels, or a list of numbers); columns channels, height, width say an image's shape where it is
     not square. Each of its partitions is one worker, unless `workers` says how many to deal it into
-    (over Spark Connect it must). `staleness` is the bound in steps, None for none. `weights` starts
+    (over Spark Connect it must). `staleness` is the bound in steps, None or inf for none; strategy
+    "bsp" needs 0. `weights` starts
     from a file (fine-tuning), `resume` goes on from a folder below an earlier run's `snapshots`, or
     from one below its `logs`, which a killed job left. `resume` and `snapshots` may be URIs that
     pyarrow reaches, as s3://bucket/run (docs/snapshots.md).
@@ -113,30 +114,41 @@ def train(
     Call it from the main thread, and after `ray.init` for shards in Ray. Raises BadInput for what
     the caller can mend, GiveUp when a worker or a shard fails for good.
     """
+    check_frame("train: df", df)
     _check_columns(df)
     check_rollback(rollback_s, Durability.MEMORY, "train: rollback_s")
-    read = read_solver(Path(solver), _shape(df))
+    for argument, value in (("prefetch", prefetch), ("shuffle", shuffle)):
+        arguments.flag(f"train: {argument}", value)
+    for argument, where in (
+        ("weights", weights),
+        ("resume", resume),
+        ("snapshots", snapshots),
+        ("logs", logs),
+    ):
+        if where is not None:
+            paths.place(f"train: {argument}", where)
+    read = read_solver(paths.path("train: solver", solver), _shape(df))
     count = spark.partition_count(df) if workers is None else _whole("workers", workers, 1)
     job = caffe_job(
         read,
-        strategy=strategy or Downpour(),
+        strategy=strategy_of("train: strategy", "downpour" if strategy is None else strategy),
         workers=count,
         shards=_whole("shards", shards, 1),
-        bound=None if staleness is None else _whole("staleness", staleness, 0),
+        bound=arguments.bound("train: staleness", staleness),
         seed=_whole("seed", seed),
         max_iter=None if max_iter is None else _whole("max_iter", max_iter, 1),
         prefetch=prefetch,
         shuffle=shuffle,
-        lease_s=lease_s,
+        lease_s=arguments.seconds("train: lease_s", lease_s),
         shards_in=_named("shards_in", shards_in, Home),
         shard_device=_named("shard_device", shard_device, ShardDevice),
-        link=parse_link(link) if link is not None else None,
+        link=link_of(link),
         transport=_named("transport", transport, Transport),
         compression=Compression.parse(compress, compress_pull),
         device=parse_device(device),
         precision=_named("precision", precision, Precision),
         durability=_named("durability", durability, Durability),
-        silence_s=silence_s,
+        silence_s=arguments.seconds("train: silence_s", silence_s),
         rollback_s=rollback_s,
         logs_apart=True,
     )
@@ -146,7 +158,7 @@ def train(
         weights=_start(read, weights, seed),
         resume=resume,
         snapshots=snapshots,
-        logs=Path(logs) if logs is not None else None,
+        logs=logs,
         observer=observer,
     )
     return Trained(read, outcome.weights, outcome)
@@ -162,21 +174,11 @@ def _check_columns(df: spark.DataFrame) -> None:
 
 def _whole(argument: str, number: int, least: int | None = None) -> int:
     """A plain int of this argument, which may be NumPy's."""
-    try:
-        plain = index(number)
-    except TypeError:
-        raise BadInput(f"train: {argument}: expected a whole number, got {number!r}") from None
-    if least is not None and plain < least:
-        raise BadInput(f"train: {argument}: expected at least {least}, got {plain}")
-    return plain
+    return arguments.whole(f"train: {argument}", number, least)
 
 
 def _named(argument: str, name: str, kind: type[Choice]) -> Choice:
-    try:
-        return kind(name)
-    except ValueError:
-        choices = " or ".join(kind)
-        raise BadInput(f"train: {argument}: expected {choices}, got {name}") from None
+    return arguments.choice(f"train: {argument}", name, kind)
 
 
 def _shape(df: spark.DataFrame) -> Shape | None:
@@ -197,4 +199,4 @@ def _start(solver: Solver, path: str | Path | None, seed: int) -> NDArray[np.flo
     if path is None:
         return None
     model = CaffeModel(solver.train)
-    return read_weights(Path(path), model.table, model.initial(seed))
+    return read_weights(paths.path("train: weights", path), model.table, model.initial(seed))

@@ -3,18 +3,21 @@
 from collections.abc import Callable
 
 import msgspec
+from msgspec import structs
 
 from ps import Compression
 from ps.durability import Durability
 from ps.hosts.hosting import Home, ShardDevice
 from ps.logs.saves import ROLLBACK_S
+from ps.protocol.compression import compression_of
 from ps.replicas.coordinator_server import SILENCE_S
 from ps.storage.shelf import EVERYTHING, Keep
-from ps.wire.link_model import LinkModel
+from ps.wire.link_model import LinkModel, link_of
 from ps.wire.reach import on_this_host
 from ps.wire.transport import Transport
-from shards.rules import Decay, Rule
-from shards.schedules import Schedule
+from shards import arguments
+from shards.rules import Decay, Rule, decay_of, rule_of
+from shards.schedules import Schedule, schedule_of
 from worker.model import Model
 from worker.placement import ANY, Wanted
 from worker.replica import Plan
@@ -66,6 +69,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     rollback_s: float = ROLLBACK_S
     logs_apart: bool = False
 
+    def __post_init__(self) -> None:
+        for field, value in _checked(self).items():
+            structs.force_setattr(self, field, value)
+
     @property
     def guarded(self) -> bool:
         """Whether the shards let in this job's workers alone."""
@@ -80,3 +87,43 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def rule_name(self) -> str:
         """The kind of its rule, as snapshots tell it."""
         return str(self.rule.__struct_config__.tag)
+
+
+def _checked(job: Job) -> dict[str, object]:
+    """Every field that may be wrong, or come as a name or a number, as the job is to hold it."""
+    function = arguments.function("model", job.model, "a function that returns a model")
+    return {
+        "model": function,
+        "plan": arguments.instance("plan", job.plan, Plan, "a Plan"),
+        "rule": rule_of("rule", job.rule),
+        "schedule": schedule_of("schedule", job.schedule),
+        "decay": decay_of("decay", job.decay),
+        "bound": arguments.bound("bound", job.bound),
+        "lease_s": arguments.seconds("lease_s", job.lease_s),
+        "silence_s": arguments.seconds("silence_s", job.silence_s),
+        "rollback_s": arguments.seconds("rollback_s", job.rollback_s, zero=True),
+        "snapshot_every_s": arguments.seconds("snapshot_every_s", job.snapshot_every_s, zero=True),
+        "keep": arguments.instance("keep", job.keep, Keep, "a Keep"),
+        "bind": arguments.name("bind", job.bind),
+        "port": arguments.whole("port", job.port, 0, 65535),
+        "link": link_of(job.link),
+        "compression": compression_of("compression", job.compression),
+        "device": arguments.instance("device", job.device, Wanted, "what parse_device returns"),
+        "shards_in": arguments.choice("shards_in", job.shards_in, Home),
+        "shard_device": arguments.choice("shard_device", job.shard_device, ShardDevice),
+        "transport": arguments.choice("transport", job.transport, Transport),
+        "durability": arguments.choice("durability", job.durability, Durability),
+        **{
+            name: arguments.whole(name, getattr(job, name), least)
+            for name, least in (
+                ("batch_size", 1),
+                ("workers", 1),
+                ("shards", 1),
+                ("snapshot_every", 0),
+            )
+        },
+        **{
+            name: arguments.flag(name, getattr(job, name))
+            for name in ("shuffle", "snapshot_aligned", "plaintext", "logs_apart")
+        },
+    }

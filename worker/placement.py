@@ -12,6 +12,7 @@ import msgspec
 
 from cupy_kernels.places import GPU, copied
 from cupy_kernels.types import AnyArray
+from shards import arguments
 from shards.errors import BadInput
 from shards.versions import Allocator, on_the_heap
 from worker.device import Gpu, gpu_count
@@ -34,6 +35,7 @@ ANY = Wanted()
 
 def parse_device(text: str) -> Wanted:
     """`auto` (a GPU where one answers), `cpu`, `gpu` or `gpu:N`; raises BadInput."""
+    text = arguments.text("device", text, "auto, cpu, gpu or gpu:N")
     match re.fullmatch(r"(auto|cpu|gpu)|gpu:(\d+)", text, re.ASCII):
         case None:
             raise BadInput(f"device: expected auto, cpu, gpu or gpu:N, got {text!r}")

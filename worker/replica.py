@@ -18,10 +18,11 @@ from msgspec import structs
 
 from cupy_kernels.updates import squared_norm
 from ps import Client
-from shards.schedules import Schedule
+from shards import arguments
+from shards.schedules import Schedule, schedule_of
 from shards.tables import DenseTable, KeyRange, segments
 from worker.model import Ahead, Batch, Model
-from worker.strategies import Local, Strategy
+from worker.strategies import Local, Strategy, strategy_of
 from worker.strategies.base import Floats
 
 
@@ -40,6 +41,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     iter_size: int = 1
     clip: float = 0.0
     prefetch: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("steps", arguments.whole("steps", self.steps, 0)),
+            ("seed", arguments.whole("seed", self.seed)),
+            ("strategy", strategy_of("strategy", self.strategy)),
+            ("schedule", schedule_of("schedule", self.schedule)),
+            ("iter_size", arguments.whole("iter_size", self.iter_size, 1)),
+            ("clip", arguments.number("clip", self.clip, least=0, expected="0 or more")),
+            ("prefetch", arguments.flag("prefetch", self.prefetch)),
+        ):
+            structs.force_setattr(self, name, value)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +157,7 @@ class _Loop:
             unpushed = 1 if begun is not None else 0
             replica = self.client.pull(self.client.clock + unpushed)
             started = time.monotonic()
-            out = self.client.empty()
+            out = self.client.empty(zeroed=False)
             model.begin(replica.weights, inputs[0], out, step=step, seed=self.plan.seed)
             self.compute_s += time.monotonic() - started
             further = self.client.clock + unpushed + 1 if step + 1 < self.plan.steps else None
@@ -227,9 +240,9 @@ class _Loop:
 
     def _gradient(self, weights: Floats, inputs: list[Batch], step: int) -> tuple[Floats, float]:
         """The gradient of one step in an array of its own, and the mean loss."""
-        total, losses = self.client.empty(), 0.0
+        total, losses = self.client.empty(zeroed=False), 0.0
         for number, batch in enumerate(inputs):
-            part = total if number == 0 else self.client.empty()
+            part = total if number == 0 else self.client.empty(zeroed=False)
             key = step * len(inputs) + number
             losses += self.model.gradient(weights, batch, part, step=key, seed=self.plan.seed)
             if number:

@@ -20,13 +20,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ps import Cluster, ShardState, shard_specs
+from ps import Cluster, ShardState, paths, shard_specs
 from ps.durability import Durability
 from ps.hosts.hosting import recovery_s, start_shards
 from ps.logs.job_logs import drop_logs
 from ps.protocol.events import Unreachable
 from ps.snapshotter import Snapshotter
 from ps.storage.shelf import Found, Shelf
+from shards import arguments
 from shards.errors import DownpourError
 from shards.messages import ShardStatus
 from shards.tables import DenseTable
@@ -91,7 +92,7 @@ def run_job(
     snapshots: str | Path | None = None,
     asked: Event | None = None,
     wishes: Callable[[], Wish | None] = lambda: None,
-    logs: Path | None = None,
+    logs: str | Path | None = None,
     observer: Observer | None = None,
 ) -> Outcome:
     """Train on `df` as `job` says; blocks until every worker is done.
@@ -109,7 +110,19 @@ def run_job(
     good, and what the `observer` raises; whatever ends the job while its shards live leaves a
     snapshot.
     """
+    check_frame("df", df)
+    job = arguments.instance("job", job, Job, "a worker.job.Job")
+    arguments.function("wishes", wishes, "a function without arguments")
+    if asked is not None:
+        asked = arguments.instance("asked", asked, Event, "a threading.Event")
+    if not isinstance(resume, Found | None):
+        resume = paths.place("resume", resume)
+    if snapshots is not None:
+        snapshots = paths.place("snapshots", snapshots)
+    logs = None if logs is None else paths.path("logs", logs)
     model = job.model()
+    if weights is not None:
+        weights = arguments.array("weights", weights, model.table.size)
     job.plan.strategy.check(job.bound, job.plan.prefetch)
     check(model, job.device)
     if spark.runs_here(df):
@@ -168,6 +181,16 @@ def run_job(
     if logs is not None and held:
         drop_logs(logs)
     return outcome
+
+
+def check_frame(what: str, df: object) -> None:
+    """Raise BadInput for anything but a Spark DataFrame."""
+    if isinstance(df, spark.DataFrame):
+        return
+    expected = "a Spark DataFrame"
+    if type(df).__module__.startswith("pandas"):
+        expected += " (spark.createDataFrame makes one)"
+    raise arguments.wrong(what, expected, df)
 
 
 class _Run:

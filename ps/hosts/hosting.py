@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
-from math import inf
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +18,7 @@ from cupy_kernels.places import GPU, HOST, Place
 from ps.build import build_id
 from ps.cluster import Access, Cluster
 from ps.durability import Durability
+from ps.job import check_specs
 from ps.logs.saves import Saves
 from ps.logs.shard_log import ShardLog
 from ps.replicas.coordinator_server import SILENCE_S
@@ -28,12 +28,14 @@ from ps.security.kept_key import kept_keys
 from ps.serving.server import Server
 from ps.wire.reach import on_this_host
 from ps.wire.transport import Transport
+from shards import arguments
 from shards.errors import BadInput, WrongBuild
 from shards.rules import Rule
 from shards.spec import ShardSpec
 
 START_S = 120.0  # On a busy machine importing Ray alone may take a minute.
 _RECOVERED_BYTES_S = 10e6  # of state, with its log; a machine with nothing else to do: 130e6
+_LAST_PORT = 65535
 _BEATS = 4  # that a copy must have missed, at least, to count as dead
 
 
@@ -149,6 +151,19 @@ def _start_replicated(
             return replicated_shards(specs, host=host, silence_s=silence_s, secure=secure)
 
 
+def check_place(
+    specs: Sequence[ShardSpec], host: str, port: int = 0, secure: bool | None = None
+) -> None:
+    """Raise BadInput where these shards cannot be told to listen there."""
+    check_specs(specs)
+    arguments.name("host", host)
+    most = _LAST_PORT + 1 - len(specs)
+    if not 0 <= arguments.whole("port", port) <= most:
+        raise BadInput(f"port: expected 0 to {most} for {len(specs)} shards, got {port}")
+    if secure is not None:
+        arguments.flag("secure", secure)
+
+
 def check_replicable(port: int, transport: Transport, device: ShardDevice) -> None:
     """Raise BadInput naming what replicated shards cannot have."""
     for what, fits, expected, got in (
@@ -162,11 +177,7 @@ def check_replicable(port: int, transport: Transport, device: ShardDevice) -> No
 
 def check_rollback(rollback_s: float, durability: Durability, what: str = "rollback_s") -> None:
     """Raise BadInput for a time that none can be, or where no death takes anything back."""
-    if not 0 <= rollback_s < inf:
-        raise BadInput(
-            f"{what}: expected 0, a death ends the job, or more seconds, and finite, got"
-            f" {rollback_s:g}"
-        )
+    rollback_s = arguments.seconds(what, rollback_s, zero=True)
     if rollback_s and durability is not Durability.MEMORY:
         raise BadInput(f"{what} {rollback_s:g}: expected durability memory, got {durability}")
 
@@ -178,6 +189,7 @@ def check_silence(silence_s: float, lease_s: float, what: str = "silence_s") -> 
     still for longer than a lease wakes as one that has heard of none of its workers for so long.
     """
     least = _BEATS * BEAT_S
+    silence_s = arguments.seconds(what, silence_s)
     if not least <= silence_s < lease_s:
         raise BadInput(
             f"{what}: expected at least {least:g} s, in which a copy says {_BEATS} times that it"

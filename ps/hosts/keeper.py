@@ -25,7 +25,7 @@ import msgspec
 import zmq
 
 from ps.cluster import Access, Cluster
-from ps.hosts.hosting import START_S, bind_address, bind_again, check_silence, keys_for
+from ps.hosts.hosting import START_S, bind_address, bind_again, check_place, check_silence, keys_for
 from ps.hosts.pipe import CoordinatorOrder, CopyOrder
 from ps.job import describe
 from ps.security.admission import Admission
@@ -153,6 +153,7 @@ def keep(
     Raises BadInput when an address cannot be had, GiveUp with the cause when a process does not
     start within minutes, WrongBuild when it runs other code.
     """
+    check_place(specs, host, secure=secure)
     check_silence(silence_s, specs[0].lease_s)
     keeper = _Keeper(specs, starts, host, silence_s, record, keys_for(specs, host, secure))
     try:

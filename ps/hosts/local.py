@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from ps.cluster import Cluster
 from ps.console import Console
-from ps.hosts.hosting import ShardDevice, keys_for, place_of
+from ps.hosts.hosting import ShardDevice, check_place, keys_for, place_of
 from ps.job import describe
 from ps.serving.server import Server
-from ps.wire.transport import Transport
+from ps.wire.transport import Transport, transport_named
+from shards import arguments
 from shards.spec import ShardSpec
 
 
@@ -23,8 +24,8 @@ def local_shards(
     specs: Sequence[ShardSpec],
     weights: NDArray[np.float32] | None = None,
     *,
-    transport: Transport = Transport.AUTO,
-    device: ShardDevice = ShardDevice.CPU,
+    transport: Transport | str = Transport.AUTO,
+    device: ShardDevice | str = ShardDevice.CPU,
     secure: bool = False,
 ) -> Iterator[Cluster]:
     """Serve `specs` on loopback while the context lasts.
@@ -33,12 +34,17 @@ def local_shards(
     what workers are offered beside TCP (transport.py); `device` what holds the weights;
     `secure` has TCP speak CURVE, as it does beyond loopback.
     """
-    place = place_of(device)
+    check_place(specs, "127.0.0.1", secure=secure)
+    offered = transport_named(transport)
+    if weights is not None:
+        table = specs[0].table
+        weights = arguments.array(f"weights of table {table.name}", weights, table.size)
+    place = place_of(arguments.choice("device", device, ShardDevice))
     access, admission = keys_for(specs, "127.0.0.1", secure)
     with ExitStack() as stack:
         servers = [
             stack.enter_context(
-                Server(spec, boot=1, transport=transport, place=place, admission=admission)
+                Server(spec, boot=1, transport=offered, place=place, admission=admission)
             )
             for spec in specs
         ]

@@ -22,13 +22,22 @@ from pathlib import Path
 
 import msgspec
 
+from ps import paths
 from ps.durability import Durability
-from ps.hosts.hosting import ShardDevice, bind_address, check_build, check_rollback, keys_for
+from ps.hosts.hosting import (
+    ShardDevice,
+    bind_address,
+    check_build,
+    check_place,
+    check_rollback,
+    keys_for,
+)
 from ps.hosts.pipe import Failed, Listening, Order, hear, tell
 from ps.hosts.single_copies import SingleCopies, saves_of, serving
 from ps.hosts.supervision import Fate
 from ps.job import describe
-from ps.wire.transport import Transport
+from ps.wire.transport import Transport, transport_named
+from shards import arguments
 from shards.errors import BadInput, GiveUp
 from shards.spec import ShardSpec
 
@@ -53,11 +62,11 @@ def process_shards(
     *,
     host: str = "127.0.0.1",
     port: int = 0,
-    transport: Transport = Transport.AUTO,
-    device: ShardDevice = ShardDevice.CPU,
+    transport: Transport | str = Transport.AUTO,
+    device: ShardDevice | str = ShardDevice.CPU,
     secure: bool | None = None,
-    durability: Durability = Durability.MEMORY,
-    logs: Path | None = None,
+    durability: Durability | str = Durability.MEMORY,
+    logs: str | Path | None = None,
     rollback_s: float = 0.0,
 ) -> Iterator[ProcessShards]:
     """Start one process a spec; end them on leaving.
@@ -79,9 +88,14 @@ def process_shards(
     some shards' logs hold weights and others' none, or `rollback_s` has no place, GiveUp with the
     cause when a shard does not start within a minute, WrongBuild when it runs other code.
     """
+    check_place(specs, host, port, secure)
+    durability = arguments.choice("durability", durability, Durability)
+    transport = transport_named(transport)
+    device = arguments.choice("device", device, ShardDevice)
+    root = None if logs is None else paths.path("logs", logs)
+    check_rollback(rollback_s, durability)
     if durability is Durability.REPLICATED:
         raise BadInput("durability replicated: expected `replicated_shards`, got `process_shards`")
-    check_rollback(rollback_s, durability)
     access, admission = keys_for(specs, host, secure)
     told = transport, device, admission, durability
     with saves_of(specs, rollback_s) as saves:
@@ -90,7 +104,7 @@ def process_shards(
                 spec,
                 bind_address(host, port, spec.shard),
                 *told,
-                durability.folder_for(logs, spec.shard),
+                durability.folder_for(root, spec.shard),
                 saves=folder,
                 rollback_s=rollback_s,
             )

@@ -22,10 +22,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from ps import paths
 from ps.cluster import Cluster
 from ps.durability import Durability
 from ps.hosts import ray_actors
-from ps.hosts.hosting import ShardDevice, bind_address, check_rollback, keys_for
+from ps.hosts.hosting import ShardDevice, bind_address, check_place, check_rollback, keys_for
 from ps.hosts.keeper import ReplicatedShards, keep
 from ps.hosts.pipe import CoordinatorOrder, CopyOrder, Order
 from ps.hosts.ray_actors import Actor, CoordinatorActor, CopyActor, ShardActor
@@ -35,7 +36,8 @@ from ps.job import describe
 from ps.replicas.coordinator_server import SILENCE_S
 from ps.replicas.record import RECORD
 from ps.storage.log_disk import Folder
-from ps.wire.transport import Transport
+from ps.wire.transport import Transport, transport_named
+from shards import arguments
 from shards.errors import BadInput
 from shards.spec import ShardSpec
 
@@ -75,11 +77,11 @@ def ray_shards(
     *,
     host: str = "127.0.0.1",
     port: int = 0,
-    transport: Transport = Transport.AUTO,
-    device: ShardDevice = ShardDevice.CPU,
+    transport: Transport | str = Transport.AUTO,
+    device: ShardDevice | str = ShardDevice.CPU,
     secure: bool | None = None,
-    durability: Durability = Durability.MEMORY,
-    logs: Path | None = None,
+    durability: Durability | str = Durability.MEMORY,
+    logs: str | Path | None = None,
     logs_apart: bool = False,
     rollback_s: float = 0.0,
 ) -> Iterator[RayShards]:
@@ -103,16 +105,22 @@ def ray_shards(
     Ray has too few GPUs, GiveUp when Ray has no room for the actors within minutes, WrongBuild when
     a node runs other code.
     """
+    check_place(specs, host, port, secure)
+    arguments.flag("logs_apart", logs_apart)
+    durability = arguments.choice("durability", durability, Durability)
+    transport = transport_named(transport)
+    device = arguments.choice("device", device, ShardDevice)
+    root = None if logs is None else paths.path("logs", logs)
+    check_rollback(rollback_s, durability)
     if durability is Durability.REPLICATED:
         raise BadInput("durability replicated: expected `replicated_ray_shards`, got `ray_shards`")
-    check_rollback(rollback_s, durability)
     if device is ShardDevice.GPU and (has := ray_actors.gpus()) < len(specs):
         raise BadInput(
             f"shard device gpu: expected a Ray with {len(specs)} GPUs, one a shard, got one with"
             f" {has:g}"
         )
     access, admission = keys_for(specs, host, secure)
-    folders = [durability.folder_for(logs, spec.shard) for spec in specs]
+    folders = [durability.folder_for(root, spec.shard) for spec in specs]
     seen = durability.keeps_log and not logs_apart
     told = transport, device, admission, durability
     for folder in folders:

@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from shards import arguments
 from shards.errors import BadInput
 from shards.messages import Kind
 from shards.payloads import ROUNDED
@@ -44,6 +45,7 @@ class TopK(msgspec.Struct, frozen=True, tag="topk"):
     warm_up: int = 0
 
     def __post_init__(self) -> None:
+        arguments.number("topk: share", self.share, expected="a share above 0, up to 0.5")
         if not 0 < self.share <= MOST_SHARE:
             raise BadInput(f"topk: expected a share above 0, up to 0.5, got {self.share:g}")
         _demand(self)
@@ -63,6 +65,7 @@ class Threshold(msgspec.Struct, frozen=True, tag="threshold"):
     clip: float = 0.0
 
     def __post_init__(self) -> None:
+        arguments.number("threshold: tau", self.tau, expected="more than 0")
         if not 0 < self.tau < _LARGEST:
             raise BadInput(f"threshold: expected more than 0, got {self.tau:g}")
         _demand(self)
@@ -105,8 +108,15 @@ class Compression(msgspec.Struct, frozen=True, kw_only=True):
     zstd: bool = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.push, str):
+            raise arguments.wrong("compression: push", "Compression.parse for a text", self.push)
+        if self.push is not None:
+            expected = "Rounded, TopK or Threshold"
+            arguments.instance("compression: push", self.push, Writing, expected)  # type: ignore[arg-type]
+        arguments.number("compressed pull: pull_share", self.pull_share)
+        arguments.flag("compression: zstd", self.zstd)
         if self.pull not in KINDS + CHANGES:
-            raise BadInput(f"compressed pull: expected {PULLS}, got {self.pull}")
+            raise arguments.wrong("compressed pull", PULLS, self.pull)
         if self.pull is Kind.SPARSE and not 0 < self.pull_share <= MOST_SHARE:
             raise BadInput(
                 f"compressed pull: expected a share above 0, up to 0.5, got {self.pull_share:g}"
@@ -127,12 +137,23 @@ class Compression(msgspec.Struct, frozen=True, kw_only=True):
     @staticmethod
     def parse(push: str = NONE, pull: str = NONE) -> "Compression":
         """As people write it: `int8`, `topk:0.01,momentum=0.9,zstd`; raises BadInput."""
+        push = arguments.text("compression", push, f"{NONE}, {PUSHES}")
+        pull = arguments.text("compressed pull", pull, PULLS)
         name, *options = (part.strip() for part in push.split(","))
         given = [option for option in options if option != "zstd"]
         kind, share = _wanted(pull)
         return Compression(
             push=_writing(name, given), pull=kind, pull_share=share, zstd="zstd" in options
         )
+
+
+def compression_of(what: str, value: object) -> Compression:
+    """A compression: itself, None for none, or a text for pushes; raises BadInput."""
+    if value is None:
+        return Compression()
+    if isinstance(value, str):
+        return Compression.parse(value)
+    return arguments.instance(what, value, Compression, f"{NONE}, {PUSHES}, or a Compression")
 
 
 def _writing(name: str, options: list[str]) -> Writing | None:
@@ -168,11 +189,15 @@ def _wanted(pull: str) -> tuple[Kind, float]:
     with contextlib.suppress(ValueError):
         if word == "topk":
             return Kind.SPARSE, float(number)
-    raise BadInput(f"compressed pull: expected {PULLS}, got {pull!r}")
+    raise arguments.wrong("compressed pull", PULLS, pull)
 
 
 def _demand(sparse: Sparse) -> None:
     name = sparse.__struct_config__.tag
+    arguments.number(f"{name}: momentum", sparse.momentum, expected="[0, 1)")
+    arguments.number(f"{name}: clip", sparse.clip, expected="0 or more")
+    if isinstance(sparse, TopK):
+        arguments.whole(f"{name}: warm_up", sparse.warm_up)
     if not 0 <= sparse.momentum < 1:
         raise BadInput(f"{name}: momentum: expected [0, 1), got {sparse.momentum:g}")
     if not 0 <= sparse.clip < _LARGEST:

@@ -19,6 +19,7 @@ from random import Random
 
 import msgspec
 
+from shards import arguments
 from shards.errors import BadInput
 
 _PACKET_BYTES = 1448  # what a TCP segment carries on Ethernet
@@ -76,6 +77,7 @@ def parse_link(text: str) -> LinkModel:
     Also `shape=normal|uniform|pareto`, `window=4MB` and `seed=7`; what is left out costs nothing.
     `outage=2s/60s` is two seconds about every minute. Raises BadInput naming the part that is none.
     """
+    text = arguments.text("link", text, "a text such as rtt=100ms,rate=100Mbit")
     fields: dict[str, float | int | str] = {}
     for part in filter(None, text.split(",")):
         name, _, value = part.strip().partition("=")
@@ -107,6 +109,13 @@ def parse_link(text: str) -> LinkModel:
         raise BadInput(f"link: {name}: expected {wanted}, got {fields[name]!r}") from None
     _check(model)
     return model
+
+
+def link_of(value: object) -> LinkModel | None:
+    """A link: itself, None, or as people write it; raises BadInput."""
+    if value is None or isinstance(value, LinkModel):
+        return value
+    return parse_link(arguments.text("link", value, "a text such as rtt=100ms, or a LinkModel"))
 
 
 def _quantity(part: str, text: str, units: dict[str, float]) -> float:

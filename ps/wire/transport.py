@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ps.security.keys import address_of
 from ps.sharing import claims
+from shards import arguments
 from shards.errors import BadInput
 
 _SOCKET = "socket"
@@ -37,10 +38,7 @@ class Transport(StrEnum):
 
 def transport_named(name: str) -> Transport:
     """The transport of that name; raises BadInput."""
-    try:
-        return Transport(name)
-    except ValueError:
-        raise BadInput(f"transport: expected {' or '.join(Transport)}, got {name}") from None
+    return arguments.choice("transport", name, Transport)
 
 
 class Door:

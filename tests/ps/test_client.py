@@ -12,6 +12,7 @@ import pytest
 
 import ps
 from ps import Client, Cluster, Console
+from shards.errors import BadInput
 from shards.messages import Standing
 from shards.rules import SGD, Momentum, Rule
 from shards.schedules import Fixed
@@ -218,7 +219,7 @@ def test_numbers_may_be_numpys() -> None:
                 samples=np.int64(3),  # type: ignore[arg-type]
                 prefetch=np.int64(2),  # type: ignore[arg-type]
             )
-            with pytest.raises(TypeError):
+            with pytest.raises(BadInput, match=r"push: samples: expected a whole number, got 2\.5"):
                 client.push(everywhere(1), samples=2.5)  # type: ignore[arg-type]
             client.flush()
             assert (client.seq, type(client.clock)) == (1, int)

@@ -122,8 +122,8 @@ def test_a_cluster_that_is_not_ours(
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"in_flight": 0}, "in_flight: expected at least 1, got 0"),
-        ({"retry_s": 0}, "retry_s: expected more than 0 s, got 0"),
+        ({"in_flight": 0}, "in_flight: expected 1 to 1024, got 0"),
+        ({"retry_s": 0}, "retry_s: expected more than 0 s, and finite, got 0"),
         ({"patience_s": -1}, "patience_s: expected more than 0 s, got -1"),
         ({"patience_s": float("nan")}, "patience_s: expected more than 0 s, got nan"),
     ],
@@ -135,11 +135,20 @@ def test_arguments(cluster: Cluster, options: dict[str, Any], text: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("worker", "incarnation"), [("", 0), ("w" * 129, 0), ("w", -1), ("w", 2**63)]
+    ("worker", "incarnation", "text"),
+    [
+        ("", 0, "worker: expected a name of printable characters, got ''"),
+        ("a\nb", 0, r"worker: expected a name of printable characters, got 'a\\nb'"),
+        ("w" * 129, 0, "worker: expected a name of at most 128 bytes, got 'www"),
+        ("w", -1, "incarnation: expected at least 0, got -1"),
+        ("w", 2**63, f"incarnation: expected at most {2**62}, got {2**63}"),
+    ],
 )
-def test_names_that_no_message_may_carry(cluster: Cluster, worker: str, incarnation: int) -> None:
-    """The shard cannot read such a Hello, and says so at once."""
-    with pytest.raises(BadMessage, match=r"^header: Expected `(str|int)`"):
+def test_names_that_no_message_may_carry(
+    cluster: Cluster, worker: str, incarnation: int, text: str
+) -> None:
+    """A name or a life that no message can carry is refused before anything is sent."""
+    with pytest.raises(BadInput, match=f"^{text}"):
         Client(cluster, worker=worker, incarnation=incarnation)
 
 

@@ -50,7 +50,7 @@ def test_a_spec_travels() -> None:
     ("options", "text"),
     [
         ({"shards": 0}, "shards: expected at least 1, got 0"),
-        ({"shards": 4}, "has 3 blocks of 256 floats: expected 1 to 3 shards, got 4"),
+        ({"shards": 193}, "expected 1 to 192 shards, got 193"),
         ({"workers": 0}, "workers: expected at least 1, got 0"),
         ({"bound": -1}, "bound: expected at least 0, got -1"),
         ({"lease_s": 0.0}, "lease_s: expected more than 0 s, and finite, got 0"),

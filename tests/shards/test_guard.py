@@ -155,5 +155,5 @@ def test_a_cap_that_makes_no_sense(max_norm: float) -> None:
 
 def test_a_quarantine_of_everybody() -> None:
     """A job is not described with one."""
-    with pytest.raises(BadInput, match="guard: expected quarantine_after 1 or more, got 0"):
+    with pytest.raises(BadInput, match="guard: quarantine_after: expected at least 1, got 0"):
         ps.shard_specs(TABLE, guard=Guard(quarantine_after=0))

@@ -82,7 +82,7 @@ def test_sizes_are_positive(shape: tuple[int, ...]) -> None:
 def test_shards_share_out_the_whole_arena(table: DenseTable, data: st.DataObject) -> None:
     """Ranges follow each other without gap or overlap, on multiples of 256, even to one block."""
     blocks = table.size // 256
-    shards = data.draw(st.integers(1, blocks))
+    shards = data.draw(st.integers(1, min(blocks, 1024)))
     shard_map = cut_evenly(table, shards)
     ranges = [keys for (keys,) in shard_map.ranges]
     assert [keys.start for keys in ranges] == [0, *(keys.stop for keys in ranges[:-1])]
@@ -92,10 +92,23 @@ def test_shards_share_out_the_whole_arena(table: DenseTable, data: st.DataObject
     assert min(map(len, ranges)) > 0
 
 
-@pytest.mark.parametrize("shards", [0, -1, 3])
-def test_no_more_shards_than_blocks(shards: int) -> None:
-    """A number of shards that some would get nothing of is refused with the numbers possible."""
-    with pytest.raises(BadInput, match=f"has 2 blocks of 256 floats: expected 1 to 2 .* {shards}"):
+@pytest.mark.parametrize("size", [1, 3, 109, 700])
+@pytest.mark.parametrize("shards", [2, 3, 4, 64])
+def test_a_small_table_has_several_shards(size: int, shards: int) -> None:
+    """A table of fewer than 256 floats a shard is cut into non-empty ranges on multiples of 4."""
+    table = DenseTable("small", (TensorSpec("w", (size,)),))
+    ranges = [keys for (keys,) in cut_evenly(table, shards).ranges]
+    assert [keys.start for keys in ranges] == [0, *(keys.stop for keys in ranges[:-1])]
+    assert ranges[-1].stop == table.size
+    assert all(keys.start % 4 == 0 for keys in ranges)
+    assert min(map(len, ranges)) > 0
+    assert max(map(len, ranges)) <= 2 * min(map(len, ranges))
+
+
+@pytest.mark.parametrize("shards", [0, -1, 129])
+def test_no_more_shards_than_a_table_has_room_for(shards: int) -> None:
+    """A number of shards of which some would hold nothing is refused; the error says the limit."""
+    with pytest.raises(BadInput, match=f"table net: expected 1 to 128 shards, got {shards}"):
         cut_evenly(TABLE, shards)
 
 

@@ -7,6 +7,7 @@ how the shards merge what arrives. Adding one takes a class in a file here and i
 
 from typing import get_args
 
+from shards import arguments
 from shards.errors import BadInput
 from worker.strategies.base import Local
 from worker.strategies.bsp import BSP
@@ -29,4 +30,13 @@ def strategy_named(name: str) -> type[Strategy]:
         ) from None
 
 
-__all__ = ["BSP", "STRATEGIES", "Downpour", "Local", "Strategy", "strategy_named"]
+def strategy_of(what: str, value: object) -> Strategy:
+    """A strategy: itself, or by its name, with defaults; raises BadInput naming `what`."""
+    if isinstance(value, Strategy):
+        return value
+    if isinstance(value, str) and value.lower() in STRATEGIES:
+        return STRATEGIES[value.lower()]()
+    raise arguments.wrong(what, f"{', '.join(STRATEGIES)}, or a strategy such as BSP()", value)
+
+
+__all__ = ["BSP", "STRATEGIES", "Downpour", "Local", "Strategy", "strategy_named", "strategy_of"]

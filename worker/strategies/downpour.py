@@ -14,7 +14,9 @@ weights.
 """
 
 import numpy as np
+from msgspec import structs
 
+from shards import arguments
 from shards.errors import BadInput
 from worker.strategies.base import Base, Floats, Local
 
@@ -28,8 +30,7 @@ class Downpour(Base, frozen=True, tag="downpour", kw_only=True):
 
     def __post_init__(self) -> None:
         for name, least in (("n_push", 1), ("n_fetch", 1), ("warm_steps", 0)):
-            if getattr(self, name) < least:
-                raise BadInput(f"{name}: expected at least {least}, got {getattr(self, name)}")
+            structs.force_setattr(self, name, arguments.whole(name, getattr(self, name), least))
 
     def check(self, bound: int | None, prefetch: bool) -> None:
         super().check(bound, prefetch)

@@ -163,7 +163,7 @@ def test_a_parent_that_is_killed_leaves_no_saves(temporary: Path) -> None:
         (
             Durability.MEMORY,
             -1.0,
-            "rollback_s: expected 0, a death ends the job, or more seconds, and finite, got -1",
+            "rollback_s: expected 0 s or more, and finite, got -1",
         ),
     ],
 )

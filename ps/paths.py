@@ -1,0 +1,20 @@
+"""Paths that callers pass, checked where they come in, as shards/arguments.py checks the rest."""
+
+import os
+from pathlib import Path
+
+from shards.arguments import wrong
+
+
+def path(what: str, value: object) -> Path:
+    """The path of a file or folder, from a string or a path; raises BadInput naming `what`."""
+    if isinstance(value, str | os.PathLike):
+        plain = os.fspath(value)
+        if isinstance(plain, str) and plain and "\0" not in plain:
+            return Path(plain)
+    raise wrong(what, "a path", value)
+
+
+def place(what: str, value: object) -> str | Path:
+    """A path, or a URI as it is; raises BadInput naming `what`."""
+    return value if isinstance(value, str) and "://" in value else path(what, value)

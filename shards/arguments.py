@@ -1,0 +1,206 @@
+"""What callers pass, checked where it comes in: one line that names the argument, or a plain value.
+
+Each function takes the argument's name as its caller writes it. It returns the value as the rest of
+the code wants it: Python's own int and float instead of NumPy's, an enum's member instead of its
+name. Raises BadInput: what was expected, what was found.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from enum import StrEnum
+from math import inf, isnan
+from numbers import Real
+from operator import index
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shards.errors import BadInput
+
+Choice = TypeVar("Choice", bound=StrEnum)
+Value = TypeVar("Value")
+
+MOST = 2**62
+"""The largest whole number that is taken; messages carry none beyond."""
+MOST_SECONDS = 1e6
+"""Beyond this, eleven days, operating systems refuse to wait."""
+LARGEST = float(np.finfo(np.float32).max)
+
+_SHOWN = 60  # characters of a value that an error quotes
+_NAME_BYTES = 128  # for which an update record has room
+
+
+def wrong(what: str, expected: str, value: object) -> BadInput:
+    """The error for an argument `what` that should have been something else."""
+    return BadInput(f"{what}: expected {expected}, got {shown(value)}")
+
+
+def shown(value: object) -> str:
+    """A value in one short line: a plain one as Python writes it, others by their kind."""
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype} of shape {value.shape}"
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        text = _plain(value)
+    elif hasattr(value, "__fspath__") and not isinstance(value, type):
+        text = _plain(str(value))
+    elif isinstance(value, Sequence | Mapping):
+        text = f"a {type(value).__name__} of {len(value)}"
+    elif isinstance(value, type):
+        text = f"the class {value.__name__}"
+    else:
+        text = f"a {type(value).__module__.partition('.')[0]}.{type(value).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, int) and abs(value) > 10**_SHOWN:
+        return f"a whole number of {value.bit_length()} bits"  # Python refuses to print long ones
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, str | bytes):
+        return repr(value[: _SHOWN + 1])
+    return str(value).replace("\n", " ")
+
+
+def whole(what: str, value: object, least: int | None = None, most: int | None = None) -> int:
+    """A whole number, which may be NumPy's; without `most` it may be up to MOST."""
+    try:
+        if isinstance(value, bool | np.bool_):
+            raise TypeError
+        plain = index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise wrong(what, "a whole number", value) from None
+    if least is not None and most is not None and not least <= plain <= most:
+        raise wrong(what, f"{least} to {most}", plain)
+    if plain < (-MOST if least is None else least):
+        raise wrong(what, f"at least {-MOST if least is None else least}", plain)
+    if plain > (MOST if most is None else most):
+        raise wrong(what, f"at most {MOST if most is None else most}", plain)
+    return plain
+
+
+def number(
+    what: str,
+    value: object,
+    *,
+    least: float = -LARGEST,
+    expected: str = "a finite number",
+) -> float:
+    """A finite number of at least `least`, within the range of float32."""
+    plain = _real(what, value, expected)
+    if not least <= plain <= LARGEST:
+        raise wrong(what, expected, plain)
+    return plain
+
+
+def loss(what: str, value: object) -> float:
+    """Any number, NaN and infinity included: a measurement, not a setting."""
+    return _real(what, value, "a number")
+
+
+def seconds(what: str, value: object, *, zero: bool = False, endless: bool = False) -> float:
+    """A time: more than 0 s unless `zero` may be, at most MOST_SECONDS unless it may be inf."""
+    least = "0 s or more" if zero else "more than 0 s"
+    expected = least if endless else f"{least}, and finite"
+    plain = _real(what, value, expected)
+    if plain < 0 or isnan(plain) or (plain == 0 and not zero) or (plain == inf and not endless):
+        raise wrong(what, expected, plain)
+    if MOST_SECONDS < plain < inf:
+        raise wrong(what, f"at most {MOST_SECONDS:.0f} s", plain)
+    return plain
+
+
+def _real(what: str, value: object, expected: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real | np.floating | np.integer):
+        raise wrong(what, expected, value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise wrong(what, expected, value) from None
+
+
+def bound(what: str, value: object) -> int | None:
+    """A staleness bound in steps; None, inf and "inf" are no bound."""
+    if value is None or (isinstance(value, str | float) and value in ("inf", inf)):
+        return None
+    try:
+        return whole(what, value, 0)
+    except BadInput as error:
+        if isinstance(value, int | np.integer):
+            raise
+        raise wrong(what, "a whole number of steps, or None for no bound", value) from error
+
+
+def choice(what: str, value: object, kind: type[Choice]) -> Choice:
+    """A member of `kind`, by itself or by its name."""
+    try:
+        return kind(value)  # type: ignore[arg-type]  # whatever it is, it is looked up
+    except ValueError:
+        raise wrong(what, " or ".join(kind), value) from None
+
+
+def items(what: str, value: object, expected: str) -> tuple[Any, ...]:
+    """What a list, or anything like one, holds; texts, mappings and sets are none."""
+    if isinstance(value, str | bytes | Mapping | Set) or not isinstance(value, Iterable):
+        raise wrong(what, expected, value)
+    return tuple(value)
+
+
+def flag(what: str, value: object) -> bool:
+    """True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise wrong(what, "True or False", value)
+    return bool(value)
+
+
+def name(what: str, value: object, most_bytes: int = _NAME_BYTES) -> str:
+    """A name: printable text that messages and update records have room for."""
+    if not isinstance(value, str) or not value or not value.isprintable():
+        raise wrong(what, "a name of printable characters", value)
+    if len(value.encode(errors="replace")) > most_bytes:
+        raise wrong(what, f"a name of at most {most_bytes} bytes", value)
+    return value
+
+
+def text(what: str, value: object, expected: str) -> str:
+    """A string, of which the caller reads more."""
+    if not isinstance(value, str):
+        raise wrong(what, expected, value)
+    return value
+
+
+def instance(what: str, value: object, kind: type[Value], expected: str) -> Value:
+    """A value of this type."""
+    if not isinstance(value, kind):
+        raise wrong(what, expected, value)
+    return value
+
+
+def function(what: str, value: Value, expected: str) -> Value:
+    """Something that can be called."""
+    if not callable(value):
+        raise wrong(what, expected, value)
+    return value
+
+
+def array(what: str, value: object, size: int) -> NDArray[np.float32]:
+    """Float32 of shape (size,): an array as it is, a list or a tensor of numbers made into one."""
+    expected = f"float32 of shape ({size},)"
+    if not isinstance(value, np.ndarray):
+        value = _converted(what, value, expected)
+    if value.dtype != np.float32 or value.shape != (size,):
+        raise BadInput(f"{what}: expected {expected}, got {value.dtype} of shape {value.shape}")
+    return value
+
+
+def _converted(what: str, value: object, expected: str) -> NDArray[Any]:
+    numbers = isinstance(value, list | tuple)
+    if not numbers and not hasattr(value, "__array__"):
+        raise wrong(what, expected, value)
+    try:
+        with np.errstate(over="ignore"):
+            return np.asarray(value, np.float32 if numbers else None)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise wrong(what, expected, value) from None

@@ -1,0 +1,50 @@
+"""Wrong options of the command line: the rows of tests/deploy/wrong_options.py, run in this process.
+
+Each command must end with status 2 and one line on standard error that begins as all of them do.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import io
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+from deploy import cli
+from shards.errors import BadInput
+from tests.wrong_inputs.rows import Row
+
+_MODULE = "tests.deploy.wrong_options"
+
+
+def rows() -> Iterator[Row]:
+    """A row for each wrong command; none where there is no such list."""
+    if importlib.util.find_spec(_MODULE) is None:
+        return
+    for arguments, names in importlib.import_module(_MODULE).ROWS:
+        listed = arguments.split() if isinstance(arguments, str) else [*map(str, arguments)]
+        yield Row("options", f"downpour {' '.join(listed)}", _run(listed), names)
+
+
+def _run(arguments: Sequence[str]) -> Callable[[], object]:
+    def act() -> object:
+        status, out, err = _ended(arguments)
+        if status != 2 or out or not err.startswith("downpour: error: "):
+            raise AssertionError(f"status {status}, output {out[:80]!r}, error {err[:200]!r}")
+        raise BadInput(err.removesuffix("\n"))  # judged as an error of the SDK is
+
+    return act
+
+
+def _ended(arguments: Sequence[str]) -> tuple[int, str, str]:
+    """The exit status of a command, its output and its error."""
+    out, err, before = io.StringIO(), io.StringIO(), sys.argv
+    sys.argv = ["downpour", *arguments]
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            cli.main()
+    except SystemExit as ended:
+        return int(ended.code or 0), out.getvalue(), err.getvalue()
+    finally:
+        sys.argv = before
+    return 0, out.getvalue(), err.getvalue()
