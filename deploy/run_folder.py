@@ -4,6 +4,7 @@
     cluster.json         where its shards are while it runs; `downpour doctor` reads it
     summary.json         what it came down to (deploy/summary.py)
     updates.parquet      every update (deploy/updates.py)
+    evaluations.csv            every test of the weights (deploy/evaluations.py)
     weights.safetensors  the final weights, and weights.caffemodel the same for Caffe
     loss.png             and staleness.png: pictures of the updates (deploy/plots.py)
     snapshots/           whole states to resume from, each a folder named by its iteration
@@ -45,6 +46,7 @@ class RunFolder:
         self.cluster = path / CLUSTER
         self.summary = path / "summary.json"
         self.updates = path / "updates.parquet"
+        self.evaluations = path / "evaluations.csv"
         self.weights = path / "weights.safetensors"
         self.caffemodel = path / "weights.caffemodel"
         self.loss_plot = path / "loss.png"

@@ -23,6 +23,8 @@ def test_the_first_look_has_no_speeds() -> None:
         remaining_s=None,
         samples_per_s=None,
         loss=None,
+        rate=0.01,
+        epoch=None,
         staleness_mean=None,
         staleness_max=None,
         bound=4,

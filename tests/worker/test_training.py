@@ -26,6 +26,7 @@ from tests.integration.jobs import Ones, ones_job, rows
 from tests.ps.storage.saved import Keyed
 from tests.worker.test_residence import Servers
 from worker import spark, training
+from worker.evaluation import Evaluation
 
 DEADLINE_S = 60.0
 
@@ -38,6 +39,7 @@ class Notes:
 
     def started(self, cluster: ps.Cluster, restored: list[int] | None) -> None: ...
     def progressed(self, statuses: list[ShardStatus], records: list[Any]) -> None: ...
+    def evaluated(self, result: Evaluation) -> None: ...
     def moved(self, cluster: ps.Cluster) -> None: ...
 
     def told(self, text: str) -> None:
