@@ -42,7 +42,7 @@ class EvaluationsFile:
         rows = csv.writer(text, lineterminator="\n")
         rows.writerow([*_FIXED, *names])
         for test in self.results:
-            figures = [test.figures.get(name, "") for name in names]
+            figures = [_short(test.figures[name]) if name in test.figures else "" for name in names]
             rows.writerow([test.iteration, test.samples, round(test.seconds, 3), *figures])
         part = self._path.with_name(f".{self._path.name}.partial")
         try:
@@ -63,6 +63,11 @@ def read_evaluations(path: Path) -> list[Evaluation]:
         raise BadInput(f"{path}: {error.strerror}") from None
     except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise BadInput(f"{path}: expected the results of tests, got: {error}") from None
+
+
+def _short(value: float) -> str:
+    """As many digits as a float32 has: what a net outputs is no more exact."""
+    return f"{value:.7g}"
 
 
 def _tested(row: dict[str, str]) -> Evaluation:

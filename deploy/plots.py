@@ -179,7 +179,8 @@ def _draw_tests(axes: "Axes", tests: Sequence[Evaluation]) -> None:
     scale = 100.0 if name == "accuracy" else 1.0
     right = axes.twinx()
     samples, values = zip(*found, strict=True)
-    right.plot(samples, [value * scale for value in values], color=_TEST, marker="D", markersize=4)
+    heights = [value * scale for value in values]
+    right.plot(samples, heights, color=_TEST, marker="D", markersize=4, clip_on=False)
     right.set_ylabel(f"test {name}{', %' if name == 'accuracy' else ''}", color=_TEST)
     right.tick_params(axis="y", colors=_TEST)
     right.spines[["top", "left"]].set_visible(False)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from ps import Cluster, Console
-from shards.errors import DownpourError
+from shards.errors import DownpourError, GiveUp
 
 _PATIENCE_S = 30.0  # for large weights over a slow link
 _LOOK_S = 0.5
@@ -132,8 +132,13 @@ class BackgroundEvaluator:
         return (iteration // self._plan.every + 1) * self._plan.every
 
     def _read(self) -> Floats:
-        with Console(self._cluster, patience_s=_PATIENCE_S) as console:
+        with Console(self._cluster, patience_s=_PATIENCE_S, check=self._check) as console:
             return console.read()
+
+    def _check(self) -> None:
+        """Raise GiveUp once nobody wants the weights that are being read."""
+        if self._stopped.is_set():
+            raise GiveUp("the test was stopped")
 
     def _test(self, iteration: int, samples: int, weights: Callable[[], Floats]) -> Evaluation:
         read, seconds = weights(), time.monotonic() - self._began
