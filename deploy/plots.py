@@ -180,7 +180,7 @@ def _draw_tests(axes: "Axes", tests: Sequence[Evaluation]) -> None:
     right = axes.twinx()
     samples, values = zip(*found, strict=True)
     heights = [value * scale for value in values]
-    right.plot(samples, heights, color=_TEST, marker="D", markersize=4, clip_on=False)
+    right.plot(samples, heights, "D--", color=_TEST, markersize=4, linewidth=1, clip_on=False)
     right.set_ylabel(f"test {name}{', %' if name == 'accuracy' else ''}", color=_TEST)
     right.tick_params(axis="y", colors=_TEST)
     right.spines[["top", "left"]].set_visible(False)

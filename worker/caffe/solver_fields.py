@@ -43,7 +43,8 @@ HONOURED = {
     "weights": "Files to start from, unless `--weights` names one or a snapshot is resumed.",
     "random_seed": "The seed of initial weights and of shuffling, unless `--seed` is given.",
     "display": "Iterations between two lines about the loss, in a pipe or a log.",
-    "average_loss": "Iterations over which the displayed loss is averaged.",
+    "average_loss": "Iterations over which the displayed loss is averaged. Without it the display"
+    " takes ten seconds.",
     "snapshot": "Iterations between two snapshots, unless `--snapshot-every` says otherwise.",
     "snapshot_after_train": "`false`: a run that ends by itself takes no last snapshot.",
     "solver_mode": "`CPU`: workers compute on the CPU, unless `--device` says otherwise. `GPU`: as"
