@@ -19,6 +19,7 @@ from ps.protocol.compression import PULLS, PUSHES
 from ps.wire.transport import Transport
 from shards.errors import BadInput
 from worker.interrupts import sigterm_too
+from worker.job import DEFAULT_SEED
 from worker.strategies import STRATEGIES, Downpour
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ DATA = "A folder of MNIST IDX files, or a Parquet file or folder with columns la
 
 _RUN, _LEARN, _PLACE = "The run", "How it learns", "Where it runs"
 
+_SEED = f"the solver's random_seed, or {DEFAULT_SEED}"
 _DEFAULTS = {field.name: field.default for field in fields(TrainSettings)}
 _DEFAULTS |= {field.name: field.default for field in fields(Downpour)}
 
@@ -142,7 +144,8 @@ def train(
         ),
     ] = None,
     seed: Annotated[
-        int | None, _told("Decides all that is random.", _LEARN, _DEFAULTS["seed"])
+        int | None,
+        _told("Decides all that is random.", _LEARN, _SEED),
     ] = None,
     max_iter: Annotated[
         int | None, _told("Steps of each worker.", _LEARN, "the solver's max_iter")
@@ -203,7 +206,7 @@ def train(
             "What each worker computes on: cpu, gpu (one of its own), gpu:N, or auto, a GPU where"
             " one answers.",
             _PLACE,
-            _DEFAULTS["device"],
+            "auto; cpu with the solver's solver_mode: CPU",
         ),
     ] = None,
     precision: Annotated[

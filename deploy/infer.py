@@ -15,7 +15,7 @@ from worker.caffe.solver import read_solver
 from worker.caffe.text import read_text
 from worker.inference import check_blobs, evaluate, features, read_weights
 from worker.placement import lent, parse_device
-from worker.sources import Source, Split, has_test, open_source
+from worker.sources import Source, Split, open_source, part_to_test
 
 _BATCH_ROWS = 100
 
@@ -109,6 +109,6 @@ def _split(name: str | None, data: Path) -> Split:
         case "train" | "test":
             return name
         case None:
-            return "test" if has_test(data) else "train"
+            return part_to_test(data)
         case _:
             raise BadInput(f"--split: expected train or test, got {name}")

@@ -5,6 +5,7 @@ no more memory than a short one; counts and extremes come from every row. matplo
 when a picture is drawn, and draws into files alone: it needs no display.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from deploy.summary import Summary
 from deploy.updates import read_updates
 from shards.errors import GiveUp
+from worker.evaluation import Evaluation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,6 +31,7 @@ _SPANS = 120
 _MAX_BARS = 40
 _MAX_NAMES = 10
 _INK, _FAINT, _MAIN, _LIMIT = "#1f2933", "#616e7c", "#2a6fbb", "#c0392b"
+_TEST = "#1b7837"
 
 
 class Losses(msgspec.Struct, frozen=True):
@@ -52,12 +55,13 @@ class Gaps(msgspec.Struct, frozen=True):
     most: Floats
 
 
-def plot_loss(updates: Path, summary: Summary, out: Path) -> None:
+def plot_loss(updates: Path, summary: Summary, out: Path, tests: Sequence[Evaluation] = ()) -> None:
     """Draw the loss of the updates, against samples and against seconds, into the PNG `out`.
 
     A point is an update, in its worker's colour; the line is the running mean. All shards apply the
-    same pushes: shard 0's are drawn. Raises BadInput for a file that holds no updates' columns,
-    GiveUp when the disk refuses the picture.
+    same pushes: shard 0's are drawn. The accuracy of the `tests`, or where they have none their
+    loss, is drawn against samples, on an axis of its own. Raises BadInput for a file that holds no
+    updates' columns, GiveUp when the disk refuses the picture.
     """
     losses = read_losses(updates)
     figure, (left, right) = _figure()
@@ -66,6 +70,7 @@ def plot_loss(updates: Path, summary: Summary, out: Path) -> None:
     left.set(xlabel="samples trained on, thousands", ylabel="training loss")
     left.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     right.set(xlabel="seconds since the first update")
+    _draw_tests(left, tests)
     if len(losses.loss):
         _draw_updates_axis(left, max(1, summary.updates) / max(1, losses.samples[-1]) * 1e3)
         right.legend(loc="upper right", frameon=False, fontsize=9)
@@ -162,6 +167,24 @@ def _draw_losses(axes: "Axes", x: Floats, losses: Losses) -> None:
         axes.set_ylim(bottom=max(smooth.min() / 30, losses.loss[losses.loss > 0].min() / 1.3))
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlim(0, x[-1] if len(x) and x[-1] > 0 else 1)
+
+
+def _draw_tests(axes: "Axes", tests: Sequence[Evaluation]) -> None:
+    """The tests' accuracy, or their loss, on a second scale at the right."""
+    names = {name for test in tests for name in test.figures}
+    name = next((name for name in ("accuracy", "loss") if name in names), None)
+    if name is None:
+        return
+    found = [(test.samples / 1e3, test.figures[name]) for test in tests if name in test.figures]
+    scale = 100.0 if name == "accuracy" else 1.0
+    right = axes.twinx()
+    samples, values = zip(*found, strict=True)
+    heights = [value * scale for value in values]
+    right.plot(samples, heights, "D--", color=_TEST, markersize=4, linewidth=1, clip_on=False)
+    right.set_ylabel(f"test {name}{', %' if name == 'accuracy' else ''}", color=_TEST)
+    right.tick_params(axis="y", colors=_TEST)
+    right.spines[["top", "left"]].set_visible(False)
+    right.set_ylim(bottom=0, top=100 if name == "accuracy" else None)
 
 
 def _draw_updates_axis(axes: "Axes", in_a_thousand: float) -> None:

@@ -1,8 +1,9 @@
 """What a user sees while a run goes on.
 
 On a terminal: what is being started and for how long, then a picture that is redrawn in place. In a
-pipe or a log: plain lines, one for each thing that is started and one every few seconds, without
-escape codes. All numbers come from deploy/readings.py; here they only become text.
+pipe or a log: plain lines, one for each thing that is started, one for each test, and one every few
+seconds or iterations, without escape codes. All numbers come from deploy/readings.py; here they
+only become text.
 """
 
 import time
@@ -20,17 +21,22 @@ from rich.text import Text
 from deploy.readings import Meter, Readings, ShardReading, WorkerReading
 from deploy.summary import Rows
 from shards.messages import ShardStatus
+from worker.display import Milestones
+from worker.evaluation import Evaluation, in_words
 
 LINE_EVERY_S = 5.0
 _MAX_ROWS = 16
 _UNKNOWN = "-"
+_HINT = "Ctrl-C stops the run and saves a snapshot to resume from."
 
 
 class Progress:
     """The display of one run; a context manager.
 
     Call `starting` for each thing that takes a while, `update` whenever the shards were looked at.
-    `steps` is each worker's plan, `bound` the staleness bound (None: none).
+    `steps` is each worker's plan, `bound` the staleness bound (None: none), `rows` how many the
+    training data has. With `display` a plain line comes every so many iterations instead of every
+    few seconds; with `average_loss` the loss is the mean of that number of iterations.
     """
 
     def __init__(
@@ -39,19 +45,33 @@ class Progress:
         steps: int,
         workers: int,
         bound: int | None,
+        rows: int | None = None,
+        display: int = 0,
+        average_loss: int | None = None,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console = console or Console(highlight=False)
         self._clock = clock
         self._started = clock()
-        self._meter = Meter(steps=steps, workers=workers, bound=bound, started=self._started)
+        self._meter = Meter(
+            steps=steps,
+            workers=workers,
+            bound=bound,
+            started=self._started,
+            rows=rows,
+            average=average_loss * workers if average_loss else None,
+        )
+        self._workers = workers
+        self._milestones = Milestones(display) if display else None
+        self._last_test: Evaluation | None = None
+        self._trains = False
         self._readings: Readings | None = None
         self._activity: str | None = None
         self._activity_since = self._started
         self._spinner = Spinner("dots" if not self._console.options.ascii_only else "line")
         self._line_at = self._started
-        self._unsaid = False
+        self._unsaid, self._said = False, 0
         self._live: Live | None = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(
@@ -75,10 +95,22 @@ class Progress:
         now = self._clock()
         self._end_activity("done")
         self._readings = self._meter.look(statuses, records, now)
-        self._unsaid = True
-        if self._live is None and now >= self._line_at:
+        self._trains = True
+        # A line stays, so each has something to say that the one before had not.
+        self._unsaid |= self._readings.steps > self._said
+        if not self._unsaid:
+            return
+        if self._live is None and self._line_is_due(self._readings.steps, now):
             self._say_readings()
             self._line_at = now + LINE_EVERY_S
+
+    def evaluated(self, result: Evaluation) -> None:
+        """Show what a test of the weights found."""
+        self._last_test = result
+        if self._live is not None:
+            self._console.print(Text(str(result)))
+        else:
+            self._say(f"{clock_text(self._clock() - self._started)}  {result}")
 
     def note(self, text: str) -> None:
         """Say something that is to be read, whatever else is shown."""
@@ -99,10 +131,16 @@ class Progress:
         trace: TracebackType | None,
     ) -> None:
         self._end_activity("done" if kind is None else "stopped")
+        self._trains = False
         if self._live is not None:
             self._live.stop()
         elif self._unsaid:
             self._say_readings()
+
+    def _line_is_due(self, steps: int, now: float) -> bool:
+        if self._milestones is None:
+            return now >= self._line_at
+        return self._milestones.reached(steps // self._workers)
 
     def _end_activity(self, how: str) -> None:
         what, self._activity = self._activity, None
@@ -121,16 +159,18 @@ class Progress:
     def _say_readings(self) -> None:
         if self._readings is not None:
             self._say(line(self._readings))
-            self._unsaid = False
+            self._said, self._unsaid = self._readings.steps, False
 
     def _draw(self) -> RenderableType:
         parts: list[RenderableType] = []
         if self._readings is not None:
-            parts.append(picture(self._readings))
+            parts.append(picture(self._readings, self._last_test))
         if self._activity is not None:
             took = self._clock() - self._activity_since
             self._spinner.update(text=f"starting {self._activity}  {took:.0f} s")
             parts.append(self._spinner)
+        elif self._trains:
+            parts.append(Text(_HINT, style="dim"))
         return Group(*parts)
 
 
@@ -148,6 +188,7 @@ def line(readings: Readings) -> str:
             clock_text(readings.elapsed_s),
             f"steps {readings.steps}/{readings.planned}",
             f"loss {_number(readings.loss, '.4g')}",
+            f"learning rate {readings.rate:.4g}",
             f"{_number(readings.samples_per_s, '.0f')} samples/s",
             staleness_text(readings),
             f"waiting: {' '.join(waiting[:_MAX_ROWS])}" if waiting else "nobody waits",
@@ -155,9 +196,10 @@ def line(readings: Readings) -> str:
     )
 
 
-def picture(readings: Readings) -> Group:
-    """The readings as a bar, a line of numbers, and a table each of workers and shards."""
-    return Group(_bar(readings), _numbers(readings), "", _workers(readings), "", _shards(readings))
+def picture(readings: Readings, last_test: Evaluation | None = None) -> Group:
+    """The readings as a bar, two lines of numbers, and a table each of workers and shards."""
+    numbers = (_numbers(readings), _progress(readings, last_test))
+    return Group(_bar(readings), *numbers, "", _workers(readings), "", _shards(readings), "")
 
 
 def _bar(readings: Readings) -> RenderableType:
@@ -189,6 +231,17 @@ def _numbers(readings: Readings) -> Text:
             Text(gap_text(readings)),
         )
     )
+
+
+def _progress(readings: Readings, last_test: Evaluation | None) -> Text:
+    """How far the training has come: the rate, the epoch and the last test."""
+    parts = [Text(f"learning rate {readings.rate:.4g}")]
+    if readings.epoch is not None:
+        parts.append(Text(f"epoch {readings.epoch:.1f}"))
+    if last_test is not None:
+        figures = (in_words(last_test.figures), "bold")
+        parts.append(Text.assemble(f"test at {last_test.iteration:,}: ", figures))
+    return Text("   ").join(parts)
 
 
 def _workers(readings: Readings) -> Table:

@@ -12,6 +12,7 @@ import msgspec
 
 from deploy.summary import Rows, Tally
 from shards.messages import ShardStatus, Standing, WorkerStatus
+from worker.display import RecentLoss
 
 WINDOW_S = 10.0
 
@@ -40,7 +41,8 @@ class ShardReading(msgspec.Struct, frozen=True):
 
 
 class Readings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything at one moment. `loss` is the mean of the updates of the last seconds.
+    """Everything at one moment. `loss` is the mean of the updates of the last seconds, or of as
+    many updates as the meter was given; `epoch` counts passes over the training data.
 
     `steps` of `planned` are done, by all workers together; `absent` workers have not come yet.
     `staleness_mean` and `staleness_max` are over all updates seen; None stands for unknown.
@@ -52,6 +54,8 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
     remaining_s: float | None
     samples_per_s: float | None
     loss: float | None
+    rate: float
+    epoch: float | None
     staleness_mean: float | None
     staleness_max: int | None
     bound: int | None
@@ -81,11 +85,23 @@ class _Look(msgspec.Struct, frozen=True):
 class Meter:
     """The looks of the last seconds, for speeds.
 
-    `steps` is each worker's plan, `workers` how many the job has, `bound` the staleness bound.
+    `steps` is each worker's plan, `workers` how many the job has, `bound` the staleness bound,
+    `rows` how many the training data has, if that is known. The loss is the mean of the last
+    `average` updates (None: of those of the last seconds).
     """
 
-    def __init__(self, *, steps: int, workers: int, bound: int | None, started: float) -> None:
-        self._steps, self._workers, self._bound = steps, workers, bound
+    def __init__(
+        self,
+        *,
+        steps: int,
+        workers: int,
+        bound: int | None,
+        started: float,
+        rows: int | None = None,
+        average: int | None = None,
+    ) -> None:
+        self._steps, self._workers, self._bound, self._rows = steps, workers, bound, rows
+        self._recent = RecentLoss(average) if average else None
         self._started = started
         self._looks: deque[_Look] = deque()
         self._tally = Tally()
@@ -104,7 +120,10 @@ class Meter:
         while len(self._looks) > 2 and self._looks[1].time <= now - WINDOW_S:
             self._looks.popleft()
         count = sum(look.losses for look in self._looks)
-        if count:
+        if self._recent is not None:
+            self._recent.add(records)
+            self._loss = self._recent.mean
+        elif count:
             self._loss = sum(look.loss_sum for look in self._looks) / count
         earlier = self._looks[0]
         first, planned = statuses[0], self._steps * self._workers
@@ -117,6 +136,8 @@ class Meter:
             remaining_s=max(0, planned - first.steps) / steps_per_s if steps_per_s else None,
             samples_per_s=_rate(earlier.statuses[0].samples, first.samples, now - earlier.time),
             loss=self._loss,
+            rate=first.rate,
+            epoch=first.samples / self._rows if self._rows else None,
             staleness_mean=self._tally.staleness_mean,
             staleness_max=self._tally.staleness_max if self._tally.rows else None,
             bound=self._bound,

@@ -4,6 +4,7 @@
     cluster.json         where its shards are while it runs; `downpour doctor` reads it
     summary.json         what it came down to (deploy/summary.py)
     updates.parquet      every update (deploy/updates.py)
+    evaluations.csv            every test of the weights (deploy/evaluations.py)
     weights.safetensors  the final weights, and weights.caffemodel the same for Caffe
     loss.png             and staleness.png: pictures of the updates (deploy/plots.py)
     snapshots/           whole states to resume from, each a folder named by its iteration
@@ -54,6 +55,7 @@ class RunFolder:
         self.cluster = path / CLUSTER
         self.summary = path / SUMMARY
         self.updates = path / "updates.parquet"
+        self.evaluations = path / "evaluations.csv"
         self.weights = path / WEIGHTS
         self.caffemodel = path / CAFFEMODEL
         self.loss_plot = path / "loss.png"

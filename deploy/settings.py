@@ -56,7 +56,8 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One training run. Paths are absolute; `staleness` None is no bound.
 
-    The options of a strategy are None where its own default holds. `ray` and `spark` are addresses
+    The options of a strategy are None where its own default holds, `seed`, `max_iter` and `device`
+    where the solver's holds. `ray` and `spark` are addresses
     of running clusters (None: embedded ones); `workers` is the number of partitions the data is
     trained in. Shards live in Ray or in processes of this machine, as `shards_in` says, and listen
     on the host `bind`, from `port` upwards (0: wherever is free), encrypted and closed to strangers
@@ -87,7 +88,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     warm_steps: int | None = None
     prefetch: bool = False
     shuffle: bool = True
-    seed: int = 1
+    seed: int | None = None
     lease_s: float = 10.0
     max_iter: int | None = None
     shards_in: Home = Home.RAY
@@ -97,7 +98,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     bind: str = "127.0.0.1"
     port: int = 0
     plaintext: bool = False
-    device: str = "auto"
+    device: str | None = None
     precision: Precision = Precision.FP32
     link: str | None = None
     transport: Transport = Transport.AUTO
@@ -134,7 +135,8 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
         if "://" in where and not where.partition("://")[2].strip("/"):
             raise BadInput(f"--snapshots: expected a place after {where}, got none")
         self._check_durability()
-        self.build_device()
+        if self.device is not None:
+            parse_device(self.device)
         self.build_link()
         self.build_compression()
         self.build_interval()
@@ -161,9 +163,9 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
         options = {name: getattr(self, name) for name in _STRATEGYS}
         return kind(**{name: value for name, value in options.items() if value is not None})
 
-    def build_device(self) -> Wanted:
-        """The device that workers compute on; raises BadInput for what names none."""
-        return parse_device(self.device)
+    def build_device(self, solvers: str) -> Wanted:
+        """The device that workers compute on: as set, else as the solver says."""
+        return parse_device(solvers if self.device is None else self.device)
 
     def build_link(self) -> LinkModel | None:
         """The link that workers are put behind; raises BadInput for what describes none."""

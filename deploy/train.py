@@ -8,11 +8,11 @@ Ray, and then none is loaded.
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import islice
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -20,6 +20,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from deploy.evaluations import EvaluationsFile
 from deploy.hello import check_spark
 from deploy.java import java_environment
 from deploy.origin import Origin, newest, shelf_of
@@ -42,18 +43,21 @@ from shards.errors import UNDECODABLE, BadInput, GiveUp
 from shards.job_ids import shown
 from shards.messages import ShardStatus
 from worker import spark, spark_settings
+from worker.caffe.evaluator import Evaluator, needs_test_net
 from worker.caffe.job import caffe_job
 from worker.caffe.loss_layers import SoftmaxWithLoss
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Network
 from worker.caffe.solver import read_solver
-from worker.caffe.weights import moved, write_caffemodel
-from worker.inference import evaluate, read_weights, write_safetensors
+from worker.caffe.weights import write_caffemodel
+from worker.evaluation import Evaluation, EvaluationPlan
+from worker.inference import starting_weights, write_safetensors
 from worker.interrupts import SafeExitStack, asked_for, deferred, hangup_spares_children
+from worker.job import DEFAULT_SEED
 from worker.placement import check_here
 from worker.residence import in_words
 from worker.resuming import check_fit
-from worker.sources import Source, has_test, open_source
+from worker.sources import Source, has_test, open_source, part_to_test
 from worker.training import Outcome, run_job
 
 _FLOAT_BYTES = 4
@@ -98,13 +102,23 @@ def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | N
     ):
         progress = stack.enter_context(
             Progress(
-                steps=inputs.job.plan.steps, workers=settings.workers, bound=settings.staleness
+                steps=inputs.job.plan.steps,
+                workers=settings.workers,
+                bound=settings.staleness,
+                rows=inputs.train.rows,
+                display=inputs.job.display,
+                average_loss=inputs.job.average_loss,
             )
         )
+        for notice in inputs.notices:
+            progress.note(notice)
         if found is not None:
             for complaint in found.passed_over:
                 progress.note(f"{complaint}; going on from {found.place}")
-        observer = stack.enter_context(_Observer(folder, progress, settings))
+        seed = inputs.job.plan.seed
+        begins_at = found.manifest.steps // settings.workers if found is not None else None
+        observer = _Observer(folder, progress, settings, seed=seed, begins_at=begins_at)
+        stack.enter_context(observer)
         with hangup_spares_children():
             session = _start(settings, progress, stack)
         progress.starting("the shards and workers")
@@ -120,6 +134,7 @@ def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | N
             asked=asked,
             wishes=Wishes(folder.path),
             logs=settings.logs or folder.logs,
+            evaluation=inputs.evaluation,
             observer=observer,
         )
         if not outcome.interrupted:
@@ -208,7 +223,7 @@ class _Inputs:
             link=settings.build_link(),
             transport=settings.transport,
             compression=settings.build_compression(),
-            device=settings.build_device(),
+            device=settings.build_device(self.solver.device),
             precision=settings.precision,
             durability=settings.durability,
             silence_s=settings.silence_s,
@@ -227,40 +242,57 @@ class _Inputs:
         # Opened again, for only the net says which labels there may be.
         self.classes = _classes(self.model.net)
         self.train = open_source(settings.data, "train", classes=self.classes)
-        self.weights = self._weights()
+        self.weights = starting_weights(self.model, self._files(), self.job.plan.seed)
         self.test = self._test()
 
-    def _test_source(self) -> Source | None:
-        """What the final weights are tested on: --test-data, else the data's own test part."""
-        if not self.solver.tests:
+    @property
+    def evaluation(self) -> EvaluationPlan | None:
+        """The tests during training, as the solver wants them, where there is data for them."""
+        if self.test is None or not self.solver.test_interval:
             return None
+        return EvaluationPlan(
+            self.test.sample, self.solver.test_interval, self.solver.test_initialization
+        )
+
+    @property
+    def notices(self) -> list[str]:
+        """What the solver asks for and does not get, a line each."""
+        found = list(self.solver.notices)
+        if self.solver.tests and self.solver.test_interval and self.test is None:
+            found.append(
+                f"{self.settings.solver}: test_interval has no effect: {self.settings.data} has no"
+                " test part, and no --test-data was given"
+            )
+        return found
+
+    def _test_source(self) -> Source | None:
+        """What the weights are tested on: --test-data, else the data's own test part."""
         if self.settings.test_data is not None:
             test = self.settings.test_data
-            return open_source(test, "test" if has_test(test) else "train", classes=self.classes)
-        if not has_test(self.settings.data):
+            needs_test_net(self.solver, "--test-data", test)
+            return open_source(test, part_to_test(test), classes=self.classes)
+        if not self.solver.tests or not has_test(self.settings.data):
             return None
         return open_source(self.settings.data, "test", classes=self.classes)
 
-    def _test(self) -> "_Test | None":
-        """The first test net on its data, tried on one row: after training it would be late."""
+    def _test(self) -> Evaluator | None:
+        """The test nets on their data, tried on one row: after training it would be late."""
         source = self._test_source()
         if source is None:
             return None
-        test = _Test(CaffeModel(self.solver.tests[0].net), source)
+        test = Evaluator(self.solver, self.model, source.batches)
         start = self.weights if self.weights is not None else self.model.initial(1)
         try:
-            test.figures(self.model, start, rows=1)
+            test.check(start)
         except BadInput as error:
             raise BadInput(
                 f"test on {self.settings.test_data or self.settings.data}: {error}"
             ) from None
         return test
 
-    def _weights(self) -> NDArray[np.float32] | None:
-        if self.settings.weights is None:
-            return None
-        start = self.model.initial(self.settings.seed)
-        return read_weights(self.settings.weights, self.model.table, start)
+    def _files(self) -> Sequence[str | Path]:
+        """The weights to start from: --weights, else the solver's own."""
+        return self.solver.weights if self.settings.weights is None else (self.settings.weights,)
 
 
 def _classes(net: Network) -> int | None:
@@ -275,34 +307,32 @@ def _classes(net: Network) -> int | None:
     return min(told, default=None)
 
 
-class _Test(msgspec.Struct, frozen=True):
-    """A test net and its data."""
-
-    model: CaffeModel
-    source: Source
-
-    def figures(
-        self, trained: CaffeModel, weights: NDArray[np.float32], rows: int | None = None
-    ) -> dict[str, float]:
-        """The net's outputs over all rows, or so many, with weights of the net that was trained."""
-        laid = moved(weights, trained.table, self.model.net)
-        batches = self.source.batches() if rows is None else islice(self.source.batches(rows), 1)
-        return evaluate(self.model, laid, batches, self.model.net.batch_size)
-
-
 class _Observer:
-    """Writes down and shows what `run_job` reports; a context manager."""
+    """Writes down and shows what `run_job` reports; a context manager.
 
-    def __init__(self, folder: RunFolder, progress: Progress, settings: TrainSettings) -> None:
+    `begins_at` is the iteration that a resumed run continues from.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        progress: Progress,
+        settings: TrainSettings,
+        *,
+        seed: int = DEFAULT_SEED,
+        begins_at: int | None = None,
+    ) -> None:
         self._folder = folder
         self._progress = progress
         self._settings = settings
+        self._seed = seed
+        self._evaluations = EvaluationsFile(folder.evaluations, upto=begins_at)
         self.updates: UpdatesWriter | None = None
 
     def started(self, cluster: Cluster, restored: list[int] | None) -> None:
         cluster.save(self._folder.cluster)
         self.updates = self._folder.open_updates(
-            job=shown(cluster.job), seed=self._settings.seed, restored=restored
+            job=shown(cluster.job), seed=self._seed, restored=restored
         )
 
     def progressed(self, statuses: list[ShardStatus], records: list[NDArray[np.void]]) -> None:
@@ -312,6 +342,11 @@ class _Observer:
         # Until a worker has registered there is nothing to show but what is being started.
         if statuses[0].workers:
             self._progress.update(statuses, records)
+
+    def evaluated(self, result: Evaluation) -> None:
+        self._progress.evaluated(result)
+        with self._goes_on():
+            self._evaluations.add(result)
 
     def moved(self, cluster: Cluster) -> None:
         assert self.updates is not None, "started comes first"
@@ -323,6 +358,11 @@ class _Observer:
     def told(self, text: str) -> None:
         self._progress.note(text)
 
+    @property
+    def evaluations(self) -> Sequence[Evaluation]:
+        """The tests of the whole run, earlier ones included where it was resumed."""
+        return self._evaluations.results
+
     def close(self) -> None:
         if self.updates is not None:
             with self._goes_on():
@@ -330,7 +370,7 @@ class _Observer:
 
     @contextmanager
     def _goes_on(self) -> Iterator[None]:
-        """Tell that the record of updates is lost: what is learned is worth more."""
+        """Report that a record of the run is lost: what is learned is worth more."""
         try:
             yield
         except GiveUp as error:
@@ -442,11 +482,25 @@ def _finish(
         path.unlink(missing_ok=True)
     with _with_hint(inputs.settings, outcome):
         folder.write_summary(summary)
-        pictures = not observer.updates.lost
         summary = _conclude(
-            inputs, outcome.weights, summary, folder, test=not outcome.interrupted, draw=pictures
+            inputs,
+            outcome.weights,
+            summary,
+            folder,
+            observer,
+            test=not outcome.interrupted,
+            draw=not observer.updates.lost,
         )
     return None if outcome.interrupted else summary
+
+
+class _Tests(Protocol):
+    """Where the results of tests go, and what there is of them."""
+
+    @property
+    def evaluations(self) -> Sequence[Evaluation]: ...
+
+    def evaluated(self, result: Evaluation) -> None: ...
 
 
 def _conclude(
@@ -454,6 +508,7 @@ def _conclude(
     weights: NDArray[np.float32],
     summary: Summary,
     folder: RunFolder,
+    tests: _Tests,
     *,
     test: bool,
     draw: bool,
@@ -466,14 +521,16 @@ def _conclude(
     write_caffemodel(folder.caffemodel, inputs.model.net, weights)
     try:
         if test and inputs.test is not None:
-            figures = inputs.test.figures(inputs.model, weights)
+            figures = inputs.test.whole(weights)
+            steps = inputs.job.plan.steps
+            tests.evaluated(Evaluation(steps, summary.samples, summary.seconds, figures))
             summary = replace(
                 summary, test_accuracy=figures.get("accuracy"), test_loss=figures.get("loss")
             )
             folder.write_summary(summary)
     finally:
         if draw:
-            plot_loss(folder.updates, summary, folder.loss_plot)
+            plot_loss(folder.updates, summary, folder.loss_plot, tests.evaluations)
             plot_staleness(folder.updates, summary, folder.staleness_plot)
     return summary
 
@@ -531,5 +588,20 @@ def _complete(inputs: _Inputs, found: Found, summary: Summary) -> Summary:
     with RunFolder.resume(out, TrainSettings.load(out / SETTINGS).plain()) as folder:
         weights = inputs.model.table.empty()
         found.manifest.map.join([state.weights for state in found.states], weights)
+        tests = _Written(EvaluationsFile(folder.evaluations, upto=inputs.job.plan.steps))
         drawable = folder.updates.is_file()
-        return _conclude(inputs, weights, summary, folder, test=True, draw=drawable)
+        return _conclude(inputs, weights, summary, folder, tests, test=True, draw=drawable)
+
+
+class _Written:
+    """Tests that are only written down: the run whose weights they are of has ended before."""
+
+    def __init__(self, file: EvaluationsFile) -> None:
+        self._file = file
+
+    @property
+    def evaluations(self) -> Sequence[Evaluation]:
+        return self._file.results
+
+    def evaluated(self, result: Evaluation) -> None:
+        self._file.add(result)

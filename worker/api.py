@@ -1,12 +1,15 @@
 """`worker.train`: a Caffe solver, a Spark DataFrame, and trained weights back."""
 
+import logging
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from cupy_kernels.types import Precision
 from ps import paths
@@ -20,25 +23,35 @@ from ps.wire.transport import Transport
 from shards import arguments
 from shards.errors import BadInput
 from worker import spark
+from worker.caffe.evaluator import Evaluator, needs_test_net
 from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import Solver, read_solver
 from worker.caffe.weights import write_caffemodel
 from worker.columns import SHAPE_COLUMNS, Shape, pixel_column
-from worker.inference import read_weights, write_safetensors
+from worker.evaluation import Evaluation, EvaluationPlan
+from worker.inference import starting_weights, write_safetensors
+from worker.job import Job
 from worker.placement import parse_device
 from worker.strategies import Strategy, strategy_of
 from worker.training import Observer, Outcome, check_frame, run_job
+
+_LOG = logging.getLogger(__name__)
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class Trained(msgspec.Struct, frozen=True):
-    """Trained weights, a flat float32 arena, with the solver they belong to and how it went."""
+    """Trained weights, a flat float32 arena, with the solver they belong to and how it went.
+
+    `evaluations` are the results of the tests during training and of the final weights, in their
+    order; none without test data.
+    """
 
     solver: Solver
     weights: NDArray[np.float32]
     outcome: Outcome
+    evaluations: tuple[Evaluation, ...] = ()
 
     def save(self, path: str | Path) -> Path:
         """Write the weights as .caffemodel or .safetensors, by the name's ending."""
@@ -61,8 +74,9 @@ def train(
     workers: int | None = None,
     staleness: float | None = 4,
     strategy: Strategy | str | None = None,
-    seed: int = 1,
+    seed: int | None = None,
     max_iter: int | None = None,
+    test_data: "spark.DataFrame | str | Path | None" = None,
     weights: str | Path | None = None,
     resume: str | Path | None = None,
     snapshots: str | Path | None = None,
@@ -75,7 +89,7 @@ def train(
     transport: str = Transport.AUTO,
     compress: str = NONE,
     compress_pull: str = NONE,
-    device: str = "auto",
+    device: str | None = None,
     precision: str = Precision.FP32,
     durability: str = Durability.MEMORY,
     silence_s: float = SILENCE_S,
@@ -89,10 +103,13 @@ def train(
     pixels, or a list of numbers); columns channels, height, width say an image's shape where it is
     not square. Each of its partitions is one worker, unless `workers` says how many to deal it into
     (over Spark Connect it must). `staleness` is the bound in steps, None or inf for none; strategy
-    "bsp" needs 0. `weights` starts
-    from a file (fine-tuning), `resume` goes on from a folder below an earlier run's `snapshots`, or
-    from one below its `logs`, which a killed job left. `resume` and `snapshots` may be URIs that
-    pyarrow reaches, as s3://bucket/run (docs/snapshots.md).
+    "bsp" needs 0. `seed` and `max_iter` are the solver's own unless they are given. `test_data`, a
+    DataFrame with the same columns or the path of such files, is what the weights are tested on,
+    every `test_interval` iterations of the solver and at the end; of a DataFrame this process reads
+    the first `test_iter` batches. `weights` starts from a file (fine-tuning), `resume` continues
+    from a folder below an earlier run's `snapshots`, or from one below its `logs`, which a killed
+    job left. `resume` and `snapshots` may be URIs that pyarrow reaches, as s3://bucket/run
+    (docs/snapshots.md).
     `shards_in` is where the shards live: "ray", in actors, or "processes" of this machine;
     `shard_device` what holds their weights, "cpu" or "gpu".
     `link`, such as "rtt=100ms,rate=100Mbit", puts each worker behind a link like that, to see how
@@ -102,8 +119,9 @@ def train(
     "int8", "4bit", "1bit", "topk:SHARE" or "threshold:TAU", with ",zstd" if wanted; `compress_pull`
     how weights do: "fp16" or "bf16", or as changes, "int8", "4bit" or "topk:SHARE"
     (docs/compression.md). `device` is what each worker computes on: "cpu", "gpu" (one of its own),
-    "gpu:N", or "auto", a GPU where one answers. `precision` is what a GPU rounds the factors of
-    products to: "fp32" (not at all), "tf32" or "bf16"; sums stay in float32, and so does the CPU.
+    "gpu:N", "auto", a GPU where one answers, or None, as the solver's `solver_mode` says.
+    `precision` is what a GPU rounds the factors of products to: "fp32" (not at all), "tf32" or
+    "bf16"; sums stay in float32, and so does the CPU.
     `durability` is what survives the death of a shard: "memory" (its last save), "process",
     "logged" or "replicated" (docs/durability.md); the two between need a folder `logs`, of this job
     alone, which each node with a shard has to itself or shares with others. One with an earlier
@@ -128,6 +146,8 @@ def train(
         if where is not None:
             paths.place(f"train: {argument}", where)
     read = read_solver(paths.path("train: solver", solver), _shape(df))
+    for notice in read.notices:
+        _LOG.warning(notice)
     count = spark.partition_count(df) if workers is None else _whole("workers", workers, 1)
     job = caffe_job(
         read,
@@ -135,7 +155,7 @@ def train(
         workers=count,
         shards=_whole("shards", shards, 1),
         bound=arguments.bound("train: staleness", staleness),
-        seed=_whole("seed", seed),
+        seed=None if seed is None else _whole("seed", seed),
         max_iter=None if max_iter is None else _whole("max_iter", max_iter, 1),
         prefetch=prefetch,
         shuffle=shuffle,
@@ -145,23 +165,31 @@ def train(
         link=link_of(link),
         transport=_named("transport", transport, Transport),
         compression=Compression.parse(compress, compress_pull),
-        device=parse_device(device),
+        device=parse_device(read.device if device is None else device),
         precision=_named("precision", precision, Precision),
         durability=_named("durability", durability, Durability),
         silence_s=arguments.seconds("train: silence_s", silence_s),
         rollback_s=rollback_s,
         logs_apart=True,
     )
+    start = _start(read, weights, resume, job.plan.seed)
+    evaluator = _evaluator(read, test_data, start)
     outcome = run_job(
         spark.partitions(df, count),
         job,
-        weights=_start(read, weights, seed),
+        weights=start,
         resume=resume,
         snapshots=snapshots,
         logs=logs,
+        evaluation=_plan(read, evaluator),
         observer=observer,
     )
-    return Trained(read, outcome.weights, outcome)
+    evaluations = list(outcome.evaluations)
+    if evaluator is not None and not outcome.interrupted:
+        evaluations.append(_test_last(evaluator, job, outcome))
+        if observer is not None:
+            observer.evaluated(evaluations[-1])
+    return Trained(read, outcome.weights, outcome, tuple(evaluations))
 
 
 def _check_columns(df: spark.DataFrame) -> None:
@@ -195,8 +223,60 @@ def _shape(df: spark.DataFrame) -> Shape | None:
     return channels, height, width
 
 
-def _start(solver: Solver, path: str | Path | None, seed: int) -> NDArray[np.float32] | None:
-    if path is None:
+def _start(
+    solver: Solver, path: str | Path | None, resume: str | Path | None, seed: int
+) -> NDArray[np.float32] | None:
+    """The weights of the file at `path`, else of the solver's files; None to resume."""
+    if path is not None:
+        files: tuple[str | Path, ...] = (paths.path("train: weights", path),)
+    else:
+        files = () if resume is not None else tuple(solver.weights)
+    return starting_weights(CaffeModel(solver.train), files, seed)
+
+
+def _evaluator(
+    solver: Solver,
+    data: "spark.DataFrame | str | Path | None",
+    start: NDArray[np.float32] | None,
+) -> Evaluator | None:
+    """The solver's test nets on `data`, tried on one row; None without data."""
+    if data is None:
+        if solver.test_interval and solver.tests:
+            _LOG.warning(
+                "%s: test_interval has no effect: no test_data was given", solver.train.file
+            )
         return None
+    named = data if isinstance(data, str | Path) else "DataFrame"
+    needs_test_net(solver, "train: test_data", named)
     model = CaffeModel(solver.train)
-    return read_weights(paths.path("train: weights", path), model.table, model.initial(seed))
+    batches: list[pa.RecordBatch] = []
+    if isinstance(data, str | Path):
+        # PyArrow's readers are for those who have files alone.
+        from worker.sources import open_source, part_to_test
+
+        source = open_source(data, part_to_test(data))
+        evaluator = Evaluator(solver, model, source.batches)
+    else:
+        pixel_column(data.columns, "train: test_data")
+        evaluator = Evaluator(solver, model, lambda: batches)
+        batches += spark.first_rows(data, evaluator.most_rows)
+    try:
+        evaluator.check(start if start is not None else model.initial(1))
+    except BadInput as error:
+        raise BadInput(f"train: test_data {named}: {error}") from None
+    return evaluator
+
+
+def _plan(solver: Solver, evaluator: Evaluator | None) -> EvaluationPlan | None:
+    """The tests during training, as the solver wants them."""
+    if evaluator is None or not solver.test_interval:
+        return None
+    return EvaluationPlan(evaluator.sample, solver.test_interval, solver.test_initialization)
+
+
+def _test_last(evaluator: Evaluator, job: Job, outcome: Outcome) -> Evaluation:
+    """A test of the weights that a job has ended with."""
+    with threadpool_limits(1):
+        figures = evaluator.sample(outcome.weights)
+    status = outcome.statuses[0]
+    return Evaluation(status.steps // job.workers, status.samples, outcome.seconds, figures)

@@ -121,6 +121,19 @@ def read_weights(
     return arena
 
 
+def starting_weights(model: CaffeModel, files: Sequence[str | Path], seed: int) -> Floats | None:
+    """Weights to start from: each file's over those before it, over what the fillers draw.
+
+    None where there are no files.
+    """
+    if not files:
+        return None
+    arena: Floats = model.initial(seed)
+    for file in files:
+        arena = read_weights(Path(file), model.table, arena)
+    return arena
+
+
 def _read_caffemodel(path: Path, table: DenseTable, arena: Floats) -> tuple[str, ...]:
     return into_arena(read_caffemodel(path), table, arena, str(path))
 

@@ -22,6 +22,9 @@ from worker.model import Model
 from worker.placement import ANY, Wanted
 from worker.replica import Plan
 
+DEFAULT_SEED = 1
+"""The seed of a job that nothing gives one."""
+
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A training job, whatever its data.
@@ -30,14 +33,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     `workers` is the number of partitions the data is trained in; `bound` is the staleness bound in
     steps (None: none). A snapshot is taken every `snapshot_every` iterations, an iteration being
     one step of every worker, and every `snapshot_every_s` seconds (0: not by that), and at the end;
-    `keep` says which stay, `snapshot_aligned` that the shards stand still for one. The shards live
-    at `shards_in`, hold their weights on `shard_device`, and listen on `bind` and `port`
-    (ps/hosts/hosting.py): where others than this host can reach them, they speak CURVE and let in
-    this job's workers alone, unless `plaintext`. If their logs are `logs_apart`, each node has a
-    folder to itself for them. Each worker is put behind a `link` of this kind, to try one out, and
-    computes on a `device` as `worker.placement` says. `transport` carries the data. A copy of a
-    replicated shard that is silent for `silence_s` counts as dead. At durability `memory` a shard
-    that dies takes back what it applied in the last `rollback_s`; with 0 its death ends the job.
+    without `snapshot_at_end` a job that ends by itself takes no last one. `keep` says which stay,
+    `snapshot_aligned` that the shards stand still for one. The shards live at `shards_in`, hold
+    their weights on `shard_device`, and listen on `bind` and `port` (ps/hosts/hosting.py): where
+    others than this host can reach them, they speak CURVE and let in this job's workers alone,
+    unless `plaintext`. If their logs are `logs_apart`, each node has a folder to itself for them.
+    Each worker is put behind a `link` of this kind, to try one out, and computes on a `device` as
+    `worker.placement` says. `transport` carries the data. A copy of a replicated shard that is
+    silent for `silence_s` counts as dead. At durability `memory` a shard that dies takes back what
+    it applied in the last `rollback_s`; with 0 its death ends the job. Every `display` iterations
+    (0: never) the loss is logged, as the mean of the last `average_loss` iterations (None: one).
     """
 
     model: Callable[[], Model]
@@ -68,6 +73,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     silence_s: float = SILENCE_S
     rollback_s: float = ROLLBACK_S
     logs_apart: bool = False
+    snapshot_at_end: bool = True
+    display: int = 0
+    average_loss: int | None = None
 
     def __post_init__(self) -> None:
         for field, value in _checked(self).items():

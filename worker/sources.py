@@ -16,7 +16,7 @@ from worker.idx import is_idx_folder, open_idx
 from worker.image_table import Source, Split, listing
 from worker.parquet import open_parquet, parquet_files
 
-__all__ = ["Source", "Split", "open_source"]
+__all__ = ["Source", "Split", "has_test", "open_source", "part_to_test"]
 
 
 def open_source(
@@ -59,3 +59,8 @@ def has_test(path: str | Path) -> bool:
         return False
     tests = (part for part in folder.glob("test*") if part.is_dir() or part.suffix == ".parquet")
     return is_idx_folder(folder) or any(tests)
+
+
+def part_to_test(path: str | Path) -> Split:
+    """The part of the data at `path` to test on: `test`, or all of data that is not divided."""
+    return "test" if has_test(path) else "train"

@@ -35,6 +35,7 @@ __all__ = [
     "DataFrame",
     "SparkSession",
     "check_guarded",
+    "first_rows",
     "interrupt",
     "partition_count",
     "partitions",
@@ -155,6 +156,15 @@ def partitions(df: DataFrame, workers: int) -> DataFrame:
     if hasattr(df, "_jdf") and partition_count(df) == workers:
         return df
     return df.repartition(workers)
+
+
+def first_rows(df: DataFrame, most: int) -> list[Any]:
+    """The first `most` rows as Arrow record batches in this process; raises GiveUp."""
+    try:
+        batches: list[Any] = df.limit(most).toArrow().to_batches()
+    except _SPARK_ERRORS as error:
+        raise GiveUp(f"reading the first {most} rows failed: {reason(error)}") from None
+    return batches
 
 
 def task_reason(text: str) -> str:

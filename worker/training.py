@@ -6,6 +6,7 @@ and brings the weights home. A job that is interrupted, or whose workers fail fo
 snapshot of what was learned until then.
 """
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,12 +33,16 @@ from shards.errors import DownpourError
 from shards.messages import ShardStatus
 from shards.tables import DenseTable
 from worker import resuming, spark
+from worker.display import LossLine
+from worker.evaluation import BackgroundEvaluator, Evaluation, EvaluationPlan
 from worker.interrupts import noted
 from worker.job import Job
 from worker.placement import check, check_here
 from worker.replica import Report
 from worker.residence import Residence, Start, Wish
 from worker.task import PATIENCE_S, REPORT, TaskSpec, decode_reports, run_task
+
+_LOG = logging.getLogger(__name__)
 
 _LOOK_S = 0.5
 _ANSWER_S = 10.0
@@ -57,6 +62,10 @@ class Observer(Protocol):
         """Counters as they are now, and the records since the last call, one array a shard."""
         ...
 
+    def evaluated(self, result: Evaluation) -> None:
+        """What a test of the weights found while the job trains."""
+        ...
+
     def moved(self, cluster: Cluster) -> None:
         """The job has moved to these shards; what is reported from now on is theirs."""
         ...
@@ -71,6 +80,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     `left` are the last statuses of shards that it has moved away from. `snapshot` is that of these
     weights; None if none was wanted or it could not be written, whatever earlier ones there are.
+    `evaluations` are the results of the tests during training.
     """
 
     cluster: Cluster
@@ -81,6 +91,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: str | None
     seconds: float
     interrupted: bool
+    evaluations: list[Evaluation] = []
 
 
 def run_job(
@@ -93,6 +104,7 @@ def run_job(
     asked: Event | None = None,
     wishes: Callable[[], Wish | None] = lambda: None,
     logs: str | Path | None = None,
+    evaluation: EvaluationPlan | None = None,
     observer: Observer | None = None,
 ) -> Outcome:
     """Train on `df` as `job` says; blocks until every worker is done.
@@ -102,8 +114,9 @@ def run_job(
     as good. Snapshots go into folders below `snapshots`, a path or URI, named by iteration; setting
     `asked` asks for one now. `wishes` is asked now and then whether the job is to move to more or
     fewer shards. Where its durability asks for logs, they lie below `logs`, in folders named after
-    the job, until it has ended with a snapshot of its last weights, or by itself where no snapshots
-    are wanted; what an earlier job left there must not tell more than what is resumed. Ctrl-C ends
+    the job, until it has ended with a snapshot of its last weights, or by itself where no such
+    snapshot is wanted; what an earlier job left there must not tell more than what is resumed. The
+    weights are tested while the job trains as `evaluation` says (worker/evaluation.py). Ctrl-C ends
     the job early, with a snapshot and `interrupted` set; a second one raises KeyboardInterrupt,
     without. Call it from the main thread, in a process connected to Ray if the shards are to live
     there. Raises BadInput for what the caller can mend, GiveUp when a worker or a shard fails for
@@ -171,11 +184,17 @@ def run_job(
             residuals=found.store.address if found and job.keeps_residuals else None,
         )
         begins_at = found.manifest.steps // job.workers if found else 0
-        with _snapshotter(job, cluster, shelf, begins_at, told) as snapshotter:
-            run = _Run(df, job, task, residence, snapshotter, asked, wishes, observer)
+        with (
+            _snapshotter(job, cluster, shelf, begins_at, told) as snapshotter,
+            _evaluator(evaluation, job, cluster, begins_at, observer, told) as evaluator,
+        ):
+            if evaluator is not None and isinstance(beginning, np.ndarray):
+                evaluator.begin(beginning)
+            run = _Run(df, job, task, residence, snapshotter, evaluator, asked, wishes, observer)
             outcome = run.run()
-        # Without snapshots a job that has ended by itself is all in its outcome, the caller's.
-        held = outcome.snapshot is not None or (shelf is None and not outcome.interrupted)
+        # A job that has ended by itself, without a last snapshot by wish, is all in its outcome.
+        unsaved = shelf is None or not job.snapshot_at_end
+        held = outcome.snapshot is not None or (unsaved and not outcome.interrupted)
         if held:
             residence.forget_logs()
     if logs is not None and held:
@@ -203,6 +222,7 @@ class _Run:
         task: TaskSpec,
         residence: Residence,
         snapshotter: Snapshotter | None,
+        evaluator: BackgroundEvaluator | None,
         asked: Event | None,
         wishes: Callable[[], Wish | None],
         observer: Observer | None,
@@ -212,6 +232,7 @@ class _Run:
         self.task = task
         self.residence = residence
         self.snapshotter = snapshotter
+        self.evaluator = evaluator
         self.asked = asked or Event()
         self.wishes = wishes
         self.observer = observer
@@ -219,6 +240,7 @@ class _Run:
         self._left: list[ShardStatus] = []
         self._snapshot: str | None = None  # of what the job ended with
         self._wish: Wish | None = None
+        self._loss_line = LossLine(job.display, job.average_loss, job.workers)
         self._tag = f"downpour-{secrets.token_hex(8)}"
 
     def run(self) -> Outcome:
@@ -227,12 +249,15 @@ class _Run:
             reports = self._train(pressed)
             self._follow(waits=True)
             states = self._last or self.residence.console.export()
-            if self._last is None:
+            wants_last = self.job.snapshot_at_end or pressed.is_set()
+            if self._last is None and wants_last:
                 self._save(states)
+            if self.evaluator is not None:
+                self.evaluator.finish(pressed.is_set)
             # Whoever looks on may fail, but only once what was learned is safe.
             statuses = self._look()
             self.residence.tell_losses()
-            self._tell_of(reports)
+            self._tell_of(reports, wants_last)
             return Outcome(
                 cluster=self.residence.cluster,
                 weights=_assemble(self.residence.cluster, states),
@@ -242,6 +267,7 @@ class _Run:
                 snapshot=self._snapshot,
                 seconds=time.monotonic() - started,
                 interrupted=pressed.is_set(),
+                evaluations=self.evaluator.results if self.evaluator is not None else [],
             )
 
     def _train(self, pressed: Event) -> list[Report]:
@@ -287,10 +313,16 @@ class _Run:
         while not wait([future], _LOOK_S).done and not pressed.is_set():
             statuses = self._checked()
             self._follow()
+            self._test(statuses[0])
             if not self._busy_with_a_wish() and self.snapshotter is not None:
                 asked = self.asked.is_set()
                 self.asked.clear()
                 self.snapshotter.look(statuses[0].steps // self.job.workers, asked=asked)
+
+    def _test(self, status: ShardStatus) -> None:
+        """Have the weights tested if that is due; not while the job moves."""
+        if self.evaluator is not None and not self.residence.moving:
+            self.evaluator.look(status.steps // self.job.workers, status.samples)
 
     def _busy_with_a_wish(self) -> bool:
         """Whether the job moves or is about to: then no snapshot is begun, and one is awaited."""
@@ -314,6 +346,8 @@ class _Run:
         self.residence.enter(moved)
         if self.snapshotter is not None:
             self.snapshotter.follow(self.residence.cluster)
+        if self.evaluator is not None:
+            self.evaluator.follow(self.residence.cluster)
         if self.observer is not None:
             self.observer.moved(self.residence.cluster)
         self.residence.entered()
@@ -334,6 +368,8 @@ class _Run:
         statuses, records = console.status(), console.records()
         if self.observer is not None:
             self.observer.progressed(statuses, records)
+        if (line := self._loss_line.line(statuses, records)) is not None:
+            _LOG.info(line)
         return statuses
 
     def _cancel(self, future: "Future[list[Report]]") -> None:
@@ -365,14 +401,14 @@ class _Run:
         places = [*([latest] if latest is not None else []), *self._logs()]
         return f"resume from {' or '.join(places)}" if places else ""
 
-    def _tell_of(self, reports: Sequence[Report]) -> None:
+    def _tell_of(self, reports: Sequence[Report], wants_last: bool) -> None:
         """Tell what the workers have lost, and what is left where there is no last snapshot."""
         if self.observer is None:
             return
         for report in reports:
             if report.lost:
                 self.observer.told(report.lost)
-        if self._snapshot is None and self.snapshotter is not None:
+        if self._snapshot is None and self.snapshotter is not None and wants_last:
             for logs in self._logs():
                 self.observer.told(f"{logs} stay: they hold what the last snapshot was to")
 
@@ -403,6 +439,27 @@ def _snapshotter(
         aligned=job.snapshot_aligned,
         residuals=job.keeps_residuals,
         told=told,
+    )
+
+
+def _evaluator(
+    plan: EvaluationPlan | None,
+    job: Job,
+    cluster: Cluster,
+    begins_at: int,
+    observer: Observer | None,
+    told: Callable[[str], None],
+) -> AbstractContextManager[BackgroundEvaluator | None]:
+    if plan is None:
+        return nullcontext()
+
+    def found(result: Evaluation) -> None:
+        _LOG.info(str(result))
+        if observer is not None:
+            observer.evaluated(result)
+
+    return BackgroundEvaluator(
+        plan, cluster, begins_at=begins_at, last=job.plan.steps, found=found, told=told
     )
 
 

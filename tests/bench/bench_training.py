@@ -25,6 +25,7 @@ from tests.bench.report import Goal, goals, save
 from worker import spark
 from worker.caffe.job import caffe_job
 from worker.caffe.solver import read_solver
+from worker.evaluation import Evaluation
 from worker.replica import Report
 from worker.sources import open_source
 from worker.strategies import Downpour
@@ -45,6 +46,9 @@ class _Times:
 
     def progressed(self, statuses: list[ShardStatus], records: list[NDArray[np.void]]) -> None:
         self._rows.append(records[0])
+
+    def evaluated(self, result: Evaluation) -> None:
+        pass
 
     def moved(self, cluster: Cluster) -> None:
         pass

@@ -40,7 +40,7 @@ def test_help_names_every_setting_and_its_default(
     }
     settings = {field.name.replace("_", "-"): field.default for field in fields(TrainSettings)}
     assert lines.keys() == settings.keys() | {"resume", "unset", "help"}
-    for name in ("shards", "workers", "strategy", "seed", "shards-in", "bind"):
+    for name in ("shards", "workers", "strategy", "shards-in", "bind"):
         assert f"[default: {settings[name]}]" in lines[name]
     assert "[default: 4; bsp: 0]" in lines["staleness"]
     assert "[default: 10]" in lines["lease-s"]

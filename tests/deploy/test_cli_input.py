@@ -37,6 +37,21 @@ NETWORKS = [
         '"conv" bottom: "label" top: "loss"',
         r"net\.prototxt: layer loss .*: expected a label for each of 288 rows .* of shape \(8,\)",
     ),
+    (
+        'top: "loss" }',
+        'top: "loss" include { phase: TEST } }',
+        r"net\.prototxt: expected a layer with a loss in the TRAIN phase, .*, got none",
+    ),
+    (
+        'top: "loss" }',
+        'top: "loss" loss_weight: 0 }',
+        r"net\.prototxt: expected a layer with a loss in the TRAIN phase, .*, got none",
+    ),
+    (
+        '"ip2" bottom: "label" top: "loss" }',
+        '"ip2" bottom: "label" top: "loss" propagate_down: false propagate_down: false }',
+        r"net\.prototxt: expected weights with an lr_mult other than 0 .*, got none",
+    ),
 ]
 
 
@@ -56,11 +71,17 @@ SOLVERS = [
     (
         "base_lr: 0.1",
         "base_lr: -0.1",
-        r"solver\.prototxt: learning-rate .*: base_rate: expected 0 or more, .*got -0\.1",
+        r"solver\.prototxt: base_lr: expected more than 0, got -0\.1",
     ),
     ("base_lr: 0.1", "", r"solver\.prototxt: expected a base_lr, got none"),
     ("max_iter: 100", "max_iter: 0", r"solver\.prototxt: max_iter: expected at least 1, got 0"),
     ('"net.prototxt"', '"n.prototxt"', r"solver\.prototxt: net n\.prototxt: found neither as "),
+    (
+        "test_iter: 7",
+        "test_iter: 7 snapshot_format: HDF5",
+        r"solver\.prototxt: snapshot_format: expected BINARYPROTO, got HDF5: ",
+    ),
+    ("base_lr: 0.1", "base_lr: 0", r"solver\.prototxt: base_lr: expected more than 0, got 0"),
     ("max_iter", "max_itr", r'solver\.prototxt:1: .*no field named "max_itr"'),
 ]
 
@@ -103,6 +124,13 @@ def test_truncated_parquet(part: str, downpour: Run, job: Path) -> None:
     path = job / f"data/{part}.parquet"
     path.write_bytes(path.read_bytes()[:500])
     refuses(downpour, job, TRAIN, rf"{part}\.parquet: expected a whole Parquet file, got ")
+
+
+def test_test_data_without_a_test_net(downpour: Run, job: Path) -> None:
+    """Data that no net would be tested on is not passed over in silence."""
+    swap(job / "solver.prototxt", "test_iter: 7", "")
+    line = "--test-data .*/data: expected a solver with a test_iter, got one without"
+    refuses(downpour, job, f"{TRAIN} --test-data data", line)
 
 
 def test_a_wrong_test_net(downpour: Run, job: Path) -> None:

@@ -19,6 +19,7 @@ from deploy.summary import Rows, Summary, Tally
 from deploy.updates import UpdatesWriter
 from shards.errors import BadInput, GiveUp
 from tests.deploy.rows import records, summary
+from worker.evaluation import Evaluation
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -111,6 +112,20 @@ def test_every_kind_of_run_can_be_drawn(tmp_path: Path, name: str) -> None:
         assert content.startswith(PNG)
         width, height = (int.from_bytes(content[at : at + 4], "big") for at in (16, 20))
         assert (width, height) == (1430, 598)
+
+
+@pytest.mark.parametrize(
+    "figures", [{"accuracy": 0.97, "loss": 0.1}, {"loss": 2.3}, {"top5": 0.9}], ids=str
+)
+@pytest.mark.filterwarnings("error")
+def test_tests_are_drawn(tmp_path: Path, figures: dict[str, float]) -> None:
+    """Their accuracy, else their loss; a net that outputs neither leaves the picture as it was."""
+    updates = write(tmp_path, records(300, loss=np.linspace(2.3, 0.01, 300), samples=64))
+    run, pictures = summed(records(300)), []
+    for tests in ((), [Evaluation(n, 64 * n, n, figures) for n in (0, 100, 200)]):
+        plot_loss(updates, run, tmp_path / "out.png", tests)
+        pictures.append((tmp_path / "out.png").read_bytes())
+    assert (pictures[0] != pictures[1]) == ("top5" not in figures)
 
 
 def test_errors_name_the_file(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from deploy.progress import Progress, clock_text, line, picture
 from deploy.readings import Meter, Readings
 from tests.deploy.rows import records, status, worker
+from worker.evaluation import Evaluation
 
 WAITING = worker("w1", clock=12, step=12, waiting=True, loss=0.25)
 
@@ -45,9 +46,10 @@ def rendered(draw: Callable[[Console], None], width: int = 100, *, colour: bool 
 
 
 def test_one_line_says_it_all() -> None:
-    """Time, steps, loss, speed, staleness and who waits, in one plain line."""
+    """Time, steps, loss, rate, speed, staleness and who waits, in one plain line."""
     assert line(readings()) == (
-        "0:20  steps 20/300  loss 0.5  1280 samples/s  staleness 3.5, max 4  waiting: w1"
+        "0:20  steps 20/300  loss 0.5  learning rate 0.01  1280 samples/s"
+        "  staleness 3.5, max 4  waiting: w1"
     )
 
 
@@ -58,6 +60,7 @@ def test_a_picture_shows_everything() -> None:
     assert rows[0].endswith("7% 20 of 300 steps 0:20 elapsed 2:20 left")
     assert rows[1:] == [
         "loss 0.5 1,280 samples/s staleness 3.5, max 4 clock gap max 4 of 5",
+        "learning rate 0.01",
         "",
         "worker clock step loss restarts standing",
         "w0 8 8 0.5000 0 runs",
@@ -67,7 +70,18 @@ def test_a_picture_shows_everything() -> None:
         "shard version updates/s MB/s in MB/s out max gap",
         "0 20 2.0 5.0 0.0 4",
         "1 20 2.0 5.0 0.0 0",
+        "",
     ]
+
+
+def test_a_picture_shows_how_far_it_has_come() -> None:
+    """The learning rate, passes over the data, and the last test of the weights."""
+    meter = Meter(steps=100, workers=1, bound=4, started=0.0, rows=256)
+    got = meter.look([status(rate=0.0375, samples=640)], [records(1)], 10.0)
+    result = Evaluation(400, 25600, 9.0, {"accuracy": 0.9731, "loss": 0.0841})
+    text = rendered(lambda console: console.print(picture(got, result)), width=80)
+    row = "learning rate 0.0375   epoch 2.5   test at 400: accuracy 97.31%, loss 0.0841"
+    assert row in [line.rstrip() for line in text.splitlines()]
 
 
 def test_no_bound_is_said() -> None:
@@ -110,22 +124,83 @@ def test_a_pipe_gets_plain_lines() -> None:
             progress.starting("Ray")
             time.now += 3
             progress.starting("Spark")
-            for look in range(25):
+            progress.update([status()], [records(0)])
+            time.now += 2
+            progress.note("a notice")
+            for look in range(1, 25):
                 time.now += 0.5
                 steps = status(steps=look, samples=64 * look)
                 progress.update([steps], [records(1, loss=0.5)])
             progress.starting("the test")
             time.now += 70
 
+    rest = "loss 0.5  learning rate 0.01  128 samples/s  staleness 0.0, max 0  nobody waits"
     assert rendered(run).splitlines() == [
         "0:00  starting Ray",
         "0:03  starting Spark",
-        "0:03  steps 0/10  loss 0.5  - samples/s  staleness 0.0, max 0  nobody waits",
-        "0:08  steps 10/10  loss 0.5  128 samples/s  staleness 0.0, max 0  nobody waits",
-        "0:13  steps 20/10  loss 0.5  128 samples/s  staleness 0.0, max 0  nobody waits",
-        "0:15  steps 24/10  loss 0.5  128 samples/s  staleness 0.0, max 0  nobody waits",
-        "0:15  starting the test",
+        "0:05  a notice",
+        f"0:05  steps 1/10  {rest.replace('128', '26')}",
+        f"0:10  steps 11/10  {rest.replace('128', '94')}",
+        f"0:15  steps 21/10  {rest}",
+        f"0:17  steps 24/10  {rest}",
+        "0:17  starting the test",
     ]
+
+
+def test_nothing_is_said_before_the_first_step() -> None:
+    """Nor the same thing twice: a line stays, so it has something to say."""
+    time = Time()
+
+    def run(console: Console) -> None:
+        with Progress(steps=10, workers=1, bound=4, console=console, clock=time) as progress:
+            for steps in (0, 0, 5, 5, 5):
+                time.now += 10
+                progress.update([status(steps=steps)], [records(0)])
+            progress.starting("the test")
+
+    (first, second) = rendered(run).splitlines()
+    assert first.startswith("0:30  steps 5/10")
+    assert second == "0:50  starting the test"
+
+
+def test_lines_by_iteration() -> None:
+    """With `display` a line comes at each multiple of so many iterations, and not by the clock;
+    the loss is the mean of `average_loss` iterations; a test has a line of its own."""
+    time = Time()
+
+    def run(console: Console) -> None:
+        with Progress(
+            steps=40, workers=2, bound=4, display=10, average_loss=2, console=console, clock=time
+        ) as progress:
+            for steps in range(0, 61, 6):
+                time.now += 10
+                now = status(steps=steps)
+                progress.update([now], [records(6, loss=[9, 9, 1, 2, 3, 4])])
+            progress.evaluated(Evaluation(30, 640, 9.0, {"loss": 0.5}))
+
+    lines = rendered(run).splitlines()
+    assert [line.split("  ")[1] for line in lines[:-1]] == [
+        "steps 24/80",
+        "steps 42/80",
+        "steps 60/80",
+    ]
+    assert all("loss 2.5" in line for line in lines[:-1])
+    assert lines[-1] == "1:50  test at iteration 30: loss 0.5"
+
+
+def test_a_terminal_says_how_to_stop() -> None:
+    """While it trains, and not any more once it has ended."""
+
+    def run(console: Console) -> None:
+        with Progress(steps=10, workers=1, bound=4, console=console, clock=Time()) as progress:
+            progress.update([status(steps=5, workers=[WAITING])], [records(1)])
+            hints.append(rendered(lambda other: other.print(progress._draw())))
+
+    hints: list[str] = []
+    ended = _without_escapes(rendered(run, colour=True))
+    hint = "Ctrl-C stops the run and saves a snapshot"
+    assert hint in hints[0]
+    assert hint not in ended[ended.rindex("5 of 10 steps") :]
 
 
 def test_a_long_line_is_not_wrapped_in_a_pipe() -> None:
@@ -134,7 +209,7 @@ def test_a_long_line_is_not_wrapped_in_a_pipe() -> None:
 
     def run(console: Console) -> None:
         with Progress(steps=10, workers=9, bound=4, console=console, clock=Time()) as progress:
-            progress.update([status(workers=everyone)], [records(0)])
+            progress.update([status(steps=1, workers=everyone)], [records(0)])
 
     (only,) = rendered(run, width=40).splitlines()
     assert only.endswith("worker-of-a-long-name-8")

@@ -23,6 +23,8 @@ def test_the_first_look_has_no_speeds() -> None:
         remaining_s=None,
         samples_per_s=None,
         loss=None,
+        rate=0.01,
+        epoch=None,
         staleness_mean=None,
         staleness_max=None,
         bound=4,
@@ -96,6 +98,20 @@ def test_the_loss_is_the_mean_of_recent_updates() -> None:
     watch.look([status(), status(1)], [records(0), records(0)], 1015.0)
     got = watch.look([status(), status(1)], [records(1, loss=6.0), records(1)], 1022.0)
     assert got.loss == pytest.approx((1 + 2 + 3 + 6) / 4)
+
+
+def test_the_loss_may_be_the_mean_of_so_many_updates() -> None:
+    """As a solver's average_loss wants it, whatever the time between looks."""
+    watch = Meter(steps=100, workers=2, bound=4, started=1000.0, average=3)
+    watch.look([status()], [records(3, loss=[9, 9, 1])], 1000.0)
+    assert watch.look([status()], [records(2, loss=[2, 3])], 1100.0).loss == 2.0
+
+
+def test_epochs_are_passes_over_the_rows() -> None:
+    """Samples of all workers together, over the rows of the training data."""
+    watch = Meter(steps=100, workers=2, bound=4, started=1000.0, rows=200)
+    got = watch.look([status(samples=500, rate=0.02)], [records(0)], 1000.0)
+    assert (got.epoch, got.rate) == (2.5, 0.02)
 
 
 def test_staleness_is_over_all_updates_seen() -> None:

@@ -200,7 +200,7 @@ def test_a_port_for_every_shard() -> None:
         ("{", "Input data was truncated"),
         ('{"spark": "\udcff"}', "'utf-8' codec can't decode byte 0xff"),
         ('{"solver": "/s", "data": "/d"}', "missing required field `out`"),
-        ('{"solver": "/s", "data": "/d", "out": "/o", "seed": "x"}', "Expected `int`, got `str`"),
+        ('{"solver": "/s", "data": "/d", "out": "/o", "shards": "x"}', "Expected `int`, got `str`"),
     ],
 )
 def test_a_settings_file_that_is_none(content: str | None, line: str, tmp_path: Path) -> None:

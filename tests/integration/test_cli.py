@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from deploy import ray_cluster
+from deploy.evaluations import read_evaluations
 from ps.hosts import process_host, replicated_host
 from shards.spec import ShardSpec
 from tests import tiny
@@ -99,6 +100,35 @@ def test_a_run_that_meets_trouble(here: Run, tmp_path: Path) -> None:
     assert re.fullmatch(rf"test accuracy \S+%, {2 * steps} updates in \d+ s; see {run}", last(out))
     check_folder(run, workers=2, shards=2, steps=steps, bound=4, restarts=1)
     assert snapshots(run)[-1] == steps
+
+
+def test_what_a_solver_asks_for(here: Run, tmp_path: Path) -> None:
+    """Lines by `display`, tests by `test_interval`, no last snapshot, the seed, and a notice for
+    what has no effect; and --resume continues the record of tests."""
+    tiny.write_job(
+        tmp_path,
+        max_iter=400,
+        extra="test_interval: 100 display: 200 snapshot: 150 snapshot_after_train: false"
+        ' random_seed: 7 snapshot_prefix: "tiny"',
+    )
+    run = tmp_path / "run"
+    status, out, err = here(*TRAIN, "--workers", 1, "--shards-in", "processes")
+    assert (status, err) == (0, "")
+    lines = [line.partition("  ")[2] for line in out.splitlines()]
+    assert lines[0].startswith(f"{tmp_path}/solver.prototxt: snapshot_prefix has no effect: ")
+    # How often the driver looks decides how many of the others come, and how late.
+    assert sum(line.startswith("test at iteration 0: ") for line in lines) == 1
+    assert sum(line.startswith("test at iteration 400: ") for line in lines) == 1
+    assert 1 <= sum(line.startswith("steps ") for line in lines) <= 3
+    assert 400 not in snapshots(run)
+    assert set(pq.read_table(run / "updates.parquet").to_pandas().seed) == {7}
+    found = [result.iteration for result in read_evaluations(run / "evaluations.csv")]
+    assert found == sorted({0, 400, *found})
+    last_test = read_evaluations(run / "evaluations.csv")[-1]
+    told = json.loads((run / "summary.json").read_text())
+    figures = {"accuracy": told["test_accuracy"], "loss": told["test_loss"]}
+    assert last_test.figures == pytest.approx(figures, rel=1e-6)
+    assert told["test_accuracy"] > 0.9
 
 
 def test_a_shard_that_dies(

@@ -20,7 +20,7 @@ from worker.sources import open_source
 
 @pytest.fixture
 def solver(tmp_path: Path) -> Path:
-    return tiny.write_job(tmp_path, max_iter=60)
+    return tiny.write_job(tmp_path, max_iter=60, extra="test_interval: 20")
 
 
 @pytest.mark.slow
@@ -29,7 +29,17 @@ def test_a_data_frame_is_trained_on(spark: Any, solver: Path, tmp_path: Path) ->
     """Each partition is a worker; the weights are better than chance, are saved as both kinds of
     file, and are where a second training starts that is told to."""
     df = spark.createDataFrame(tiny.image_table(120)).repartition(2)
-    trained = worker.train(df, solver=solver, shards=2, staleness=2, snapshots=tmp_path / "s")
+    trained = worker.train(
+        df,
+        solver=solver,
+        shards=2,
+        staleness=2,
+        snapshots=tmp_path / "s",
+        test_data=tmp_path / "data",
+    )
+    # A machine may be too busy for one in between.
+    assert [trained.evaluations[at].iteration for at in (0, -1)] == [0, 60]
+    assert trained.evaluations[-1].figures["accuracy"] > 0.9
     assert sorted(report.steps for report in trained.outcome.reports) == [60, 60]
     assert trained.outcome.snapshot == str(tmp_path / "s" / "60")
     model = CaffeModel(trained.solver.tests[0].net)
@@ -42,7 +52,7 @@ def test_a_data_frame_is_trained_on(spark: Any, solver: Path, tmp_path: Path) ->
         np.testing.assert_array_equal(found, trained.weights)
 
     still = tmp_path / "still.prototxt"
-    still.write_text(solver.read_text().replace("base_lr: 0.1", "base_lr: 0"))
+    still.write_text(solver.read_text().replace("base_lr: 0.1", "base_lr: 1e-30"))
     again = worker.train(
         df,
         solver=still,
@@ -50,7 +60,11 @@ def test_a_data_frame_is_trained_on(spark: Any, solver: Path, tmp_path: Path) ->
         weights=tmp_path / "w.caffemodel",
         max_iter=2,
         shards_in="processes",
+        test_data=spark.createDataFrame(tiny.image_table(50, seed=2)),
     )
+    assert [result.iteration for result in again.evaluations] == [0, 2]
+    for result in again.evaluations:
+        assert result.figures == pytest.approx(trained.evaluations[-1].figures)
     np.testing.assert_array_equal(again.weights, trained.weights)
     assert [report.steps for report in again.outcome.reports] == [2, 2, 2]
 
@@ -114,6 +128,7 @@ def test_an_empty_data_frame(spark: Any, solver: Path) -> None:
         ({"transport": "mail"}, "train: transport: expected auto or tcp or ipc or shm, got 'mail'"),
         ({"shard_device": "tpu"}, "train: shard_device: expected cpu or gpu, got 'tpu'"),
         ({"weights": "nowhere"}, "nowhere: cannot be read: No such file or directory"),
+        ({"test_data": "nowhere"}, "data nowhere: expected .*, got nothing there"),
         ({"shards": 9999}, "expected 1 to .* shards, got 9999"),
     ],
     ids=str,
@@ -126,13 +141,53 @@ def test_options_that_make_no_sense(
         worker.train(frame(spark), **({"solver": solver} | options))
 
 
+def test_notices_are_logged(
+    solver: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the solver asks for and does not get is a warning, and no error."""
+    solver.write_text(solver.read_text() + "device_id: 2")
+    _job_of(monkeypatch, solver=solver)
+    device, tests = [record.getMessage() for record in caplog.records]
+    assert "device_id has no effect: --device gpu:N chooses a GPU" in device
+    assert tests.endswith("test_interval has no effect: no test_data was given")
+
+
+def test_what_the_solver_says_holds_unless_it_is_given(
+    solver: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seed, device, display and the last snapshot."""
+    solver.write_text(
+        solver.read_text() + "random_seed: 7 solver_mode: CPU display: 5 average_loss: 3"
+        " snapshot_after_train: false"
+    )
+    job = _job_of(monkeypatch, solver=solver)
+    assert (job.plan.seed, str(job.device)) == (7, "cpu")
+    assert (job.display, job.average_loss, job.snapshot_at_end) == (5, 3, False)
+    job = _job_of(monkeypatch, solver=solver, seed=3, device="auto")
+    assert (job.plan.seed, str(job.device)) == (3, "auto")
+
+
+def _job_of(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Job:
+    """The job that `worker.train` would run with these options."""
+    jobs: list[Job] = []
+
+    def run_job(_: Any, job: Job, **__: Any) -> Any:
+        jobs.append(job)
+        return SimpleNamespace(weights=None, evaluations=[])
+
+    monkeypatch.setattr(api, "run_job", run_job)
+    df = SimpleNamespace(columns=["image", "label"], repartition=lambda _: None)
+    worker.train(df, workers=2, **options)  # type: ignore[arg-type]
+    return jobs[0]
+
+
 def test_whole_numbers_may_be_numpys(solver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They become Python's own, which can be sent and saved."""
     told: list[Job] = []
 
     def run_job(_: Any, job: Job, **__: Any) -> Any:
         told.append(job)
-        return SimpleNamespace(weights=None)
+        return SimpleNamespace(weights=None, evaluations=[])
 
     monkeypatch.setattr(api, "run_job", run_job)
     monkeypatch.setattr(api, "check_frame", lambda *_: None)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -26,6 +27,7 @@ from tests.integration.jobs import Ones, ones_job, rows
 from tests.ps.storage.saved import Keyed
 from tests.worker.test_residence import Servers
 from worker import spark, training
+from worker.evaluation import Evaluation, EvaluationPlan
 
 DEADLINE_S = 60.0
 
@@ -38,10 +40,31 @@ class Notes:
 
     def started(self, cluster: ps.Cluster, restored: list[int] | None) -> None: ...
     def progressed(self, statuses: list[ShardStatus], records: list[Any]) -> None: ...
+    def evaluated(self, result: Evaluation) -> None: ...
     def moved(self, cluster: ps.Cluster) -> None: ...
 
     def told(self, text: str) -> None:
         self.notes.append(text)
+
+
+class Evaluations(Notes):
+    """An observer that keeps the results of tests, and that a task can wait for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Evaluation] = []
+        self._came = threading.Condition()
+
+    def evaluated(self, result: Evaluation) -> None:
+        with self._came:
+            self.found.append(result)
+            self._came.notify_all()
+
+    def await_iteration(self, iteration: int) -> None:
+        with self._came:
+            assert self._came.wait_for(
+                lambda: any(each.iteration == iteration for each in self.found), DEADLINE_S
+            )
 
 
 @pytest.fixture
@@ -197,6 +220,58 @@ def test_logs_go_where_no_snapshot_was_wanted(
         )
         assert (outcome.snapshot, outcome.weights.min()) == (None, -3)
         assert not (tmp_path / "logs").exists()
+
+
+def test_a_job_that_wants_no_last_snapshot(
+    servers: list[Servers],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ends without one, and without a word about it; its logs go, for it is all in its outcome."""
+    Spark(lambda: push(servers[-1], 3, 0), monkeypatch)
+    job, notes = ones_job(Ones, steps=3, workers=1, durability=Durability.PROCESS), Notes()
+    outcome = training.run_job(
+        None,  # type: ignore[arg-type]  # no task reads it
+        msgspec.structs.replace(job, snapshot_at_end=False),
+        snapshots=tmp_path / "snapshots",
+        logs=tmp_path / "logs",
+        observer=notes,
+    )
+    assert (outcome.snapshot, outcome.weights.min(), notes.notes) == (None, -3, [])
+    assert not (tmp_path / "logs").exists()
+    assert Shelf(tmp_path / "snapshots").entries() == []
+
+
+def test_the_weights_are_tested_while_the_job_trains(
+    servers: list[Servers],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """First those it begins with, then at each interval what has been pushed by then; the observer
+    hears of each result at once, the log of each, and all are in the outcome."""
+    seen = Evaluations()
+
+    def tasks() -> None:
+        for life, pushes in enumerate((2, 2)):
+            push(servers[-1], pushes, life)
+            seen.await_iteration(2 * (life + 1))
+
+    Spark(tasks, monkeypatch)
+    plan = EvaluationPlan(lambda weights, _: {"least": float(weights.min())}, every=2)
+    with caplog.at_level("INFO", "worker.training"):
+        outcome = training.run_job(
+            None,  # type: ignore[arg-type]  # no task reads it
+            ones_job(Ones, steps=9, workers=1),
+            evaluation=plan,
+            observer=seen,
+        )
+    assert outcome.evaluations == seen.found
+    assert [(each.iteration, each.figures["least"]) for each in seen.found] == [
+        (0, 0.0),
+        (2, -2.0),
+        (4, -4.0),
+    ]
+    assert "test at iteration 2: least -2" in [record.getMessage() for record in caplog.records]
 
 
 def test_logs_stay_where_the_last_snapshot_failed(

@@ -16,6 +16,7 @@ from ps.wire.transport import Transport
 from shards.errors import BadInput
 from shards.tables import cut_evenly
 from worker.caffe.model import CaffeModel
+from worker.caffe.net import Network
 from worker.caffe.solver import Solver
 from worker.job import Job
 from worker.placement import ANY, Wanted
@@ -30,7 +31,7 @@ def caffe_job(
     workers: int,
     shards: int,
     bound: int | None,
-    seed: int,
+    seed: int | None = None,
     max_iter: int | None = None,
     prefetch: bool = False,
     shuffle: bool = True,
@@ -57,19 +58,20 @@ def caffe_job(
     """The job that `solver` describes, run by `workers` on `shards`.
 
     As in CaffeOnSpark, `max_iter` and the batch size are each worker's own: more workers see more
-    data in as many iterations. `precision` is what a GPU takes products in. Snapshots are taken
-    every `snapshot_every` iterations (None: as the solver says) and `snapshot_every_s` seconds.
+    data in as many iterations. Where `seed`, `max_iter` or `snapshot_every` (iterations between two
+    snapshots) is None, the solver says it. `precision` is what a GPU takes products in. Snapshots
+    are also taken every `snapshot_every_s` seconds. Raises BadInput for a net that has nothing to
+    train.
     """
     model = partial(CaffeModel, msgspec.structs.replace(solver.train, precision=precision))
     built = model()
     cut_evenly(built.table, shards)
-    if not built.net.table.tensors:
-        raise BadInput(f"{solver.train.file}: expected layers with weights to train, got none")
+    _check_trains(built.net)
     return Job(
         model=model,
         plan=Plan(
             steps=solver.max_iter if max_iter is None else max_iter,
-            seed=seed,
+            seed=solver.seed(seed),
             strategy=strategy,
             schedule=solver.schedule,
             iter_size=solver.iter_size,
@@ -102,4 +104,24 @@ def caffe_job(
         silence_s=silence_s,
         rollback_s=rollback_s,
         logs_apart=logs_apart,
+        snapshot_at_end=solver.snapshot_after_train,
+        display=solver.display,
+        average_loss=solver.average_loss,
     )
+
+
+def _check_trains(net: Network) -> None:
+    """Raise BadInput for a net that no number of steps would change."""
+    file = net.description.file
+    if not net.table.tensors:
+        raise BadInput(f"{file}: expected layers with weights to train, got none")
+    if not net.loss_weights:
+        raise BadInput(
+            f"{file}: expected a layer with a loss in the TRAIN phase, such as SoftmaxWithLoss,"
+            " got none: nothing would be trained"
+        )
+    if not net.trained:
+        raise BadInput(
+            f"{file}: expected weights with an lr_mult other than 0 that a loss depends on, got"
+            " none: nothing would be trained"
+        )

@@ -137,6 +137,26 @@ class Network:
         nodes = [node for node in self.nodes if needed.intersection(node.tops)]
         return frozenset(owned.spec.name for node in nodes for owned in node.layer.owned)
 
+    @property
+    def trained(self) -> frozenset[str]:
+        """The names of the tensors that training changes.
+
+        Those are the tensors with an lr_mult other than 0 which a loss sends a gradient to.
+        """
+        reached, names = set(self._losses()), set[str]()
+        for node in reversed(self.nodes):
+            if not reached.intersection(node.tops):
+                continue
+            reached.update(
+                value for value, wanted in zip(node.bottoms, node.wanted, strict=True) if wanted
+            )
+            names.update(
+                tensor.spec.name
+                for index, tensor in enumerate(node.layer.owned)
+                if node.layer.trains(index)
+            )
+        return frozenset(names)
+
     def initial(self, seed: int) -> NDArray[np.float32]:
         """A new arena, each tensor as its filler draws it for `seed`."""
         arena = self.table.empty()

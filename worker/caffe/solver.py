@@ -18,7 +18,9 @@ from shards.errors import BadInput
 from worker.caffe.caffe_pb2 import NetParameter, NetState, SolverParameter
 from worker.caffe.net import Description
 from worker.caffe.phases import Phase
+from worker.caffe.solver_fields import check_fields, notices
 from worker.caffe.text import parse_solver, read_text
+from worker.job import DEFAULT_SEED
 
 DataShape = tuple[int, int, int]
 
@@ -38,7 +40,10 @@ class Solver(msgspec.Struct, frozen=True):
     """Everything that a solver file says.
 
     `clip_gradients` is the largest global L2 norm, or None; `iter_size` how many batches add up to
-    one update; the intervals and `max_iter` count updates, and 0 means never.
+    one update; the intervals and `max_iter` count updates, and 0 means never. `average_loss` counts
+    the updates that a displayed loss is the mean of, None where the file does not set it. `weights`
+    are the files to start from, and `device` is what the workers compute on (worker/placement.py).
+    `notices` name, a line each, what the file sets and what has no effect (solver_fields.py).
     """
 
     rule: rules.Rule
@@ -52,41 +57,87 @@ class Solver(msgspec.Struct, frozen=True):
     test_interval: int = 0
     test_initialization: bool = True
     display: int = 0
-    average_loss: int = 1
+    average_loss: int | None = None
     snapshot: int = 0
-    snapshot_prefix: str = ""
     snapshot_after_train: bool = True
     random_seed: int | None = None
+    weights: tuple[str, ...] = ()
+    device: str = "auto"
+    notices: tuple[str, ...] = ()
+
+    def seed(self, given: int | None) -> int:
+        """The seed of a run: as given, else as the file says, else `DEFAULT_SEED`."""
+        if given is not None:
+            return given
+        return DEFAULT_SEED if self.random_seed is None else self.random_seed
 
 
 def read_solver(path: Path, data_shape: DataShape | None = None) -> Solver:
     """The solver at `path` with its nets; (c, h, w) is for data layers that do not say it."""
     file = str(path)
     param = parse_solver(read_text(path), file)
-    if not param.HasField("base_lr"):
-        raise BadInput(f"{file}: expected a base_lr, got none")
-    if param.max_iter < 1:
-        raise BadInput(f"{file}: max_iter: expected at least 1, got {param.max_iter}")
-    if param.iter_size < 1:
-        raise BadInput(f"{file}: iter_size: expected at least 1, got {param.iter_size}")
+    check_fields(param, file)
+    _check_numbers(param, file)
+    tests = _test_nets(param, path, data_shape)
     return Solver(
         rule=_named(file, lambda: _rule(param)),
         schedule=_named(file, lambda: _schedule(param)),
         decay=_decay(param, file),
         train=_train_net(param, path, data_shape),
-        tests=_test_nets(param, path, data_shape),
+        tests=tests,
         max_iter=param.max_iter,
         iter_size=param.iter_size,
         clip_gradients=_decimal(param.clip_gradients) if param.clip_gradients >= 0 else None,
         test_interval=param.test_interval,
         test_initialization=param.test_initialization,
         display=param.display,
-        average_loss=param.average_loss,
+        average_loss=param.average_loss if param.HasField("average_loss") else None,
         snapshot=param.snapshot,
-        snapshot_prefix=param.snapshot_prefix,
         snapshot_after_train=param.snapshot_after_train,
         random_seed=param.random_seed if param.random_seed >= 0 else None,
+        weights=_weights(param, path),
+        device=_device(param),
+        notices=(*notices(param, file), *_without_tests(param, tests, file)),
     )
+
+
+def _check_numbers(param: SolverParameter, file: str) -> None:
+    """Raise BadInput for numbers with which nothing would be trained, tested or shown."""
+    if not param.HasField("base_lr"):
+        raise BadInput(f"{file}: expected a base_lr, got none")
+    if not param.base_lr > 0:
+        raise BadInput(f"{file}: base_lr: expected more than 0, got {param.base_lr:g}")
+    for field, least in (
+        ("max_iter", 1),
+        ("iter_size", 1),
+        ("average_loss", 1),
+        ("test_interval", 0),
+        ("display", 0),
+        ("snapshot", 0),
+    ):
+        value = getattr(param, field)
+        if value < least:
+            raise BadInput(f"{file}: {field}: expected at least {least}, got {value}")
+    if param.test_iter and min(param.test_iter) < 1:
+        raise BadInput(f"{file}: test_iter: expected at least 1, got {min(param.test_iter)}")
+
+
+def _without_tests(param: SolverParameter, tests: tuple[TestNet, ...], file: str) -> list[str]:
+    """A notice where tests during training are wanted of no net."""
+    if not param.test_interval or tests:
+        return []
+    return [f"{file}: test_interval has no effect: there is no test net, which takes a test_iter"]
+
+
+def _weights(param: SolverParameter, path: Path) -> tuple[str, ...]:
+    """The files to start from; as in Caffe, one entry may name several, separated by commas."""
+    names = [name.strip() for entry in param.weights for name in entry.split(",")]
+    return tuple(str(_find(name, path, "weights")) for name in names)
+
+
+def _device(param: SolverParameter) -> str:
+    wants_cpu = param.HasField("solver_mode") and param.solver_mode == SolverParameter.CPU
+    return "cpu" if wants_cpu else "auto"
 
 
 def _rule(param: SolverParameter) -> rules.Rule:
@@ -194,20 +245,20 @@ def _description(
     data_shape: DataShape | None,
 ) -> Description:
     if isinstance(source, str):
-        path = _find(source, solver)
+        path = _find(source, solver, "net")
         text, file = read_text(path), str(path)
     else:
         text, file = text_format.MessageToString(source), str(solver)
     return Description(text, phase, tuple(state.stage), state.level, data_shape, file)
 
 
-def _find(name: str, solver: Path) -> Path:
-    """A net beside the solver file, or, as Caffe has it, under the working directory."""
+def _find(name: str, solver: Path, what: str) -> Path:
+    """A file beside the solver file, or, as Caffe has it, under the working directory."""
     beside = solver.parent / name
     for path in (beside, Path(name)):
         if path.is_file():
             return path
-    raise BadInput(f"{solver}: net {name}: found neither as {beside} nor in {Path.cwd()}")
+    raise BadInput(f"{solver}: {what} {name}: found neither as {beside} nor in {Path.cwd()}")
 
 
 def _named(file: str, read: Callable[[], _T]) -> _T:

@@ -46,6 +46,19 @@ def test_a_net_knows_its_blobs_inputs_and_outputs() -> None:
     assert net.batch_size == 4
 
 
+def test_what_training_changes() -> None:
+    """Tensors with an lr_mult that a loss sends a gradient to, through layers without tensors."""
+    every = {"conv1/0", "conv1/1", "ip1/0", "ip1/1"}
+    assert network(SMALL).trained == every
+    frozen = SMALL.replace('top: "conv1"', 'top: "conv1" param { lr_mult: 0 }', 1)
+    assert network(frozen).trained == every - {"conv1/0"}
+    cut = SMALL.replace('bottom: "pool1"', 'bottom: "pool1" propagate_down: false')
+    assert network(cut).trained == {"ip1/0", "ip1/1"}
+    aside = SMALL + dense("aside", "pool1", "aside")
+    assert network(aside).trained == every
+    assert network(SMALL.replace('"SoftmaxWithLoss"', '"Accuracy"')).trained == frozenset()
+
+
 def test_the_gradient_is_that_of_the_loss() -> None:
     """Along random directions, finite differences of the loss agree with the gradient."""
     model = CaffeModel(Description(SMALL))

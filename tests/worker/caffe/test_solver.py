@@ -81,17 +81,20 @@ def test_everything_else_is_carried(tmp_path: Path) -> None:
         BASE
         + """weight_decay: 0.0005 regularization_type: "L1" clip_gradients: 35 iter_size: 2
         test_iter: 100 test_interval: 500 test_initialization: false display: 20 average_loss: 5
-        snapshot: 50 snapshot_prefix: "out/small" snapshot_after_train: false random_seed: 7""",
+        snapshot: 50 snapshot_after_train: false random_seed: 7 solver_mode: CPU""",
     )
     assert solver.decay == Decay(0.0005, DecayKind.L1)
     assert (solver.clip_gradients, solver.iter_size, solver.max_iter) == (35, 2, 10)
     assert (solver.test_interval, solver.test_initialization) == (500, False)
     assert (solver.display, solver.average_loss) == (20, 5)
-    assert (solver.snapshot, solver.snapshot_prefix) == (50, "out/small")
-    assert (solver.snapshot_after_train, solver.random_seed) == (False, 7)
+    assert (solver.snapshot, solver.snapshot_after_train) == (50, False)
+    assert (solver.random_seed, solver.device) == (7, "cpu")
+    assert (solver.seed(None), solver.seed(3)) == (7, 3)
     plain = read(tmp_path, BASE)
     assert plain.clip_gradients is None
-    assert plain.random_seed is None
+    assert (plain.random_seed, plain.seed(None), plain.device) == (None, 1, "auto")
+    assert plain.average_loss is None
+    assert plain.notices == ()
 
 
 def test_a_solver_and_its_nets_travel_as_plain_values(tmp_path: Path) -> None:

@@ -1,0 +1,167 @@
+"""The weights of a job are tested while it trains: when, which weights, and what a failure does."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import ps
+from ps import Client, Cluster, TensorSpec, local_shards, shard_specs
+from shards.errors import GiveUp
+from shards.schedules import Fixed
+from shards.tables import DenseTable
+from worker.evaluation import BackgroundEvaluator, Evaluation, EvaluationPlan
+
+DEADLINE_S = 60.0
+TABLE = DenseTable("net", (TensorSpec("w", (600,)),))
+
+
+class Heard:
+    """What a tester has reported."""
+
+    def __init__(self) -> None:
+        self.found: list[Evaluation] = []
+        self.told: list[str] = []
+
+    @property
+    def iterations(self) -> list[int]:
+        return [result.iteration for result in self.found]
+
+
+def mean(weights: NDArray[np.float32], _: Callable[[], bool]) -> dict[str, float]:
+    return {"mean": float(TABLE.views(weights)["w"].mean())}
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    specs = shard_specs(TABLE, shards=2, schedule=Fixed(base_rate=1.0), bound=None)
+    with local_shards(specs, TABLE.empty()) as cluster:
+        yield cluster
+
+
+def evaluator(
+    cluster: Cluster, plan: EvaluationPlan, heard: Heard, begins_at: int = 0
+) -> BackgroundEvaluator:
+    return BackgroundEvaluator(
+        plan,
+        cluster,
+        begins_at=begins_at,
+        last=100,
+        found=heard.found.append,
+        told=heard.told.append,
+    )
+
+
+def look(evaluator: BackgroundEvaluator, iteration: int, heard: Heard) -> None:
+    """Look, and then wait for the test that it has begun, if any."""
+    evaluator.look(iteration, 64 * iteration)
+    evaluator.finish(lambda: False)
+
+
+def test_every_so_many_iterations(cluster: Cluster) -> None:
+    """At the start and at the first look at or behind each multiple; not at the end, where the
+    weights are the result. It registers no worker."""
+    heard = Heard()
+    with evaluator(cluster, EvaluationPlan(mean, every=10), heard) as tests:
+        tests.begin(np.full(TABLE.size, 2, np.float32))
+        for iteration in (0, 9, 10, 11, 19, 35, 39, 40, 99, 100, 110):
+            look(tests, iteration, heard)
+        with ps.Console(cluster) as console:
+            assert [status.workers for status in console.status()] == [(), ()]
+    assert heard.iterations == [0, 10, 35, 40, 99]
+    assert [result.samples for result in heard.found] == [64 * n for n in heard.iterations]
+    assert heard.found[0].figures == {"mean": 2.0}
+    assert tests.results == heard.found
+
+
+@pytest.mark.parametrize(("begins_at", "expected"), [(0, [10]), (10, []), (12, [])])
+def test_a_resumed_job_is_tested_from_where_it_was(
+    cluster: Cluster, begins_at: int, expected: list[int]
+) -> None:
+    """What was reached before is not tested again, and the initial test is a new job's alone."""
+    heard = Heard()
+    with evaluator(
+        cluster, EvaluationPlan(mean, every=10, at_start=False), heard, begins_at
+    ) as tests:
+        tests.begin(TABLE.empty())
+        for iteration in (10, 13, 19):
+            look(tests, iteration, heard)
+    assert heard.iterations == expected
+
+
+def test_it_is_the_weights_of_the_moment(cluster: Cluster) -> None:
+    """What was pushed before a test is in it."""
+    heard = Heard()
+    with (
+        evaluator(cluster, EvaluationPlan(mean, every=1), heard) as tests,
+        Client(cluster, worker="w0") as client,
+    ):
+        for iteration in (1, 2):
+            client.pull()
+            client.push(np.ones(TABLE.size, np.float32))
+            client.flush()
+            look(tests, iteration, heard)
+    assert [result.figures["mean"] for result in heard.found] == [-1.0, -2.0]
+
+
+def test_one_runs_at_a_time(cluster: Cluster) -> None:
+    """A look does not wait for a test; what falls due meanwhile is tested next."""
+    heard, free = Heard(), threading.Event()
+
+    def slow(weights: NDArray[np.float32], _: Callable[[], bool]) -> dict[str, float]:
+        assert free.wait(DEADLINE_S)
+        return {}
+
+    with evaluator(cluster, EvaluationPlan(slow, every=10), heard) as tests:
+        for iteration in (10, 20, 30):
+            tests.look(iteration, 0)
+        assert heard.iterations == []
+        free.set()
+        tests.finish(lambda: False)
+        look(tests, 31, heard)
+    assert heard.iterations == [10, 31]
+
+
+def test_a_failure_is_reported_and_ends_nothing(cluster: Cluster) -> None:
+    """The next test is taken as if nothing had been."""
+    heard, fails = Heard(), [True]
+
+    def once(weights: NDArray[np.float32], stopped: Callable[[], bool]) -> dict[str, float]:
+        if fails.pop():
+            raise GiveUp("the file is gone")
+        return {}
+
+    with evaluator(cluster, EvaluationPlan(once, every=10), heard) as tests:
+        look(tests, 10, heard)
+        assert heard.told == ["a test of the weights failed: the file is gone; training continues"]
+        fails.append(False)
+        look(tests, 20, heard)
+    assert heard.iterations == [20]
+
+
+def test_whoever_is_in_a_hurry_does_not_wait(cluster: Cluster) -> None:
+    """A test under way is told to stop, and its result is dropped."""
+    heard, saw = Heard(), threading.Event()
+
+    def endless(weights: NDArray[np.float32], stopped: Callable[[], bool]) -> dict[str, float]:
+        until = time.monotonic() + DEADLINE_S
+        while not stopped():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        saw.set()
+        return {}
+
+    with evaluator(cluster, EvaluationPlan(endless, every=10), heard) as tests:
+        tests.look(10, 0)
+        tests.finish(lambda: True)
+    assert saw.is_set()
+    assert heard.found == []
+
+
+def test_a_result_in_words() -> None:
+    """Accuracies are percentages; every figure has its name."""
+    result = Evaluation(400, 51200, 3.5, {"accuracy": 0.9731, "loss": 0.08412, "accuracy#1": 0.5})
+    assert str(result) == "test at iteration 400: accuracy 97.31%, loss 0.08412, accuracy#1 50.00%"

@@ -1,0 +1,90 @@
+"""The test nets of a solver, on the rows that they are tested on."""
+
+from collections.abc import Callable, Iterable
+from itertools import takewhile
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from shards.errors import BadInput
+from worker.caffe.model import CaffeModel
+from worker.caffe.solver import Solver
+from worker.caffe.weights import moved
+from worker.inference import evaluate, slices
+
+Floats = NDArray[np.float32]
+
+
+class Evaluator:
+    """Computes what the test nets of `solver` say of weights; it serves one thread at a time.
+
+    `trained` is the model that the weights belong to. `rows` yields the test data from its start,
+    each time it is called.
+    """
+
+    def __init__(
+        self,
+        solver: Solver,
+        trained: CaffeModel,
+        rows: Callable[[], Iterable[pa.RecordBatch]],
+    ) -> None:
+        self._nets = [(CaffeModel(test.net), test.iterations) for test in solver.tests]
+        self._trained = trained
+        self._rows = rows
+
+    @property
+    def most_rows(self) -> int:
+        """How many rows a test during training looks at, at most."""
+        return max(model.net.batch_size * iterations for model, iterations in self._nets)
+
+    def check(self, weights: Floats) -> None:
+        """Raise BadInput unless the first row fits every test net."""
+        for model, _ in self._nets:
+            self._outputs(model, weights, 1, lambda: False)
+
+    def sample(
+        self, weights: Floats, stopped: Callable[[], bool] = lambda: False
+    ) -> dict[str, float]:
+        """The outputs over `test_iter` batches, or over all rows where there are fewer."""
+        return self._all(weights, stopped, whole=False)
+
+    def whole(self, weights: Floats) -> dict[str, float]:
+        """The outputs over all rows."""
+        return self._all(weights, lambda: False, whole=True)
+
+    def _all(
+        self, weights: Floats, stopped: Callable[[], bool], *, whole: bool
+    ) -> dict[str, float]:
+        """Each net's outputs by name; names of the second net's end in #1, of the third's in #2."""
+        figures: dict[str, float] = {}
+        for number, (model, iterations) in enumerate(self._nets):
+            most = None if whole else model.net.batch_size * iterations
+            ending = f"#{number}" if number else ""
+            for name, value in self._outputs(model, weights, most, stopped).items():
+                figures[name + ending] = value
+        return figures
+
+    def _outputs(
+        self, model: CaffeModel, weights: Floats, most: int | None, stopped: Callable[[], bool]
+    ) -> dict[str, float]:
+        laid = moved(weights, self._trained.table, model.net)
+        rows = self._rows() if most is None else head(self._rows(), most)
+        batches = slices(rows, model.net.batch_size)
+        going_on = takewhile(lambda _: not stopped(), batches)
+        return evaluate(model, laid, going_on, model.net.batch_size)
+
+
+def head(rows: Iterable[pa.RecordBatch], most: int) -> Iterable[pa.RecordBatch]:
+    """The first `most` rows."""
+    for batch in rows:
+        yield batch.slice(0, most)
+        most -= batch.num_rows
+        if most <= 0:
+            return
+
+
+def needs_test_net(solver: Solver, what: str, data: object) -> None:
+    """Raise BadInput where there is data to test on, and no net to test."""
+    if not solver.tests:
+        raise BadInput(f"{what} {data}: expected a solver with a test_iter, got one without")

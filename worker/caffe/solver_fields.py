@@ -1,0 +1,107 @@
+"""What becomes of each field of a solver file: no field is read and then ignored.
+
+Every field of `SolverParameter` is in exactly one of the three tables. docs/solver.md shows them to
+users. A test compares the tables with the protobuf message and with that page.
+"""
+
+from collections.abc import Iterator
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from shards.errors import BadInput
+from worker.caffe.caffe_pb2 import SolverParameter
+
+HONOURED = {
+    "net": "The net, for training and for tests.",
+    "net_param": "The same, written inside the solver file.",
+    "train_net": "The net for training.",
+    "train_net_param": "The same, written inside the solver file.",
+    "test_net": "A net for tests. Each needs a `test_iter`.",
+    "test_net_param": "The same, written inside the solver file.",
+    "train_state": "Level and stages of the net for training.",
+    "test_state": "Level and stages of each net for tests.",
+    "test_iter": "Batches in one test during training, from the start of the test data.",
+    "test_interval": "Iterations between two tests during training. 0: no such tests.",
+    "test_initialization": "Whether the initial weights are tested, too.",
+    "base_lr": "The learning rate that `lr_policy` scales. It must be more than 0.",
+    "lr_policy": "`fixed` (the default), `step`, `exp`, `inv`, `multistep`, `poly` or `sigmoid`.",
+    "gamma": "For `step`, `exp`, `inv`, `multistep` and `sigmoid`.",
+    "power": "For `inv` and `poly`.",
+    "stepsize": "For `step` and `sigmoid`.",
+    "stepvalue": "For `multistep`.",
+    "max_iter": "Steps of each worker, unless `--max-iter` says otherwise.",
+    "iter_size": "Batches whose gradients are added up for one step.",
+    "type": "`SGD`, `Nesterov`, `AdaGrad`, `RMSProp`, `AdaDelta` or `Adam`.",
+    "solver_type": "The older form of `type`. It counts where `type` is not set.",
+    "momentum": "For `SGD`, `Nesterov`, `AdaDelta` and `Adam`. Other types refuse it.",
+    "momentum2": "For `Adam`.",
+    "rms_decay": "For `RMSProp`.",
+    "delta": "For `AdaGrad`, `RMSProp`, `AdaDelta` and `Adam`.",
+    "weight_decay": "The strength of the regularisation.",
+    "regularization_type": "`L2` or `L1`.",
+    "clip_gradients": "The largest L2 norm of a gradient. A longer gradient is scaled down to it.",
+    "weights": "Files to start from, unless `--weights` names one or a snapshot is resumed.",
+    "random_seed": "The seed of initial weights and of shuffling, unless `--seed` is given.",
+    "display": "Iterations between two lines about the loss, in a pipe or a log.",
+    "average_loss": "Iterations over which the displayed loss is averaged. Without it the display"
+    " takes ten seconds.",
+    "snapshot": "Iterations between two snapshots, unless `--snapshot-every` says otherwise.",
+    "snapshot_after_train": "`false`: a run that ends by itself takes no last snapshot.",
+    "solver_mode": "`CPU`: workers compute on the CPU, unless `--device` says otherwise. `GPU`: as"
+    " `--device auto`.",
+}
+"""Fields that do what they do in Caffe, and what that is here."""
+
+NOTED = {
+    "snapshot_prefix": "snapshots go into the run folder, or where `--snapshots` says",
+    "device_id": "`--device gpu:N` chooses a GPU",
+    "test_compute_loss": "a test reports every loss of its net in any case",
+    "debug_info": "nothing more is logged than without it",
+    "layer_wise_reduce": "workers exchange gradients with the shards, not with each other",
+}
+"""Fields that have no effect here. A solver that sets one is accepted, and a notice says why."""
+
+REFUSED = {
+    "snapshot_format": "snapshots have a format of their own, and a `.caffemodel` is BINARYPROTO",
+    "snapshot_diff": "gradients are not saved",
+}
+"""Fields of which only the default is accepted, and why."""
+
+
+def check_fields(param: SolverParameter, file: str) -> None:
+    """Raise BadInput for a field that asks for something that does not exist here."""
+    for field, value in _asking(param):
+        if field.name in REFUSED:
+            raise BadInput(
+                f"{file}: {field.name}: expected {_written(field, field.default_value)}, got"
+                f" {_written(field, value)}: {_plain(REFUSED[field.name])}"
+            )
+
+
+def notices(param: SolverParameter, file: str) -> list[str]:
+    """One line for each field that is set and has no effect."""
+    return [
+        f"{file}: {field.name} has no effect: {_plain(NOTED[field.name])}"
+        for field, _ in _asking(param)
+        if field.name in NOTED
+    ]
+
+
+def _asking(param: SolverParameter) -> Iterator[tuple[FieldDescriptor, object]]:
+    """The fields that are set to something else than their default."""
+    for field, value in param.ListFields():
+        if field.is_repeated or value != field.default_value:
+            yield field, value
+
+
+def _written(field: FieldDescriptor, value: object) -> str:
+    """A value as a prototxt has it."""
+    if field.enum_type is not None:
+        assert isinstance(value, int), "protobuf keeps an enum as its number"
+        return str(field.enum_type.values_by_number[value].name)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _plain(text: str) -> str:
+    """Without the marks that the documentation needs."""
+    return text.replace("`", "")

@@ -1,0 +1,60 @@
+"""When a line about the loss is due, and which losses it is the mean of: Caffe's `display`."""
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shards.messages import ShardStatus
+
+
+class RecentLoss:
+    """The mean loss of the last `updates` updates, as shard 0 records them."""
+
+    def __init__(self, updates: int) -> None:
+        self._losses: deque[float] = deque(maxlen=updates)
+
+    def add(self, records: Sequence[NDArray[np.void]]) -> None:
+        """Take in the records of updates since the last call, one array a shard."""
+        if records:
+            losses = records[0]["loss"]
+            self._losses.extend(losses[np.isfinite(losses)].tolist())
+
+    @property
+    def mean(self) -> float | None:
+        """None before the first update."""
+        return sum(self._losses) / len(self._losses) if self._losses else None
+
+
+class Milestones:
+    """Says, of iterations that come in leaps, when a multiple of `every` has been reached."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._passed: int | None = None
+
+    def reached(self, iteration: int) -> bool:
+        """Whether a multiple was reached since the last call; the first call says no."""
+        passed, self._passed = self._passed, iteration // self._every if self._every else 0
+        return passed is not None and self._passed > passed
+
+
+class LossLine:
+    """A line about the loss every `every` iterations (0: never) of `workers` steps each."""
+
+    def __init__(self, every: int, average: int | None, workers: int) -> None:
+        self._workers = workers
+        self._milestones = Milestones(every)
+        self._loss = RecentLoss((average or 1) * workers)
+
+    def line(
+        self, statuses: Sequence[ShardStatus], records: Sequence[NDArray[np.void]]
+    ) -> str | None:
+        """The line, if one is due at these counters, with the records since the last call."""
+        self._loss.add(records)
+        iteration = statuses[0].steps // self._workers
+        if not self._milestones.reached(iteration) or self._loss.mean is None:
+            return None
+        rate = statuses[0].rate
+        return f"iteration {iteration}: loss {self._loss.mean:.4g}, learning rate {rate:.4g}"

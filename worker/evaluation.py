@@ -1,0 +1,165 @@
+"""Tests of a job's weights while it trains, without holding the training up.
+
+A thread with a console of its own reads the weights, as an operator and not as a worker, and
+computes on one core at a low priority. One test runs at a time; a test that falls due meanwhile
+comes next. A test that fails changes nothing: it is reported, and the training continues.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from ps import Cluster, Console
+from shards.errors import DownpourError, GiveUp
+
+_PATIENCE_S = 30.0  # for large weights over a slow link
+_LOOK_S = 0.5
+_NICER = 10
+
+Floats = NDArray[np.float32]
+Evaluate = Callable[[Floats, Callable[[], bool]], dict[str, float]]
+"""Computes figures of weights; it may end early, with anything, once its second argument is true.
+
+It runs in a thread, one call at a time."""
+
+
+class EvaluationPlan(msgspec.Struct, frozen=True):
+    """What to compute of a job's weights every `every` iterations, and `at_start` or not."""
+
+    evaluate: Evaluate
+    every: int
+    at_start: bool = True
+
+
+class Evaluation(msgspec.Struct, frozen=True):
+    """What a test found, such as {"accuracy": 0.98, "loss": 0.06}.
+
+    The weights were read at `iteration`, when the job had trained on `samples` samples, `seconds`
+    after it had started or had been resumed.
+    """
+
+    iteration: int
+    samples: int
+    seconds: float
+    figures: dict[str, float]
+
+    def __str__(self) -> str:
+        return f"test at iteration {self.iteration}: {in_words(self.figures)}"
+
+
+def in_words(figures: dict[str, float]) -> str:
+    """Figures as people read them."""
+    return ", ".join(
+        f"{name} {value:.2%}" if name.startswith("accuracy") else f"{name} {value:.4g}"
+        for name, value in figures.items()
+    )
+
+
+class BackgroundEvaluator:
+    """Tests the weights of one job; a context manager.
+
+    `results` are those so far. No test begins at iteration `last` or later: those weights are the
+    job's result, and testing them is left to the caller. `found` and `told` are called in the
+    thread that calls `look`, with each result and with what an operator should read.
+    """
+
+    def __init__(
+        self,
+        plan: EvaluationPlan,
+        cluster: Cluster,
+        *,
+        begins_at: int,
+        last: int,
+        found: Callable[[Evaluation], None],
+        told: Callable[[str], None],
+    ) -> None:
+        self.results: list[Evaluation] = []
+        self._plan = plan
+        self._cluster = cluster
+        self._last = last
+        self._found = found
+        self._told = told
+        self._began = time.monotonic()
+        self._next = self._next_after(begins_at)
+        self._stopped = threading.Event()
+        self._under_way: Future[Evaluation] | None = None
+        self._pool = ThreadPoolExecutor(1, "tests", initializer=_be_nice)
+
+    def begin(self, weights: Floats) -> None:
+        """Test the weights that a new job begins with."""
+        if self._plan.at_start:
+            self._under_way = self._pool.submit(self._test, 0, 0, lambda: weights)
+
+    def look(self, iteration: int, samples: int) -> None:
+        """Report the last test if it is over, and begin one that is due. It does not wait."""
+        if self._under_way is not None and self._under_way.done():
+            self._report()
+        if self._under_way is not None or not self._next <= iteration < self._last:
+            return
+        self._next = self._next_after(iteration)
+        self._under_way = self._pool.submit(self._test, iteration, samples, self._read)
+
+    def follow(self, cluster: Cluster) -> None:
+        """Test these shards' weights from now on."""
+        self._cluster = cluster
+
+    def finish(self, hurried: Callable[[], bool]) -> None:
+        """Wait for the test that is under way, and report it; give up once `hurried`."""
+        while self._under_way is not None and not hurried():
+            if wait([self._under_way], _LOOK_S).done:
+                self._report()
+
+    def close(self) -> None:
+        """End the test that is under way, and drop it."""
+        self._stopped.set()
+        self._pool.shutdown()
+
+    def __enter__(self) -> "BackgroundEvaluator":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _next_after(self, iteration: int) -> int:
+        return (iteration // self._plan.every + 1) * self._plan.every
+
+    def _read(self) -> Floats:
+        with Console(self._cluster, patience_s=_PATIENCE_S, check=self._check) as console:
+            return console.read()
+
+    def _check(self) -> None:
+        """Raise GiveUp once nobody wants the weights that are being read."""
+        if self._stopped.is_set():
+            raise GiveUp("the test was stopped")
+
+    def _test(self, iteration: int, samples: int, weights: Callable[[], Floats]) -> Evaluation:
+        read, seconds = weights(), time.monotonic() - self._began
+        # More BLAS threads would only take cores from the workers.
+        with threadpool_limits(1):
+            figures = self._plan.evaluate(read, self._stopped.is_set)
+        return Evaluation(iteration, samples, seconds, figures)
+
+    def _report(self) -> None:
+        under_way, self._under_way = self._under_way, None
+        assert under_way is not None
+        try:
+            tested = under_way.result()
+        except DownpourError as error:
+            self._told(f"a test of the weights failed: {error}; training continues")
+        else:
+            self.results.append(tested)
+            self._found(tested)
+
+
+def _be_nice() -> None:
+    """Give this thread a low priority, where the system has one for each thread."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICER)
