@@ -100,6 +100,16 @@ class ShardLog:
         """The folder it lies in."""
         return self._disk.where
 
+    @property
+    def name(self) -> str:
+        """The newest file, which is being written."""
+        return self._name
+
+    @property
+    def filled(self) -> int:
+        """How many bytes of that are records."""
+        return self._filled
+
     def recover(self, shard: Shard, now: float) -> None:
         """Bring an empty shard to where its last life's log ends, and begin this life's.
 

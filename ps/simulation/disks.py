@@ -102,6 +102,14 @@ class Disk:
     def close(self) -> None:
         """Nobody else wants it."""
 
+    def robbed(self, name: str, size: int) -> "Disk":
+        """Another disk that holds the same, but of the file `name` only the first `size` bytes."""
+        other = Disk(str(self.where), self._chance)
+        for each, file in self._files.items():
+            copy = other._files[each] = _File()
+            copy.write(bytes(file.seen[:size] if each == name else file.seen))
+        return other
+
     # --- what befalls it --------------------------------------------------------------------------
 
     def fail(self) -> None:

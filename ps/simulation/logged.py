@@ -41,6 +41,7 @@ class OnDisk(Single):
         self._power = False  # whether the death that the fuse leads to is the power's
         self._back_s = BACK_S
         self._expected: list[Image] = []
+        self._settled: tuple[str, int] | None = None  # the newest log, whole up to there
         self._acknowledged: dict[str, int] = {}
         self._lost = False
         super().__init__(world, number, fresh=fresh)
@@ -120,6 +121,8 @@ class OnDisk(Single):
     def _die(self, expected: list[Image], back_s: float, *, power: bool) -> None:
         """`expected` is what the disk may hold now."""
         self._expected = expected
+        between_turns = len(expected) == 1 and not power
+        self._settled = (self._log.name, self._log.filled) if between_turns else None
         self._rows = self.records()
         self._process.alive = False
         self._waiting.clear()
@@ -181,7 +184,24 @@ class OnDisk(Single):
                     f"shard {self.number} comes back with {held} pushes of {worker},"
                     f" {seq} are acknowledged",
                 )
+        self._check_loss_shows()
         return found
+
+    def _check_loss_shows(self) -> None:
+        """Had somebody cut the newest log, the shard would not come back."""
+        if self._settled is None:
+            return
+        name, filled = self._settled
+        for size in (0, filled - 1):
+            try:
+                looked_at(self._disk.robbed(name, size), self._world.spec(self.number, self.map))
+            except DownpourError:
+                continue
+            raise Violation(
+                Promise.RECOVERY,
+                f"shard {self.number} comes back from {name} cut from {filled} to {size} bytes,"
+                " expected an error",
+            )
 
     # --- the end ----------------------------------------------------------------------------------
 

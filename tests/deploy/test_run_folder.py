@@ -15,11 +15,28 @@ from tests.deploy.rows import records, summary
 SETTINGS = {"workers": 4, "staleness": None, "data": "/data"}
 
 
+def told(path: Path) -> dict[str, object]:
+    """The settings in a file, without their checksum."""
+    settings: dict[str, object] = json.loads(path.read_text())
+    assert settings.pop("check")
+    return settings
+
+
 def test_a_new_run_gets_a_folder_with_its_settings(tmp_path: Path) -> None:
     """Missing parents are made, and the settings are there as they were told."""
     with RunFolder.create(tmp_path / "runs" / "demo", SETTINGS) as folder:
-        assert json.loads(folder.settings.read_text()) == SETTINGS
+        assert told(folder.settings) == SETTINGS
         assert folder.settings == tmp_path / "runs" / "demo" / "settings.json"
+
+
+def test_others_on_the_machine_cannot_look_in(tmp_path: Path) -> None:
+    """A new folder is its owner's alone; one that was there keeps its mode, and its lock is not
+    for others to take in any case."""
+    (tmp_path / "shared").mkdir(mode=0o755)
+    for name, mode in (("own", 0o700), ("shared", 0o755)):
+        with RunFolder.create(tmp_path / name, SETTINGS):
+            assert (tmp_path / name).stat().st_mode & 0o777 == mode
+            assert (tmp_path / name / ".lock").stat().st_mode & 0o777 == 0o600
 
 
 def test_another_runs_folder_is_refused(tmp_path: Path) -> None:
@@ -28,7 +45,7 @@ def test_another_runs_folder_is_refused(tmp_path: Path) -> None:
         folder.write_summary(summary())
     with pytest.raises(BadInput, match=r"holds a run; choose another --out, or .* --resume"):
         RunFolder.create(tmp_path, {"workers": 1})
-    assert json.loads((tmp_path / "settings.json").read_text()) == SETTINGS
+    assert told(tmp_path / "settings.json") == SETTINGS
 
 
 def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
@@ -42,7 +59,7 @@ def test_a_run_that_never_began_leaves_its_folder_free(tmp_path: Path) -> None:
     """After a refused start the same command works again once its cause is mended."""
     RunFolder.create(tmp_path, SETTINGS).close()
     with RunFolder.create(tmp_path, {"workers": 2}) as folder:
-        assert json.loads(folder.settings.read_text()) == {"workers": 2}
+        assert told(folder.settings) == {"workers": 2}
 
 
 def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
@@ -58,7 +75,7 @@ def test_resuming_goes_on_in_the_folder(tmp_path: Path) -> None:
         folder.write_summary(summary())
     with RunFolder.resume(tmp_path, {"workers": 4, "max_iter": 9}) as folder:
         assert folder.summary.exists()
-        assert json.loads(folder.settings.read_text()) == {"workers": 4, "max_iter": 9}
+        assert told(folder.settings) == {"workers": 4, "max_iter": 9}
 
 
 def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:

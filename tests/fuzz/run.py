@@ -33,11 +33,9 @@ def main() -> None:
     tried, read = files.run(given.files, given.seed)
     print(f"{tried} files, {read} of them could be read all the same, 0 crashes", flush=True)
     tallies = flips.run(given.flips, given.seed)
-    for kind, tally_of in tallies.items():
-        harmless = tally_of.tried - tally_of.noticed
-        print(
-            f"{kind}: {tally_of.tried} bits flipped, {tally_of.noticed} noticed, {harmless} harmless"
-        )
+    for kind, one in tallies.items():
+        harmless = one.tried - one.noticed
+        print(f"{kind}: {one.tried} bits flipped, {one.noticed} noticed, {harmless} harmless")
     print(f"{sum(one.tried for one in tallies.values())} bits flipped, 0 unnoticed", flush=True)
     for secure in (False, True):
         found = live.run(given.connections // 2, given.seed, secure=secure)

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from ps.logs import log_files
 from ps.logs.shard_log import Logged, ShardLog
 from ps.simulation.disks import Writing
 from ps.simulation.planting import Bugs, Patch
 from ps.simulation.setting import Cluster
 from shards import checks, log
 from shards.errors import GiveUp
-from shards.log import Entry, Replay, State
+from shards.log import Entry, Mark, Replay, State
 from shards.messages import Refusal
 from shards.shard import Shard
 from shards.transitions import Arrival, Outgoing
@@ -192,3 +193,33 @@ def a_life_is_replayed_without_its_boot(patch: Patch) -> None:
 
     original = Replay.take
     patch.setattr(Replay, "take", take)
+
+
+@BUGS.add
+def a_mark_says_more_than_is_written(patch: Patch) -> None:
+    """It is written before its record, and a death comes between them."""
+
+    def append(self: ShardLog, *record: Any) -> None:
+        assert self._mark is not None
+        self._mark.rewrite(log.encode_mark(Mark(self._number, self._filled + 1)))
+        original(self, *record)
+
+    original = ShardLog.append
+    patch.setattr(ShardLog, "append", append)
+
+
+@BUGS.add
+def nobody_looks_at_the_mark(patch: Patch) -> None:
+    """A log that was cut is taken for one that ends there."""
+    patch.setattr(log_files, "mark_in", lambda _: None)
+
+
+@BUGS.add
+def a_mark_says_less_than_was_acknowledged(patch: Patch) -> None:
+    """It is written when another log begins, and not after each record."""
+
+    def encode(mark: Mark) -> bytes:
+        return original(Mark(mark.number, 1))
+
+    original = log.encode_mark
+    patch.setattr(log, "encode_mark", encode)

@@ -115,9 +115,13 @@ def test_a_kept_key(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=f"^shard's key: {path}: expected a file of yours of mode"):
         kept_keys(tmp_path)
     path.chmod(0o600)
-    path.write_text("12 monkeys")
+    secret = keys.secret.replace(keys.secret[20], "0" if keys.secret[20] != "0" else "1")
+    path.write_text(f"{secret} {keys.public}")
+    with pytest.raises(BadInput, match=r"expected two halves of one pair, got others: it is dam"):
+        kept_keys(tmp_path)
+    path.write_text("monkeys")
     with pytest.raises(BadInput) as caught:
         kept_keys(tmp_path)
     assert str(caught.value) == (
-        f"shard's key: {path}: expected 64 hexadecimal digits, got 10 characters"
+        f"shard's key: {path}: expected 64 hexadecimal digits, got 7 characters"
     )
