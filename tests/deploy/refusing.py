@@ -10,11 +10,11 @@ from tests.in_process import Run
 TRAIN = "train --solver solver.prototxt --data data --out run"
 
 
-def refuses(downpour: Run, folder: Path, arguments: str, line: str) -> None:
+def refuses(downpour: Run, folder: Path, arguments: str, line: str, *, status: int = 2) -> None:
     """The command says one line that matches, and leaves every file as it was."""
     before = files(folder)
-    status, out, err = downpour(*arguments.split())
-    assert (status, out) == (2, "")
+    ended, out, err = downpour(*arguments.split())
+    assert (ended, out) == (status, "")
     assert re.fullmatch(rf"downpour: error: (\S*/)?{line}.*\n", err), err
     assert files(folder) == before
 

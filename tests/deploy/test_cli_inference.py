@@ -43,7 +43,7 @@ def test_test_prints_loss_and_accuracy(downpour: Run, trained: Path) -> None:
 def test_features_on_a_full_disk(downpour: Run, trained: Path) -> None:
     """It is told where, in a line, and no half of a file stays."""
     with full_disk():
-        refuses(downpour, trained, FEATURES, r"--output o: .*File too large")
+        refuses(downpour, trained, FEATURES, r"--output o: .*File too large", status=1)
 
 
 @pytest.mark.parametrize(

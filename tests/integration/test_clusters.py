@@ -77,11 +77,11 @@ def test_over_connect(running_ray: "RunningRay", connect_url: str, tmp_path: Pat
 
 
 def test_unreachable_ray(tmp_path: Path) -> None:
-    """A dead address is one line and exit 1, before Spark is started."""
+    """A dead address is one line and exit 2, before anything is started."""
     tiny.write_job(tmp_path)
     with downpour(tmp_path, *TRAIN, "--ray", "127.0.0.1:1") as child:
         status, out, err = child.end()
-    assert status == 1
+    assert status == 2
     assert err == (
         "downpour: error: Ray at 127.0.0.1:1: expected a server that accepts connections,"
         " got: Connection refused\n"

@@ -51,7 +51,8 @@ def test_addresses(url: str, addresses: list[tuple[str, int]]) -> None:
 )
 def test_no_spark_url(url: str) -> None:
     """Any other URL is refused in one line that gives the forms there are and the one that came."""
-    with pytest.raises(BadInput, match=rf"^Spark URL: expected spark://.*, got {re.escape(repr(url))}$"):
+    got = re.escape(repr(url))
+    with pytest.raises(BadInput, match=f"^Spark URL: expected spark://.*, got {got}$"):
         spark_settings.addresses(url, {})
 
 
@@ -113,7 +114,7 @@ def test_a_token_is_shown_nowhere(url: str) -> None:
     if ":x" in url:
         with pytest.raises(BadInput) as caught:
             spark_settings.addresses(url, {})
-        assert str(caught.value).endswith(", got sc://h:x/")
+        assert str(caught.value).endswith(", got 'sc://h:x/'")
 
 
 ON = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}

@@ -1,0 +1,145 @@
+"""`downpour train --resume` of a run that has taken all its steps."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.json import decode, encode
+from msgspec.structs import replace
+
+from deploy import train as training
+from deploy.run_folder import RunFolder
+from deploy.settings import TrainSettings
+from deploy.summary import Summary
+from ps import Console, local_shards, shard_specs
+from ps.storage.snapshots import save_snapshot
+from tests.deploy.refusing import files, refuses
+from tests.in_process import Run
+from worker.caffe.model import CaffeModel
+from worker.caffe.solver import read_solver
+from worker.inference import read_weights, write_safetensors
+
+STEPS, WORKERS = 10, 2
+SUMMARY = Summary(
+    test_accuracy=0.5,
+    test_loss=1.0,
+    seconds=7.0,
+    samples=160,
+    updates=STEPS * WORKERS,
+    workers=WORKERS,
+    shards=2,
+    staleness_bound=4,
+    max_clock_gap=1,
+    staleness_mean=1.0,
+    staleness_max=2,
+    duplicates=0,
+    worker_restarts=0,
+    samples_per_second=20.0,
+    compute_share=0.5,
+    data_share=0.1,
+    wait_share=0.1,
+    network_share=0.1,
+    serialise_share=0.1,
+)
+
+
+@pytest.fixture
+def ended(job: Path) -> Path:
+    """The folder of a run of two workers that has taken its ten steps and written everything."""
+    settings = TrainSettings(
+        solver=job / "solver.prototxt",
+        data=job / "data",
+        out=job / "run",
+        shards=2,
+        workers=WORKERS,
+        max_iter=STEPS,
+    )
+    model = CaffeModel(read_solver(settings.solver).train)
+    specs = shard_specs(model.table, shards=2, workers=WORKERS)
+    with (
+        RunFolder.create(settings.out, settings.plain()) as folder,
+        local_shards(specs, model.initial(1)) as cluster,
+        Console(cluster) as console,
+    ):
+        taken = STEPS * WORKERS
+        states = [
+            replace(state, saved=replace(state.saved, steps=taken, version=taken))
+            for state in console.export()
+        ]
+        save_snapshot(
+            folder.snapshots / str(STEPS),
+            states,
+            table=cluster.table,
+            shard_map=cluster.map,
+            rule="sgd",
+            workers=WORKERS,
+        )
+        folder.write_summary(SUMMARY)
+        write_safetensors(folder.weights, model.table, model.initial(1))
+        folder.caffemodel.touch()
+    return settings.out
+
+
+def test_a_finished_run_is_left_alone(downpour: Run, ended: Path) -> None:
+    """One line says so, nothing is started, and the figures of the training stay."""
+    before = files(ended)
+    status, out, err = downpour("train", "--resume", "run")
+    assert (status, err) == (0, "")
+    assert out == (
+        f"{ended} is finished: each worker has taken its 10 steps; to train further, give"
+        " --max-iter a larger number\n"
+    )
+    assert files(ended) == before
+
+
+def test_fewer_steps_than_were_taken(downpour: Run, job: Path, ended: Path) -> None:
+    """A smaller --max-iter cannot be: the steps are in the weights."""
+    line = "--max-iter: expected at least 10, which the run has taken already, got 7"
+    refuses(downpour, job, "train --resume run --max-iter 7", line)
+
+
+def test_more_steps_are_trained(
+    downpour: Run, ended: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a larger --max-iter the run starts; one that does not get far keeps its settings."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "_start", interrupted)
+    settings = (ended / "settings.json").read_bytes()
+    status, out, err = downpour("train", "--resume", "run", "--max-iter", 20)
+    assert (status, out, err.splitlines()[-1]) == (130, "", "stopped")
+    assert (ended / "settings.json").read_bytes() == settings
+
+
+def test_a_new_run_has_steps_to_take(downpour: Run, job: Path, ended: Path) -> None:
+    """One that begins where another has ended is refused unless it trains further."""
+    line = r"--resume \S*run/snapshots/10: expected one with steps left to take, got one that has"
+    refuses(downpour, job, "train --resume run@10 --out new", line)
+
+
+def test_what_a_full_disk_kept_out_is_written(downpour: Run, ended: Path) -> None:
+    """Weights and test are made up for from the last snapshot; the training's figures stay."""
+    (ended / "weights.safetensors").unlink()
+    status, out, err = downpour("train", "--resume", "run")
+    assert (status, err) == (0, "")
+    assert out.startswith("test accuracy ")
+    summary = decode((ended / "summary.json").read_bytes(), type=Summary)
+    fresh = {"test_accuracy": summary.test_accuracy, "test_loss": summary.test_loss}
+    assert summary == replace(SUMMARY, **fresh)
+    model = CaffeModel(read_solver(ended.parent / "solver.prototxt").train)
+    start = model.initial(2)
+    written = read_weights(ended / "weights.safetensors", model.table, start)
+    np.testing.assert_array_equal(written, model.initial(1))
+
+
+def test_a_test_that_ctrl_c_ended_is_made_up_for(downpour: Run, ended: Path) -> None:
+    """A summary without its test is completed."""
+    untested = replace(SUMMARY, test_accuracy=None, test_loss=None)
+    (ended / "summary.json").write_bytes(encode(untested))
+    status, _, err = downpour("train", "--resume", "run")
+    assert (status, err) == (0, "")
+    summary = decode((ended / "summary.json").read_bytes(), type=Summary)
+    assert summary.test_accuracy is not None
+    assert replace(summary, test_accuracy=None, test_loss=None) == untested
