@@ -27,11 +27,12 @@ class Result(NamedTuple):
         return "\n".join([*self.faults, *kinds, f"{self.good.total()} of {self.tried.total()}"])
 
 
-def tried() -> Result:
+def tried(*, with_options: bool) -> Result:
     """Every row, one after another, in a folder of its own for files and temporary files."""
     result = Result(Counter(), Counter(), [])
     with _folder() as root, sdk.environment(root) as env:
-        for row in chain(sdk.rows(env), files.rows(env), data.rows(env), options.rows()):
+        commands = options.rows(root) if with_options else ()
+        for row in chain(sdk.rows(env), files.rows(env), data.rows(env), commands):
             _try(row, root, result)
     return result
 
@@ -55,6 +56,6 @@ def _folder() -> Iterator[Path]:
 
 
 if __name__ == "__main__":
-    outcome = tried()
+    outcome = tried(with_options=True)
     print(outcome)
     sys.exit(bool(outcome.faults))

@@ -1,4 +1,4 @@
-"""Wrong options of the command line: the rows of tests/deploy/wrong_options.py, run in this process.
+"""Wrong options of the command line: the rows of tests/deploy/wrong_options.py, in this process.
 
 Each command must end with status 2 and one line on standard error that begins as all of them do.
 """
@@ -9,18 +9,24 @@ import importlib.util
 import io
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from deploy import cli
 from shards.errors import BadInput
+from tests import tiny
 from tests.wrong_inputs.rows import Row
 
 _MODULE = "tests.deploy.wrong_options"
 
 
-def rows() -> Iterator[Row]:
-    """A row for each wrong command; none where there is no such list."""
+def rows(folder: Path) -> Iterator[Row]:
+    """A row for each wrong command in `folder`; none where there is no such list."""
     if importlib.util.find_spec(_MODULE) is None:
         return
+    tiny.write_job(folder)
+    (folder / "broken.safetensors").write_bytes(b"\x08garbage")
+    (folder / "empty.json").write_text("{}")
+    (folder / "empty").mkdir()
     for arguments, names in importlib.import_module(_MODULE).ROWS:
         listed = arguments.split() if isinstance(arguments, str) else [*map(str, arguments)]
         yield Row("options", f"downpour {' '.join(listed)}", _run(listed), names)

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 from shards.errors import DownpourError
 
 MOST_S = 10.0
@@ -33,7 +31,7 @@ class Left(NamedTuple):
     """What a process has that a wrong input may not add to."""
 
     threads: int
-    children: frozenset[int]
+    children: frozenset[str]
     descriptors: int
     files: frozenset[str]
 
@@ -41,10 +39,11 @@ class Left(NamedTuple):
     def now(cls, folder: Path) -> "Left":
         """What there is, with the files below `folder`."""
         files = frozenset(str(path) for path in folder.rglob("*"))
-        children = frozenset(child.pid for child in psutil.Process().children(recursive=True))
-        return cls(
-            threading.active_count(), children, len(list(Path("/proc/self/fd").iterdir())), files
-        )
+        own = Path("/proc/self")
+        tasks = [(task / "children").read_text().split() for task in (own / "task").iterdir()]
+        children = frozenset(child for of_task in tasks for child in of_task)
+        descriptors = len(list((own / "fd").iterdir()))
+        return cls(threading.active_count(), children, descriptors, files)
 
     def grown(self, before: "Left") -> str:
         """What is there now and was not before, in words."""

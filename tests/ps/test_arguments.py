@@ -1,0 +1,159 @@
+"""What the SDK takes: names, numbers, lists and paths, where these are natural to pass."""
+
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event, Thread
+
+import numpy as np
+import pytest
+
+import ps
+from shards.spec import Merge
+
+TABLE = ps.DenseTable("given", [ps.TensorSpec("w", 1000)])  # type: ignore[arg-type]
+
+
+def test_natural_values_become_the_exact_ones() -> None:
+    """A name is a rule, a number a rate or a decay, inf no bound, a text a compression."""
+    (given,) = ps.shard_specs(
+        TABLE,
+        rule="Adam",
+        schedule=0.1,
+        decay=np.float32(0.5),
+        bound=float("inf"),
+        merge="each",
+        compression="int8",
+    )
+    (exact,) = ps.shard_specs(
+        TABLE,
+        rule=ps.Adam(),
+        schedule=ps.Fixed(base_rate=0.1),
+        decay=ps.Decay(0.5),
+        bound=None,
+        merge=Merge.EACH,
+        compression=ps.Compression.parse("int8"),
+    )
+    for field in given.__struct_fields__:
+        if field != "job":
+            assert getattr(given, field) == getattr(exact, field), field
+    assert ps.DenseTable("given", (ps.TensorSpec("w", (1000,)),)) == TABLE
+
+
+@pytest.mark.parametrize("of", [str, Path])
+def test_a_path_is_a_cluster(of: Callable[[Path], str | Path], tmp_path: Path) -> None:
+    """A client and a console find the job by a file's path, be it text or a Path."""
+    path = of(tmp_path / "cluster.json")
+    with ps.local_shards(ps.shard_specs(TABLE)) as cluster:
+        cluster.save(path)
+        assert ps.Cluster.load(path) == cluster
+        with ps.Client(path, worker="w") as client, ps.Console(path) as console:
+            np.testing.assert_array_equal(client.pull().weights, console.read())
+
+
+def test_lists_are_arrays() -> None:
+    """Weights and gradients may be lists of numbers."""
+    ones = [1.0] * TABLE.size
+    specs = ps.shard_specs(TABLE, schedule=1.0)
+    with ps.local_shards(specs, ones) as cluster:  # type: ignore[arg-type]
+        with ps.Client(cluster, worker="w", compression="fp16", link="rtt=1ms") as client:
+            client.pull()
+            client.push(ones)
+            client.flush()
+            assert not client.pull().weights[:1000].any()
+        with ps.Console(cluster) as console:
+            console.install(ones)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("transport", ["tcp", "auto"])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_pull_that_is_the_callers_own(shards: int, transport: str) -> None:
+    """`pull` lends an array that cannot be written, `pull(copy=True)` gives one that can be, and
+    writing it changes nobody's weights."""
+    with (
+        ps.local_shards(ps.shard_specs(TABLE, shards=shards)) as cluster,
+        ps.Client(cluster, worker="w", transport=transport) as client,
+    ):
+        assert not client.pull().weights.flags.writeable
+        own = client.pull(copy=True)
+        assert own.weights.flags.writeable
+        assert own.weights.flags.c_contiguous
+        own.weights[:] = 5
+        client.push(client.empty())  # from the version that was copied
+        client.flush()
+        assert not client.pull().weights.any()
+
+
+@pytest.mark.parametrize("transport", ["tcp", "auto"])
+def test_an_empty_gradient_is_zero(transport: str) -> None:
+    """Also where its memory has held another one; without `zeroed` it may hold anything."""
+    with (
+        ps.local_shards(ps.shard_specs(TABLE)) as cluster,
+        ps.Client(cluster, worker="w", transport=transport) as client,
+    ):
+        client.pull()
+        for _ in range(20):
+            gradient = client.empty()
+            assert not gradient.any()
+            gradient[:] = 7
+            client.push(gradient)
+            del gradient
+        assert client.empty(zeroed=False).shape == (TABLE.size,)
+
+
+def test_a_client_in_another_thread() -> None:
+    """A second thread that calls while the first waits is refused at once, in one line; the first
+    goes on, and so may the second when the first is back."""
+    specs = ps.shard_specs(TABLE, bound=0, workers=2)
+    with (
+        ps.local_shards(specs) as cluster,
+        ps.Client(cluster, worker="w0") as client,
+        ps.Client(cluster, worker="w1") as other,
+    ):
+        client.pull()
+        client.push(client.empty())
+        inside, pulled = Event(), Event()
+
+        def wait_at_the_bound() -> None:
+            inside.set()
+            client.pull()  # until w1 has pushed, too
+            pulled.set()
+
+        thread = Thread(target=wait_at_the_bound)
+        thread.start()
+        inside.wait()
+        text = (
+            "client of worker w0: it is in use by another thread; make one client for each thread"
+        )
+        calls: tuple[Callable[[], object], ...] = (
+            client.pull,
+            client.flush,
+            client.close,
+            lambda: client.prefetch(3),
+            lambda: client.push([0.0] * TABLE.size),
+        )
+        while client._user.acquire(blocking=False):  # until the thread is in the call
+            client._user.release()
+        for call in calls:
+            with pytest.raises(ps.BadInput, match=f"^{text}$"):
+                call()
+        other.pull()
+        other.push(other.empty())
+        other.flush()
+        thread.join()
+        assert pulled.is_set()
+        client.push(client.empty())
+        client.flush()
+        assert client.seq == 2
+
+
+def test_everything_is_exported() -> None:
+    """Rules, schedules, errors and what else an ordinary program needs are in `ps` itself."""
+    from shards import errors, rules, schedules
+
+    wanted = [*rules.RULES.values(), *schedules.SCHEDULES.values(), ps.Guard, ps.Merge]
+    wanted += [one for one in vars(errors).values() if isinstance(one, type)]
+    for one in wanted:
+        assert getattr(ps, one.__name__) is one
+        assert one.__name__ in ps.__all__
+    assert sorted(set(ps.__all__)) == sorted(ps.__all__)
+    assert all(hasattr(ps, name) for name in ps.__all__)

@@ -1,0 +1,121 @@
+"""Tables of a few floats on several shards: ordinary input, whatever is done with them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ps
+from ps.storage.snapshots import load_snapshot, save_snapshot
+from shards.rules import Adam, Momentum, Rule
+
+SIZES = (1, 3, 109)
+SHARDS = (1, 2, 3, 4)
+RATE = 0.5
+
+
+def small(size: int) -> ps.DenseTable:
+    return ps.DenseTable("small", (ps.TensorSpec("w", (size,)),))
+
+
+def gradient(table: ps.DenseTable, seed: int) -> np.ndarray:
+    arena = table.empty()
+    dice = np.random.default_rng(seed)
+    table.views(arena)["w"][:] = dice.standard_normal(table.tensors[0].shape, np.float32)
+    return arena
+
+
+def train(cluster: ps.Cluster, steps: int, incarnation: int = 0, **options: object) -> np.ndarray:
+    """Push the gradients of so many steps; the weights after the last."""
+    with ps.Client(cluster, worker="w", incarnation=incarnation, **options) as client:  # type: ignore[arg-type]
+        for _ in range(steps):
+            client.pull()
+            client.push(gradient(cluster.table, client.seq))
+        client.flush()
+        return client.pull(copy=True).weights
+
+
+@pytest.mark.parametrize("shards", SHARDS)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("rule", [Momentum(), Adam()], ids=["momentum", "adam"])
+def test_the_number_of_shards_changes_no_weight(size: int, shards: int, rule: Rule) -> None:
+    """A small table on several shards learns what it learns on one, to the bit."""
+    learned = []
+    for count in (1, shards):
+        specs = ps.shard_specs(small(size), shards=count, rule=rule, schedule=RATE)
+        with ps.local_shards(specs) as cluster:
+            learned.append(train(cluster, 5))
+    np.testing.assert_array_equal(learned[0], learned[1])
+    assert not learned[1][size:].any(), "the padding stays zero"
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    "compression",
+    [
+        *("fp16", "bf16", "int8", "4bit", "1bit", "topk:0.01", "threshold:0.5"),
+        "int8,zstd",
+    ],
+)
+@pytest.mark.parametrize("pull", ["none", "bf16", "int8", "topk:0.1"])
+def test_small_parts_are_compressed(size: int, compression: str, pull: str) -> None:
+    """Every codec takes the few floats that a shard has, and training gets somewhere near."""
+    table = small(size)
+    kind = ps.Compression.parse(compression, pull)
+    with ps.local_shards(ps.shard_specs(table, shards=4, schedule=RATE)) as cluster:
+        train(cluster, 4, compression=kind)
+        with ps.Console(cluster) as console:
+            weights = console.read()
+    assert np.isfinite(weights).all()
+    assert not weights[size:].any(), "the padding stays zero"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_snapshot_and_a_move(size: int, tmp_path: Path) -> None:
+    """Two shards of a small table go into a snapshot, back into two, and on to three and to one."""
+    table = small(size)
+    specs = ps.shard_specs(table, shards=2, rule="adam", schedule=RATE)
+    with ps.local_shards(specs) as cluster, ps.Console(cluster) as console:
+        before = train(cluster, 3)
+        states = console.export()
+    save_snapshot(
+        tmp_path / "3", states, table=table, shard_map=cluster.map, rule="adam", workers=1
+    )
+    _, states = load_snapshot(tmp_path / "3")
+    with (
+        ps.local_shards(specs) as two,
+        ps.local_shards(ps.successors(specs, 3)) as three,
+        ps.Console(two) as old,
+        ps.Console(three) as new,
+    ):
+        for shard, state in enumerate(states):
+            old.restore(shard, state)
+        with ps.Client(two, worker="w", incarnation=1) as client:
+            np.testing.assert_array_equal(client.pull().weights, before)
+            ps.move(old, new)
+            client.push(gradient(table, client.seq))
+            client.flush()
+        np.testing.assert_array_equal(train(three, 1, incarnation=2), _serial(table, 5))
+
+
+def _serial(table: ps.DenseTable, steps: int) -> np.ndarray:
+    """The same steps on one shard."""
+    with ps.local_shards(ps.shard_specs(table, rule="adam", schedule=RATE)) as cluster:
+        return train(cluster, steps)
+
+
+@pytest.mark.slow
+def test_replicated_shards_of_three_floats() -> None:
+    """Two copies each of two shards; a norm beyond the guard's is refused there, too."""
+    table = small(3)
+    specs = ps.shard_specs(table, shards=2, schedule=RATE, guard=ps.Guard(max_norm=10.0))
+    with ps.replicated_shards(specs) as hosts, ps.Console(hosts.cluster) as console:
+        console.install(table.empty())
+        learned = train(hosts.cluster, 3)
+        with ps.Client(hosts.cluster, worker="other") as client:
+            client.pull()
+            client.push(np.full(table.size, 100, np.float32))
+            with pytest.raises(ps.BadInput, match="norm"):
+                client.flush()
+            client.abandon()
+        np.testing.assert_array_equal(console.read(), learned)
