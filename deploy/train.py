@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -44,6 +45,7 @@ from worker.caffe.job import caffe_job
 from worker.caffe.loss_layers import SoftmaxWithLoss
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Network
+from worker.caffe.rows import rows_of
 from worker.caffe.solver import read_solver
 from worker.caffe.weights import moved, write_caffemodel
 from worker.inference import evaluate, read_weights, write_safetensors
@@ -51,7 +53,7 @@ from worker.interrupts import SafeExitStack, asked_for, deferred
 from worker.placement import check_here
 from worker.residence import in_words
 from worker.resuming import check_fit
-from worker.sources import Source, has_test, open_source
+from worker.sources import Source, Split, has_test, open_source
 from worker.training import Outcome, run_job
 
 
@@ -87,11 +89,12 @@ def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | N
             for complaint in found.passed_over:
                 progress.note(f"{complaint}; going on from {found.place}")
         observer = stack.enter_context(_Observer(folder, progress, settings))
+        # What only reading shows, such as a NaN, is found before Ray and Spark are started.
+        table = pa.Table.from_batches(inputs.train.batches())
         session = _start(settings, progress, stack)
         progress.starting("the shards and workers")
         with deferred():
-            table = pa.Table.from_batches(inputs.train.batches())
-            df = spark.partitions(session.createDataFrame(table), settings.workers)
+            df = session.createDataFrame(table)
         outcome = run_job(
             df,
             inputs.job,
@@ -102,6 +105,7 @@ def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | N
             wishes=Wishes(folder.path),
             logs=settings.logs or folder.logs,
             observer=observer,
+            even=True,
         )
         if not outcome.interrupted:
             progress.starting("the test")
@@ -157,8 +161,15 @@ class _Inputs:
 
     def __init__(self, settings: TrainSettings) -> None:
         self.settings = settings
-        shape = open_source(settings.data, "train").shape
-        self.solver = read_solver(settings.solver, shape)
+        rows = rows_of(read_solver(settings.solver).train)
+        reads = partial(open_source, settings.data, "train", shape=rows.shape, image=rows.image)
+        source = reads()
+        if source.rows < settings.workers:
+            raise BadInput(
+                f"--workers: expected at most {source.rows}, as {settings.data} has {source.rows}"
+                f" rows to train on and each worker needs one, got {settings.workers}"
+            )
+        self.solver = read_solver(settings.solver, source.shape)
         every, every_s = settings.build_interval()
         self.job = caffe_job(
             self.solver,
@@ -197,7 +208,7 @@ class _Inputs:
         self.model = CaffeModel(self.solver.train)
         # Opened again, for only the net says which labels there may be.
         self.classes = _classes(self.model.net)
-        self.train = open_source(settings.data, "train", classes=self.classes)
+        self.train = reads(classes=self.classes)
         self.weights = self._weights()
         self.test = self._test()
 
@@ -207,10 +218,14 @@ class _Inputs:
             return None
         if self.settings.test_data is not None:
             test = self.settings.test_data
-            return open_source(test, "test" if has_test(test) else "train", classes=self.classes)
+            return self._opened(test, "test" if has_test(test) else "train")
         if not has_test(self.settings.data):
             return None
-        return open_source(self.settings.data, "test", classes=self.classes)
+        return self._opened(self.settings.data, "test")
+
+    def _opened(self, data: Path, split: Split) -> Source:
+        rows = rows_of(self.solver.tests[0].net)
+        return open_source(data, split, classes=self.classes, shape=rows.shape, image=rows.image)
 
     def _test(self) -> "_Test | None":
         """The first test net on its data, tried on one row: after training it would be late."""

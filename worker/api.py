@@ -21,9 +21,10 @@ from shards.errors import BadInput
 from worker import spark
 from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
+from worker.caffe.rows import rows_of
 from worker.caffe.solver import Solver, read_solver
 from worker.caffe.weights import write_caffemodel
-from worker.columns import SHAPE_COLUMNS, Shape, pixel_column
+from worker.frames import check_columns, first_shape
 from worker.inference import read_weights, write_safetensors
 from worker.placement import parse_device
 from worker.strategies import Downpour, Strategy
@@ -113,9 +114,10 @@ def train(
     Call it from the main thread, and after `ray.init` for shards in Ray. Raises BadInput for what
     the caller can mend, GiveUp when a worker or a shard fails for good.
     """
-    _check_columns(df)
+    check_columns(df)
     check_rollback(rollback_s, Durability.MEMORY, "train: rollback_s")
-    read = read_solver(Path(solver), _shape(df))
+    rows = rows_of(read_solver(Path(solver)).train)
+    read = read_solver(Path(solver), first_shape(df, rows.shape, image=rows.image))
     count = spark.partition_count(df) if workers is None else _whole("workers", workers, 1)
     job = caffe_job(
         read,
@@ -141,23 +143,16 @@ def train(
         logs_apart=True,
     )
     outcome = run_job(
-        spark.partitions(df, count),
+        df,
         job,
         weights=_start(read, weights, seed),
         resume=resume,
         snapshots=snapshots,
         logs=Path(logs) if logs is not None else None,
         observer=observer,
+        even=workers is not None,
     )
     return Trained(read, outcome.weights, outcome)
-
-
-def _check_columns(df: spark.DataFrame) -> None:
-    pixel_column(df.columns, "train: the DataFrame")
-    if "label" not in df.columns:
-        raise BadInput(
-            f"train: the DataFrame: expected a column label, got {', '.join(df.columns)}"
-        )
 
 
 def _whole(argument: str, number: int, least: int | None = None) -> int:
@@ -177,20 +172,6 @@ def _named(argument: str, name: str, kind: type[Choice]) -> Choice:
     except ValueError:
         choices = " or ".join(kind)
         raise BadInput(f"train: {argument}: expected {choices}, got {name}") from None
-
-
-def _shape(df: spark.DataFrame) -> Shape | None:
-    """(channels, height, width) as the first row says; None without those columns."""
-    if not set(SHAPE_COLUMNS) <= set(df.columns):
-        return None
-    row = df.select(*SHAPE_COLUMNS).head()
-    if row is None:
-        raise BadInput("train: expected a DataFrame with rows, got an empty one")
-    if any(value is None for value in row):
-        got = ", ".join(map(str, row))
-        raise BadInput(f"train: expected channels, height and width in the first row, got {got}")
-    channels, height, width = (int(value) for value in row)
-    return channels, height, width
 
 
 def _start(solver: Solver, path: str | Path | None, seed: int) -> NDArray[np.float32] | None:

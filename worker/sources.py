@@ -25,6 +25,7 @@ def open_source(
     *,
     classes: int | None = None,
     shape: Sequence[int] | None = None,
+    image: bool = False,
 ) -> Source:
     """The training or test part of the data at `path`.
 
@@ -35,7 +36,8 @@ def open_source(
     way is all training data.
 
     `classes` refuses labels outside [0, classes); `shape` says the images' (channels, height,
-    width) where the data does not.
+    width) where the data does not. Where neither does, lists of numbers are vectors, or square
+    images for a net that needs an `image` (worker/columns.py has the rule).
     """
     folder = Path(path)
     if not folder.exists():
@@ -43,7 +45,7 @@ def open_source(
     if folder.is_dir() and is_idx_folder(folder):
         return open_idx(folder, split, classes)
     if folder.is_file() or parquet_files(folder):
-        return open_parquet(folder, split, classes, shape)
+        return open_parquet(folder, split, classes, shape, image)
     raise BadInput(
         f"data folder {folder}: expected MNIST's IDX files or Parquet files, got {listing(folder)}"
     )

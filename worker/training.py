@@ -6,6 +6,7 @@ and brings the weights home. A job that is interrupted, or whose workers fail fo
 snapshot of what was learned until then.
 """
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,8 +32,10 @@ from shards.errors import DownpourError
 from shards.messages import ShardStatus
 from shards.tables import DenseTable
 from worker import resuming, spark
+from worker.frames import dealt
 from worker.interrupts import noted
 from worker.job import Job
+from worker.model import build_model
 from worker.placement import check, check_here
 from worker.replica import Report
 from worker.residence import Residence, Start, Wish
@@ -43,6 +46,8 @@ _ANSWER_S = 10.0
 _BACK_S = 30.0  # for a shard to be there again, with what it saved last
 _CANCELS, _CANCEL_S = 15, 1.0
 _RESIDUALS_S = 5.0  # that workers who are about to be cancelled are given
+
+_log = logging.getLogger("downpour.worker")
 
 
 class Observer(Protocol):
@@ -70,6 +75,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     `left` are the last statuses of shards that it has moved away from. `snapshot` is that of these
     weights; None if none was wanted or it could not be written, whatever earlier ones there are.
+    `notices` are what an operator should read, as the observer got it: among them why a snapshot
+    is missing, and what the death of a shard has cost.
     """
 
     cluster: Cluster
@@ -80,6 +87,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: str | None
     seconds: float
     interrupted: bool
+    notices: tuple[str, ...] = ()
 
 
 def run_job(
@@ -93,8 +101,13 @@ def run_job(
     wishes: Callable[[], Wish | None] = lambda: None,
     logs: Path | None = None,
     observer: Observer | None = None,
+    even: bool = False,
 ) -> Outcome:
     """Train on `df` as `job` says; blocks until every worker is done.
+
+    Each partition of `df` that has rows is one worker's, if there are as many as `job.workers`; if
+    not, the rows are dealt evenly to so many. With `even` they are dealt as well where one
+    partition has more than twice the rows of another. A small Spark job counts them first.
 
     Starts from `weights` (a flat arena; default: the model's own from the seed), or goes on from
     the snapshot `resume`, by its path or URI, or as it was read; a job's own folder below `logs` is
@@ -105,11 +118,11 @@ def run_job(
     are wanted; what an earlier job left there must not tell more than what is resumed. Ctrl-C ends
     the job early, with a snapshot and `interrupted` set; a second one raises KeyboardInterrupt,
     without. Call it from the main thread, in a process connected to Ray if the shards are to live
-    there. Raises BadInput for what the caller can mend, GiveUp when a worker or a shard fails for
-    good, and what the `observer` raises; whatever ends the job while its shards live leaves a
-    snapshot.
+    there. Without an `observer`, what it would be told is a warning of the logger downpour.worker.
+    Raises BadInput for what the caller can mend, GiveUp when a worker or a shard fails for good,
+    and what the `observer` raises; whatever ends the job while its shards live leaves a snapshot.
     """
-    model = job.model()
+    model = build_model(job.model)
     job.plan.strategy.check(job.bound, job.plan.prefetch)
     check(model, job.device)
     if spark.runs_here(df):
@@ -121,6 +134,8 @@ def run_job(
     if logs is not None:
         resuming.check_logs(logs, found)
     shelf = Shelf(snapshots, job.keep) if snapshots is not None else None
+    if shelf is not None:
+        shelf.check_writable()
     specs = shard_specs(
         model.table,
         shards=job.shards,
@@ -134,7 +149,8 @@ def run_job(
         warm_steps=job.plan.strategy.warm_up,
         compression=job.compression,
     )
-    told = observer.told if observer is not None else lambda _: None
+    told = _Notices(observer)
+    df = dealt(df, job.workers, even=even)
     patience_s = _patience_s(job, model.table)
     with Residence(specs, _starting(job), logs=logs, patience_s=patience_s, told=told) as residence:
         cluster = residence.cluster
@@ -147,6 +163,7 @@ def run_job(
             cluster=cluster.for_workers(),
             plan=job.plan,
             batch_size=job.batch_size,
+            shape=job.shape,
             shuffle=job.shuffle,
             first_incarnation=resuming.first_incarnation(beginning),
             link=job.link,
@@ -159,7 +176,7 @@ def run_job(
         )
         begins_at = found.manifest.steps // job.workers if found else 0
         with _snapshotter(job, cluster, shelf, begins_at, told) as snapshotter:
-            run = _Run(df, job, task, residence, snapshotter, asked, wishes, observer)
+            run = _Run(df, job, task, residence, snapshotter, asked, wishes, observer, told)
             outcome = run.run()
         # Without snapshots a job that has ended by itself is all in its outcome, the caller's.
         held = outcome.snapshot is not None or (shelf is None and not outcome.interrupted)
@@ -168,6 +185,21 @@ def run_job(
     if logs is not None and held:
         drop_logs(logs)
     return outcome
+
+
+class _Notices:
+    """Keeps what an operator should read, and passes it to the observer, or else to the log."""
+
+    def __init__(self, observer: Observer | None) -> None:
+        self._observer = observer
+        self.texts: list[str] = []
+
+    def __call__(self, text: str) -> None:
+        self.texts.append(text)
+        if self._observer is not None:
+            self._observer.told(text)
+        else:
+            _log.warning("%s", text)
 
 
 class _Run:
@@ -183,6 +215,7 @@ class _Run:
         asked: Event | None,
         wishes: Callable[[], Wish | None],
         observer: Observer | None,
+        told: _Notices,
     ) -> None:
         self.df = df
         self.job = job
@@ -192,6 +225,7 @@ class _Run:
         self.asked = asked or Event()
         self.wishes = wishes
         self.observer = observer
+        self.told = told
         self._last: list[ShardState] | None = None
         self._left: list[ShardStatus] = []
         self._snapshot: str | None = None  # of what the job ended with
@@ -209,7 +243,7 @@ class _Run:
             # Whoever looks on may fail, but only once what was learned is safe.
             statuses = self._look()
             self.residence.tell_losses()
-            self._tell_of(reports)
+            self._tell_of(reports, interrupted=pressed.is_set())
             return Outcome(
                 cluster=self.residence.cluster,
                 weights=_assemble(self.residence.cluster, states),
@@ -219,6 +253,7 @@ class _Run:
                 snapshot=self._snapshot,
                 seconds=time.monotonic() - started,
                 interrupted=pressed.is_set(),
+                notices=tuple(self.told.texts),
             )
 
     def _train(self, pressed: Event) -> list[Report]:
@@ -238,7 +273,7 @@ class _Run:
             if pressed.is_set():  # a terminal sends it to Spark's processes, too
                 return []
             if places := self._end_with_snapshot():
-                raise type(error)(f"{error}; {places}") from None
+                raise _with_more(error, places) from None
             raise
         except Exception as error:
             self._cancel(future)
@@ -263,6 +298,8 @@ class _Run:
     def _watch(self, future: "Future[list[Report]]", pressed: Event) -> None:
         while not wait([future], _LOOK_S).done and not pressed.is_set():
             statuses = self._checked()
+            if (failure := spark.final_failure(self.df, self._tag)) is not None:
+                raise failure
             self._follow()
             if not self._busy_with_a_wish() and self.snapshotter is not None:
                 asked = self.asked.is_set()
@@ -342,22 +379,34 @@ class _Run:
         places = [*([latest] if latest is not None else []), *self._logs()]
         return f"resume from {' or '.join(places)}" if places else ""
 
-    def _tell_of(self, reports: Sequence[Report]) -> None:
-        """Tell what the workers have lost, and what is left where there is no last snapshot."""
-        if self.observer is None:
-            return
+    def _tell_of(self, reports: Sequence[Report], *, interrupted: bool) -> None:
+        """Report what the workers have lost, and what is left where there is no last snapshot."""
         for report in reports:
             if report.lost:
-                self.observer.told(report.lost)
+                self.told(report.lost)
+        if len(reports) < self.job.workers and not interrupted:
+            # The data was counted, but a query may give other rows each time.
+            self.told(
+                f"{len(reports)} of {self.job.workers} workers had rows to train on: the schedule"
+                " has run more slowly than for all"
+            )
         if self._snapshot is None and self.snapshotter is not None:
             for logs in self._logs():
-                self.observer.told(f"{logs} stay: they hold what the last snapshot was to")
+                self.told(f"{logs} stay: they hold what the last snapshot was to")
 
     def _logs(self) -> list[str]:
         """Where the job's logs are, in words, if it keeps any."""
         where = " on the shards' nodes" if self.job.logs_apart else ""
         logs = f"the logs in {self.residence.logs}{where}"
         return [logs] if self.job.durability.keeps_log else []
+
+
+def _with_more(error: DownpourError, places: str) -> DownpourError:
+    """The error with what to resume from; its notes, such as a traceback, are kept."""
+    more = type(error)(f"{error}; {places}")
+    for note in getattr(error, "__notes__", ()):
+        more.add_note(note)
+    return more
 
 
 def _snapshotter(

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -26,8 +27,22 @@ from tests.integration.jobs import Ones, ones_job, rows
 from tests.ps.storage.saved import Keyed
 from tests.worker.test_residence import Servers
 from worker import spark, training
+from worker.replica import Report
 
 DEADLINE_S = 60.0
+REPORTED = Report(
+    worker="w0",
+    incarnation=0,
+    steps=1,
+    samples=4,
+    seconds=0.0,
+    compute_s=0.0,
+    data_s=0.0,
+    waited_s=0.0,
+    network_s=0.0,
+    serialise_s=0.0,
+    duplicates=0,
+)
 
 
 class Notes:
@@ -70,6 +85,7 @@ class Spark:
         self.deaf = self.interrupts = 0
         self._ended = threading.Event()
         self.ended_by_itself = False
+        monkeypatch.setattr(training, "dealt", lambda df, *_, **__: df)
         monkeypatch.setattr(spark, "run_tasks", self._run_tasks)
         monkeypatch.setattr(spark, "interrupt", self._interrupt)
 
@@ -79,7 +95,7 @@ class Spark:
 
     def _run_tasks(self, *_: Any) -> list[Any]:
         self._tasks()
-        return []
+        return [(msgspec.json.encode(REPORTED),)]
 
     def _interrupt(self, *_: Any) -> None:
         self.interrupts += 1
@@ -153,6 +169,7 @@ def test_residuals_are_read_where_the_snapshot_is(
         (answer,) = host(iter(rows(8).to_batches()), 0, 0, [])
         return [(answer["report"][0].as_py(),)]
 
+    monkeypatch.setattr(training, "dealt", lambda df, *_, **__: df)
     monkeypatch.setattr(spark, "run_tasks", tasks)
     told, shelf, whole = Notes(), Shelf(Keyed.URI), Keyed.URI.replace("?", "/2?")
     for steps, resume in ((2, None), (3, shelf.newest_good), (4, lambda: whole)):

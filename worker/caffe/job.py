@@ -81,6 +81,7 @@ def caffe_job(
         decay=solver.decay,
         batch_size=built.net.batch_size,
         workers=workers,
+        shape=built.net.row_shape,
         shards=shards,
         bound=bound,
         shuffle=shuffle,
