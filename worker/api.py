@@ -84,13 +84,14 @@ def train(
     logs: str | Path | None = None,
     observer: Observer | None = None,
 ) -> Trained:
-    """Train the network of a Caffe `solver` on a DataFrame of images; blocks until it is done.
+    """Train the network of a Caffe `solver` on a DataFrame; blocks until it is done.
 
     `df` needs a column `label` (whole numbers) and one named `image` or `data` (binary uint8
-    pixels, or a list of numbers); columns channels, height, width say an image's shape where it is
-    not square. Each of its partitions is one worker, unless `workers` says how many to deal it into
-    (over Spark Connect it must). `staleness` is the bound in steps, None for none. `weights` starts
-    from a file (fine-tuning), `resume` goes on from a folder below an earlier run's `snapshots`, or
+    pixels, or a list of numbers). Bytes are a square image and a list is a vector, unless columns
+    channels, height, width say a shape, or the net does; a net with convolutions takes a list as a
+    square image. Each partition is one worker, unless `workers` says how many to deal the rows into
+    (over Spark Connect it must). Every worker needs a row. `staleness` is the bound in steps, None
+    for none. `weights` starts from a file (fine-tuning), `resume` goes on from a folder below an earlier run's `snapshots`, or
     from one below its `logs`, which a killed job left. `resume` and `snapshots` may be URIs that
     pyarrow reaches, as s3://bucket/run (docs/snapshots.md).
     `shards_in` is where the shards live: "ray", in actors, or "processes" of this machine;
@@ -109,7 +110,9 @@ def train(
     alone, which each node with a shard has to itself or shares with others. One with an earlier
     job's logs is refused, unless `resume` holds as much. A copy of a replicated shard that is
     silent for `silence_s` counts as dead. At "memory" a shard that dies takes back what it applied
-    in the last `rollback_s`, and training goes on; with 0 its death ends the job.
+    in the last `rollback_s`, and training goes on; with 0 its death ends the job. Warnings, such as
+    a snapshot that failed, go to the `observer`, or else to the logger downpour.worker, and stand
+    in the outcome's `notices`.
 
     Call it from the main thread, and after `ray.init` for shards in Ray. Raises BadInput for what
     the caller can mend, GiveUp when a worker or a shard fails for good.

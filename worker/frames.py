@@ -5,6 +5,8 @@ would run at the pace of those that are left. So partitions are counted first, a
 again where some worker would have none.
 """
 
+from math import prod
+
 from shards.errors import BadInput
 from worker import columns, spark
 from worker.columns import SHAPE_COLUMNS, Shape, pixel_column, row_shape
@@ -23,28 +25,26 @@ def check_columns(df: spark.DataFrame) -> None:
     columns.check_label_type(kinds["label"], f"{where}, column label")
 
 
-def first_shape(df: spark.DataFrame, stated: Shape | None, *, image: bool) -> Shape | None:
-    """(channels, height, width) of the rows of `df`, as its first row has it.
+def first_shape(df: spark.DataFrame, stated: Shape | None, *, image: bool) -> Shape:
+    """(channels, height, width) of the rows of `df`, by its first row.
 
-    None where the DataFrame does not say it and the net's is `stated`. `image` is whether the net
-    needs an image.
+    It is what the columns say, else what the net has `stated` if the row has as many values, else
+    as worker/columns.py has the rule; `image` is whether the net needs an image.
     """
-    pixels = pixel_column(df.columns, "the DataFrame")
+    where = "the DataFrame"
+    name = pixel_column(df.columns, where)
     declared = set(SHAPE_COLUMNS) <= set(df.columns)
-    if stated is not None and not declared:
-        return None
-    row = df.select(pixels, *(SHAPE_COLUMNS if declared else ())).head()
+    row = df.select(name, *(SHAPE_COLUMNS if declared else ())).head()
     if row is None:
-        raise BadInput("the DataFrame: expected rows, got none")
+        raise BadInput(f"{where}: expected rows, got none")
     values, *extents = row
-    where = f"the DataFrame, column {pixels}"
     if any(value is None for value in extents):
         got = ", ".join(map(str, extents))
-        raise BadInput(
-            f"the DataFrame: expected channels, height and width in the first row, got {got}"
-        )
-    flat = columns.pixel_rows(columns.one_row(values), where)
-    return row_shape(flat, where, extents or None, image=image)
+        raise BadInput(f"{where}: expected channels, height and width in the first row, got {got}")
+    flat = columns.pixel_rows(columns.one_row(values), f"{where}, column {name}")
+    if not declared and stated is not None and prod(stated) == flat.shape[1]:
+        return stated
+    return row_shape(flat, f"{where}, column {name}", extents or None, image=image)
 
 
 def dealt(df: spark.DataFrame, workers: int, *, even: bool = False) -> spark.DataFrame:

@@ -114,7 +114,9 @@ def _first_image(path: Path, shape: Sequence[int] | None, image: bool) -> tuple[
     where = f"{path}, column {name}"
     pixels = columns.pixels_as_arrow(batch.column(name), where)
     flat = columns.pixel_rows(pixels, where)
-    declared = columns.declared_shape(batch, str(path)) or shape
+    declared = columns.declared_shape(batch, str(path))
+    if declared is None and shape is not None and np.prod(shape) == flat.shape[1]:
+        declared = tuple(shape)
     return columns.row_shape(flat, where, declared, image=image), pixels.type
 
 

@@ -35,9 +35,10 @@ def open_source(
     whose names begin so, and what else lies there is left out; Parquet that is not divided in this
     way is all training data.
 
-    `classes` refuses labels outside [0, classes); `shape` says the images' (channels, height,
-    width) where the data does not. Where neither does, lists of numbers are vectors, or square
-    images for a net that needs an `image` (worker/columns.py has the rule).
+    `classes` refuses labels outside [0, classes). `shape` is the (channels, height, width) that a
+    net states: it counts where the data does not say its own and has as many values. Otherwise
+    lists of numbers are vectors, or square images for a net that needs an `image`
+    (worker/columns.py has the rule).
     """
     folder = Path(path)
     if not folder.exists():

@@ -14,11 +14,12 @@ import pytest
 
 import worker
 from deploy.java import java_environment
-from shards.errors import BadInput
+from shards.errors import BadInput, GiveUp
 from tests.integration.jobs import Broken, Silent, counted, ones_job, rows
 from tests.ps.hosts.test_durability import quick_start
 from worker import spark as door
 from worker.frames import dealt, first_shape
+from worker.job import Job
 from worker.training import run_job
 
 __all__ = ["quick_start"]  # a fixture of every test here
@@ -29,6 +30,13 @@ ROOT = Path(__file__).parents[2]
 def sizes(df: Any) -> list[int]:
     """The rows of each partition."""
     return [part.rows for part in door.survey(df)]
+
+
+def refusal(df: Any, job: Job) -> str:
+    """The line with which the job refuses the DataFrame."""
+    with pytest.raises(BadInput) as caught:
+        run_job(df, job)
+    return str(caught.value)
 
 
 def in_one(spark: Any, count: int, partitions: int) -> Any:
@@ -81,13 +89,10 @@ def test_data_without_rows_for_each_worker(spark: Any) -> None:
     """It is refused before a shard is started, with the numbers of both."""
     few = spark.createDataFrame(rows(3))
     job = ones_job(steps=10, workers=5)
-    with pytest.raises(
-        BadInput,
-        match="^workers: expected at most 3, as the data has 3 rows and each worker needs one, got 5$",
-    ):
-        run_job(few, job)
-    with pytest.raises(BadInput, match="^the DataFrame: expected rows, got none$"):
-        run_job(few.where("label > 5"), job)
+    assert refusal(few, job) == (
+        "workers: expected at most 3, as the data has 3 rows and each worker needs one, got 5"
+    )
+    assert refusal(few.where("label > 5"), job) == "the DataFrame: expected rows, got none"
 
 
 def test_columns_are_checked_by_their_types(spark: Any) -> None:
@@ -107,24 +112,25 @@ def test_columns_are_checked_by_their_types(spark: Any) -> None:
         ("data binary", "the DataFrame: expected a column label, got data"),
         (vectors, "got a vector of Spark ML: convert it by pyspark.ml.functions.vector_to_array"),
     ):
-        with pytest.raises(BadInput, match=line):
-            run_job(spark.createDataFrame([], schema), ones_job(steps=1, workers=1))
+        assert line in refusal(spark.createDataFrame([], schema), ones_job(steps=1, workers=1))
 
 
 def test_a_vector_of_features(spark: Any) -> None:
     """A list of numbers is a vector, unless the net needs an image or columns say a shape."""
 
-    def shape(size: int, image: bool = False, **extents: int) -> Any:
+    def shape(size: int, image: bool = False, stated: Any = None, **extents: int) -> Any:
         df = spark.createDataFrame(
             [(1, [0.5] * size, *extents.values())],
             "label long, data array<double>" + "".join(f", {name} int" for name in extents),
         )
-        return first_shape(df, None, image=image)
+        return first_shape(df, stated, image=image)
 
     assert [shape(size) for size in (14, 100, 101)] == [(14, 1, 1), (100, 1, 1), (101, 1, 1)]
     assert shape(100, image=True) == (1, 10, 10)
     assert shape(12, channels=3, height=2, width=2) == (3, 2, 2)
-    with pytest.raises(BadInput, match="column data: expected a square image, .* got 101 values"):
+    assert shape(12, stated=(1, 3, 4)) == (1, 3, 4)
+    assert shape(12, stated=(1, 4, 4)) == (12, 1, 1), "the net says what it expected"
+    with pytest.raises(BadInput, match=r"data: expected a square image, .* got 101 values"):
         shape(101, image=True)
 
 
@@ -157,9 +163,7 @@ def test_a_row_that_is_no_number(spark: Any) -> None:
     """The error is the data's, and names the column and the row."""
     numbers = [[0.0, 1.0]] * 9 + [[0.0, float("nan")]]
     df = spark.createDataFrame([(0, row) for row in numbers], "label long, data array<double>")
-    with pytest.raises(BadInput) as caught:
-        run_job(df.coalesce(1), ones_job(steps=10, workers=1))
-    assert str(caught.value).startswith(
+    assert refusal(df.coalesce(1), ones_job(steps=10, workers=1)).startswith(
         "worker w0's rows, column data: row 9: expected finite numbers that float32 holds, got nan"
     )
 
@@ -191,19 +195,17 @@ def test_bad_input_is_final_at_the_first_attempt(spark: Any, tmp_path: Path) -> 
 
 def test_a_model_that_raises(spark: Any) -> None:
     """The error names the file and line of the model; a note holds the traceback."""
-    with pytest.raises(
-        Exception, match=r"RuntimeError: the model broke \(jobs\.py:\d+ in"
-    ) as caught:
+    with pytest.raises(GiveUp, match=r"RuntimeError: the model broke \(jobs\.py:\d+ in") as caught:
         run_job(spark.createDataFrame(rows(40)).coalesce(1), ones_job(Broken, steps=40, workers=1))
     assert 'raise RuntimeError("the model broke")' in "\n".join(caught.value.__notes__)
 
 
 def test_a_model_without_a_loss(spark: Any) -> None:
     """What its method should have returned is named, with its class."""
-    with pytest.raises(
-        BadInput, match="^model Silent: expected `gradient` to return the loss, a number, got None"
-    ):
-        run_job(spark.createDataFrame(rows(40)), ones_job(Silent, steps=40, workers=1))
+    job = ones_job(Silent, steps=40, workers=1)
+    assert refusal(spark.createDataFrame(rows(40)), job).startswith(
+        "model Silent: expected `gradient` to return the loss, a number, got None"
+    )
 
 
 # --- the Python of the tasks --------------------------------------------------------------------
@@ -222,12 +224,30 @@ def test_another_python(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """One that lacks packages is refused by name, with what to set, before anything is started."""
     python = bare_python(tmp_path / "bin")
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
+    line = refusal(spark.createDataFrame(rows(40)), ones_job(steps=1, workers=1))
+    assert f"Spark's Python ({python}) has no module '" in line
+    assert f"set PYSPARK_PYTHON before the session starts, here to {sys.executable}" in line
+
+
+@pytest.mark.parametrize(
+    ("part", "line"),
+    [
+        (
+            door.Part(1, "/there/python", "", "ModuleNotFoundError: No module named 'zmq'"),
+            "Spark's Python (/there/python) cannot run a worker, ModuleNotFoundError: No module",
+        ),
+        (
+            door.Part(1, "/there/python", "0123456789abcdef", ""),
+            "got 0123456789abcdef: install the same version in both places, or ship this one",
+        ),
+    ],
+    ids=["package", "build"],
+)
+def test_a_python_that_cannot_run_workers(part: door.Part, line: str) -> None:
+    """It lacks packages, or has another build of ours."""
     with pytest.raises(BadInput) as caught:
-        run_job(spark.createDataFrame(rows(40)), ones_job(steps=1, workers=1))
-    assert f"Spark's Python ({python}) has no module '" in str(caught.value)
-    assert f"set PYSPARK_PYTHON before the session starts, here to {sys.executable}" in str(
-        caught.value
-    )
+        door.check_python(part)
+    assert line in str(caught.value)
 
 
 PROGRAM = """

@@ -1,6 +1,7 @@
 """A solver file turned into a training job."""
 
 from functools import partial
+from math import prod
 
 import msgspec
 
@@ -65,6 +66,7 @@ def caffe_job(
     cut_evenly(built.table, shards)
     if not built.net.table.tensors:
         raise BadInput(f"{solver.train.file}: expected layers with weights to train, got none")
+    _check_rows(solver, built)
     return Job(
         model=model,
         plan=Plan(
@@ -104,3 +106,13 @@ def caffe_job(
         rollback_s=rollback_s,
         logs_apart=logs_apart,
     )
+
+
+def _check_rows(solver: Solver, model: CaffeModel) -> None:
+    """Raise BadInput where the net's input takes another number of values than the data has."""
+    given, wanted = solver.train.data_shape, model.net.row_shape
+    if given is not None and wanted is not None and prod(given) != prod(wanted):
+        raise BadInput(
+            f"{solver.train.file}: input data: expected {prod(wanted)} values a row, the data has"
+            f" {prod(given)}"
+        )
