@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
+from msgspec.structs import replace
 from threadpoolctl import threadpool_limits
 
 from cupy_kernels.types import AnyArray
@@ -11,6 +12,7 @@ from shards.errors import BadInput, GiveUp
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
 from worker.caffe.phases import Phase
+from worker.caffe.rows import rows_of
 from worker.caffe.solver import read_solver
 from worker.caffe.text import read_text
 from worker.inference import check_blobs, evaluate, features, read_weights
@@ -26,13 +28,13 @@ def run_test(solver: Path, weights: Path, data: Path, device: str = "auto") -> d
     Data that has none is taken whole. It runs on `device`, as `worker.placement` says.
     """
     wanted = parse_device(device)
-    source = open_source(data, _split(None, data))
-    read = read_solver(solver, source.shape)
+    read = read_solver(solver)
     if not read.tests:
         raise BadInput(
             f"{solver}: expected a test_iter, which says that it has a test net; got none"
         )
-    model = CaffeModel(read.tests[0].net)
+    source, net = _fitted(read.tests[0].net, data, _split(None, data))
+    model = CaffeModel(net)
     needed = model.net.tensors_for(model.net.outputs)
     arena = read_weights(weights, model.table, model.initial(0), needed)
     with threadpool_limits(1), lent(arena, wanted) as there:
@@ -61,10 +63,9 @@ def run_features(
         raise BadInput(f"--batch-size: expected at least 1, got {batch_size}")
     if output.exists():
         raise BadInput(f"--output {output}: expected a folder to make, got one that exists")
-    source = open_source(data, _split(split, data))
-    model = CaffeModel(
-        Description(read_text(net), Phase.TEST, data_shape=source.shape, file=str(net))
-    )
+    read = Description(read_text(net), Phase.TEST, file=str(net))
+    source, fitted = _fitted(read, data, _split(split, data))
+    model = CaffeModel(fitted)
     check_blobs(model, blobs)
     needed = model.net.tensors_for(blobs)
     arena = read_weights(weights, model.table, model.initial(0), needed)
@@ -81,6 +82,13 @@ def run_features(
             raise GiveUp(f"--output {output}: {error}") from None
         raise
     return output / "features.parquet", rows
+
+
+def _fitted(net: Description, data: Path, split: Split) -> tuple[Source, Description]:
+    """This part of `data` as `net` reads its rows, and the net for rows of that shape."""
+    rows = rows_of(net)
+    source = open_source(data, split, shape=rows.shape, image=rows.image)
+    return source, replace(net, data_shape=source.shape)
 
 
 def _write(

@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -48,6 +49,7 @@ from worker.caffe.job import caffe_job
 from worker.caffe.loss_layers import SoftmaxWithLoss
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Network
+from worker.caffe.rows import rows_of
 from worker.caffe.solver import read_solver
 from worker.caffe.weights import write_caffemodel
 from worker.evaluation import Evaluation, EvaluationPlan
@@ -57,7 +59,7 @@ from worker.job import DEFAULT_SEED
 from worker.placement import check_here
 from worker.residence import in_words
 from worker.resuming import check_fit
-from worker.sources import Source, has_test, open_source, part_to_test
+from worker.sources import Source, Split, has_test, open_source, part_to_test
 from worker.training import Outcome, run_job
 
 _FLOAT_BYTES = 4
@@ -119,12 +121,13 @@ def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | N
         begins_at = found.manifest.steps // settings.workers if found is not None else None
         observer = _Observer(folder, progress, settings, seed=seed, begins_at=begins_at)
         stack.enter_context(observer)
+        # What only reading shows, such as a NaN, is found before Ray and Spark are started.
+        table = pa.Table.from_batches(inputs.train.batches())
         with hangup_spares_children():
             session = _start(settings, progress, stack)
         progress.starting("the shards and workers")
         with deferred():
-            table = pa.Table.from_batches(inputs.train.batches())
-            df = spark.partitions(session.createDataFrame(table), settings.workers)
+            df = session.createDataFrame(table)
         outcome = run_job(
             df,
             inputs.job,
@@ -136,6 +139,7 @@ def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | N
             logs=settings.logs or folder.logs,
             evaluation=inputs.evaluation,
             observer=observer,
+            even=True,
         )
         if not outcome.interrupted:
             progress.starting("the test")
@@ -201,8 +205,15 @@ class _Inputs:
 
     def __init__(self, settings: TrainSettings) -> None:
         self.settings = settings
-        shape = open_source(settings.data, "train").shape
-        self.solver = read_solver(settings.solver, shape)
+        rows = rows_of(read_solver(settings.solver).train)
+        reads = partial(open_source, settings.data, "train", shape=rows.shape, image=rows.image)
+        source = reads()
+        if source.rows < settings.workers:
+            raise BadInput(
+                f"--workers: expected at most {source.rows}, as {settings.data} has {source.rows}"
+                f" rows to train on and each worker needs one, got {settings.workers}"
+            )
+        self.solver = read_solver(settings.solver, source.shape)
         every, every_s = settings.build_interval()
         self.job = caffe_job(
             self.solver,
@@ -241,7 +252,7 @@ class _Inputs:
         self.model = CaffeModel(self.solver.train)
         # Opened again, for only the net says which labels there may be.
         self.classes = _classes(self.model.net)
-        self.train = open_source(settings.data, "train", classes=self.classes)
+        self.train = reads(classes=self.classes)
         self.weights = starting_weights(self.model, self._files(), self.job.plan.seed)
         self.test = self._test()
 
@@ -270,10 +281,14 @@ class _Inputs:
         if self.settings.test_data is not None:
             test = self.settings.test_data
             needs_test_net(self.solver, "--test-data", test)
-            return open_source(test, part_to_test(test), classes=self.classes)
+            return self._opened(test, part_to_test(test))
         if not self.solver.tests or not has_test(self.settings.data):
             return None
-        return open_source(self.settings.data, "test", classes=self.classes)
+        return self._opened(self.settings.data, "test")
+
+    def _opened(self, data: Path, split: Split) -> Source:
+        rows = rows_of(self.solver.tests[0].net)
+        return open_source(data, split, classes=self.classes, shape=rows.shape, image=rows.image)
 
     def _test(self) -> Evaluator | None:
         """The test nets on their data, tried on one row: after training it would be late."""

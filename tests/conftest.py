@@ -44,6 +44,7 @@ _ON_SHARED = (
     "tests/integration/test_cli.py::test_a_run_that_meets_trouble",
     "tests/integration/test_cli.py::test_a_shard_process_that_dies",
     "tests/integration/test_cli.py::test_a_shard_that_dies",
+    "tests/integration/test_frames.py",
     "tests/integration/test_serial.py::test_one_worker_over_spark_and_ray",
     "tests/integration/test_spark_training.py",
     "tests/ps/hosts/test_ray_durability.py",

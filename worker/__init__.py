@@ -6,15 +6,43 @@
     trained = worker.train(df, solver="lenet_solver.prototxt", shards=2, staleness=4)
     trained.save("lenet.caffemodel")
 
-Importing this loads neither Spark nor Ray; calling `train` does.
+`train` is for Caffe's format; `run_job` takes a `Job` with a model of your own. Importing this
+loads neither Spark nor Ray; calling one of the two does.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from worker.api import Trained, train
+    from worker.job import Job
+    from worker.replica import Plan
+    from worker.strategies import BSP, Downpour
+    from worker.training import Observer, Outcome, run_job
 
-__all__ = ["Trained", "train"]
+__all__ = [
+    "BSP",
+    "Downpour",
+    "Job",
+    "Observer",
+    "Outcome",
+    "Plan",
+    "Trained",
+    "run_job",
+    "train",
+]
+
+_HOMES = {
+    "BSP": "worker.strategies",
+    "Downpour": "worker.strategies",
+    "Job": "worker.job",
+    "Observer": "worker.training",
+    "Outcome": "worker.training",
+    "Plan": "worker.replica",
+    "Trained": "worker.api",
+    "run_job": "worker.training",
+    "train": "worker.api",
+}
 
 
 def __dir__() -> list[str]:
@@ -22,8 +50,6 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from worker import api
-
-        return getattr(api, name)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module worker has no attribute {name}")

@@ -26,17 +26,19 @@ from worker import spark
 from worker.caffe.evaluator import Evaluator, needs_test_net
 from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
+from worker.caffe.rows import rows_of
 from worker.caffe.solver import Solver, read_solver
 from worker.caffe.weights import write_caffemodel
-from worker.columns import SHAPE_COLUMNS, Shape, pixel_column
+from worker.columns import pixel_column
 from worker.evaluation import Evaluation, EvaluationPlan
+from worker.frames import check_columns, first_shape
 from worker.inference import starting_weights, write_safetensors
 from worker.job import Job
 from worker.placement import parse_device
 from worker.strategies import Strategy, strategy_of
 from worker.training import Observer, Outcome, check_frame, run_job
 
-_LOG = logging.getLogger(__name__)
+_LOG = logging.getLogger("downpour.worker")
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -97,19 +99,20 @@ def train(
     logs: str | Path | None = None,
     observer: Observer | None = None,
 ) -> Trained:
-    """Train the network of a Caffe `solver` on a DataFrame of images; blocks until it is done.
+    """Train the network of a Caffe `solver` on a DataFrame; blocks until it is done.
 
     `df` needs a column `label` (whole numbers) and one named `image` or `data` (binary uint8
-    pixels, or a list of numbers); columns channels, height, width say an image's shape where it is
-    not square. Each of its partitions is one worker, unless `workers` says how many to deal it into
-    (over Spark Connect it must). `staleness` is the bound in steps, None or inf for none; strategy
-    "bsp" needs 0. `seed` and `max_iter` are the solver's own unless they are given. `test_data`, a
-    DataFrame with the same columns or the path of such files, is what the weights are tested on,
-    every `test_interval` iterations of the solver and at the end; of a DataFrame this process reads
-    the first `test_iter` batches. `weights` starts from a file (fine-tuning), `resume` continues
-    from a folder below an earlier run's `snapshots`, or from one below its `logs`, which a killed
-    job left. `resume` and `snapshots` may be URIs that pyarrow reaches, as s3://bucket/run
-    (docs/snapshots.md).
+    pixels, or a list of numbers). Bytes are a square image and a list is a vector, unless columns
+    channels, height, width say a shape, or the net does; a net with convolutions takes a list as a
+    square image. Each partition is one worker, unless `workers` says how many to deal the rows into
+    (over Spark Connect it must). Every worker needs a row. `staleness` is the bound in steps, None
+    or inf for none; strategy "bsp" needs 0. `seed` and `max_iter` are the solver's own unless they
+    are given. `test_data`, a DataFrame with the same columns or the path of such files, is what the
+    weights are tested on, every `test_interval` iterations of the solver and at the end; of a
+    DataFrame this process reads the first `test_iter` batches. `weights` starts from a file
+    (fine-tuning), `resume` continues from a folder below an earlier run's `snapshots`, or from one
+    below its `logs`, which a killed job left. `resume` and `snapshots` may be URIs that pyarrow
+    reaches, as s3://bucket/run (docs/snapshots.md).
     `shards_in` is where the shards live: "ray", in actors, or "processes" of this machine;
     `shard_device` what holds their weights, "cpu" or "gpu".
     `link`, such as "rtt=100ms,rate=100Mbit", puts each worker behind a link like that, to see how
@@ -127,13 +130,15 @@ def train(
     alone, which each node with a shard has to itself or shares with others. One with an earlier
     job's logs is refused, unless `resume` holds as much. A copy of a replicated shard that is
     silent for `silence_s` counts as dead. At "memory" a shard that dies takes back what it applied
-    in the last `rollback_s`, and training goes on; with 0 its death ends the job.
+    in the last `rollback_s`, and training goes on; with 0 its death ends the job. Warnings, such as
+    a snapshot that failed, go to the `observer`, or else to the logger downpour.worker, and stand
+    in the outcome's `notices`.
 
     Call it from the main thread, and after `ray.init` for shards in Ray. Raises BadInput for what
     the caller can mend, GiveUp when a worker or a shard fails for good.
     """
     check_frame("train: df", df)
-    _check_columns(df)
+    check_columns(df)
     check_rollback(rollback_s, Durability.MEMORY, "train: rollback_s")
     for argument, value in (("prefetch", prefetch), ("shuffle", shuffle)):
         arguments.flag(f"train: {argument}", value)
@@ -145,7 +150,9 @@ def train(
     ):
         if where is not None:
             paths.place(f"train: {argument}", where)
-    read = read_solver(paths.path("train: solver", solver), _shape(df))
+    file = paths.path("train: solver", solver)
+    rows = rows_of(read_solver(file).train)
+    read = read_solver(file, first_shape(df, rows.shape, image=rows.image))
     for notice in read.notices:
         _LOG.warning(notice)
     count = spark.partition_count(df) if workers is None else _whole("workers", workers, 1)
@@ -175,7 +182,7 @@ def train(
     start = _start(read, weights, resume, job.plan.seed)
     evaluator = _evaluator(read, test_data, start)
     outcome = run_job(
-        spark.partitions(df, count),
+        df,
         job,
         weights=start,
         resume=resume,
@@ -183,6 +190,7 @@ def train(
         logs=logs,
         evaluation=_plan(read, evaluator),
         observer=observer,
+        even=workers is not None,
     )
     evaluations = list(outcome.evaluations)
     if evaluator is not None and not outcome.interrupted:
@@ -192,14 +200,6 @@ def train(
     return Trained(read, outcome.weights, outcome, tuple(evaluations))
 
 
-def _check_columns(df: spark.DataFrame) -> None:
-    pixel_column(df.columns, "train: the DataFrame")
-    if "label" not in df.columns:
-        raise BadInput(
-            f"train: the DataFrame: expected a column label, got {', '.join(df.columns)}"
-        )
-
-
 def _whole(argument: str, number: int, least: int | None = None) -> int:
     """A plain int of this argument, which may be NumPy's."""
     return arguments.whole(f"train: {argument}", number, least)
@@ -207,20 +207,6 @@ def _whole(argument: str, number: int, least: int | None = None) -> int:
 
 def _named(argument: str, name: str, kind: type[Choice]) -> Choice:
     return arguments.choice(f"train: {argument}", name, kind)
-
-
-def _shape(df: spark.DataFrame) -> Shape | None:
-    """(channels, height, width) as the first row says; None without those columns."""
-    if not set(SHAPE_COLUMNS) <= set(df.columns):
-        return None
-    row = df.select(*SHAPE_COLUMNS).head()
-    if row is None:
-        raise BadInput("train: expected a DataFrame with rows, got an empty one")
-    if any(value is None for value in row):
-        got = ", ".join(map(str, row))
-        raise BadInput(f"train: expected channels, height and width in the first row, got {got}")
-    channels, height, width = (int(value) for value in row)
-    return channels, height, width
 
 
 def _start(
@@ -254,7 +240,8 @@ def _evaluator(
         # PyArrow's readers are for those who have files alone.
         from worker.sources import open_source, part_to_test
 
-        source = open_source(data, part_to_test(data))
+        rows = rows_of(solver.tests[0].net)
+        source = open_source(data, part_to_test(data), shape=rows.shape, image=rows.image)
         evaluator = Evaluator(solver, model, source.batches)
     else:
         pixel_column(data.columns, "train: test_data")

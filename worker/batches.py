@@ -41,8 +41,9 @@ class Batches(Iterator[dict[str, NDArray[Any]]]):
     `stream` yields pyarrow record batches, of any sizes, with a column `data` or `image` (binary:
     uint8 pixels; or a list of numbers: float32) and one named `label` of whole numbers (None: no
     labels). Each minibatch is {"data": (batch_size, c, h, w), "label": (batch_size,) int64}: new
-    arrays. The image's shape is `shape`, else what columns channels, height and width say, else
-    a square. A stream without rows gives no batch.
+    arrays. A row's shape is `shape`; without it, what columns channels, height and width say;
+    without these, a square image for bytes and (n, 1, 1) for a list of n numbers. A stream without
+    rows gives no batch.
 
     With `shuffle` false, rows come in the stream's order, epoch after epoch. `classes` lets labels
     outside [0, classes) be refused here. `folder` is where the spool lies (None: TMPDIR).
@@ -61,7 +62,7 @@ class Batches(Iterator[dict[str, NDArray[Any]]]):
         start_step: int = 0,
         shuffle: bool = True,
         shuffle_rows: int = SHUFFLE_ROWS,
-        shape: columns.Shape | None = None,
+        shape: columns.Extents | None = None,
         label: str | None = "label",
         classes: int | None = None,
         folder: str | Path | None = None,
@@ -173,9 +174,8 @@ class Batches(Iterator[dict[str, NDArray[Any]]]):
         flat = columns.pixel_rows(batch.column(name), where, size, self.rows)
         declared = columns.declared_shape(batch, self._where, self.rows)
         if self._shape is None:
-            start = flat[0, :4].tobytes()
-            self._shape = columns.image_shape(flat.shape[1], where, declared, start)
-        elif declared not in {None, self._shape}:
+            self._shape = columns.row_shape(flat, where, declared)
+        elif len(self._shape) == 3 and declared not in {None, self._shape}:
             raise BadInput(
                 f"{where}: row {self.rows}: expected images of {self._shape}, got {declared}"
             )

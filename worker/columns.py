@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from shards.errors import BadInput
 
 Shape = tuple[int, int, int]
+Extents = tuple[int, ...]
+"""The shape of one row as a net takes it: an image's, or any other."""
 PIXEL_COLUMNS = ("data", "image")
 SHAPE_COLUMNS = ("channels", "height", "width")
 _FLOATS = pa.list_(pa.float32())
@@ -33,27 +35,33 @@ def pixel_column(names: Sequence[str], where: str) -> str:
 
 def pixels_as_arrow(column: Any, where: str, first_row: int = 0) -> Any:
     """A column of pixels as pa.binary() (uint8) or pa.list_(float32); other types are an error."""
-    kind = column.type
-    is_bytes = (
-        pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_fixed_size_binary(kind)
-    )
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    is_list = is_list or pa.types.is_fixed_size_list(kind)
-    if not is_bytes and not (is_list and _is_number(kind.value_type)):
-        raise BadInput(f"{where}: expected binary pixels or a list of numbers a row, got {kind}")
+    check_pixel_type(column.type, where)
     _refuse_nulls(column, where, first_row)
     try:
-        return column.cast(pa.binary() if is_bytes else _FLOATS)
+        return column.cast(pa.binary() if _is_binary(column.type) else _FLOATS)
     except pa.ArrowInvalid as error:
         raise BadInput(f"{where}: expected numbers that float32 holds: {_line(error)}") from None
+
+
+def check_pixel_type(kind: Any, where: str) -> None:
+    """Raise BadInput unless a column of Arrow type `kind` can hold pixels."""
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    is_list = is_list or pa.types.is_fixed_size_list(kind)
+    if not _is_binary(kind) and not (is_list and _is_number(kind.value_type)):
+        raise BadInput(f"{where}: expected binary pixels or a list of numbers a row, got {kind}")
+
+
+def check_label_type(kind: Any, where: str) -> None:
+    """Raise BadInput unless a column of Arrow type `kind` can hold labels."""
+    if not _is_number(kind) and not pa.types.is_boolean(kind):
+        raise BadInput(f"{where}: expected whole numbers, got {kind}")
 
 
 def pixel_rows(column: Any, where: str, size: int | None = None, first_row: int = 0) -> Any:
     """The pixels of a column as (rows, size) uint8 or float32, a read-only view where it can be.
 
-    Every row must hold `size` values, or as many as the first. `column` has at least one row.
+    Every row must hold `size` values, or as many as the first, and finite ones. `column` has at
+    least one row.
     """
     array = pixels_as_arrow(column, where, first_row)
     ends = np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array) + 1]
@@ -70,8 +78,17 @@ def pixel_rows(column: Any, where: str, size: int | None = None, first_row: int 
         if inner.null_count:
             row = first_row + int(np.flatnonzero(inner.is_null())[0]) // size
             raise BadInput(f"{where}: row {row}: expected {size} numbers, got a null among them")
-        return inner.to_numpy(zero_copy_only=True).reshape(len(array), size)
+        numbers = inner.to_numpy(zero_copy_only=True).reshape(len(array), size)
+        _refuse_infinite(numbers, where, first_row)
+        return numbers
     return values[ends[0] : ends[-1]].reshape(len(array), size)
+
+
+def one_row(values: Any) -> Any:
+    """A column of one row of pixels from Python values, bytes or numbers."""
+    if values is None or isinstance(values, bytes | bytearray):
+        return pa.array([values], pa.binary())
+    return pa.array([values], pa.list_(pa.float64()))
 
 
 def labels_as_int64(
@@ -81,9 +98,7 @@ def labels_as_int64(
 
     With `classes`, each must lie in [0, classes).
     """
-    kind = column.type
-    if not _is_number(kind) and not pa.types.is_boolean(kind):
-        raise BadInput(f"{where}: expected whole numbers, got {kind}")
+    check_label_type(column.type, where)
     _refuse_nulls(column, where, first_row)
     try:
         labels: NDArray[np.int64] = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
@@ -110,14 +125,18 @@ def check_labels(
         raise BadInput(f"{where}: row {first_row + row}: expected {expected}, got {labels[row]}")
 
 
-def image_shape(
-    size: int, where: str, declared: Sequence[int] | None = None, start: bytes = b""
+def row_shape(
+    flat: NDArray[Any], where: str, declared: Sequence[int] | None = None, *, image: bool = False
 ) -> Shape:
-    """(channels, height, width) of a row of `size` values.
+    """(channels, height, width) of the rows in `flat`, (rows, size) uint8 or float32.
 
-    As `declared`; otherwise a square image of one channel (784 is 1x28x28) or of three. `start`,
-    the first bytes of a row, lets an error say that the image is still encoded.
+    The shape is as `declared`. Otherwise bytes are a square image, of one channel (784 values are
+    1x28x28) or of three, and so are other numbers for a net that needs an `image`. For any other
+    net these are a vector, size x 1 x 1.
     """
+    size = flat.shape[1]
+    binary = flat.dtype == np.uint8
+    start = flat[0, :4].tobytes() if binary else b""
     if declared is not None:
         channels, height, width = (int(extent) for extent in declared)
         if min(channels, height, width) < 1 or channels * height * width != size:
@@ -126,14 +145,23 @@ def image_shape(
                 f" {channels * height * width} values a row, got {size}{_encoded(start)}"
             )
         return channels, height, width
+    if size and not (binary or image):
+        return size, 1, 1
+    square = _square(size)
+    if square is None:
+        raise BadInput(
+            f"{where}: expected a square image, or columns channels, height, width that say"
+            f" otherwise; got {size} values a row{_encoded(start)}"
+        )
+    return square
+
+
+def _square(size: int) -> Shape | None:
     for channels in (1, 3):
         side = isqrt(size // channels)
         if size and channels * side * side == size:
             return channels, side, side
-    raise BadInput(
-        f"{where}: expected a square image, or columns channels, height, width that say otherwise;"
-        f" got {size} values a row{_encoded(start)}"
-    )
+    return None
 
 
 def declared_shape(batch: Any, where: str, first_row: int = 0) -> tuple[int, ...] | None:
@@ -156,6 +184,22 @@ def declared_shape(batch: Any, where: str, first_row: int = 0) -> tuple[int, ...
 
 def _is_number(kind: Any) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _is_binary(kind: Any) -> bool:
+    kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
+    return any(is_kind(kind) for is_kind in kinds)
+
+
+def _refuse_infinite(numbers: NDArray[np.float32], where: str, first_row: int) -> None:
+    """Raise BadInput naming the first NaN or infinity, which training would blame on the rate."""
+    finite = np.isfinite(numbers)
+    if not finite.all():
+        row, place = (int(index[0]) for index in np.nonzero(~finite))
+        raise BadInput(
+            f"{where}: row {first_row + row}: expected finite numbers that float32 holds, got"
+            f" {numbers[row, place]} at position {place}"
+        )
 
 
 def _refuse_nulls(column: Any, where: str, first_row: int) -> None:

@@ -5,6 +5,7 @@ and, inside `mapInArrow`, a Spark partition.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,8 @@ def evaluate(
     seen = 0
     for part in slices(rows, batch_size):
         count = part.num_rows
-        for name, value in model.outputs(weights, to_batch(part, seen)).items():
+        batch = to_batch(part, seen, model.net.row_shape)
+        for name, value in model.outputs(weights, batch).items():
             sums[name] = sums.get(name, 0.0) + value * count
         seen += count
     if not seen:
@@ -57,7 +59,7 @@ def features(
     check_blobs(model, blobs)
     seen = 0
     for part in slices(rows, batch_size):
-        values = model.forward(weights, to_batch(part, seen), blobs)
+        values = model.forward(weights, to_batch(part, seen, model.net.row_shape), blobs)
         names = part.schema.names
         ids = part.column("id") if "id" in names else pa.array(range(seen, seen + part.num_rows))
         arrays = {ID: ids.cast(pa.int64())}
@@ -85,14 +87,22 @@ def slices(rows: Iterable[pa.RecordBatch], batch_size: int) -> Iterator[pa.Recor
             yield batch.slice(start, batch_size)
 
 
-def to_batch(part: pa.RecordBatch, first_row: int = 0) -> dict[str, NDArray[np.generic]]:
-    """A record batch as arrays: "data" (n, c, h, w), and "label" (n,) where there is one."""
+def to_batch(
+    part: pa.RecordBatch, first_row: int = 0, shape: columns.Extents | None = None
+) -> dict[str, NDArray[np.generic]]:
+    """A record batch as arrays: "data" (n, c, h, w), and "label" (n,) where there is one.
+
+    `shape` is what a row of the net's data is. It counts where the rows do not say theirs, and
+    where the net does not take images but, for one, vectors.
+    """
     where = "rows"
     name = columns.pixel_column(part.schema.names, where)
-    flat = columns.pixel_rows(part.column(name), where, None, first_row)
     declared = columns.declared_shape(part, where, first_row)
-    shape = columns.image_shape(flat.shape[1], where, declared)
-    batch: dict[str, NDArray[np.generic]] = {"data": flat.reshape(-1, *shape)}
+    own = shape if declared is None or (shape is not None and len(shape) != 3) else None
+    size = prod(own) if own is not None else None
+    flat = columns.pixel_rows(part.column(name), where, size, first_row)
+    found = own if own is not None else columns.row_shape(flat, where, declared)
+    batch: dict[str, NDArray[np.generic]] = {"data": flat.reshape(-1, *found)}
     if LABEL in part.schema.names:
         batch["label"] = columns.labels_as_int64(
             part.column(LABEL), f"{where}, column label", first_row=first_row

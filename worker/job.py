@@ -30,7 +30,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A training job, whatever its data.
 
     `model` builds the network, in this process and in every task; `plan` is each worker's;
-    `workers` is the number of partitions the data is trained in; `bound` is the staleness bound in
+    `workers` is the number of partitions the data is trained in; `shape` is that of one row of
+    `data` (None: as the columns say, worker/columns.py); `bound` is the staleness bound in
     steps (None: none). A snapshot is taken every `snapshot_every` iterations, an iteration being
     one step of every worker, and every `snapshot_every_s` seconds (0: not by that), and at the end;
     without `snapshot_at_end` a job that ends by itself takes no last one. `keep` says which stay,
@@ -52,6 +53,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     decay: Decay
     batch_size: int
     workers: int
+    shape: tuple[int, ...] | None = None
     shards: int = 1
     bound: int | None = 0
     shuffle: bool = True

@@ -11,12 +11,14 @@ A model that can compute on a GPU says so by `on`, which gives its like there, a
 asked for a step before the last is done.
 """
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shards.errors import BadInput
 from shards.tables import DenseTable
 
 if TYPE_CHECKING:
@@ -98,3 +100,78 @@ class Movable(Model, Protocol):
     def on(self, device: "Device") -> Ahead:
         """Its like on `device`: the same table, start and gradients, up to rounding."""
         ...
+
+
+def build_model(make: object) -> Model:
+    """The model that `make` builds; raises BadInput naming what it lacks of a model."""
+    if not callable(make):
+        name = type(make).__name__
+        raise BadInput(
+            "model: expected a function without arguments that builds the model, such as"
+            f" functools.partial({name}, ...), got an object of class {name}"
+        )
+    model: Model = _call_without_arguments(make)
+    name = type(model).__name__
+    table = getattr(model, "table", None)
+    if not isinstance(table, DenseTable):
+        got = "none" if table is None else f"one of class {type(table).__name__}"
+        raise BadInput(f"model {name}: expected an attribute `table`, a ps.DenseTable, got {got}")
+    _check_method(model, "initial", "seed")
+    _check_method(model, "gradient", "weights", "batch", "out", step=0, seed=0)
+    return model
+
+
+def _call_without_arguments(make: Callable[..., Any]) -> Any:
+    """What `make` builds; raises BadInput where it wants arguments."""
+    try:
+        inspect.signature(make).bind()
+    except TypeError as error:
+        name = getattr(make, "__name__", type(make).__name__)
+        raise BadInput(
+            "model: expected a function without arguments that builds the model, such as"
+            f" functools.partial({name}, ...), got {name}: {error}"
+        ) from None
+    except ValueError:
+        pass  # A compiled function may have no signature.
+    return make()
+
+
+def check_start(model: Model, start: object) -> NDArray[np.float32]:
+    """What the model's `initial` gave; raises BadInput unless it is an arena of the table."""
+    size = model.table.size
+    if isinstance(start, np.ndarray) and start.shape == (size,) and start.dtype == np.float32:
+        return start
+    got = type(start).__name__
+    if isinstance(start, np.ndarray):
+        got = f"an array of shape {start.shape} of {start.dtype}"
+    raise BadInput(
+        f"model {type(model).__name__}: expected `initial` to return an arena of {size} float32, as"
+        f" `table.empty()` gives it, got {got}"
+    )
+
+
+def check_loss(model: Model, loss: Any) -> float:
+    """What the model's `gradient` returned, as a float; raises BadInput unless it is a number."""
+    try:
+        return float(loss)
+    except (TypeError, ValueError):
+        got = "None" if loss is None else f"an object of class {type(loss).__name__}"
+        raise BadInput(
+            f"model {type(model).__name__}: expected `gradient` to return the loss, a number, got"
+            f" {got}"
+        ) from None
+
+
+def _check_method(model: Model, name: str, *positional: str, **named: int) -> None:
+    """Raise BadInput unless the model has this method and it takes these arguments."""
+    method = getattr(model, name, None)
+    shown = ", ".join([*positional, *(["*"] if named else []), *named])
+    expected = f"model {type(model).__name__}: expected a method `{name}({shown})`"
+    if not callable(method):
+        raise BadInput(f"{expected}, got none")
+    try:
+        inspect.signature(method).bind(*positional, **named)
+    except TypeError as error:
+        raise BadInput(f"{expected}, got one that cannot be called so: {error}") from None
+    except ValueError:
+        pass  # A compiled method may have no signature.

@@ -75,13 +75,13 @@ def parquet_files(path: Path) -> tuple[Path, ...]:
 
 
 def open_parquet(
-    path: Path, split: Split, classes: int | None, shape: Sequence[int] | None
+    path: Path, split: Split, classes: int | None, shape: Sequence[int] | None, image: bool
 ) -> ParquetSource:
     """The training or test part of the Parquet data at `path`; footers and labels are checked."""
     files = tuple(file for file in _part(path, split) if _rows(file))
     if not files:
         raise BadInput(f"{path}: expected rows, got Parquet files without any")
-    found, pixels = _first_image(files[0], shape)
+    found, pixels = _first_image(files[0], shape, image)
     for file in files:
         for first, batch in _read(file, 1 << 16, ["label"]):
             _labels(file, batch, first, classes)
@@ -107,16 +107,17 @@ def _part(path: Path, split: Split) -> tuple[Path, ...]:
     )
 
 
-def _first_image(path: Path, shape: Sequence[int] | None) -> tuple[Shape, Any]:
-    """The shape of the first row's image and the Arrow type that its pixels will have."""
+def _first_image(path: Path, shape: Sequence[int] | None, image: bool) -> tuple[Shape, Any]:
+    """The shape of the first row and the Arrow type that its pixels will have."""
     _, batch = next(_read(path, 1))
     name = columns.pixel_column(batch.schema.names, str(path))
     where = f"{path}, column {name}"
     pixels = columns.pixels_as_arrow(batch.column(name), where)
     flat = columns.pixel_rows(pixels, where)
-    declared = shape or columns.declared_shape(batch, str(path))
-    start = flat[0, :4].tobytes()
-    return columns.image_shape(flat.shape[1], where, declared, start), pixels.type
+    declared = columns.declared_shape(batch, str(path))
+    if declared is None and shape is not None and np.prod(shape) == flat.shape[1]:
+        declared = tuple(shape)
+    return columns.row_shape(flat, where, declared, image=image), pixels.type
 
 
 def _labels(path: Path, batch: Any, first: int, classes: int | None) -> Any:

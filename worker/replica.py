@@ -21,7 +21,7 @@ from ps import Client
 from shards import arguments
 from shards.schedules import Schedule, schedule_of
 from shards.tables import DenseTable, KeyRange, segments
-from worker.model import Ahead, Batch, Model
+from worker.model import Ahead, Batch, Model, check_loss
 from worker.strategies import Local, Strategy, strategy_of
 from worker.strategies.base import Floats
 
@@ -244,7 +244,8 @@ class _Loop:
         for number, batch in enumerate(inputs):
             part = total if number == 0 else self.client.empty(zeroed=False)
             key = step * len(inputs) + number
-            losses += self.model.gradient(weights, batch, part, step=key, seed=self.plan.seed)
+            loss = self.model.gradient(weights, batch, part, step=key, seed=self.plan.seed)
+            losses += check_loss(self.model, loss)
             if number:
                 total += part
         if self.plan.clip > 0:

@@ -19,7 +19,7 @@ from shards.errors import BadInput
 from shards.recut import recut
 from shards.tables import DenseTable, cut_evenly
 from worker.job import Job
-from worker.model import Model
+from worker.model import Model, check_start
 
 
 class Saved(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ def beginning(
 ) -> Beginning:
     """`weights`, or the snapshot to `resume`, or the model's own weights; raises BadInput."""
     if resume is None:
-        return model.initial(job.plan.seed) if weights is None else weights
+        return check_start(model, model.initial(job.plan.seed)) if weights is None else weights
     if weights is not None:
         raise BadInput("start: expected weights or a snapshot to resume, got both")
     manifest, states = resume.manifest, resume.states

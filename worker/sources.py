@@ -25,6 +25,7 @@ def open_source(
     *,
     classes: int | None = None,
     shape: Sequence[int] | None = None,
+    image: bool = False,
 ) -> Source:
     """The training or test part of the data at `path`.
 
@@ -34,8 +35,10 @@ def open_source(
     whose names begin so, and what else lies there is left out; Parquet that is not divided in this
     way is all training data.
 
-    `classes` refuses labels outside [0, classes); `shape` says the images' (channels, height,
-    width) where the data does not.
+    `classes` refuses labels outside [0, classes). `shape` is the (channels, height, width) that a
+    net states: it counts where the data does not say its own and has as many values. Otherwise
+    lists of numbers are vectors, or square images for a net that needs an `image`
+    (worker/columns.py has the rule).
     """
     folder = Path(path)
     if not folder.exists():
@@ -43,7 +46,7 @@ def open_source(
     if folder.is_dir() and is_idx_folder(folder):
         return open_idx(folder, split, classes)
     if folder.is_file() or parquet_files(folder):
-        return open_parquet(folder, split, classes, shape)
+        return open_parquet(folder, split, classes, shape, image)
     raise BadInput(
         f"data folder {folder}: expected MNIST's IDX files or Parquet files, got {listing(folder)}"
     )

@@ -10,12 +10,12 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Event, Timer, current_thread, main_thread
-from typing import Any
+from typing import Any, NamedTuple
 from warnings import catch_warnings
 
 import pyspark
@@ -24,8 +24,9 @@ from pyspark import SparkConf, SparkContext, TaskContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
 
+from ps.build import build_id
 from ps.wire.reach import REACH_S, reach
 from shards.errors import BadInput, GiveUp
 from worker import spark_settings
@@ -33,20 +34,42 @@ from worker.shipping import pack
 
 __all__ = [
     "DataFrame",
+    "Part",
     "SparkSession",
     "check_guarded",
+    "check_python",
+    "column_types",
+    "deal",
+    "final_failure",
     "first_rows",
+    "has_partitions",
     "interrupt",
     "partition_count",
-    "partitions",
     "run_tasks",
     "runs_here",
     "start_session",
+    "survey",
 ]
 
 _START_S = 60.0
 _EXIT_S = 15.0
 _SPARK_ERRORS = (PySparkException, Py4JError, OSError)
+_BAD_INPUT = "BadInput: "
+_MOST_TASKS = 10_000  # that are searched for the one that failed
+_ANY_PYTHON = "python3"  # Spark's choice unless somebody names one: the first on PATH
+_REMEDY = (
+    f"set PYSPARK_PYTHON before the session starts, here to {sys.executable}, on a cluster to a"
+    " Python with what workers need (docs/clusters.md)"
+)
+_PYTHON_FAULTS = (
+    (
+        r"different version: (\d+\.\d+) than that in driver: (\d+\.\d+)",
+        "is {0}, here it is {1}",
+    ),
+    (r"No module named ('[\w.]+')", "has no module {0}"),
+    (r"(\w+ >= [\w.]+) must be installed", "has no {0}"),
+    (r'Cannot run program "([^"]*)"', "cannot be run"),
+)
 
 
 @contextmanager
@@ -82,8 +105,8 @@ def run_tasks(
     higher for each later attempt at a partition, be it that its task or that its stage is tried
     again. `gpus` are the addresses of those that Spark assigned to the task, none where it
     schedules none. Tasks are ordinary ones: there may be more than slots, and one that fails is
-    tried again by itself. `tag` names them for `interrupt`. Raises GiveUp with the task's own words
-    when one fails for good.
+    tried again by itself. `tag` names them for `interrupt`. When one fails for good, its own error
+    is raised if that was a BadInput, and else a GiveUp that quotes it; a note holds the traceback.
     """
 
     def host(batches: Iterator[Any]) -> Iterator[Any]:
@@ -97,11 +120,105 @@ def run_tasks(
     add, remove, _ = _tagging(df)
     add(tag)
     try:
-        return df.mapInArrow(host, from_arrow_schema(schema)).collect()
+        return _mapped(df, host, from_arrow_schema(schema)).collect()
     except _SPARK_ERRORS as error:
-        raise GiveUp(f"a Spark task failed for good: {task_reason(str(error))}") from None
+        raise _task_error(str(error)) from None
     finally:
         remove(tag)
+
+
+class Part(NamedTuple):
+    """A partition of a DataFrame, and the Python that Spark runs over it.
+
+    `build` is the build id of this project's code there; `lacks` says why no worker can run there,
+    if none can.
+    """
+
+    rows: int
+    python: str
+    build: str
+    lacks: str
+
+
+def survey(df: DataFrame) -> list[Part]:
+    """Count the rows of each partition by a small Spark job, and look at the Python that runs it.
+
+    It reads the column `label` alone. Raises BadInput where that Python cannot run at all, GiveUp
+    where the DataFrame cannot be computed.
+    """
+
+    # It travels by value and imports for itself: the executor may have none of our packages.
+    def look(batches: Iterator[Any]) -> Iterator[Any]:
+        import sys
+
+        import pyarrow as pa
+
+        build = lacks = ""
+        try:
+            import worker.task  # noqa: F401  # all that a worker needs
+            from ps.build import build_id
+
+            build = build_id()
+        except Exception as error:  # noqa: BLE001  # whatever it is, no worker can start
+            lacks = f"{type(error).__name__}: {error}"
+        rows = sum(batch.num_rows for batch in batches)
+        facts = {"rows": rows, "python": sys.executable, "build": build, "lacks": lacks}
+        yield pa.RecordBatch.from_pylist([facts])
+
+    schema = "rows long, python string, build string, lacks string"
+    try:
+        return [Part(*row) for row in _mapped(df.select("label"), look, schema).collect()]
+    except _SPARK_ERRORS as error:
+        text = str(error)
+        if why := _python_fault(text):
+            raise BadInput(f"Spark's Python ({_python_of(df)}) {why}: {_REMEDY}") from None
+        raise GiveUp(f"Spark cannot compute the DataFrame: {task_reason(text)}") from None
+
+
+def check_python(part: Part) -> None:
+    """Raise BadInput where no worker can run, or only one of another build."""
+    here = build_id()
+    if part.lacks:
+        raise BadInput(
+            f"Spark's Python ({part.python}) cannot run a worker, {part.lacks}: {_REMEDY}"
+        )
+    if part.build != here:
+        raise BadInput(
+            f"Spark's Python ({part.python}): expected build {here} of this project, as here, got"
+            f" {part.build}: install the same version in both places, or ship this one"
+            " (docs/clusters.md)"
+        )
+
+
+def _mapped(
+    df: DataFrame, task: Callable[[Iterator[Any]], Iterator[Any]], schema: Any
+) -> DataFrame:
+    """`df.mapInArrow`, in the Python that runs this where the tasks run here and nobody names one.
+
+    Spark itself would take the first `python3` on PATH, which is another wherever a virtual
+    environment is not activated.
+    """
+    if not runs_here(df) or _python_of(df) != _ANY_PYTHON or "PYSPARK_PYTHON" in os.environ:
+        return df.mapInArrow(task, schema)
+    context = df.sparkSession.sparkContext
+    context.pythonExec = sys.executable
+    try:
+        return df.mapInArrow(task, schema)
+    finally:
+        context.pythonExec = _ANY_PYTHON
+
+
+def _python_of(df: DataFrame) -> str:
+    """The Python that Spark runs for tasks over `df`, as far as the driver knows."""
+    return str(df.sparkSession.sparkContext.pythonExec) if hasattr(df, "_jdf") else "on the server"
+
+
+def _python_fault(text: str) -> str:
+    """Why a Python worker could not run, if that is what Spark's report is of; else empty."""
+    for pattern, words in _PYTHON_FAULTS:
+        if found := re.search(pattern, text):
+            return words.format(*found.groups())
+    return ""
 
 
 def _tagging(df: DataFrame) -> tuple[Callable[[str], Any], ...]:
@@ -121,6 +238,29 @@ def interrupt(df: DataFrame, tag: str) -> None:
     with suppress(*_SPARK_ERRORS):
         _, _, cancel = _tagging(df)
         cancel(tag)
+
+
+def final_failure(df: DataFrame, tag: str) -> GiveUp | None:
+    """The BadInput that a task under `tag` has raised, if one has: it would fail at every attempt.
+
+    Spark itself tries four times before it reports it. Over Spark Connect it is not known sooner.
+    """
+    if not hasattr(df, "_jdf"):
+        return None
+    with suppress(*_SPARK_ERRORS):
+        context = df.sparkSession.sparkContext._jsc.sc()
+        tracker, store = context.statusTracker(), context.statusStore()
+        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForTag(tag)]
+        stages = [stage for job in jobs if job.isDefined() for stage in job.get().stageIds()]
+        for stage in stages:
+            info = tracker.getStageInfo(stage)
+            if not info.isDefined() or not info.get().numFailedTasks():
+                continue
+            tasks = store.taskList(stage, info.get().currentAttemptId(), _MOST_TASKS)
+            for text in (tasks.apply(n).errorMessage() for n in range(tasks.size())):
+                if text.isDefined() and task_reason(str(text.get())).startswith(_BAD_INPUT):
+                    return _task_error(str(text.get()))
+    return None
 
 
 def runs_here(df: DataFrame) -> bool:
@@ -151,10 +291,21 @@ def partition_count(df: DataFrame) -> int:
     return int(df.rdd.getNumPartitions())
 
 
-def partitions(df: DataFrame, workers: int) -> DataFrame:
-    """`df` in `workers` partitions: as it is where it already has so many, else dealt out anew."""
-    if hasattr(df, "_jdf") and partition_count(df) == workers:
-        return df
+def has_partitions(df: DataFrame, count: int) -> bool:
+    """Whether `df` is known to have so many partitions: adaptive execution may choose another
+    number for another choice of columns. Over Spark Connect it is not known."""
+    return hasattr(df, "_jdf") and partition_count(df) == count
+
+
+def deal(df: DataFrame, workers: int, sizes: Sequence[int]) -> DataFrame:
+    """The rows of `df`, whose partitions have these `sizes`, dealt evenly to `workers` partitions.
+
+    Spark deals the rows of each partition in turns, beginning at a random place. So partitions with
+    few rows may leave a worker without any; where that could be, one task deals all rows.
+    """
+    if sum(size // workers for size in sizes) * workers * 2 < sum(sizes):
+        # The detour through Arrow keeps Spark from dropping the first of two repartitions.
+        df = _mapped(df.coalesce(1), lambda batches: batches, df.schema)
     return df.repartition(workers)
 
 
@@ -167,14 +318,50 @@ def first_rows(df: DataFrame, most: int) -> list[Any]:
     return batches
 
 
+def column_types(df: DataFrame, names: Collection[str]) -> dict[str, Any]:
+    """The Arrow types of these columns of `df`; raises BadInput for one that Arrow has no type for.
+
+    A vector of Spark ML is refused by name, as the tasks could not read it.
+    """
+    found = {}
+    for field in df.schema.fields:
+        if field.name not in names:
+            continue
+        kind = field.dataType.simpleString()
+        if kind == "vector":
+            raise BadInput(
+                f"the DataFrame, column {field.name}: expected binary pixels or a list of numbers,"
+                " got a vector of Spark ML: convert it by pyspark.ml.functions.vector_to_array"
+            )
+        try:
+            found[field.name] = to_arrow_type(field.dataType)
+        except PySparkException:
+            raise BadInput(f"the DataFrame, column {field.name}: {kind} is not supported") from None
+    return found
+
+
 def task_reason(text: str) -> str:
-    """What a Python task raised, out of the tale of stages and tracebacks that Spark tells."""
+    """The error that a Python task raised, found in Spark's report of stages and tracebacks."""
     lines = [line.strip() for line in text.splitlines()]
     raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception|[A-Z]\w+): ", line)]
     ours = [line for line in raised if line.startswith("shards.errors.")]
     for line in ours or raised[-1:]:
         return line.removeprefix("shards.errors.")
     return next((line for line in lines if line), "no reason given")
+
+
+def _task_error(text: str) -> GiveUp:
+    """The error to raise for a task that failed for good, by Spark's report."""
+    why = task_reason(text)
+    error = (
+        BadInput(why.removeprefix(_BAD_INPUT))
+        if why.startswith(_BAD_INPUT)
+        else GiveUp(f"a Spark task failed for good: {why.removeprefix('GiveUp: ')}")
+    )
+    if "Traceback (most recent call last)" in text:
+        python = (line for line in text.splitlines() if not re.match(r"\s+at |\t", line))
+        error.add_note("\n".join(["Spark reports:", *python]).rstrip())
+    return error
 
 
 def reason(error: BaseException) -> str:

@@ -6,8 +6,12 @@ and goes on after the last push that was applied. An empty partition has nothing
 never registers. Executors run no Ray: where the shards are is part of the spec.
 """
 
+import os
+import re
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 import msgspec
 import pyarrow as pa
@@ -17,11 +21,15 @@ from ps import Client, Cluster, Compression
 from ps.storage.keeping import residual_in
 from ps.wire.link_model import LinkModel
 from ps.wire.transport import Transport
-from shards.errors import BadInput
+from shards.errors import BadInput, DownpourError, GiveUp
 from worker.batches import Batches
 from worker.model import Model
 from worker.placement import ANY, Wanted, allocator, placed
 from worker.replica import Plan, Report, train_replica
+from worker.shipping import PACKAGES
+
+_OURS = tuple(f"{Path(__file__).parents[1] / package}{os.sep}" for package in PACKAGES)
+_LIBRARY = re.compile(r"[/\\](lib[/\\]python[\d.]+|site-packages|dist-packages)[/\\]")
 
 PATIENCE_S = 60.0
 """How long a worker waits for a silent shard at least."""
@@ -41,6 +49,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     cluster: Cluster
     plan: Plan
     batch_size: int
+    shape: tuple[int, ...] | None = None
     shuffle: bool = True
     first_incarnation: int = 0
     patience_s: float = PATIENCE_S
@@ -71,7 +80,15 @@ def run_task(
         return
     # One BLAS thread a worker: more of them on the same cores only get in each other's way.
     with threadpool_limits(1):
-        report = _live(first, rows, spec, model, partition, attempt, gpus)
+        try:
+            report = _live(first, rows, spec, model, partition, attempt, gpus)
+        except DownpourError:
+            raise
+        except Exception as error:
+            # Spark's report is long, and leaves out the cause: the user reads this line of it.
+            failure = GiveUp(f"{_line(error)} ({_place(error)})")
+            failure.add_note("".join(traceback.format_exception(error)))
+            raise failure from error
     yield pa.record_batch([pa.array([msgspec.json.encode(report)], pa.binary())], schema=REPORT)
 
 
@@ -112,11 +129,30 @@ def _live(
                 seed=spec.plan.seed,
                 worker=name,
                 shuffle=spec.shuffle,
+                shape=spec.shape,
                 start_step=client.step * spec.plan.iter_size,
             )
         )
         report = train_replica(client, built, batches, spec.plan, incarnation=incarnation)
     return msgspec.structs.replace(report, lost=lost)
+
+
+def _line(error: Exception) -> str:
+    """An error's class and the first line of its text."""
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _place(error: Exception) -> str:
+    """Where an error was raised: in the innermost file that is not ours and not a library's.
+
+    Where there is none, it is the innermost that is not ours.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    foreign = [frame for frame in frames if not frame.filename.startswith(_OURS)]
+    own = [frame for frame in foreign if not _LIBRARY.search(frame.filename)]
+    frame = (own or foreign or frames)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
 
 
 def _taken_up(client: Client, spec: TaskSpec) -> str:

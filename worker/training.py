@@ -35,8 +35,10 @@ from shards.tables import DenseTable
 from worker import resuming, spark
 from worker.display import LossLine
 from worker.evaluation import BackgroundEvaluator, Evaluation, EvaluationPlan
+from worker.frames import dealt
 from worker.interrupts import noted
 from worker.job import Job
+from worker.model import build_model
 from worker.placement import check, check_here
 from worker.replica import Report
 from worker.residence import Residence, Start, Wish
@@ -49,6 +51,8 @@ _ANSWER_S = 10.0
 _BACK_S = 30.0  # for a shard to be there again, with what it saved last
 _CANCELS, _CANCEL_S = 15, 1.0
 _RESIDUALS_S = 5.0  # that workers who are about to be cancelled are given
+
+_log = logging.getLogger("downpour.worker")
 
 
 class Observer(Protocol):
@@ -80,7 +84,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     `left` are the last statuses of shards that it has moved away from. `snapshot` is that of these
     weights; None if none was wanted or it could not be written, whatever earlier ones there are.
-    `evaluations` are the results of the tests during training.
+    `evaluations` are the results of the tests during training. `notices` are what an operator
+    should read, as the observer got it: among them why a snapshot is missing, and what the death of
+    a shard has cost.
     """
 
     cluster: Cluster
@@ -92,6 +98,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     interrupted: bool
     evaluations: list[Evaluation] = []
+    notices: tuple[str, ...] = ()
 
 
 def run_job(
@@ -106,8 +113,13 @@ def run_job(
     logs: str | Path | None = None,
     evaluation: EvaluationPlan | None = None,
     observer: Observer | None = None,
+    even: bool = False,
 ) -> Outcome:
     """Train on `df` as `job` says; blocks until every worker is done.
+
+    Each partition of `df` that has rows is one worker's, if there are as many as `job.workers`; if
+    not, the rows are dealt evenly to so many. With `even` they are dealt as well where one
+    partition has more than twice the rows of another. A small Spark job counts them first.
 
     Starts from `weights` (a flat arena; default: the model's own from the seed), or goes on from
     the snapshot `resume`, by its path or URI, or as it was read; a job's own folder below `logs` is
@@ -119,9 +131,9 @@ def run_job(
     weights are tested while the job trains as `evaluation` says (worker/evaluation.py). Ctrl-C ends
     the job early, with a snapshot and `interrupted` set; a second one raises KeyboardInterrupt,
     without. Call it from the main thread, in a process connected to Ray if the shards are to live
-    there. Raises BadInput for what the caller can mend, GiveUp when a worker or a shard fails for
-    good, and what the `observer` raises; whatever ends the job while its shards live leaves a
-    snapshot.
+    there. Without an `observer`, what it would be told is a warning of the logger downpour.worker.
+    Raises BadInput for what the caller can mend, GiveUp when a worker or a shard fails for good,
+    and what the `observer` raises; whatever ends the job while its shards live leaves a snapshot.
     """
     check_frame("df", df)
     job = arguments.instance("job", job, Job, "a worker.job.Job")
@@ -133,7 +145,7 @@ def run_job(
     if snapshots is not None:
         snapshots = paths.place("snapshots", snapshots)
     logs = None if logs is None else paths.path("logs", logs)
-    model = job.model()
+    model = build_model(job.model)
     if weights is not None:
         weights = arguments.array("weights", weights, model.table.size)
     job.plan.strategy.check(job.bound, job.plan.prefetch)
@@ -147,6 +159,8 @@ def run_job(
     if logs is not None:
         resuming.check_logs(logs, found)
     shelf = Shelf(snapshots, job.keep) if snapshots is not None else None
+    if shelf is not None:
+        shelf.check_writable()
     specs = shard_specs(
         model.table,
         shards=job.shards,
@@ -160,7 +174,8 @@ def run_job(
         warm_steps=job.plan.strategy.warm_up,
         compression=job.compression,
     )
-    told = observer.told if observer is not None else lambda _: None
+    told = _Notices(observer)
+    df = dealt(df, job.workers, even=even)
     patience_s = _patience_s(job, model.table)
     with Residence(specs, _starting(job), logs=logs, patience_s=patience_s, told=told) as residence:
         cluster = residence.cluster
@@ -173,6 +188,7 @@ def run_job(
             cluster=cluster.for_workers(),
             plan=job.plan,
             batch_size=job.batch_size,
+            shape=job.shape,
             shuffle=job.shuffle,
             first_incarnation=resuming.first_incarnation(beginning),
             link=job.link,
@@ -190,7 +206,9 @@ def run_job(
         ):
             if evaluator is not None and isinstance(beginning, np.ndarray):
                 evaluator.begin(beginning)
-            run = _Run(df, job, task, residence, snapshotter, evaluator, asked, wishes, observer)
+            run = _Run(
+                df, job, task, residence, snapshotter, evaluator, asked, wishes, observer, told
+            )
             outcome = run.run()
         # A job that has ended by itself, without a last snapshot by wish, is all in its outcome.
         unsaved = shelf is None or not job.snapshot_at_end
@@ -212,6 +230,21 @@ def check_frame(what: str, df: object) -> None:
     raise arguments.wrong(what, expected, df)
 
 
+class _Notices:
+    """Keeps what an operator should read, and passes it to the observer, or else to the log."""
+
+    def __init__(self, observer: Observer | None) -> None:
+        self._observer = observer
+        self.texts: list[str] = []
+
+    def __call__(self, text: str) -> None:
+        self.texts.append(text)
+        if self._observer is not None:
+            self._observer.told(text)
+        else:
+            _log.warning("%s", text)
+
+
 class _Run:
     """One job under way."""
 
@@ -226,6 +259,7 @@ class _Run:
         asked: Event | None,
         wishes: Callable[[], Wish | None],
         observer: Observer | None,
+        told: _Notices,
     ) -> None:
         self.df = df
         self.job = job
@@ -236,6 +270,7 @@ class _Run:
         self.asked = asked or Event()
         self.wishes = wishes
         self.observer = observer
+        self.told = told
         self._last: list[ShardState] | None = None
         self._left: list[ShardStatus] = []
         self._snapshot: str | None = None  # of what the job ended with
@@ -257,7 +292,7 @@ class _Run:
             # Whoever looks on may fail, but only once what was learned is safe.
             statuses = self._look()
             self.residence.tell_losses()
-            self._tell_of(reports, wants_last)
+            self._tell_of(reports, wants_last, interrupted=pressed.is_set())
             return Outcome(
                 cluster=self.residence.cluster,
                 weights=_assemble(self.residence.cluster, states),
@@ -268,6 +303,7 @@ class _Run:
                 seconds=time.monotonic() - started,
                 interrupted=pressed.is_set(),
                 evaluations=self.evaluator.results if self.evaluator is not None else [],
+                notices=tuple(self.told.texts),
             )
 
     def _train(self, pressed: Event) -> list[Report]:
@@ -287,7 +323,7 @@ class _Run:
             if pressed.is_set():  # a terminal sends it to Spark's processes, too
                 return []
             if places := self._end_with_snapshot():
-                raise type(error)(f"{error}; {places}") from None
+                raise _with_more(error, places) from None
             raise
         except Exception as error:
             self._cancel(future)
@@ -312,6 +348,8 @@ class _Run:
     def _watch(self, future: "Future[list[Report]]", pressed: Event) -> None:
         while not wait([future], _LOOK_S).done and not pressed.is_set():
             statuses = self._checked()
+            if (failure := spark.final_failure(self.df, self._tag)) is not None:
+                raise failure
             self._follow()
             self._test(statuses[0])
             if not self._busy_with_a_wish() and self.snapshotter is not None:
@@ -401,22 +439,34 @@ class _Run:
         places = [*([latest] if latest is not None else []), *self._logs()]
         return f"resume from {' or '.join(places)}" if places else ""
 
-    def _tell_of(self, reports: Sequence[Report], wants_last: bool) -> None:
-        """Tell what the workers have lost, and what is left where there is no last snapshot."""
-        if self.observer is None:
-            return
+    def _tell_of(self, reports: Sequence[Report], wants_last: bool, *, interrupted: bool) -> None:
+        """Report what the workers have lost, and what is left where there is no last snapshot."""
         for report in reports:
             if report.lost:
-                self.observer.told(report.lost)
+                self.told(report.lost)
+        if len(reports) < self.job.workers and not interrupted:
+            # The data was counted, but a query may give other rows each time.
+            self.told(
+                f"{len(reports)} of {self.job.workers} workers had rows to train on: the schedule"
+                " has run more slowly than for all"
+            )
         if self._snapshot is None and self.snapshotter is not None and wants_last:
             for logs in self._logs():
-                self.observer.told(f"{logs} stay: they hold what the last snapshot was to")
+                self.told(f"{logs} stay: they hold what the last snapshot was to")
 
     def _logs(self) -> list[str]:
         """Where the job's logs are, in words, if it keeps any."""
         where = " on the shards' nodes" if self.job.logs_apart else ""
         logs = f"the logs in {self.residence.logs}{where}"
         return [logs] if self.job.durability.keeps_log else []
+
+
+def _with_more(error: DownpourError, places: str) -> DownpourError:
+    """The error with what to resume from; its notes, such as a traceback, are kept."""
+    more = type(error)(f"{error}; {places}")
+    for note in getattr(error, "__notes__", ()):
+        more.add_note(note)
+    return more
 
 
 def _snapshotter(

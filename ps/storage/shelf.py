@@ -22,12 +22,13 @@ from ps.storage.snapshots import (
     save_snapshot,
     sweep,
 )
-from ps.storage.stores import Place, Store, open_store
+from ps.storage.stores import LocalStore, Place, Store, open_store
 from ps.storage.worker_state import Kept
 from shards.errors import BadInput, DownpourError, GiveUp
 from shards.state import ShardState
 from shards.tables import DenseTable, ShardMap
 
+_PROBE = "probe"
 _TICK_S = 1e-3  # between two snapshots' times, whatever the clock does
 
 
@@ -88,6 +89,23 @@ class Shelf:
     def __contains__(self, name: str) -> bool:
         with self._reached():
             return MANIFEST in self.store.below(name).names()
+
+    def check_writable(self) -> None:
+        """Raise BadInput for a folder of this machine that cannot be written to.
+
+        Stores elsewhere are not tried: they may be slow to say so.
+        """
+        if not isinstance(self.store, LocalStore):
+            return
+        made = not self.store.path.exists()
+        try:
+            self.store.put(_PROBE, ())
+            self.store.remove(_PROBE)
+            if made:
+                self.store.drop()
+        except OSError as error:
+            why = error.strerror or error
+            raise BadInput(f"snapshots {self.store.place}: cannot be written: {why}") from None
 
     def entries(self) -> list[Entry]:
         """All that stands here, the newest last; first what has no readable manifest."""

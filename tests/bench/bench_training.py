@@ -76,7 +76,7 @@ def main() -> None:
         ray_cluster.connect(None, 2),
         spark.start_session(None, 2, app="bench", env=java_environment()) as session,
     ):
-        frames = {w: spark.partitions(session.createDataFrame(table), w).cache() for w in rates}
+        frames = {w: session.createDataFrame(table).repartition(w).cache() for w in rates}
         for number in range(given.rounds):
             for workers, df in frames.items():
                 times = _Times()

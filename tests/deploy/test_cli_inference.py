@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -58,6 +59,24 @@ def test_features_of_a_part(options: str, rows: int, downpour: Run, trained: Pat
     assert table.column_names == ["SampleID", "ip1", "ip2", "label"]
     assert table["SampleID"].to_pylist() == list(range(rows))
     assert {len(row) for row in table["ip1"].to_pylist()} == {16}
+
+
+@pytest.mark.parametrize("size", [14, 100])
+def test_features_of_vectors(size: int, downpour: Run, trained: Path) -> None:
+    """A list of numbers of any length is a vector for a net without convolutions."""
+    (trained / "net.prototxt").write_text(
+        'layer { name: "rows" type: "MemoryData" top: "data" memory_data_param { batch_size: 4 } }'
+        'layer { name: "ip1" type: "InnerProduct" bottom: "data" top: "ip1"'
+        " inner_product_param { num_output: 2 } }"
+    )
+    rows = pa.array([[float(row)] * size for row in range(6)])
+    pq.write_table(pa.table({"label": [0] * 6, "data": rows}), trained / "rows.parquet")
+    weights = {"ip1/0": np.ones((2, size), np.float32), "ip1/1": np.zeros(2, np.float32)}
+    save_file(weights, trained / "w.safetensors")
+    status, _, err = downpour(*f"{FEATURES} --data rows.parquet".split())
+    assert (status, err) == (0, "")
+    found = pq.read_table(trained / "o/features.parquet")["ip1"].to_pylist()
+    assert found == [[float(row * size)] * 2 for row in range(6)]
 
 
 def test_idx_is_tested_on_its_test_files(downpour: Run, trained: Path) -> None:

@@ -62,6 +62,13 @@ def test_wrong_networks(old: str, new: str, line: str, downpour: Run, job: Path)
     refuses(downpour, job, TRAIN, line)
 
 
+def test_fewer_rows_than_workers(downpour: Run, job: Path) -> None:
+    """Some worker would have nothing to train on."""
+    pq.write_table(tiny.image_table(3), job / "data/train.parquet")
+    line = r"--workers: expected at most 3, as \S*data has 3 rows to train on .* got 5"
+    refuses(downpour, job, f"{TRAIN} --workers 5", line)
+
+
 SOLVERS = [
     (
         "base_lr: 0.1",

@@ -15,7 +15,6 @@ from ps.storage.snapshots import save_snapshot
 from tests.deploy.refusing import TRAIN, refuses, swap
 from tests.in_process import Run
 from tests.ps.logs.test_shard_log import written
-from worker import spark
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 
@@ -182,7 +181,6 @@ def test_ctrl_c_while_it_trains(
     outcome = SimpleNamespace(interrupted=True, snapshot=snapshot)
     session = SimpleNamespace(createDataFrame=lambda rows: rows)
     monkeypatch.setattr(training, "_start", lambda *_: session)
-    monkeypatch.setattr(spark, "partitions", lambda df, _: df)
     monkeypatch.setattr(training, "run_job", lambda *_, **__: outcome)
     monkeypatch.setattr(training, "_finish", lambda *_: None)
     status, out, err = downpour(*TRAIN.split())

@@ -94,6 +94,14 @@ class Broken(Ones):
         return super().gradient(weights, batch, out, step=step, seed=seed)
 
 
+class Silent(Ones):
+    """Its gradient forgets to return the loss."""
+
+    def gradient(self, *arguments: Any, **options: Any) -> float:
+        super().gradient(*arguments, **options)
+        return None  # type: ignore[return-value]  # as a user's may
+
+
 def ones_job(
     model: Callable[[], Model] | None = None,
     *,

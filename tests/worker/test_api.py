@@ -89,8 +89,8 @@ SHAPE = {"channels": [1] * 4, "height": [4] * 4, "width": [16] * 4}
 @pytest.mark.parametrize(
     ("columns", "line"),
     [
-        ({"label": None}, "train: the DataFrame: expected a column label, got image"),
-        ({"image": None}, "train: the DataFrame: expected a column data or image, got label"),
+        ({"label": None}, "the DataFrame: expected a column label, got image"),
+        ({"image": None}, "the DataFrame: expected a column data or image, got label"),
         (SHAPE, r"layer rows .*: expected images of shape \(1, 8, 8\), the data has \(1, 4, 16\)"),
         (SHAPE | {"width": [None, 8, 8, 8]}, "the first row, got 1, 4, None"),
     ],
@@ -105,11 +105,10 @@ def test_a_data_frame_that_does_not_fit(
 
 
 def test_an_empty_data_frame(spark: Any, solver: Path) -> None:
-    """One that should say its shape and has no row to say it."""
-    with pytest.raises(
-        BadInput, match=r"^train: expected a DataFrame with rows, got an empty one$"
-    ):
-        worker.train(frame(spark, **SHAPE).limit(0), solver=solver)
+    """Whether or not its columns say a shape, it is refused before anything is started."""
+    for columns in (SHAPE, {}):
+        with pytest.raises(BadInput, match=r"^the DataFrame: expected rows, got none$"):
+            worker.train(frame(spark, **columns).limit(0), solver=solver)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +190,9 @@ def test_whole_numbers_may_be_numpys(solver: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(api, "run_job", run_job)
     monkeypatch.setattr(api, "check_frame", lambda *_: None)
-    df = SimpleNamespace(columns=["image", "label"], repartition=lambda _: None)
+    monkeypatch.setattr(api, "check_columns", lambda _: None)
+    monkeypatch.setattr(api, "first_shape", lambda *_, **__: (1, 8, 8))
+    df = SimpleNamespace(columns=["image", "label"])
     two = np.int64(2)
     worker.train(
         df,  # type: ignore[arg-type]
@@ -209,7 +210,8 @@ def test_whole_numbers_may_be_numpys(solver: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_importing_worker_is_light() -> None:
-    """`worker.train` and `worker.Trained` are there; what is not is said as Python says it."""
-    assert {"train", "Trained"} <= set(worker.__all__)
+    """All public names are shown and there; what is not is said as Python says it."""
+    assert {"train", "Trained", "run_job"} <= set(dir(worker)) == set(worker.__all__)
+    assert all(getattr(worker, name).__name__ == name for name in worker.__all__)
     with pytest.raises(AttributeError, match="module worker has no attribute trian"):
         worker.trian  # noqa: B018

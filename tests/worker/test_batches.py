@@ -160,7 +160,8 @@ FLAT = np.arange(36, dtype=np.float64).reshape(3, 12)
 )
 @pytest.mark.parametrize("kind", [pa.int8(), pa.uint64(), pa.float64(), pa.bool_()])
 def test_a_user_s_own_columns_are_taken(pixels: Any, dtype: type[Any], kind: Any) -> None:
-    """Bytes stay uint8, lists of any number become float32, and labels of any type int64."""
+    """Bytes stay uint8 and are an image, lists of any number become float32 and are a vector;
+    labels of any type become int64."""
     batch = pa.record_batch(
         {"name": ["a", "b", "c"], "label": pa.array([1, 0, 1]).cast(kind), "image": pixels}
     )
@@ -168,7 +169,7 @@ def test_a_user_s_own_columns_are_taken(pixels: Any, dtype: type[Any], kind: Any
         with Batches(iter([part]), len(part), 1, "w", shuffle=False) as batches:
             got = next(batches)
         assert got["data"].dtype == dtype
-        assert got["data"].shape == (len(part), 3, 2, 2)
+        assert got["data"].shape == (len(part), *((3, 2, 2) if dtype is np.uint8 else (12, 1, 1)))
         assert np.array_equal(got["data"].reshape(-1, 12), FLAT[3 - len(part) :])
         assert got["label"].dtype == np.int64
         assert got["label"].tolist() == [1, 0, 1][3 - len(part) :]
@@ -192,6 +193,16 @@ def shape(channels: int, height: int, width: int) -> dict[str, list[int]]:
         ),
         ([record([bytes(4), None])], {}, "column data: row 1: expected a value, got null"),
         ([record([bytes(5)])], {}, "column data: expected a square image"),
+        (
+            [record([[0.0, 1.0]] * 2), record([[0.0, 1.0], [2.0, float("nan")]])],
+            {},
+            "column data: row 3: expected finite numbers that float32 holds, got nan at position 1",
+        ),
+        (
+            [record([[0.0, 1e300]])],
+            {},
+            "column data: row 0: expected finite numbers that float32 holds, got inf at position 1",
+        ),
         ([record([bytes(4)])], {"shape": (1, 3, 3)}, "row 0: expected 9 values, got 4"),
         (
             [record([bytes(4)], **shape(1, 2, 2)), record([bytes(4)], **shape(1, 1, 4))],
@@ -223,6 +234,13 @@ def test_rows_that_do_not_fit_are_refused_by_number(
         next(Batches(iter(parts), **options))
     assert text in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_vector_of_another_shape_is_laid_out_as_told() -> None:
+    """A shape with other than three extents counts whatever the shape columns say."""
+    part = record([[1.0, 2.0, 3.0]], **shape(3, 1, 1))
+    with Batches(iter([part]), 1, 1, "w", shape=(3,)) as batches:
+        assert next(batches)["data"].tolist() == [[1.0, 2.0, 3.0]]
 
 
 def test_labels_may_be_absent_where_none_are_asked_for() -> None:

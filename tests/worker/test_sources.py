@@ -171,9 +171,21 @@ def test_a_square_shape_is_found_and_another_is_asked_for(tmp_path: Path) -> Non
     path = parquet(tmp_path / "a.parquet", **bare, data=pa.array(rows))
     assert open_source(path).shape == (3, 4, 4)
     assert open_source(path, shape=(1, 6, 8)).shape == (1, 6, 8)
-    assert "expected 2x2x2 = 8 values a row, got 48" in refusal(path, shape=(2, 2, 2))
-    path = parquet(tmp_path / "b.parquet", **bare)
+    assert open_source(path, shape=(2, 2, 2)).shape == (3, 4, 4), "the net says what it expected"
+    path = parquet(tmp_path / "b.parquet", **bare, data=pa.array([bytes(50)] * 20))
     assert "b.parquet, column data: expected a square image, or columns" in refusal(path)
+
+
+@pytest.mark.parametrize("size", [14, 100, 101])
+def test_a_list_of_numbers_is_a_vector(tmp_path: Path, size: int) -> None:
+    """Whether or not its length is a square; only a net that needs an image reads a square."""
+    bare = dict.fromkeys(("channels", "height", "width"))
+    path = parquet(tmp_path / "a.parquet", **bare, data=pa.array([[0.5] * size] * 20))
+    assert open_source(path).shape == (size, 1, 1)
+    if size == 100:
+        assert open_source(path, image=True).shape == (1, 10, 10)
+    else:
+        assert "expected a square image, or columns" in refusal(path, image=True)
 
 
 def cut(path: Path, keep: int) -> None:

@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_info
 from ps import Cluster, Compression, Console, local_shards, shard_specs
 from ps.snapshotter import Snapshotter
 from ps.storage.shelf import Shelf
-from shards.errors import BadInput
+from shards.errors import BadInput, GiveUp
 from shards.schedules import Fixed
 from tests.integration.jobs import TABLE, Ones, counted
 from worker.model import Batch
@@ -129,11 +129,17 @@ def test_one_blas_thread() -> None:
 
 @pytest.mark.parametrize("iter_size", [1, 2])
 def test_another_attempt_goes_on(iter_size: int) -> None:
-    """A retried task takes over the name, and goes on with the very batch that came next."""
+    """A retried task takes over the name, and continues with the very batch that came next.
+
+    The error that ended the first attempt names the line of the model that raised it.
+    """
     first, second = Watched(fails_at=3 * iter_size), Watched()
     with job(iter_size=iter_size) as (spec, console):
-        with pytest.raises(RuntimeError, match="watched"):
+        with pytest.raises(
+            GiveUp, match=r"^RuntimeError: watched \(test_task\.py:\d+ in gradient\)$"
+        ) as caught:
             list(run_task(rows(24), spec, lambda: first, 0, 0))
+        assert isinstance(caught.value.__cause__, RuntimeError)
         (report,) = reports(run_task(rows(24), spec, lambda: second, 0, 1))
         assert counted(console.read()) == {-6.0}
         assert [w.takeovers for status in console.status() for w in status.workers] == [1, 1]

@@ -28,8 +28,22 @@ from tests.ps.storage.saved import Keyed
 from tests.worker.test_residence import Servers
 from worker import spark, training
 from worker.evaluation import Evaluation, EvaluationPlan
+from worker.replica import Report
 
 DEADLINE_S = 60.0
+REPORTED = Report(
+    worker="w0",
+    incarnation=0,
+    steps=1,
+    samples=4,
+    seconds=0.0,
+    compute_s=0.0,
+    data_s=0.0,
+    waited_s=0.0,
+    network_s=0.0,
+    serialise_s=0.0,
+    duplicates=0,
+)
 
 
 class Notes:
@@ -93,6 +107,7 @@ class Spark:
         self.deaf = self.interrupts = 0
         self._ended = threading.Event()
         self.ended_by_itself = False
+        monkeypatch.setattr(training, "dealt", lambda df, *_, **__: df)
         monkeypatch.setattr(spark, "run_tasks", self._run_tasks)
         monkeypatch.setattr(spark, "interrupt", self._interrupt)
 
@@ -102,7 +117,7 @@ class Spark:
 
     def _run_tasks(self, *_: Any) -> list[Any]:
         self._tasks()
-        return []
+        return [(msgspec.json.encode(REPORTED),)]
 
     def _interrupt(self, *_: Any) -> None:
         self.interrupts += 1
@@ -127,7 +142,7 @@ def run(
 
 def run_job(
     folder: Path,
-    observer: training.Observer,
+    observer: training.Observer | None,
     asked: threading.Event | None = None,
     resume: Path | None = None,
     *,
@@ -176,6 +191,7 @@ def test_residuals_are_read_where_the_snapshot_is(
         (answer,) = host(iter(rows(8).to_batches()), 0, 0, [])
         return [(answer["report"][0].as_py(),)]
 
+    monkeypatch.setattr(training, "dealt", lambda df, *_, **__: df)
     monkeypatch.setattr(spark, "run_tasks", tasks)
     told, shelf, whole = Notes(), Shelf(Keyed.URI), Keyed.URI.replace("?", "/2?")
     for steps, resume in ((2, None), (3, shelf.newest_good), (4, lambda: whole)):
@@ -196,6 +212,58 @@ def test_residuals_are_read_where_the_snapshot_is(
             resume=whole,
         )
     assert "secret" not in str(caught.value)
+
+
+def test_without_an_observer_notices_are_logged(
+    servers: list[Servers],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A snapshot that could not be written and a shard that was rolled back are warnings of the
+    logger, and the outcome holds them, too."""
+
+    def save(self: Shelf, *_: Any, **__: Any) -> str:
+        raise GiveUp("no space left")
+
+    def tasks() -> None:
+        push(servers[-1], 1, 0)
+        servers[-1].lost = ["shard 0 has died"]
+
+    monkeypatch.setattr(Shelf, "save", save)
+    Spark(tasks, monkeypatch)
+    outcome = run_job(tmp_path, None)
+    assert outcome.snapshot is None
+    logged = [
+        (record.name, record.levelname, record.getMessage())
+        for record in caplog.records
+        if record.name.startswith("downpour")
+    ]
+    assert [text for _, _, text in logged] == list(outcome.notices)
+    assert {(name, level) for name, level, _ in logged} == {("downpour.worker", "WARNING")}
+    assert outcome.notices[0].startswith("no space left")
+    assert "shard 0 has died" in outcome.notices
+
+
+def test_workers_that_had_no_rows_after_all(
+    servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query that gives other rows each time it is run may leave a worker idle: that is said."""
+    Spark(lambda: push(servers[-1], 1, 0), monkeypatch)
+    monkeypatch.setattr(spark, "run_tasks", lambda *_: [])
+    outcome = run_job(tmp_path, Notes())
+    assert outcome.notices[0].startswith("0 of 1 workers had rows to train on")
+
+
+def test_snapshots_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: list[Servers]
+) -> None:
+    """A place where none can be made is refused before a shard is started."""
+    Spark(lambda: None, monkeypatch)
+    (tmp_path / "snapshots").write_text("a file")
+    with pytest.raises(BadInput, match=r"^snapshots \S*snapshots: cannot be written: \w"):
+        run_job(tmp_path, None)
+    assert servers == []
 
 
 def test_logs_go_where_the_last_snapshot_holds_all(

@@ -1,6 +1,7 @@
 """A solver file turned into a training job."""
 
 from functools import partial
+from math import prod
 
 import msgspec
 
@@ -67,6 +68,7 @@ def caffe_job(
     built = model()
     cut_evenly(built.table, shards)
     _check_trains(built.net)
+    _check_rows(solver, built)
     return Job(
         model=model,
         plan=Plan(
@@ -83,6 +85,7 @@ def caffe_job(
         decay=solver.decay,
         batch_size=built.net.batch_size,
         workers=workers,
+        shape=built.net.row_shape,
         shards=shards,
         bound=bound,
         shuffle=shuffle,
@@ -124,4 +127,14 @@ def _check_trains(net: Network) -> None:
         raise BadInput(
             f"{file}: expected weights with an lr_mult other than 0 that a loss depends on, got"
             " none: nothing would be trained"
+        )
+
+
+def _check_rows(solver: Solver, model: CaffeModel) -> None:
+    """Raise BadInput where the net's input takes another number of values than the data has."""
+    given, wanted = solver.train.data_shape, model.net.row_shape
+    if given is not None and wanted is not None and prod(given) != prod(wanted):
+        raise BadInput(
+            f"{solver.train.file}: input data: expected {prod(wanted)} values a row, the data has"
+            f" {prod(given)}"
         )

@@ -102,6 +102,11 @@ class Network:
         return tuple(top for source in sources for top in source.spec.top)
 
     @property
+    def row_shape(self) -> Shape | None:
+        """The shape of one row of the column `data`; None for a net without that column."""
+        return self.blobs["data"][1:] if "data" in self.inputs else None
+
+    @property
     def outputs(self) -> tuple[str, ...]:
         """The blobs that no layer reads: losses, accuracies, probabilities."""
         return tuple(name for name, value in self._names.items() if value not in self._read)

@@ -1,0 +1,288 @@
+"""What training makes of a DataFrame before it starts anything, over Spark for real."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import worker
+from deploy.java import java_environment
+from shards.errors import BadInput, GiveUp
+from tests.integration.jobs import Broken, Silent, counted, ones_job, rows
+from tests.ps.hosts.test_durability import quick_start
+from worker import spark as door
+from worker.frames import dealt, first_shape
+from worker.job import Job
+from worker.training import run_job
+
+__all__ = ["quick_start"]  # a fixture of every test here
+
+ROOT = Path(__file__).parents[2]
+
+
+def sizes(df: Any) -> list[int]:
+    """The rows of each partition."""
+    return [part.rows for part in door.survey(df)]
+
+
+def refusal(df: Any, job: Job) -> str:
+    """The line with which the job refuses the DataFrame."""
+    with pytest.raises(BadInput) as caught:
+        run_job(df, job)
+    return str(caught.value)
+
+
+def in_one(spark: Any, count: int, partitions: int) -> Any:
+    """Rows that are all in one of the partitions, as a Parquet file of one row group is read."""
+    from pyspark.sql.functions import lit
+
+    df = spark.createDataFrame(rows(count)).repartition(partitions, lit(0))
+    assert sorted(sizes(df)) == [0] * (partitions - 1) + [count]
+    return df
+
+
+def test_every_worker_trains_where_one_partition_has_all_rows(spark: Any) -> None:
+    """A DataFrame with as many partitions as workers is dealt where some of them are empty."""
+    outcome = run_job(in_one(spark, 40, 2), ones_job(steps=10, workers=2))
+    assert counted(outcome.weights) == {-20.0}
+    assert [(r.worker, r.steps) for r in outcome.reports] == [("w0", 10), ("w1", 10)]
+    assert outcome.notices == ()
+
+
+@pytest.mark.parametrize(
+    ("count", "partitions", "workers"), [(5, 4, 5), (7, 7, 6), (3, 1, 3), (20, 5, 3), (1000, 3, 8)]
+)
+def test_rows_are_dealt_evenly(spark: Any, count: int, partitions: int, workers: int) -> None:
+    """Every worker has rows, however few there are and wherever they were; none is lost."""
+    df = spark.createDataFrame(rows(count)).repartition(partitions)
+    found = sizes(dealt(df, workers))
+    assert len(found) == workers
+    assert sum(found) == count
+    assert min(found) >= 1
+    assert max(found) <= 2 * min(found) + 1
+
+
+def test_partitions_that_fit_are_kept(spark: Any) -> None:
+    """Who has dealt the rows already keeps their choice; a skewed one unless told to be even."""
+    from pyspark.sql.functions import col
+
+    even = spark.createDataFrame(rows(40)).repartition(2)
+    assert dealt(even, 2, even=True) is even
+    numbered = spark.createDataFrame(
+        [(0 if row < 30 else 1, bytes(4), row) for row in range(40)],
+        "label long, data binary, id long",
+    )
+    skewed = numbered.repartitionByRange(2, col("label"))
+    assert sorted(sizes(skewed)) == [10, 30]
+    assert dealt(skewed, 2) is skewed
+    assert sizes(dealt(skewed, 2, even=True)) == [20, 20]
+
+
+def test_data_without_rows_for_each_worker(spark: Any) -> None:
+    """It is refused before a shard is started, with the numbers of both."""
+    few = spark.createDataFrame(rows(3))
+    job = ones_job(steps=10, workers=5)
+    assert refusal(few, job) == (
+        "workers: expected at most 3, as the data has 3 rows and each worker needs one, got 5"
+    )
+    assert refusal(few.where("label > 5"), job) == "the DataFrame: expected rows, got none"
+
+
+def test_columns_are_checked_by_their_types(spark: Any) -> None:
+    """What the schema shows is refused without running a task."""
+    from pyspark.ml.linalg import VectorUDT
+    from pyspark.sql.types import LongType, StructField, StructType
+
+    vectors = StructType([StructField("label", LongType()), StructField("data", VectorUDT())])
+    for schema, line in (
+        (
+            "label string, data binary",
+            "the DataFrame, column label: expected whole numbers, got st",
+        ),
+        ("label long, data string", "the DataFrame, column data: expected binary pixels or a list"),
+        ("label long, data array<string>", "data: expected binary pixels or a list of numbers"),
+        ("label long, pixels binary", "the DataFrame: expected a column data or image, got label,"),
+        ("data binary", "the DataFrame: expected a column label, got data"),
+        (vectors, "got a vector of Spark ML: convert it by pyspark.ml.functions.vector_to_array"),
+    ):
+        assert line in refusal(spark.createDataFrame([], schema), ones_job(steps=1, workers=1))
+
+
+def test_a_vector_of_features(spark: Any) -> None:
+    """A list of numbers is a vector, unless the net needs an image or columns say a shape."""
+
+    def shape(size: int, image: bool = False, stated: Any = None, **extents: int) -> Any:
+        df = spark.createDataFrame(
+            [(1, [0.5] * size, *extents.values())],
+            "label long, data array<double>" + "".join(f", {name} int" for name in extents),
+        )
+        return first_shape(df, stated, image=image)
+
+    assert [shape(size) for size in (14, 100, 101)] == [(14, 1, 1), (100, 1, 1), (101, 1, 1)]
+    assert shape(100, image=True) == (1, 10, 10)
+    assert shape(12, channels=3, height=2, width=2) == (3, 2, 2)
+    assert shape(12, stated=(1, 3, 4)) == (1, 3, 4)
+    assert shape(12, stated=(1, 4, 4)) == (12, 1, 1), "the net says what it expected"
+    with pytest.raises(BadInput, match=r"data: expected a square image, .* got 101 values"):
+        shape(101, image=True)
+
+
+VECTORS = """
+layer { name: "rows" type: "MemoryData" top: "data" top: "label"
+        memory_data_param { batch_size: 8 } }
+layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip"
+        inner_product_param { num_output: 2 } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+
+
+@pytest.mark.parametrize("size", [14, 100])
+def test_training_on_vectors(spark: Any, tmp_path: Path, size: int) -> None:
+    """Features of any number are learned from, by a net without convolutions."""
+    (tmp_path / "net.prototxt").write_text(VECTORS)
+    solver = tmp_path / "solver.prototxt"
+    solver.write_text('net: "net.prototxt" base_lr: 0.5 max_iter: 30')
+    signs = [1.0 if row % 2 else -1.0 for row in range(60)]
+    df = spark.createDataFrame(
+        [(int(sign > 0), [sign] * size) for sign in signs], "label long, data array<double>"
+    )
+    trained = worker.train(df, solver=solver, workers=2, shards_in="processes")
+    assert len(trained.outcome.reports) == 2
+    scores = trained.weights[: 2 * size].reshape(2, size).sum(axis=1)
+    assert scores[1] > 0 > scores[0]
+
+
+def test_a_row_that_is_no_number(spark: Any) -> None:
+    """The error is the data's, and names the column and the row."""
+    numbers = [[0.0, 1.0]] * 9 + [[0.0, float("nan")]]
+    df = spark.createDataFrame([(0, row) for row in numbers], "label long, data array<double>")
+    assert refusal(df.coalesce(1), ones_job(steps=10, workers=1)).startswith(
+        "worker w0's rows, column data: row 9: expected finite numbers that float32 holds, got nan"
+    )
+
+
+def test_bad_input_is_final_at_the_first_attempt(spark: Any, tmp_path: Path) -> None:
+    """What a task has refused is known while Spark tries it again."""
+    released = tmp_path / "released"
+
+    def task(batches: Any, partition: int, attempt: int, gpus: Any) -> Any:
+        try:
+            (tmp_path / "first").touch(exist_ok=False)
+        except FileExistsError:
+            until = time.monotonic() + 120
+            while not released.exists() and time.monotonic() < until:
+                time.sleep(0.05)
+            return iter(())
+        raise BadInput("row 7: expected a number, got none")
+
+    df = spark.createDataFrame(rows(4)).coalesce(1)
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(door.run_tasks, df, task, pa.schema([("x", pa.int64())]), "final-test")
+        while (failure := door.final_failure(df, "final-test")) is None:
+            assert not job.done()
+            time.sleep(0.05)
+        released.touch()
+        assert job.result() == []
+    assert (type(failure), str(failure)) == (BadInput, "row 7: expected a number, got none")
+
+
+def test_a_model_that_raises(spark: Any) -> None:
+    """The error names the file and line of the model; a note holds the traceback."""
+    with pytest.raises(GiveUp, match=r"RuntimeError: the model broke \(jobs\.py:\d+ in") as caught:
+        run_job(spark.createDataFrame(rows(40)).coalesce(1), ones_job(Broken, steps=40, workers=1))
+    assert 'raise RuntimeError("the model broke")' in "\n".join(caught.value.__notes__)
+
+
+def test_a_model_without_a_loss(spark: Any) -> None:
+    """What its method should have returned is named, with its class."""
+    job = ones_job(Silent, steps=40, workers=1)
+    assert refusal(spark.createDataFrame(rows(40)), job).startswith(
+        "model Silent: expected `gradient` to return the loss, a number, got None"
+    )
+
+
+# --- the Python of the tasks --------------------------------------------------------------------
+
+
+def bare_python(folder: Path) -> Path:
+    """A `python3` of the right version that finds no installed package."""
+    folder.mkdir()
+    path = folder / "python3"
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def test_another_python(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that lacks packages is refused by name, with what to set, before anything is started."""
+    python = bare_python(tmp_path / "bin")
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
+    line = refusal(spark.createDataFrame(rows(40)), ones_job(steps=1, workers=1))
+    assert f"Spark's Python ({python}) has no module '" in line
+    assert f"set PYSPARK_PYTHON before the session starts, here to {sys.executable}" in line
+
+
+@pytest.mark.parametrize(
+    ("part", "line"),
+    [
+        (
+            door.Part(1, "/there/python", "", "ModuleNotFoundError: No module named 'zmq'"),
+            "Spark's Python (/there/python) cannot run a worker, ModuleNotFoundError: No module",
+        ),
+        (
+            door.Part(1, "/there/python", "0123456789abcdef", ""),
+            "got 0123456789abcdef: install the same version in both places, or ship this one",
+        ),
+    ],
+    ids=["package", "build"],
+)
+def test_a_python_that_cannot_run_workers(part: door.Part, line: str) -> None:
+    """It lacks packages, or has another build of ours."""
+    with pytest.raises(BadInput) as caught:
+        door.check_python(part)
+    assert line in str(caught.value)
+
+
+PROGRAM = """
+import json
+import sys
+
+import worker
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.master("local[2,4]").getOrCreate()
+trained = worker.train(
+    spark.read.parquet("data/train.parquet"),
+    solver="solver.prototxt", workers=2, max_iter=3, shards_in="processes",
+)
+print(json.dumps([report.worker for report in trained.outcome.reports]))
+"""
+
+
+@pytest.mark.slow
+def test_a_program_in_an_environment_that_is_not_activated(tmp_path: Path) -> None:
+    """`.venv/bin/python program.py` trains, whatever `python3` comes first on PATH."""
+    from tests import tiny
+
+    tiny.write_job(tmp_path)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    python = bare_python(tmp_path / "bin")
+    env = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
+    env |= {"PATH": f"{python.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env=env | dict(java_environment()),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == ["w0", "w1"]
