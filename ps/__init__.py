@@ -22,7 +22,7 @@ from ps.hosts.process_host import process_shards
 from ps.hosts.replicated_host import replicated_shards
 from ps.job import describe, shard_specs, successors
 from ps.protocol.compression import Compression
-from ps.protocol.events import Unreachable
+from ps.protocol.events import NotReady, Unreachable
 from ps.resharding import move
 from ps.sharing.arenas import Replica
 from ps.wire.link_model import parse_link
@@ -74,6 +74,7 @@ __all__ = [
     "Moved",
     "MultiStep",
     "Nesterov",
+    "NotReady",
     "Poly",
     "RMSProp",
     "Replica",

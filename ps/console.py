@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +65,7 @@ class Console:
         self._links.await_connections(min(_RETRY_S, patience_s))
         self._patience_s = patience_s
         self._request = 0
+        self._put_off: dict[int, str] = {}  # why a shard does not answer yet, where it says so
         self._collected = [0] * len(cluster.endpoints)
         self._newest = [0] * len(cluster.endpoints)  # versions that records were collected of
 
@@ -211,13 +213,15 @@ class Console:
         """
         self._request += 2
         answers: dict[int, Answer] = {}
+        self._put_off.clear()
         give_up_at, wait_s = time.monotonic() + self._patience_s, _RETRY_S
         while missing := [shard for shard in shards if shard not in answers]:
             now = time.monotonic()
             if now >= give_up_at:
                 raise Unreachable(
                     f"shard {missing[0]} at {self._links.where(missing[0])} has not answered"
-                    f" {type(question(0)).__name__.lower()} for {self._patience_s:g} s",
+                    f" {type(question(0)).__name__.lower()} for {self._patience_s:g} s"
+                    f"{self._put_off.get(missing[0], '')}",
                     missing[0],
                 )
             # Anew each time: what is asked may depend on which copy is asked.
@@ -239,6 +243,7 @@ class Console:
         while len(answers) < len(shards) and (now := time.monotonic()) < until:
             for origin, reply, frames in self._links.receive(min(until - now, _CHECK_S)):
                 if self._elsewhere(reply):
+                    self._put_off[origin] = f": {reply.text}"
                     continue
                 if isinstance(reply, Refusal) and reply.request in (0, self._request):
                     raise error_of(reply)  # 0: the shard could not even read the question
@@ -252,7 +257,7 @@ class Console:
             if moved:
                 return
 
-    def _elsewhere(self, reply: Reply) -> bool:
+    def _elsewhere(self, reply: Reply) -> TypeGuard[Refusal]:
         """Whether a copy that does not serve says so: the links are about to follow another."""
         refused = isinstance(reply, Refusal) and reply.remedy is Remedy.RETRY
         return refused and self.cluster.coordinator is not None

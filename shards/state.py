@@ -93,7 +93,10 @@ class Held:
     def weights(self) -> Floats:
         """The present version, which is not written while referred to; raises Retry if none."""
         if self._weights is None:
-            raise Retry(f"shard {self._spec.shard} has no weights yet")
+            raise Retry(
+                f"shard {self._spec.shard} has no weights yet: give all shards theirs by"
+                " Console.install"
+            )
         return self._weights
 
     def on_the_host(self) -> Floats:

@@ -42,6 +42,7 @@ from shards.errors import BadInput, GiveUp
 from shards.spec import ShardSpec
 
 _END_S = 10.0
+_FROM_OUTSIDE = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 
 
 class ProcessShards(SingleCopies["Child"]):
@@ -189,7 +190,8 @@ class Child:
                 case Failed(text):
                     self._fate = Fate(f"failed: {text}", told=True)
                 case _:
-                    self._fate = Fate(f"died: {self._ending()}", told=False)
+                    killed = -self.process.returncode in _FROM_OUTSIDE
+                    self._fate = Fate(f"died: {self._ending()}", told=False, killed=killed)
         return self._fate
 
     def ask_to_end(self) -> None:

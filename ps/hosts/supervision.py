@@ -7,11 +7,10 @@ that would fail again. Nor is one whose machine is gone, nor any while deaths ar
 a shard that goes on from a save has forgotten what it was told since, and that may be more than it
 can be told anew (worker/residence.py).
 
-A process that does not come to serve, or dies as soon as it does, is given up after a few times in
+A process that does not come to serve, or fails as soon as it does, is given up after a few times in
 a row, each after a longer pause, with what it died of. What counts is how long it has served, and
-not how long ago it was started, which on a busy machine takes seconds. A moment is enough to tell
-one that cannot live, for instance because a worker repeats what it dies of, from one that somebody
-kills now and then.
+not how long ago it was started, which on a busy machine takes seconds. One that served and was then
+killed from outside has not failed: however often and however soon that happens, another follows.
 """
 
 import threading
@@ -22,7 +21,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from shards.errors import DownpourError, GiveUp
 
 QUICK_S = 1.0
-"""Who has served for less than this, or never, died quickly;"""
+"""One that failed after serving for less than this, or that never served, died quickly;"""
 MOST_QUICK = 5
 """so many quick deaths in a row are enough;"""
 PAUSE_S = 0.1
@@ -34,10 +33,11 @@ class Stranded(GiveUp):
 
 
 class Fate(NamedTuple):
-    """How a process ended; `told` if it said itself why."""
+    """How a process ended; `told` if it said itself why, `killed` if others ended it."""
 
     text: str
     told: bool
+    killed: bool = False
 
 
 class Child(Protocol):
@@ -71,10 +71,10 @@ class Deaths:
         self.all = 0
         self.quick = 0
 
-    def died(self, served_s: float | None) -> None:
-        """One has died that served for so long; None: that never did."""
+    def died(self, served_s: float | None, *, killed: bool = False) -> None:
+        """One has died that served for so long; None: that never did. `killed` by others."""
         self.all += 1
-        quick = served_s is None or served_s < QUICK_S
+        quick = served_s is None or (served_s < QUICK_S and not killed)
         self.quick = self.quick + 1 if quick else 0
 
     @property
@@ -169,7 +169,7 @@ class Kept(Generic[C]):
             if fate.told:
                 self._failure = f"{name} has {fate.text}"
                 return
-            self._deaths.died(time.monotonic() - self._since)
+            self._deaths.died(time.monotonic() - self._since, killed=fate.killed)
             if not self._again(f"{name} has {fate.text}", fate.text):
                 return
 

@@ -115,3 +115,7 @@ class Unreachable(GiveUp):
     def __init__(self, text: str, shard: int = 0) -> None:
         super().__init__(text)
         self.shard = shard
+
+
+class NotReady(GiveUp):
+    """A shard answers, but has put the worker off for longer than the session's patience."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import numpy as np
 
-from ps.protocol.events import Frames, Send, Unreachable
+from ps.protocol.events import Frames, NotReady, Send, Unreachable
 from shards.messages import FromWorker, Hello, Join, Kind, Push, Registered
 
 _TRIES = 3  # at least, before patience ends
@@ -46,6 +46,7 @@ class Outstanding:
         self._number = 0
         self._pending: defaultdict[int, dict[int, Pending]] = defaultdict(dict)
         self._heard: dict[int, float] = {}
+        self._put_off: dict[int, tuple[float, str]] = {}  # since when, and why
 
     def count(self) -> int:
         """A number for the next request."""
@@ -65,6 +66,14 @@ class Outstanding:
         """`shard` has said something; what it answers, if that is still to be answered."""
         self._heard[shard] = now
         return self._pending[shard].get(request)
+
+    def put_off(self, shard: int, why: str, now: float) -> None:
+        """`shard` has answered a greeting, but cannot be joined at present."""
+        self._put_off.setdefault(shard, (now, why))
+
+    def welcomed(self, shard: int) -> None:
+        """`shard` can be joined, or another copy of it is asked from now on."""
+        self._put_off.pop(shard, None)
 
     def settle(self, shard: int, request: int) -> None:
         """This message has been answered."""
@@ -94,8 +103,9 @@ class Outstanding:
     # --- sending again ----------------------------------------------------------------------------
 
     def due(self, now: float, may_send: Callable[[int, FromWorker], bool]) -> list[Send]:
-        """What has been silent too long; raises Unreachable when a shard stays silent.
+        """What has been silent too long.
 
+        Raises Unreachable when a shard stays silent, NotReady when it puts the worker off as long.
         What may not be sent yet is put off all the same.
         """
         deadline = self.next_deadline
@@ -105,6 +115,10 @@ class Outstanding:
             # The driver was away, computing or stopped: what it did not hear then is no silence.
             away_s = now - deadline
             self._heard = {shard: min(now, at + away_s) for shard, at in self._heard.items()}
+            self._put_off = {
+                shard: (min(now, at + away_s), why) for shard, (at, why) in self._put_off.items()
+            }
+        self._check_put_off(now)
         sends = []
         for shard, pending in self:
             if pending.resend_at > now:
@@ -171,6 +185,15 @@ class Outstanding:
         pending.wait_s = self.first_s
         pending.resend_at = now + pending.wait_s
         return Send(shard, pending.message, pending.frames)
+
+    def _check_put_off(self, now: float) -> None:
+        if any(now - since > self.patience_s for since, _ in self._put_off.values()):
+            shards = sorted(self._put_off)
+            names = f"shard{'s' * (len(shards) > 1)} {', '.join(map(str, shards))}"
+            raise NotReady(
+                f"worker {self._worker} has waited {self.patience_s:g} s for {names}:"
+                f" {self._put_off[shards[0]][1]}"
+            )
 
     def _check_patience(self, shard: int, pending: Pending, now: float) -> None:
         if now - self._heard[shard] > self.patience_s:

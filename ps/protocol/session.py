@@ -46,6 +46,7 @@ from shards.errors import BadInput, BadMessage
 from shards.messages import (
     Ack,
     FromWorker,
+    Hello,
     Join,
     Joined,
     Leave,
@@ -293,6 +294,7 @@ class Session:
                         f" {reply.shard} of the job"
                     )
                 self._mended.pop(shard, None)
+                self._outstanding.welcomed(shard)
                 rolled_back = self._registration.rolled_back(shard, reply)
                 sends = self._registration.welcomed(shard, reply, now)
                 return sends, [rolled_back] if rolled_back is not None else []
@@ -304,6 +306,7 @@ class Session:
     def moved(self, shard: int, now: float) -> list[Send]:
         """Another copy of `shard` serves from now on, and the driver's link leads there."""
         hello = self._greet(shard, now)
+        self._outstanding.welcomed(shard)
         # The silence until now was another's. It may not serve yet, or the link to it not be open.
         pending = self._outstanding.heard(shard, hello.message.request, now)
         assert pending is not None, "it has just been sent"
@@ -317,7 +320,10 @@ class Session:
         return [send for send in sends if self._registration.may_send(shard, send.message)]
 
     def tick(self, now: float) -> list[Send]:
-        """Repeat what has been silent too long; raises Unreachable when a shard stays silent."""
+        """Repeat what has been silent too long.
+
+        Raises Unreachable when a shard stays silent, NotReady when it puts the worker off.
+        """
         return self._outstanding.due(now, self._registration.may_send)
 
     @property
@@ -396,6 +402,8 @@ class Session:
     def _refused(self, shard: int, reply: Refusal, pending: Pending, now: float) -> list[Send]:
         match reply.remedy:
             case Remedy.RETRY:
+                if isinstance(pending.message, Hello):
+                    self._outstanding.put_off(shard, reply.text, now)
                 return []
             case Remedy.GAP:
                 return self._resend_pushes(shard, reply.expected, now)

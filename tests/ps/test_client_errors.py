@@ -16,9 +16,11 @@ import ps
 from ps import Client, Cluster, Console
 from ps.serving.server import Server
 from ps.wire.renewal import Renewal
-from shards.errors import BadInput, BadMessage, Fenced, GiveUp, WrongBuild
+from shards.errors import BadInput, BadMessage, Fenced, GiveUp, Retry, WrongBuild
+from shards.ledger import Ledger
 from shards.messages import Standing
 from shards.schedules import Fixed
+from shards.state import Saved
 from tests.clusters import free_port
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
@@ -58,6 +60,46 @@ def test_a_shard_that_is_not_there(nowhere: Cluster) -> None:
     with Console(nowhere, patience_s=2.0) as console, pytest.raises(ps.Unreachable) as caught:
         console.read()
     assert one_line(caught.value) == f"shard 1 at {endpoint} has not answered read for 2 s"
+
+
+@pytest.mark.parametrize("having", [0, 1])
+def test_weights_that_nobody_installs(having: int) -> None:
+    """The client gives up when its patience ends, naming the shards that have none and what to do;
+    whether none has weights or some have."""
+    specs = ps.shard_specs(TABLE, shards=2)
+    with ExitStack() as stack:
+        servers = [stack.enter_context(Server(spec, 1)) for spec in specs]
+        empty = ps.describe(specs, [server.endpoint for server in servers])
+        with Console(empty) as console:
+            for shard in range(having):
+                own = np.zeros(servers[shard].shard.size, np.float32)
+                console.restore(shard, ps.ShardState(Saved(0, 0, 0, Ledger()), own, {}))
+            names = "shard 1" if having else "shards 0, 1"
+            with pytest.raises(ps.NotReady) as caught:
+                Client(empty, worker="w", patience_s=1.0)
+            assert one_line(caught.value) == (
+                f"worker w has waited 1 s for {names}: shard {having} has no weights yet: give all"
+                " shards theirs by Console.install"
+            )
+            with pytest.raises(Retry, match="has no weights yet: give all shards theirs by Cons"):
+                console.read()
+
+
+def test_weights_that_are_installed_later() -> None:
+    """A client that waits for weights within its patience begins with them."""
+    (spec,) = ps.shard_specs(TABLE)
+    with Server(spec, 1) as server:
+        cluster = ps.describe([spec], [server.endpoint])
+
+        def install() -> None:
+            with Console(cluster) as console:
+                console.install(np.ones(TABLE.size, np.float32))
+
+        late = threading.Timer(0.5, install)
+        late.start()
+        with Client(cluster, worker="w", retry_s=0.1, patience_s=60.0) as shards:
+            assert shards.pull().weights.sum() == 512
+        late.join()
 
 
 @pytest.mark.parametrize("endpoint", ["", "127.0.0.1:1", "tcp://127.0.0.1", "carrier://pigeon"])

@@ -183,3 +183,14 @@ def test_shards_in_processes_need_no_extra() -> None:
         command = [sys.executable, "-c", script]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert done.stdout.split() == []
+
+
+def test_who_ended_a_process_is_known() -> None:
+    """One that was killed from outside is told apart from one that crashed."""
+    table = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
+    with ps.process_shards(ps.shard_specs(table, shards=2)) as hosts:
+        for child, number, killed in zip(
+            hosts._present(), (signal.SIGKILL, signal.SIGSEGV), (True, False), strict=True
+        ):
+            os.kill(child.pid, number)
+            assert child.wait().killed is killed

@@ -11,6 +11,7 @@ from ps.hosts.supervision import Deaths, Fate, Kept, Stranded
 from shards.errors import GiveUp
 
 KILLED = Fate("died: its process was ended by signal 9 (Killed)", told=False)
+KILLED_LATER = Fate("died: its process was ended by signal 9 (Killed)", told=False, killed=True)
 FULL = Fate("failed: log x: No space left on device", told=True)
 
 
@@ -108,6 +109,21 @@ def test_quick_deaths_in_a_row_are_bounded() -> None:
         shard.kept.check()
     shard.ends()
     assert len(shard.made) == 5
+
+
+def test_one_that_is_killed_while_it_serves_is_never_given_up() -> None:
+    """However soon it is killed, and however often: that is not its own failure. A failure of its
+    own still counts, and a kill ends the row."""
+    shard = Shard()
+    for _ in range(12):
+        shard.dies(KILLED_LATER)
+    for _ in range(3):
+        for _ in range(4):
+            shard.dies()
+        shard.dies(KILLED_LATER)
+    shard.kept.check()
+    assert shard.kept.deaths == 27
+    shard.ends()
 
 
 def test_a_long_life_forgives(monkeypatch: pytest.MonkeyPatch) -> None:
