@@ -8,8 +8,8 @@ with a deadline each (outstanding.py), and these reactions:
 
 - silence: send it again, ever later;
 - a gap: the shard lacks an earlier push; send all unacknowledged pushes again, in order;
-- a resynchronise (the shard restarted, the lease ran out, the map moved): say hello again, join,
-  then send everything outstanding to that shard again;
+- a resynchronise (the shard restarted, the lease ran out, the map moved), be it the answer to a
+  renewal of the lease: say hello again, join, then send everything outstanding to that shard again;
 - a gradient that a shard will not apply (it holds NaN, or its norm is above the cap): nothing takes
   the place of that shard's part, so that the push counts everywhere and those behind it can follow,
   and the driver is told, once for each push (nobody looks at every float before it leaves: that
@@ -108,6 +108,7 @@ class Session:
         )
         self._unsaved = Unsaved(shard_map.shards) if self.cargo.feedback is not None else None
         self._mended: dict[int, tuple[int, float]] = {}
+        self._leaving = False
 
     # --- what a driver asks for -------------------------------------------------------------------
 
@@ -224,6 +225,7 @@ class Session:
 
     def leave(self, now: float) -> list[Send]:
         """Tell every shard not to wait for this worker any more; `Departed` follows."""
+        self._leaving = True
         request = self._requests.begin(Leave, now, 0)
         messages = [
             Leave(request, self.job, self.worker, self.incarnation, self._registration.boots[shard])
@@ -244,13 +246,8 @@ class Session:
         """
         pending = self._outstanding.heard(shard, reply.request, now)
         if pending is None:
-            # To a renewal; or the shard could not even read which request it refuses.
-            if (
-                reply.request == 0
-                and isinstance(reply, Refusal)
-                and reply.remedy is Remedy.BAD_MESSAGE
-            ):
-                raise error_of(reply)
+            if reply.request == 0 and isinstance(reply, Refusal):
+                return self._unasked(shard, reply, now), []
             return [], []
         match reply:  # the usual first: every other case that is tried costs
             case Ack():
@@ -420,6 +417,18 @@ class Session:
                 return self._spoilt(shard, reply, pending, now)
             case _:
                 raise error_of(reply)
+
+    def _unasked(self, shard: int, reply: Refusal, now: float) -> list[Send]:
+        """Of a renewal, or of a message of which the shard cannot read which request it is."""
+        if reply.remedy is Remedy.BAD_MESSAGE:
+            raise error_of(reply)
+        if reply.remedy is not Remedy.RESYNCHRONISE or self._leaving:
+            return []
+        # While this worker owes that shard nothing, no other message would make it greet the shard.
+        # An answer from an earlier life of the shard, or while it is greeted, says nothing new.
+        if shard not in self._registration.joined or reply.boot < self._boots[shard]:
+            return []
+        return [self._greet(shard, now)]
 
     def _spoilt(self, shard: int, reply: Refusal, pending: Pending, now: float) -> list[Send]:
         """Others may have applied their parts of this push: it goes on, without its part here."""

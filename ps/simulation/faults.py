@@ -149,6 +149,7 @@ class Freeze(Fault, frozen=True, kw_only=True, tag="freeze"):
         party = world.party(self.who)
         if party is not None:
             party.frozen_until = world.clock.now + self.for_s
+            world.thawed_at = max(world.thawed_at, party.frozen_until)
 
 
 class Skew(Fault, frozen=True, kw_only=True, tag="skew"):

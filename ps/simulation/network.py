@@ -66,12 +66,14 @@ class Network:
     def __init__(self, clock: Clock, delay_s: float, counted: Counted) -> None:
         self.spells: list[Spell] = []
         self._next_end = inf
+        self.quiet_since = 0.0  # when the last of all spells has ended, or will
         self._clock, self._delay_s, self._counted = clock, delay_s, counted
         self._near_s = min(delay_s, 0.05)
 
     def suffer(self, spell: Spell) -> None:
         """Begin a spell."""
         self.spells.append(spell)
+        self.quiet_since = max(self.quiet_since, spell.end + spell.slow_s)
         self._next_end = min(self._next_end, spell.end)
 
     def touched(self, name: str) -> bool:

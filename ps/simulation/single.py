@@ -10,6 +10,7 @@ from ps.logs.shard_log import Logged
 from ps.simulation.clock import Party
 from ps.simulation.hosts import End, Host
 from ps.simulation.invariants import Promise, Violation
+from ps.simulation.leases import check_silent
 from ps.simulation.network import Deliver
 from shards import codec
 from shards.errors import DownpourError
@@ -98,8 +99,10 @@ class Single(Host):
         self._act(lambda: self._acts.handle_together(arrivals, self._process.now))
 
     def _tick(self) -> None:
-        if self._shard.ledger.silent(self._process.now):
+        silent = self._shard.ledger.silent(self._process.now)
+        if silent:
             self._world.calm = False
+            check_silent(self._world, self, silent)
         self._act(lambda: self._acts.tick(self._process.now))
 
     def _act(self, turn: Callable[[], Sequence[Outgoing]]) -> None:

@@ -10,6 +10,7 @@ from ps.simulation import invariants
 from ps.simulation.addresses import generation_of
 from ps.simulation.clock import Party
 from ps.simulation.invariants import Promise, Violation
+from ps.simulation.leases import renewal_s
 from ps.simulation.reads import Due
 from shards import codec
 from shards.errors import BadMessage, DownpourError
@@ -36,13 +37,14 @@ class Life(Party):
         self._step = self._reached = 0
         self._ready: Ready | None = None
         self._versions = (0,) * world.setting.shards
+        self.ready_at = 0.0  # when its shards last had all registered it, by true time
         self._read = 0  # the request that these came with
         self._turned: dict[int, int] = {}  # the last request before a shard was rolled back
         self._boots: tuple[int, ...] = ()
         self._pulled: dict[int, Pulled] = {}
         self._asked: list[tuple[int, int]] = []  # request and clock
         self._former: Session | None = None
-        self._leaving = self._owes = False
+        self.leaving = self._owes = False
         # Whoever starts late knows only where the job began.
         self._open(world.generations[0])
 
@@ -70,7 +72,7 @@ class Life(Party):
         """Say hello, and keep the session's and the lease's time from here."""
         self._send(self.session.hello(self.now))
         self.every(PUMP_S, self._pump)
-        self.every(self._world.setting.lease_s / 3, self._renew)
+        self.every(renewal_s(self._world.setting), self._renew)
 
     def _pump(self) -> None:
         try:
@@ -121,7 +123,7 @@ class Life(Party):
                     )
                 if self._ready is None:
                     self._step, self._reached = event.step, event.clock
-                self._ready = event
+                self._ready, self.ready_at = event, self._clock.now
                 self._follow()
             case Relocated():
                 try:
@@ -160,12 +162,12 @@ class Life(Party):
 
     def _go_on(self) -> None:
         """Do whatever comes next, if it can be done now."""
-        if self._computing or self.departed or self._leaving or self.session.ready is None:
+        if self._computing or self.departed or self.leaving or self.session.ready is None:
             return
         setting, session = self._world.setting, self.session
         if self._step >= setting.steps:
             if not session.unacknowledged:
-                self._leaving = True
+                self.leaving = True
                 self._send(session.leave(self.now))
             return
         if not self._asked:
@@ -205,7 +207,7 @@ class Life(Party):
             self._pulled.clear()
             for _, clock in wanted:
                 self._ask(clock)
-        if self._leaving:
+        if self.leaving:
             self._send(self.session.leave(self.now))
         if self._owes:
             self._push()

@@ -73,6 +73,7 @@ class World:
         self.ordered = not self.lossy and not _forgetful(scenario)
         # Until somebody is lost, clocks count exactly the pushes applied.
         self.calm = True
+        self.thawed_at = 0.0  # when the last process that was stopped has continued, or will
         self.noted: deque[str] = deque(maxlen=NOTED)
         self.lives: dict[int, Life] = {}
         self._lives: dict[bytes, Life] = {}

@@ -1,20 +1,26 @@
-"""The lease, renewed while its owner computes: a thread that says now and then that it lives.
+"""The lease, renewed by a thread while its owner computes.
 
-It hears, too, when another life has taken over the worker's name: nobody is to renew then.
+The thread hears, too, when another life has taken over the worker's name, and ends then. A shard
+that refuses a renewal because it has forgotten this worker, as one that was rolled back may, has to
+be greeted: the owner does that, as it alone may use the session.
 """
 
 import threading
+from collections import deque
 
 from ps.protocol.session import Session
 from ps.wire.connection import Connection
 from shards.messages import Refusal, Remedy, Renew
 from shards.refusals import error_of
 
+_ANSWER_S = 0.25  # after a renewal its answers are read; those that are later, after the next one
+
 
 class Renewal:
     """A thread with links of its own that keeps the lease while its owner computes.
 
-    `failure` is what ended it, if anything did: its owner looks.
+    `failure` is what ended it, if anything did. `refusals` are shards that have to be greeted, each
+    with its answer; the owner looks at both and takes the refusals out.
     """
 
     def __init__(self, connection: Connection, session: Session, period_s: float) -> None:
@@ -23,6 +29,7 @@ class Renewal:
         self._period_s = period_s
         self._ended = threading.Event()
         self.failure: Exception | None = None
+        self.refusals: deque[tuple[int, Refusal]] = deque()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 
     def begin(self) -> None:
@@ -44,17 +51,26 @@ class Renewal:
 
     def _renew_until_ended(self) -> None:
         links = self._connection.more_links()
+        answer_s = min(_ANSWER_S, self._period_s / 2)
         try:
-            while not self._ended.wait(self._period_s):
+            while not self._ended.wait(self._period_s - answer_s):
                 links.follow(self._connection.links.endpoints)
                 for shard, boot in enumerate(self._session.boots):
                     links.send(shard, self._renew(boot))
-                # To the renewal before. All else that they say the owner's own messages hear, too.
-                for _, answer, _ in links.receive(0.0):
-                    if isinstance(answer, Refusal) and answer.remedy is Remedy.FENCED:
-                        raise error_of(answer)
+                if self._ended.wait(answer_s):
+                    return
+                for shard, answer, _ in links.receive(0.0):
+                    if isinstance(answer, Refusal):
+                        self._note(shard, answer)
         finally:
             links.close()
+
+    def _note(self, shard: int, answer: Refusal) -> None:
+        if answer.remedy is Remedy.FENCED:
+            raise error_of(answer)
+        # Of all else that shards say the owner's own messages hear, too.
+        if answer.remedy is Remedy.RESYNCHRONISE:
+            self.refusals.append((shard, answer))
 
     def _renew(self, boot: int) -> Renew:
         session = self._session

@@ -26,6 +26,7 @@ from shards.errors import DownpourError
 from shards.messages import Message
 
 _RENEWALS_A_LEASE = 4
+_LOOK_S = 1.0  # at least as often as this a waiting owner looks at what the renewals have heard
 
 Note = Callable[[Event, float], None]
 """What a client does about something that has come to pass, and when that was."""
@@ -132,6 +133,7 @@ class Stay:
         deadline = self.session.next_deadline
         if timeout is None:
             timeout = 1.0 if deadline is None else deadline - time.monotonic()
+        timeout = min(timeout, _LOOK_S)
         for shard, reply, frames in self.links.receive(timeout):
             now = time.monotonic()
             self.torn = True
@@ -156,6 +158,9 @@ class Stay:
             self.send(self.session.moved(shard, time.monotonic()))
         for shard in self.links.renewed():
             self.send(self.session.renewed(shard, time.monotonic()))
+        while self._renewal is not None and self._renewal.refusals:
+            shard, refusal = self._renewal.refusals.popleft()
+            self.send(self.session.receive(shard, refusal, (), time.monotonic())[0])
         self.torn = False
         if deadline is not None and deadline <= time.monotonic():
             self._tick()

@@ -1,6 +1,6 @@
 """Bugs of shards that were rolled back: what they tell, and what they are told."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import msgspec
@@ -96,3 +96,14 @@ def a_version_that_was_lost_was_never_there(patch: Patch) -> None:
 
     original = Workers._check_push
     patch.setattr(Workers, "_check_push", check)
+
+
+@BUGS.add
+def who_joined_a_rolled_back_shard_too_early_never_learns_it(patch: Patch) -> None:
+    """Others return with later clocks, and it is taken to have come near them."""
+
+    def follow_up(self: Ledger, clock: int, _: Container[str]) -> list[str]:
+        return original(self, clock, ())
+
+    original = Ledger.follow_up
+    patch.setattr(Ledger, "follow_up", follow_up)
