@@ -21,6 +21,7 @@ from ps.storage.stores import LocalStore
 from shards.errors import BadInput, Retry
 from shards.job_ids import shown
 from shards.spec import ShardSpec
+from shards.state import ShardState
 
 
 def logs_of(folder: Path, specs: Sequence[ShardSpec]) -> Path:
@@ -32,10 +33,27 @@ def logs_of(folder: Path, specs: Sequence[ShardSpec]) -> Path:
 def load_logs(folder: Path) -> Found:
     """What a job's shards held, in the form of a snapshot; one of them has begun its log.
 
-    Raises BadInput naming what is missing or damaged, Retry where a shard had no weights yet.
+    Raises BadInput naming what is missing or damaged, Retry where no shard had weights yet, or not
+    all of the shards that a job was about to move to.
     """
-    held = {path.name: recovered(path) for path in _begun(folder)}
+    held: dict[str, tuple[ShardSpec, ShardState]] = {}
+    empty: dict[str, Retry] = {}
+    for path in _begun(folder):
+        try:
+            held[path.name] = recovered(path)
+        except Retry as error:
+            empty[path.name] = error
+    if not held:
+        raise next(iter(empty.values()))
     spec, _ = next(iter(held.values()))
+    if empty and spec.map.epoch > 1:
+        raise next(iter(empty.values()))
+    if empty:
+        raise BadInput(
+            f"logs {folder}: expected weights of every shard or of none, got those of"
+            f" {', '.join(held)} and none of {', '.join(empty)}: put back the missing logs, or"
+            f" remove {folder} to go on without"
+        )
     names = [f"shard-{shard}" for shard in range(spec.map.shards)]
     if missing := [name for name in names if name not in held]:
         one = len(missing) == 1

@@ -16,7 +16,7 @@ from ps.replicas.coordinator import Group
 from ps.security.keys import KeyPair
 from ps.storage import checked_json
 from ps.storage.private import check_private, replace_private
-from shards.errors import UNDECODABLE, BadInput, GiveUp
+from shards.errors import UNDECODABLE, BadInput
 
 RECORD = "coordinator.json"
 """The file's name, in a folder of the job's own."""
@@ -38,22 +38,17 @@ class Record:
     def __init__(self, path: Path, job: str) -> None:
         """Raises BadInput when the file is another job's, damaged, or none of this kind."""
         self._path = path
-        try:
-            if path.exists():
-                check_private(path, "coordinator's record")
-                self._held = checked_json.decode(path.read_bytes(), _Decided, required=True)
-            else:
-                self._replace(_Decided(job))
-        except OSError as error:
-            raise BadInput(f"coordinator's record {path}: {error.strerror}") from None
-        except (*UNDECODABLE, GiveUp) as error:
-            text = str(error).removeprefix(f"coordinator's record {path}: ")
-            raise BadInput(f"coordinator's record {path}: {text}") from None
+        if path.exists():
+            check_private(path, "coordinator's record")
+            self._held = _read(path)
+        else:
+            self._held = _Decided(job)
+            self._replace(self._held)
         if self._held.job != job:  # whose it is stays a secret
             raise BadInput(f"coordinator's record {path}: expected job {job}, got another's")
 
     def keys(self) -> KeyPair:
-        """The coordinator's own, made when they are wanted first. Raises GiveUp."""
+        """The coordinator's own, made when they are wanted first. Raises BadInput."""
         if self._held.key is not None:
             return KeyPair.of(self._held.key)
         made = KeyPair.new()
@@ -65,7 +60,7 @@ class Record:
         return dict(self._held.groups)
 
     def save(self, groups: dict[int, Group]) -> None:
-        """Return when `groups` will survive, and those of other shards; raises GiveUp."""
+        """Return when `groups` will survive, and those of other shards; raises BadInput."""
         together = {**self._held.groups, **groups}
         self._replace(msgspec.structs.replace(self._held, groups=together))
 
@@ -76,5 +71,14 @@ class Record:
         try:
             replace_private(self._path, checked_json.encode(held))
         except OSError as error:
-            raise GiveUp(f"coordinator's record {self._path}: {error.strerror}") from None
+            raise BadInput(f"coordinator's record {self._path}: {error.strerror}") from None
         self._held = held
+
+
+def _read(path: Path) -> _Decided:
+    try:
+        return checked_json.decode(path.read_bytes(), _Decided, required=True)
+    except OSError as error:
+        raise BadInput(f"coordinator's record {path}: {error.strerror}") from None
+    except (*UNDECODABLE, BadInput) as error:
+        raise BadInput(f"coordinator's record {path}: {error}") from None

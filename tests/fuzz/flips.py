@@ -276,8 +276,8 @@ def _live(folder: Path, boot: int) -> None:
     for message in (talk.hello("w", boot), joins):
         acts.handle_together([Arrival(b"w", message)], 1.0)
     for seq in range(shard.ledger.entries["w"].seq + 1, shard.ledger.entries["w"].seq + 16):
-        message = replace(talk.push("w", seq), boot=boot, incarnation=boot)
-        acts.handle_together([Arrival(b"w", message, [_floats(talk.SIZE, seq).tobytes()])], 2.0)
+        push = replace(talk.push("w", seq), boot=boot, incarnation=boot)
+        acts.handle_together([Arrival(b"w", push, [_floats(talk.SIZE, seq).tobytes()])], 2.0)
     assert shard.version == 15 * boot
     log.close()
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ps.durability import Durability
 from ps.logs.job_logs import drop_logs, load_logs, newest_logs
@@ -67,3 +68,28 @@ def test_a_shard_whose_log_is_missing(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="shard-0 is missing"):
         newest_logs(tmp_path)
     assert newest_logs(tmp_path, but=folder) is None, "not even read"
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_a_shard_without_weights_next_to_one_with(tmp_path: Path, epoch: int) -> None:
+    """Its log was removed, and begun again: the job is not passed over as one that never began. A
+    job that was about to move is, for its former shards know as much."""
+    folder = tmp_path / "job"
+    for number in range(2):
+        log = ShardLog(folder / f"shard-{number}", Durability.PROCESS)
+        shard = Shard(spec(map=replace(cut_evenly(TABLE, 2), epoch=epoch), shard=number), boot=1)
+        log.recover(shard, 0.0)
+        if number:
+            weights = fresh()[0], bytes(4 * shard.size)
+            install = Arrival(b"o", Install(1, "job", "net", []), weights)
+            Logged(shard, log).handle_together([install], 1.0)
+        log.close()
+    if epoch > 1:
+        assert newest_logs(tmp_path) is None
+        return
+    with pytest.raises(BadInput) as caught:
+        newest_logs(tmp_path)
+    assert str(caught.value) == (
+        f"logs {folder}: expected weights of every shard or of none, got those of shard-1 and none"
+        f" of shard-0: put back the missing logs, or remove {folder} to go on without"
+    )

@@ -1,0 +1,36 @@
+"""Errors are one line of bounded length, whatever they quote."""
+
+import pytest
+
+from shards.errors import BadInput, Gap, Retry, quoted
+
+
+@pytest.mark.parametrize("kind", [BadInput, Retry])
+def test_a_long_text_loses_its_middle(kind: type[Exception]) -> None:
+    """The beginning says what is wrong, the end what to do; a text of the usual length is whole."""
+    text = str(kind("x.prototxt: expected a number, got " + "9" * 8_000_000 + ": remove it"))
+    assert len(text) < 2_100
+    assert text.startswith("x.prototxt: expected a number, got 999")
+    assert "characters left out" in text
+    assert text.endswith("9: remove it")
+    assert str(kind("plain " * 100)) == "plain " * 100
+
+
+def test_other_arguments_stay() -> None:
+    """An error with more to say than its text still says it."""
+    assert Gap("x" * 5_000, 7).expected == 7
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("plain", "plain"),
+        ("two\nlines\x1b[2J\x00", "two?lines?[2J?"),
+        ("x" * 200, "x" * 80 + "... (200 characters)"),
+        (17, "17"),
+        (["a", 1], "['a', 1]"),
+    ],
+)
+def test_foreign_text_is_quoted_in_one_short_line(value: object, expected: str) -> None:
+    """Control characters are not repeated, and of a long text only its beginning is."""
+    assert quoted(value) == expected
