@@ -18,9 +18,10 @@ help: ## list the targets
 
 install: $(INSTALLED) ## set up .venv from constraints.txt; nothing to do when it is up to date
 
-demo: install ## train LeNet on MNIST: 4 Spark workers, 2 Ray shards, staleness bound 4
+DEMO ?= runs/demo
+demo: install ## train LeNet on MNIST: 4 Spark workers, 2 Ray shards; again: DEMO=runs/second
 	$(BIN)/downpour train --solver deploy/demo/lenet_solver.prototxt --data deploy/demo/mnist \
-		--shards 2 --workers 4 --staleness 4 --out runs/demo
+		--shards 2 --workers 4 --staleness 4 --out $(DEMO)
 
 # Two processes of tests: most of what a test does is to wait. See tests/conftest.py.
 test: lint ## lint, then all tests

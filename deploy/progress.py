@@ -6,10 +6,12 @@ seconds or iterations, without escape codes. All numbers come from deploy/readin
 only become text.
 """
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
+from typing import Any, TextIO, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -51,7 +53,7 @@ class Progress:
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._console = console or Console(highlight=False)
+        self._console = console or Console(file=_lasting(sys.stdout), highlight=False)
         self._clock = clock
         self._started = clock()
         self._meter = Meter(
@@ -172,6 +174,29 @@ class Progress:
         elif self._trains:
             parts.append(Text(_HINT, style="dim"))
         return Group(*parts)
+
+
+class _Lasting:
+    """A stream that may be closed at the other end: what cannot be written is dropped."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _lasting(stream: TextIO) -> TextIO:
+    return cast(TextIO, _Lasting(stream))
 
 
 _COLOURS = {"done": "green", "stopped": "yellow"}

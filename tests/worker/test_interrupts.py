@@ -1,13 +1,24 @@
 """Ctrl-C is noted, put off or left alone, as told; and the handler is given back each time."""
 
+import os
+import pty
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from shards.errors import BadInput
-from worker.interrupts import SafeExitStack, asked_for, deferred, noted, sigterm_too
+from worker.interrupts import (
+    SafeExitStack,
+    asked_for,
+    deferred,
+    hangup_spares_children,
+    noted,
+    sigterm_too,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -152,3 +163,53 @@ def test_a_request_is_heard_where_ctrl_c_is_ignored() -> None:
             assert asked.is_set()
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_a_closed_terminal_stops_as_ctrl_c_does() -> None:
+    """Only the first SIGHUP counts: the kernel and the shell each send one, and nobody hurries."""
+    former = signal.getsignal(signal.SIGHUP)
+    with sigterm_too(), noted() as pressed:
+        signal.raise_signal(signal.SIGHUP)
+        assert pressed.is_set()
+        signal.raise_signal(signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) is former
+
+
+def test_a_closed_terminal_after_ctrl_c_is_no_second_press() -> None:
+    """What is being saved is saved; with nothing to save it interrupts at once."""
+    with sigterm_too(), noted() as pressed:
+        press()
+        signal.raise_signal(signal.SIGHUP)
+        assert pressed.is_set()
+    with pytest.raises(KeyboardInterrupt), sigterm_too():
+        signal.raise_signal(signal.SIGHUP)
+
+
+def test_children_outlive_a_closed_terminal() -> None:
+    """A process that is started within ignores SIGHUP; one that comes meanwhile is not lost."""
+    with sigterm_too(), noted() as pressed:
+        with hangup_spares_children():
+            script = "import signal; print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)"
+            done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+            signal.raise_signal(signal.SIGHUP)
+            assert not pressed.is_set()
+        assert pressed.is_set()
+    assert done.stdout == b"True\n"
+
+
+def test_what_is_written_to_a_closed_terminal_is_dropped() -> None:
+    """Writing to it would fail, and end what must still be saved."""
+    parent, child = pty.openpty()
+    kept = os.dup(1)
+    try:
+        os.dup2(child, 1)
+        with sigterm_too(), noted():
+            os.close(child)
+            os.close(parent)
+            with pytest.raises(OSError, match="Input/output error"):
+                os.write(1, b"lost")
+            signal.raise_signal(signal.SIGHUP)
+            os.write(1, b"dropped")
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
