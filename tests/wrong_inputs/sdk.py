@@ -95,7 +95,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
         (2, "a"),
         np.zeros(2),
     ),
-    "tensors": (*_ANY, None, 3, "w", ["w"], [("w", (3,))], ps.TensorSpec("w", 3)),
+    "tensors": (*_ANY, None, 3, "w", ["w"], [("w", (3,))], ps.TensorSpec("w", (3,))),
     "array": (
         *_ANY,
         None,
