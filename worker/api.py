@@ -91,9 +91,9 @@ def train(
     channels, height, width say a shape, or the net does; a net with convolutions takes a list as a
     square image. Each partition is one worker, unless `workers` says how many to deal the rows into
     (over Spark Connect it must). Every worker needs a row. `staleness` is the bound in steps, None
-    for none. `weights` starts from a file (fine-tuning), `resume` goes on from a folder below an earlier run's `snapshots`, or
-    from one below its `logs`, which a killed job left. `resume` and `snapshots` may be URIs that
-    pyarrow reaches, as s3://bucket/run (docs/snapshots.md).
+    for none. `weights` starts from a file (fine-tuning), `resume` goes on from a folder below an
+    earlier run's `snapshots`, or from one below its `logs`, which a killed job left. `resume` and
+    `snapshots` may be URIs that pyarrow reaches, as s3://bucket/run (docs/snapshots.md).
     `shards_in` is where the shards live: "ray", in actors, or "processes" of this machine;
     `shard_device` what holds their weights, "cpu" or "gpu".
     `link`, such as "rtt=100ms,rate=100Mbit", puts each worker behind a link like that, to see how
