@@ -67,7 +67,7 @@ LEVEL := memory
 chaos: install ## break real processes and links for SECONDS=600 or KILLS=300, by SEED=1, at LEVEL=memory; over CURVE=1
 	$(BIN)/python -m tests.chaos.run --tour --bound 4 --seed $(SEED) --level $(LEVEL) \
 		$(if $(KILLS),--kinds kills --kills $(KILLS) --seconds 86400,--seconds $(SECONDS)) \
-		$(if $(CURVE),--curve)
+		$(if $(BURST),--burst $(BURST)) $(if $(CURVE),--curve)
 
 cuts: SECONDS = 300
 cuts: install ## cut links for 3 to 10 s, again and again for SECONDS=300: how soon they are of use again

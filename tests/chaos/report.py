@@ -14,7 +14,7 @@ import numpy as np
 
 from tests.bench.report import Goal
 from tests.chaos.faults import Met
-from tests.chaos.oracle import Fault, Found
+from tests.chaos.oracle import Breach, Found
 from tests.chaos.record import Verdict
 from tests.chaos.schedule import KILLS, LINK_KINDS, Kind
 
@@ -99,8 +99,8 @@ def table(outcome: Outcome) -> str:
 
 
 def _reads(found: Found, bound: int | None, rollback_s: float | None) -> Iterator[str]:
-    wrong = {fault: found.count(fault) for fault in Fault}
-    counts = ", ".join(f"{count} {fault}" for fault, count in wrong.items() if count)
+    wrong = {breach: found.count(breach) for breach in Breach}
+    counts = ", ".join(f"{count} {breach}" for breach, count in wrong.items() if count)
     yield f"{found.reads} reads judged: {counts or 'nothing wrong'}"
     if bound is not None:
         times = f"{found.judged} times for one worker at one shard"
@@ -182,6 +182,6 @@ def _figures_of_reads(found: Found) -> dict[str, Any]:
         "judged": found.judged,
         "behind": found.behind,
         "taken_back_s": found.taken_back_s,
-        "wrong": {str(fault): found.count(fault) for fault in Fault},
+        "wrong": {str(breach): found.count(breach) for breach in Breach},
         "findings": [str(finding) for finding in found.findings],
     }

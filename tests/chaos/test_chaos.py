@@ -62,6 +62,7 @@ def test_nothing_acknowledged_is_lost_or_doubled(level: str, tmp_path: Path) -> 
     assert report["reads"]["judged"] > 0, told
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_reads_keep_the_bound_past_a_join(tmp_path: Path) -> None:
     """A worker that joins over a link that is slow to one shard alone is waited for there, too.

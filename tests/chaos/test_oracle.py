@@ -23,7 +23,7 @@ from tests.chaos.journal import (
     contents,
     read_journal,
 )
-from tests.chaos.oracle import GRACE_S, Death, Fault, Found, Move, Promise, judge_reads
+from tests.chaos.oracle import GRACE_S, Breach, Death, Found, Move, Promise, judge_reads
 from tests.chaos.record import gradient, mark, marks_to, table_for
 
 LEASE_S, BOUND = 10.0, 2
@@ -66,8 +66,8 @@ def judged(
     return judge_reads({"w0": w0, "w1": w1}, promise, deaths, moves)
 
 
-def faults(found: Found) -> list[Fault]:
-    return [finding.fault for finding in found.findings]
+def breaches(found: Found) -> list[Breach]:
+    return [finding.breach for finding in found.findings]
 
 
 FOUR = [event for seq in (1, 2, 3, 4) for event in pushed(seq, 1.0 * seq)]
@@ -87,22 +87,22 @@ def test_nothing_is_wrong_with_what_was_promised() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "fault"),
+    ("wrong", "breach"),
     [
-        pytest.param(Content(2, (2, 0), (marks_to(2), 0), torn=True), Fault.TORN, id="keys"),
-        pytest.param(Content(3, (2, 0), (marks_to(2), 0)), Fault.TORN, id="version"),
-        pytest.param(holds(3, 0), Fault.DOUBLED, id="one more than was sent"),
-        pytest.param(holds(2, 1), Fault.DOUBLED, id="of another that sent none"),
-        pytest.param(holds(2, 0, marks=(2 * mark(1), 0)), Fault.DOUBLED, id="one in place of two"),
-        pytest.param(holds(1, 0), Fault.LOST, id="lost"),
+        pytest.param(Content(2, (2, 0), (marks_to(2), 0), torn=True), Breach.TORN, id="keys"),
+        pytest.param(Content(3, (2, 0), (marks_to(2), 0)), Breach.TORN, id="version"),
+        pytest.param(holds(3, 0), Breach.DOUBLED, id="one more than was sent"),
+        pytest.param(holds(2, 1), Breach.DOUBLED, id="of another that sent none"),
+        pytest.param(holds(2, 0, marks=(2 * mark(1), 0)), Breach.DOUBLED, id="one in place of two"),
+        pytest.param(holds(1, 0), Breach.LOST, id="lost"),
     ],
 )
 @pytest.mark.parametrize("shard", [0, 1])
-def test_what_is_wrong_at_one_shard_is_found(wrong: Content, fault: Fault, shard: int) -> None:
+def test_what_is_wrong_at_one_shard_is_found(wrong: Content, breach: Breach, shard: int) -> None:
     """Each violation is found in either shard's part, and is the only one."""
     parts = [holds(2, 0), holds(2, 0)]
     parts[shard] = wrong
-    assert faults(judged(life(*FOUR), reader(read(2.5, 3, *parts)))) == [fault]
+    assert breaches(judged(life(*FOUR), reader(read(2.5, 3, *parts)))) == [breach]
 
 
 def test_a_read_lacks_the_readers_own_push() -> None:
@@ -110,7 +110,7 @@ def test_a_read_lacks_the_readers_own_push() -> None:
     own = pushed(1, 1.0)
     for promise in (PROMISE, PROMISE._replace(one_copy=False)):
         found = judged(reader(), life(*own, read(2.0, 1, holds(0, 1), holds(0, 0), seq=1)), promise)
-        assert faults(found) == [Fault.OWN]
+        assert breaches(found) == [Breach.OWN]
     stale = read(4.5, 2, holds(1, 0), holds(4, 0))
     replicated = PROMISE._replace(one_copy=False, bound=None)
     assert not judged(life(*FOUR), reader(stale), replicated).findings
@@ -121,13 +121,13 @@ def test_a_later_read_is_older() -> None:
     first = read(2.05, 3, holds(3, 0), holds(2, 0))
     second = read(3.02, 3, holds(2, 0), holds(2, 0))
     w0 = life(*pushed(1, 1.0), *pushed(2, 1.2), Pushes(2.0, 3), Acked(2.0, 5.0, 3, 3))
-    assert faults(judged(w0, reader(first, second))) == [Fault.OLDER]
+    assert breaches(judged(w0, reader(first, second))) == [Breach.OLDER]
 
 
 def test_a_read_is_further_behind_than_the_bound() -> None:
     """At clock 5 under bound 2 push 3 is due, though it is not acknowledged yet."""
     found = judged(life(*FOUR), reader(read(2.95, 5, holds(3, 0), holds(2, 0))))
-    assert (faults(found), found.behind) == ([Fault.LACKS], 3)
+    assert (breaches(found), found.behind) == ([Breach.LACKS], 3)
     assert "shard 1: at clock 5, and w0 stood at 2 there" in found.findings[0].text
 
 
@@ -142,7 +142,7 @@ def test_a_read_past_a_join() -> None:
         read(1.5, 15, holds(3, 0), holds(0, 0)),
     ]
     found = judged(joiner, reader(*reads))
-    assert (faults(found), found.behind) == ([Fault.LACKS], 2 * BOUND + 1)
+    assert (breaches(found), found.behind) == ([Breach.LACKS], 2 * BOUND + 1)
 
 
 LATE = read(5.0, 9, holds(4, 0), holds(4, 0))
@@ -162,12 +162,12 @@ LATE = read(5.0, 9, holds(4, 0), holds(4, 0))
 def test_nobody_is_accused_who_may_not_count(w0: list[Event], lease_s: float) -> None:
     """One whose registration is not certain all through the read need not be in it."""
     found = judged(w0, reader(LATE), PROMISE._replace(lease_s=lease_s))
-    assert Fault.LACKS not in faults(found)
+    assert Breach.LACKS not in breaches(found)
 
 
 def test_who_is_killed_counts_until_its_lease_runs_out() -> None:
     """The last journal entry is no departure: the others wait for it."""
-    assert faults(judged(life(*FOUR), reader(LATE))) == [Fault.LACKS] * 2
+    assert breaches(judged(life(*FOUR), reader(LATE))) == [Breach.LACKS] * 2
 
 
 def test_one_that_was_put_ahead_stands_where_it_was_put() -> None:
@@ -181,7 +181,7 @@ def test_after_a_move_a_worker_counts_from_its_first_answer() -> None:
     w0 = [*life(*FOUR), read(5.3, 4, holds(4, 0), holds(4, 0), seq=4)]
     later = read(6.0, 9, holds(4, 0), holds(4, 0))
     found = judged(w0, reader(LATE, later), moves=[Move(4.5, 5.2)])
-    assert faults(found) == [Fault.LACKS] * 2
+    assert breaches(found) == [Breach.LACKS] * 2
     assert all("w1's read of 6.000" in one.text for one in found.findings)
 
 
@@ -215,12 +215,12 @@ def test_a_death_takes_back_too_much() -> None:
     """Or anything at all from a shard that did not die, or more later in the shard's life."""
     late = Death(1, GRACE_S + 10.0, GRACE_S + 10.5)
     found = judged(survivor(2, GRACE_S + 11.0), reader(), ROLLS_BACK, [late])
-    assert faults(found) == [Fault.TAKEN_BACK]
+    assert breaches(found) == [Breach.TAKEN_BACK]
     found = judged(survivor(0), reader(read(6.0, 3, holds(2, 0), holds(3, 0))), ROLLS_BACK, [DEATH])
-    assert faults(found) == [Fault.LOST]
+    assert breaches(found) == [Breach.LOST]
     w0 = [*survivor(1), read(6.0, 3, holds(3, 0), holds(1, 0), seq=3)]
     found = judged(w0, reader(), ROLLS_BACK, [DEATH])
-    assert Fault.LOST in faults(found)
+    assert Breach.LOST in breaches(found)
 
 
 def test_what_was_taken_back_does_not_return() -> None:
@@ -228,13 +228,13 @@ def test_what_was_taken_back_does_not_return() -> None:
     w0 = [*survivor(1), *pushed(4, 6.0)]
     w0 += [read(9.0, 4, holds(4, 0), holds(4, 0), seq=4)]
     found = judged(w0, reader(), ROLLS_BACK, [DEATH, Death(1, 7.0, 8.0)])
-    assert faults(found) == [Fault.DOUBLED]
+    assert breaches(found) == [Breach.DOUBLED]
 
 
 def test_a_level_that_takes_nothing_back_has_no_excuse() -> None:
     """The same deaths and reads are losses where nothing may be lost."""
     found = judged(survivor(1), reader(read(6.0, 3, holds(3, 0), holds(2, 0))), PROMISE, [DEATH])
-    assert set(faults(found)) == {Fault.OWN, Fault.LOST}
+    assert set(breaches(found)) == {Breach.OWN, Breach.LOST}
 
 
 # --- journals -------------------------------------------------------------------------------------
