@@ -44,11 +44,9 @@ from shards.errors import UNDECODABLE, BadInput, GiveUp
 from shards.job_ids import shown
 from shards.messages import ShardStatus
 from worker import spark, spark_settings
-from worker.caffe.evaluator import Evaluator, needs_test_net
+from worker.caffe.evaluator import Evaluator, classes_of, needs_test_net
 from worker.caffe.job import caffe_job
-from worker.caffe.loss_layers import SoftmaxWithLoss
 from worker.caffe.model import CaffeModel
-from worker.caffe.net import Network
 from worker.caffe.rows import rows_of
 from worker.caffe.solver import read_solver
 from worker.caffe.weights import write_caffemodel
@@ -251,7 +249,7 @@ class _Inputs:
             place_of(settings.shard_device)
         self.model = CaffeModel(self.solver.train)
         # Opened again, for only the net says which labels there may be.
-        self.classes = _classes(self.model.net)
+        self.classes = classes_of(self.model.net)
         self.train = reads(classes=self.classes)
         self.weights = starting_weights(self.model, self._files(), self.job.plan.seed)
         self.test = self._test()
@@ -308,18 +306,6 @@ class _Inputs:
     def _files(self) -> Sequence[str | Path]:
         """The weights to start from: --weights, else the solver's own."""
         return self.solver.weights if self.settings.weights is None else (self.settings.weights,)
-
-
-def _classes(net: Network) -> int | None:
-    """How many classes the labels are of, as the net's losses expect; None where none says it."""
-    layers = [node.layer for node in net.nodes]
-    losses = [layer for layer in layers if isinstance(layer, SoftmaxWithLoss)]
-    told = [
-        loss.classes
-        for loss in losses
-        if loss.spec.bottom[1] in net.inputs and not loss.spec.loss_param.HasField("ignore_label")
-    ]
-    return min(told, default=None)
 
 
 class _Observer:

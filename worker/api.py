@@ -23,7 +23,7 @@ from ps.wire.transport import Transport
 from shards import arguments
 from shards.errors import BadInput
 from worker import spark
-from worker.caffe.evaluator import Evaluator, needs_test_net
+from worker.caffe.evaluator import Evaluator, classes_of, needs_test_net
 from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
 from worker.caffe.rows import rows_of
@@ -180,7 +180,7 @@ def train(
         logs_apart=True,
     )
     start = _start(read, weights, resume, job.plan.seed)
-    evaluator = _evaluator(read, test_data, start)
+    evaluator = _evaluator(read, solver, test_data, start)
     outcome = run_job(
         df,
         job,
@@ -194,9 +194,10 @@ def train(
     )
     evaluations = list(outcome.evaluations)
     if evaluator is not None and not outcome.interrupted:
-        evaluations.append(_test_last(evaluator, job, outcome))
-        if observer is not None:
-            observer.evaluated(evaluations[-1])
+        evaluations += _last(evaluator, job, outcome)
+    if observer is not None:
+        for last in evaluations[len(outcome.evaluations) :]:
+            observer.evaluated(last)
     return Trained(read, outcome.weights, outcome, tuple(evaluations))
 
 
@@ -222,17 +223,16 @@ def _start(
 
 def _evaluator(
     solver: Solver,
+    file: str | Path,
     data: "spark.DataFrame | str | Path | None",
     start: NDArray[np.float32] | None,
 ) -> Evaluator | None:
     """The solver's test nets on `data`, tried on one row; None without data."""
     if data is None:
         if solver.test_interval and solver.tests:
-            _LOG.warning(
-                "%s: test_interval has no effect: no test_data was given", solver.train.file
-            )
+            _LOG.warning("%s: test_interval has no effect: no test_data was given", file)
         return None
-    named = data if isinstance(data, str | Path) else "DataFrame"
+    named = data if isinstance(data, str | Path) else "the DataFrame"
     needs_test_net(solver, "train: test_data", named)
     model = CaffeModel(solver.train)
     batches: list[pa.RecordBatch] = []
@@ -241,8 +241,17 @@ def _evaluator(
         from worker.sources import open_source, part_to_test
 
         rows = rows_of(solver.tests[0].net)
-        source = open_source(data, part_to_test(data), shape=rows.shape, image=rows.image)
+        source = open_source(
+            data,
+            part_to_test(data),
+            classes=classes_of(model.net),
+            shape=rows.shape,
+            image=rows.image,
+        )
         evaluator = Evaluator(solver, model, source.batches)
+    elif not isinstance(data, spark.DataFrame):
+        kind = type(data).__name__  # type: ignore[unreachable]  # for callers that check no types
+        raise BadInput(f"train: test_data: expected a Spark DataFrame or a path, got a {kind}")
     else:
         pixel_column(data.columns, "train: test_data")
         evaluator = Evaluator(solver, model, lambda: batches)
@@ -261,9 +270,13 @@ def _plan(solver: Solver, evaluator: Evaluator | None) -> EvaluationPlan | None:
     return EvaluationPlan(evaluator.sample, solver.test_interval, solver.test_initialization)
 
 
-def _test_last(evaluator: Evaluator, job: Job, outcome: Outcome) -> Evaluation:
-    """A test of the weights that a job has ended with."""
-    with threadpool_limits(1):
-        figures = evaluator.sample(outcome.weights)
+def _last(evaluator: Evaluator, job: Job, outcome: Outcome) -> list[Evaluation]:
+    """A test of the weights that a job has ended with; none, and a warning, where it fails."""
+    try:
+        with threadpool_limits(1):
+            figures = evaluator.sample(outcome.weights)
+    except BadInput as error:  # what was learned must not be lost with it
+        _LOG.warning("the test of the final weights failed: %s", error)
+        return []
     status = outcome.statuses[0]
-    return Evaluation(status.steps // job.workers, status.samples, outcome.seconds, figures)
+    return [Evaluation(status.steps // job.workers, status.samples, outcome.seconds, figures)]

@@ -53,6 +53,7 @@ __all__ = [
 
 _START_S = 60.0
 _EXIT_S = 15.0
+_MOST_ROWS = 2**31 - 1  # that Java's int holds
 _SPARK_ERRORS = (PySparkException, Py4JError, OSError)
 _BAD_INPUT = "BadInput: "
 _MOST_TASKS = 10_000  # that are searched for the one that failed
@@ -312,7 +313,7 @@ def deal(df: DataFrame, workers: int, sizes: Sequence[int]) -> DataFrame:
 def first_rows(df: DataFrame, most: int) -> list[Any]:
     """The first `most` rows as Arrow record batches in this process; raises GiveUp."""
     try:
-        batches: list[Any] = df.limit(most).toArrow().to_batches()
+        batches: list[Any] = df.limit(min(most, _MOST_ROWS)).toArrow().to_batches()
     except _SPARK_ERRORS as error:
         raise GiveUp(f"reading the first {most} rows failed: {reason(error)}") from None
     return batches

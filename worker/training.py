@@ -284,15 +284,18 @@ class _Run:
             reports = self._train(pressed)
             self._follow(waits=True)
             states = self._last or self.residence.console.export()
-            wants_last = self.job.snapshot_at_end or pressed.is_set()
-            if self._last is None and wants_last:
+            if self._last is None and self.job.snapshot_at_end:
                 self._save(states)
             if self.evaluator is not None:
                 self.evaluator.finish(pressed.is_set)
+            interrupted = pressed.is_set()
+            if self._last is None and interrupted and not self.job.snapshot_at_end:
+                self._save(states)
             # Whoever looks on may fail, but only once what was learned is safe.
             statuses = self._look()
             self.residence.tell_losses()
-            self._tell_of(reports, wants_last, interrupted=pressed.is_set())
+            wants_last = self.job.snapshot_at_end or interrupted
+            self._tell_of(reports, wants_last, interrupted=interrupted)
             return Outcome(
                 cluster=self.residence.cluster,
                 weights=_assemble(self.residence.cluster, states),
@@ -301,7 +304,7 @@ class _Run:
                 reports=reports,
                 snapshot=self._snapshot,
                 seconds=time.monotonic() - started,
-                interrupted=pressed.is_set(),
+                interrupted=interrupted,
                 evaluations=self.evaluator.results if self.evaluator is not None else [],
                 notices=tuple(self.told.texts),
             )

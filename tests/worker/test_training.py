@@ -342,6 +342,41 @@ def test_the_weights_are_tested_while_the_job_trains(
     assert "test at iteration 2: least -2" in [record.getMessage() for record in caplog.records]
 
 
+def test_a_press_during_the_last_test_leaves_a_snapshot(
+    servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C always does, though the job wants none at its end; and the test is dropped."""
+    pushed = threading.Event()
+
+    def tasks() -> None:
+        push(servers[-1], 3, 0)
+        pushed.set()
+
+    def evaluate(_: Any, stopped: Callable[[], bool]) -> dict[str, float]:
+        assert pushed.wait(DEADLINE_S)
+        press()
+        until = time.monotonic() + DEADLINE_S
+        while not stopped():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        return {}
+
+    Spark(tasks, monkeypatch)
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        outcome = training.run_job(
+            None,  # type: ignore[arg-type]  # no task reads it
+            msgspec.structs.replace(ones_job(Ones, steps=3, workers=1), snapshot_at_end=False),
+            snapshots=tmp_path / "snapshots",
+            evaluation=EvaluationPlan(evaluate, every=100),
+        )
+    finally:
+        signal.signal(signal.SIGINT, former)
+    assert outcome.interrupted
+    assert outcome.snapshot == f"{tmp_path}/snapshots/3"
+    assert outcome.evaluations == []
+
+
 def test_logs_stay_where_the_last_snapshot_failed(
     servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

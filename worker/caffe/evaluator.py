@@ -8,7 +8,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from shards.errors import BadInput
+from worker.caffe.loss_layers import SoftmaxWithLoss
 from worker.caffe.model import CaffeModel
+from worker.caffe.net import Network
 from worker.caffe.solver import Solver
 from worker.caffe.weights import moved
 from worker.inference import evaluate, slices
@@ -88,3 +90,15 @@ def needs_test_net(solver: Solver, what: str, data: object) -> None:
     """Raise BadInput where there is data to test on, and no net to test."""
     if not solver.tests:
         raise BadInput(f"{what} {data}: expected a solver with a test_iter, got one without")
+
+
+def classes_of(net: Network) -> int | None:
+    """How many classes the labels are of, as the net's losses expect; None where none says it."""
+    layers = [node.layer for node in net.nodes]
+    losses = [layer for layer in layers if isinstance(layer, SoftmaxWithLoss)]
+    expected = [
+        loss.classes
+        for loss in losses
+        if loss.spec.bottom[1] in net.inputs and not loss.spec.loss_param.HasField("ignore_label")
+    ]
+    return min(expected, default=None)

@@ -6,6 +6,7 @@ there; it is taken as the shortest decimal that names it, so that 0.01 stays 0.0
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -256,8 +257,9 @@ def _find(name: str, solver: Path, what: str) -> Path:
     """A file beside the solver file, or, as Caffe has it, under the working directory."""
     beside = solver.parent / name
     for path in (beside, Path(name)):
-        if path.is_file():
-            return path
+        with suppress(OSError):  # a name that is too long for a file's
+            if path.is_file():
+                return path
     raise BadInput(f"{solver}: {what} {name}: found neither as {beside} nor in {Path.cwd()}")
 
 

@@ -163,6 +163,10 @@ def test_a_net_is_found_beside_the_solver_or_in_the_working_directory(
         (BASE + 'train_net: "net.prototxt"', "expected one training net .*, got net and train_net"),
         (BASE + 'test_net: "net.prototxt"', "a test_iter for each of 1 test nets, got 0"),
         (BASE + "test_state { } test_iter: 1 test_iter: 2", "a test_state for each of 2 test nets"),
+        (
+            f'net: "{"n" * 5000}" base_lr: 1 max_iter: 1',
+            "net n+: found neither as",
+        ),
         (BASE + "momentun: 0.9", 'no field named "momentun"'),
     ],
 )
