@@ -26,9 +26,10 @@ from math import isfinite
 
 import msgspec
 
-from shards.errors import Fenced, Gap, Resynchronise
+from shards.errors import BadMessage, Fenced, Gap, Resynchronise
 from shards.messages import Count, FromWorker, Leave, Pull, Push, Standing, WorkerStatus
 
+_LEAP = 1 << 24  # steps: more than any pushes on their way to a shard can stand for
 _LEASED = (Standing.GREETED, Standing.ACTIVE)
 
 
@@ -44,7 +45,8 @@ class Entry(msgspec.Struct):
 
     `takeovers` counts lives that began before the one before had left; `admitted` says whether this
     life has ever counted at the gate; `loss` is the last finite one that it told; `refused` counts
-    the gradients of all its lives that the guard has refused (guard.py).
+    the gradients of all its lives that the guard has refused (guard.py). `acknowledged` is the last
+    push that every shard had acknowledged to it when it sent push `seq`.
     """
 
     incarnation: Count
@@ -57,6 +59,7 @@ class Entry(msgspec.Struct):
     loss: float = 0.0
     admitted: bool = False
     refused: Count = 0
+    acknowledged: Count = 0
 
 
 class Ledger(msgspec.Struct):
@@ -130,7 +133,7 @@ class Ledger(msgspec.Struct):
         """
         for entry in self.entries.values():
             entry.standing = Standing.LEFT
-            entry.refused = 0
+            entry.refused = entry.acknowledged = 0
 
     def silent(self, now: float) -> list[str]:
         """Workers whose lease has run out, and who have not been told off for it yet."""
@@ -210,6 +213,21 @@ class Ledger(msgspec.Struct):
         entry.lease_until = lease_until
         return entry
 
+    def check_clock(self, worker: str, clock: int) -> None:
+        """Raise BadMessage for a clock that no worker can have reached.
+
+        Every later worker would inherit it. A shard may know of less than the others, but not of
+        less by more than what is on its way.
+        """
+        if clock <= self.entries[worker].clock + _LEAP:
+            return
+        fastest = max(self.floor, *[entry.clock for entry in self.entries.values()])
+        if clock > fastest + _LEAP:
+            raise BadMessage(
+                f"worker {worker}: expected a clock of at most {_LEAP} more than the fastest"
+                f" worker's, {fastest}, got {clock}"
+            )
+
     def judge(self, worker: str, seq: int) -> Verdict:
         """Whether push `seq` is the next one; raises Gap if one before it is missing."""
         expected = self.entries[worker].seq + 1
@@ -217,11 +235,13 @@ class Ledger(msgspec.Struct):
             raise Gap(f"worker {worker}: expected push {expected}, got {seq}", expected)
         return Verdict.APPLY if seq == expected else Verdict.DUPLICATE
 
-    def record(self, worker: str, seq: int, clock: int, step: int, loss: float) -> None:
+    def record(
+        self, worker: str, seq: int, clock: int, step: int, loss: float, acknowledged: int = 0
+    ) -> None:
         """Push `seq` has been applied."""
         entry = self.entries[worker]
         assert seq == entry.seq + 1, "judged before it is recorded"
-        entry.seq, entry.step = seq, step
+        entry.seq, entry.step, entry.acknowledged = seq, step, acknowledged
         if isfinite(loss):  # a snapshot is JSON, which has no infinity
             entry.loss = loss
         self.advance(worker, clock)

@@ -108,8 +108,8 @@ class Push(Registered, frozen=True, tag="push"):
 
     `seq` numbers this worker's pushes from 1; `clock` and `step` are its clock and the steps of its
     own plan once this push is applied; `steps` and `samples` are what the gradient sums over;
-    `read_version` is the version it was computed from. The rest is told for the records; and
-    `zstd` whether the frames are packed.
+    `read_version` is the version it was computed from. The rest is for the records; `zstd` says
+    whether the frames are packed, `acknowledged` which push all shards have acknowledged so far.
     """
 
     epoch: Count
@@ -126,6 +126,7 @@ class Push(Registered, frozen=True, tag="push"):
     rtt_s: float
     wait_s: float
     zstd: bool = False
+    acknowledged: Count = 0
 
 
 class Pull(Registered, frozen=True, tag="pull"):
@@ -244,6 +245,7 @@ class FromShard(Message, frozen=True):
 class Welcome(FromShard, frozen=True, tag="welcome"):
     """What the shard has of this worker: its last applied push and the steps that covers.
 
+    When it was sent, all shards had acknowledged the pushes up to `acknowledged`.
     One that is `rolled_back` goes on from what it had saved, and may lack what it acknowledged.
     """
 
@@ -253,6 +255,7 @@ class Welcome(FromShard, frozen=True, tag="welcome"):
     step: Count
     lease_s: float
     rolled_back: bool = False
+    acknowledged: Count = 0
 
 
 class Joined(FromShard, frozen=True, tag="joined"):

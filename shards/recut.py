@@ -95,6 +95,7 @@ def _furthest(entries: Iterable[Entry]) -> Entry:
         step=furthest.step,
         clock=max(newest.clock, furthest.clock),
         refused=max(entry.refused for entry in known),
+        acknowledged=max(entry.acknowledged for entry in known),
     )
 
 

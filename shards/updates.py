@@ -162,7 +162,14 @@ class Updates:
     ) -> Applied:
         """A push has been applied to version `before`, which made the one behind it."""
         message = one.message
-        ledger.record(message.worker, message.seq, message.clock, message.step, message.loss)
+        ledger.record(
+            message.worker,
+            message.seq,
+            message.clock,
+            message.step,
+            message.loss,
+            message.acknowledged,
+        )
         self.steps += message.steps
         self.samples += message.samples
         applied = Applied(one, before + 1, before - message.read_version)

@@ -88,6 +88,7 @@ class Workers:
                 entry.step,
                 self._spec.lease_s,
                 self._part.rolled_back,
+                entry.acknowledged,
             ),
         )
         # A new life does not count before it joins, so the slowest clock may have risen.
@@ -95,6 +96,7 @@ class Workers:
 
     def join(self, sender: bytes, message: Join, now: float) -> list[Outgoing]:
         self._identify(message, now)
+        self._ledger.check_clock(message.worker, message.clock)
         if not self.may_go(message, self._ledger.min_clock):
             return self._park(sender, message, now)
         return [self._admit(sender, message), *self._open(now)]
@@ -280,6 +282,7 @@ class Workers:
         """The push, which may come here; from before a roll back, as if it read the present."""
         self._ledger.identify(message, now + self._spec.lease_s)
         self._check_epoch(message.epoch)
+        self._ledger.check_clock(message.worker, message.clock)
         self._move.standstill.check(message.worker, message.seq, now)
         if self._part.rolled_back:
             self._follow_up(message.clock)

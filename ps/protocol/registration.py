@@ -35,9 +35,8 @@ class Registration:
 
     `ready` is set once all have registered it; `joined` are those that have it registered now, and
     `boots` their lives. `reached` is the clock, on the wire, that its pushes reach with the weights
-    it has been given so far, `pushed` the one that they have reached, and `ahead` how far the wire's
-    clock is ahead of the driver's.
-    `acknowledged` is the last push that each shard has acknowledged to it.
+    it has been given so far, `pushed` the one that they have reached, and `ahead` how far the
+    wire's clock is before the driver's. `acknowledged` is the last push that each has acknowledged.
     """
 
     def __init__(
@@ -121,6 +120,7 @@ class Registration:
             return [self._join(shard, self._admission, now)]
         if len(self._welcomes) < self._shards or self._joining(0):
             return []
+        self._check_losses()
         return [self._join(0, 0, now)]
 
     def admitted(self, shard: int, reply: Joined, now: float) -> tuple[list[Send], Ready | None]:
@@ -147,6 +147,24 @@ class Registration:
         self.ahead, self.reached = self.ahead + behind, reply.clock
         self.pushed += behind
         return behind, self._join_others(shard, now)
+
+    def _check_losses(self) -> None:
+        """Raise GiveUp if a shard lacks pushes that it has acknowledged, and does not say so.
+
+        Shards differ by pushes that were on their way when a former life ended: none of those had
+        been acknowledged by all. One that was rolled back says so, and may lack more.
+        """
+        welcomes = self._welcomes.items()
+        witness, most = max(welcomes, key=lambda one: one[1].acknowledged)
+        short = [shard for shard, w in welcomes if w.seq < most.acknowledged and not w.rolled_back]
+        if short:
+            has = ", ".join(f"shard {shard} has {self._welcomes[shard].seq}" for shard in short)
+            raise GiveUp(
+                f"pushes of {self._worker}: {has}, but all shards had acknowledged"
+                f" {most.acknowledged} when shard {witness} was sent its last: a log of"
+                f" {'these' if len(short) > 1 else 'that'} is cut or missing; resume the job from"
+                " its last snapshot"
+            )
 
     def _ready_if_joined(self) -> Ready | None:
         if len(self.joined) == self._shards:

@@ -151,7 +151,7 @@ class Session:
         """
         self.cargo.check(gradient)
         self._check_versions(read_versions)
-        seq = self.seq + 1
+        seq, acknowledged = self.seq + 1, self.seq - self.unacknowledged
         kind, zstd, written = self.cargo.write(gradient, seq, plain=plain)
         self.seq = seq
         own = self._registration
@@ -179,6 +179,7 @@ class Session:
                 rtt_s,
                 wait_s,
                 zstd,
+                max(0, acknowledged),
             )
             for shard in self._shards
         ]

@@ -7,6 +7,7 @@ import pytest
 from shards.job_ids import digest_of
 from shards.messages import (
     Ack,
+    Joined,
     Refusal,
     Remedy,
 )
@@ -15,6 +16,7 @@ from tests.shards.talk import (
     Talk,
     gradient,
     hello,
+    join,
     push,
     refusal,
 )
@@ -99,3 +101,24 @@ def test_a_refusal_is_one_short_line() -> None:
     assert said.text == f"shard 0 serves another job than {named} -{digest_of(job)}"
     said = refusal(Talk().say(hello("w" * 128, build="b" * 128)))
     assert len(said.text) == 256
+
+
+def test_a_clock_that_nobody_can_have_reached() -> None:
+    """A worker that claims one is refused, at its Join and at a push, and no later worker inherits
+    it; a worker that is as far ahead as pushes on their way can explain is let in."""
+    talk = Talk(bound=2)
+    talk.say(hello("liar"))
+    error = refusal(talk.say(join("liar", 2**62)))
+    assert error.remedy is Remedy.BAD_MESSAGE
+    assert error.text == (
+        "worker liar: expected a clock of at most 16777216 more than the fastest worker's, 0,"
+        f" got {2**62}"
+    )
+    talk.say(join("liar", 5))
+    assert refusal(talk.say(push("liar", 1, clock=2**62), gradient(1))).text.startswith(
+        "worker liar: expected a clock of at most"
+    )
+    talk.say(hello("late"))
+    ((_, admitted),) = talk.say(join("late"))
+    assert isinstance(admitted, Joined)
+    assert admitted.clock == 5

@@ -1,5 +1,6 @@
 """The session by plain calls: what it sends to which shard, and when; every answer is a literal."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -71,7 +72,6 @@ def test_a_worker_starts_at_the_largest_clock_that_a_shard_admits_it_at() -> Non
 def test_a_shard_that_admits_a_worker_again_at_a_later_clock_is_believed() -> None:
     """Not shard 0 alone: the others count it there, too, and its next pull is for that clock."""
     session = ready_session()
-    assert tell(session, refused(0, 0, Remedy.RESYNCHRONISE)) == ([], [])
     session.hello(0.0)
     tell(session, welcome(0, 5))
     joins, _ = tell(session, welcome(1, 6))
@@ -98,6 +98,33 @@ def test_a_greeting_whose_lease_ran_out() -> None:
     )
     assert tell(session, welcome(1, 5))[0] == [(1, Join(6, "job", "w", 2, 1, 5))]
     assert tell(session, joined(1, 6, clock=5))[1] == [Ready(0, 0, 5, 10.0)]
+
+
+def test_a_refused_renewal_makes_a_worker_greet() -> None:
+    """A worker that owes a shard nothing greets its next life; once, and not while it leaves."""
+    session = ready_session()
+    assert tell(session, refused(1, 0, Remedy.RESYNCHRONISE))[0] == [
+        (1, Hello(5, "job", "w", 2, PROTOCOL, "build"))
+    ]
+    assert tell(session, refused(1, 0, Remedy.RESYNCHRONISE)) == ([], [])
+    session = ready_session()
+    session.leave(0.0)
+    assert tell(session, refused(1, 0, Remedy.RESYNCHRONISE)) == ([], [])
+
+
+def test_a_shard_that_lacks_what_all_had_acknowledged_is_named() -> None:
+    """A new life does not begin, unless the shard says that it was rolled back."""
+    session = a_session()
+    session.hello(0.0)
+    whole = welcome(1, 2, seq=120)
+    tell(session, msgspec.structs.replace(whole, acknowledged=118))
+    with pytest.raises(GiveUp, match=r"pushes of w: shard 0 has 59, but all .* acknowledged 118"):
+        tell(session, welcome(0, 1, seq=59))
+    session = a_session()
+    session.hello(0.0)
+    tell(session, msgspec.structs.replace(whole, acknowledged=118))
+    joins, _ = tell(session, msgspec.structs.replace(welcome(0, 1, seq=59), rolled_back=True))
+    assert joins == [(0, Join(3, "job", "w", 2, 1, 0))]
 
 
 # --- requests -------------------------------------------------------------------------------------
