@@ -85,7 +85,7 @@ def process_shards(
     check_rollback(rollback_s, durability)
     access, admission = keys_for(specs, host, secure)
     told = transport, device, admission, durability
-    with saves_of(specs, rollback_s) as saves:
+    with saves_of(specs, rollback_s, here=True) as saves:
         orders = [
             Order(
                 spec,
