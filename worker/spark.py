@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -27,6 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
 
 from ps.build import build_id
+from ps.sharing.claims import temporary_folder
 from ps.wire.reach import REACH_S, reach
 from shards.errors import BadInput, GiveUp
 from worker import spark_settings
@@ -91,8 +91,7 @@ def start_session(
     if SparkContext._active_spark_context is not None or SparkSession.getActiveSession():
         raise BadInput("Spark: expected no session in this process, got one that is running")
     with ExitStack() as stack:
-        folder = tempfile.TemporaryDirectory(prefix="downpour-spark-", ignore_cleanup_errors=True)
-        path = Path(stack.enter_context(folder))
+        path = stack.enter_context(temporary_folder("spark"))
         stack.enter_context(_without_stacks())
         yield stack.enter_context(_session(url, slots, app, env, path))
 

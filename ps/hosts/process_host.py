@@ -99,7 +99,7 @@ def process_shards(
         raise BadInput("durability replicated: expected `replicated_shards`, got `process_shards`")
     access, admission = keys_for(specs, host, secure)
     told = transport, device, admission, durability
-    with saves_of(specs, rollback_s) as saves:
+    with saves_of(specs, rollback_s, here=True) as saves:
         orders = [
             Order(
                 spec,

@@ -8,16 +8,15 @@ All are children of this process (process_host.py) and end with it; what died is
 keeper.py has it.
 """
 
-import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from ps.hosts.keeper import ReplicatedShards, keep
 from ps.hosts.pipe import CoordinatorOrder, CopyOrder
 from ps.hosts.process_host import Child
 from ps.replicas.coordinator_server import SILENCE_S
 from ps.replicas.record import RECORD
+from ps.sharing.claims import temporary_folder
 from shards.spec import ShardSpec
 
 
@@ -38,8 +37,8 @@ def replicated_shards(
     whose connection breaks does so at once. Raises BadInput when an address cannot be had, GiveUp
     with the cause when a process does not start within minutes, WrongBuild when it runs other code.
     """
-    with tempfile.TemporaryDirectory(prefix="downpour-") as folder:
-        record = str(Path(folder) / RECORD)
+    with temporary_folder("record") as folder:
+        record = str(folder / RECORD)
         with keep(
             specs,
             _Processes(),

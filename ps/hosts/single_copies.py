@@ -7,7 +7,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -19,6 +19,7 @@ from ps.hosts.hosting import START_S, bind_again, recovery_s
 from ps.hosts.pipe import Order
 from ps.hosts.supervision import Kept
 from ps.logs.saves import forget_saves
+from ps.sharing.claims import temporary_folder
 from shards.errors import BadInput
 from shards.spec import ShardSpec
 
@@ -156,17 +157,25 @@ def _listed(names: Sequence[str]) -> str:
 
 
 @contextmanager
-def saves_of(specs: Sequence[ShardSpec], rollback_s: float) -> Iterator[list[str | None]]:
-    """Where each shard's saves lie, if it makes any: below the folder for temporary files, where it
+def saves_of(
+    specs: Sequence[ShardSpec], rollback_s: float, *, here: bool = False
+) -> Iterator[list[str | None]]:
+    """Where each shard's saves are, if it makes any: below the folder for temporary files, where it
     runs. Those of shards on this machine go in the end, whatever they have died of.
+
+    If all of them run `here`, and this process is killed, the next start on this machine removes
+    them.
     """
-    job = f"downpour-{secrets.token_hex(16)}"
-    folders = [f"{job}/shard-{spec.shard}" for spec in specs] if rollback_s else []
-    try:
-        yield [*folders] or [None] * len(specs)
-    finally:
-        for folder in folders:
-            forget_saves(Path(tempfile.gettempdir()) / folder)
+    with ExitStack() as stack:
+        job = f"downpour-{secrets.token_hex(16)}"
+        if here and rollback_s:
+            job = stack.enter_context(temporary_folder("saves")).name
+        folders = [f"{job}/shard-{spec.shard}" for spec in specs] if rollback_s else []
+        try:
+            yield [*folders] or [None] * len(specs)
+        finally:
+            for folder in folders:
+                forget_saves(Path(tempfile.gettempdir()) / folder)
 
 
 def _kept(child: C, order: Order, endpoint: str, start: Start[C]) -> Kept[C]:

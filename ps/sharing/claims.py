@@ -1,4 +1,5 @@
-"""Names in /dev/shm that die with their owner: shared segments and the folders of Unix sockets.
+"""Names that die with their owner: shared segments and the folders of Unix sockets in /dev/shm, and
+folders among the temporary files.
 
 Each is created exclusively, for this user alone, and locked (flock) by its owner for as long as the
 owner lives. The kernel drops the lock however a process ends, so a lock that can be had proves that
@@ -16,7 +17,9 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 from shards.job_ids import digest_of
@@ -24,7 +27,9 @@ from shards.job_ids import digest_of
 ROOT = Path("/dev/shm")
 _PREFIX = "downpour-"
 # What is swept: nothing else that somebody may have called after the project.
-_OURS = re.compile(_PREFIX + r"[0-9a-f]{16}-(memory-[0-9a-f]{16}|door-[0-9]+-[0-9]+)")
+_OURS = re.compile(
+    _PREFIX + r"([0-9a-f]{16}-(memory-[0-9a-f]{16}|door-[0-9]+-[0-9]+)|kept-[a-z]+-[0-9a-f]{32})"
+)
 
 
 def job_prefix(job: str) -> str:
@@ -77,6 +82,21 @@ def _release(path: Path, fd: int, owner: int) -> None:
     # A child that was forked by other means than Python's may hold a copy, which would stay locked.
     fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)
+
+
+@contextlib.contextmanager
+def temporary_folder(what: str) -> Iterator[Path]:
+    """An empty folder for `what`, among the temporary files, while the context lasts.
+
+    Where this process is killed, the next one that asks for such a folder removes it.
+    """
+    root = Path(tempfile.gettempdir())
+    sweep(root)
+    claim = Claim(root / f"{_PREFIX}kept-{what}-{secrets.token_hex(16)}", folder=True)
+    try:
+        yield claim.path
+    finally:
+        claim.release()
 
 
 def memory_path(job: str) -> Path:

@@ -7,6 +7,7 @@ round trip is long (stripes.py).
 """
 
 import math
+import time
 
 from ps.cluster import Cluster
 from ps.security.joining import Badge, join
@@ -14,12 +15,15 @@ from ps.security.keys import KeyPair, address_of
 from ps.sharing.worker_side import WorkerSide
 from ps.wire.link_model import LinkModel
 from ps.wire.links import Links
+from ps.wire.reach import reach
 from ps.wire.slow_links import SlowLinks
 from ps.wire.stripes import stripes_for
 from ps.wire.transport import Transport, nearest
 from shards.errors import BadInput
 from shards.messages import Probe
 
+_SOCKET_S = 1.0  # between a shard's port and its Unix socket
+_LOOK_AGAIN_S = 0.05
 _LOOKS = 2  # at the round trip; the first may have met a busy moment
 
 
@@ -41,8 +45,9 @@ class Connection:
 
         Where shards speak CURVE, each is asked to let this life of `worker` in, and waited for
         `patience_s`.
-        Raises what `join` does, and BadInput when shared memory is asked for by name and there is
-        no room, or when shards that move are to be put behind a modelled link.
+        A shard whose Unix socket is asked for by name, and that is being started again, is waited
+        for as long. Raises what `join` does, and BadInput when shared memory is asked for by name
+        and there is no room, or when shards that move are to be put behind a modelled link.
         """
         if link is not None and cluster.coordinator is not None:
             raise BadInput("link: expected shards with one copy each, got replicated ones")
@@ -53,7 +58,7 @@ class Connection:
         self._slow = SlowLinks(cluster.endpoints, link, worker) if link is not None else None
         reached_at = self._slow.endpoints if self._slow is not None else cluster.endpoints
         self.endpoints = [
-            nearest(cluster.job, shard, endpoint, transport)
+            _nearest(cluster.job, shard, endpoint, transport, patience_s)
             for shard, endpoint in enumerate(reached_at)
         ]
         try:
@@ -139,3 +144,30 @@ class Connection:
             if self._transport is Transport.AUTO:
                 return None
             raise BadInput(f"transport shm: no shared memory: {error.strerror}") from None
+
+
+def _nearest(job: str, shard: int, endpoint: str, transport: Transport, patience_s: float) -> str:
+    """Where to connect for a shard; waits for one that is being started again.
+
+    Raises BadInput where `transport` insists on a Unix socket, and the shard has none: it listens,
+    and no socket is there a moment later, or it does not listen within `patience_s`.
+    """
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            return nearest(job, shard, endpoint, transport)
+        except BadInput:
+            if time.monotonic() >= until:
+                raise
+        if _listens(endpoint):  # its port is bound before the socket is
+            until = min(until, time.monotonic() + _SOCKET_S)
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def _listens(endpoint: str) -> bool:
+    host, _, port = address_of(endpoint).plain.rpartition("/")[2].rpartition(":")
+    try:
+        reach("shard", [(host, int(port))], timeout_s=_SOCKET_S)
+    except (BadInput, ValueError):
+        return False
+    return True

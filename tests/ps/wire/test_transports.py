@@ -19,6 +19,7 @@ from shards.errors import BadInput
 from shards.rules import SGD, Adam, Rule
 from shards.schedules import Fixed
 from shards.spec import Merge
+from tests.clusters import free_port
 from tests.ps.protocol.answers import Array
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("a", (3072,)), ps.TensorSpec("b", (48, 64))))
@@ -254,3 +255,35 @@ def installed(server: Server) -> Cluster:
     with Console(cluster) as console:
         console.install(TABLE.empty())
     return cluster
+
+
+@pytest.mark.parametrize("transport", ["ipc", "shm"])
+def test_a_shard_that_is_being_started_is_waited_for(transport: str) -> None:
+    """A client that wants its Unix socket by name waits until there is one, within its patience."""
+    (spec,) = ps.shard_specs(TABLE)
+    port = free_port()
+    cluster = ps.describe([spec], [f"tcp://127.0.0.1:{port}"])
+    server: list[Server] = []
+
+    def start() -> None:
+        server.append(Server(spec, 1, f"tcp://127.0.0.1:{port}").start())
+        with ps.Console(cluster) as console:
+            console.install(TABLE.empty())
+
+    late = threading.Timer(0.3, start)
+    late.start()
+    try:
+        with Client(cluster, worker="w", transport=transport, patience_s=60.0) as client:
+            assert client.transports == (transport,)
+    finally:
+        late.join()
+        server[0].stop()
+
+
+def test_a_shard_without_a_unix_socket_is_not_waited_for() -> None:
+    """It listens and has none: waiting, however patient the client, would be in vain."""
+    (spec,) = ps.shard_specs(TABLE)
+    with Server(spec, 1, transport=Transport.TCP) as server:
+        cluster = ps.describe([spec], [server.endpoint])
+        with pytest.raises(BadInput, match=r"transport ipc: shard 0 .*: expected its Unix socket"):
+            Client(cluster, worker="w", transport="ipc", patience_s=1e6)
