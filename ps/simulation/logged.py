@@ -113,6 +113,7 @@ class OnDisk(Single):
             self._die([invariants.image(self._shard)], back_s, power=power)
         elif power:
             self._disk.fail()
+            self._settled = None  # the mark was not flushed
 
     def fill(self, for_s: float) -> None:
         self._disk.full = True
@@ -191,7 +192,8 @@ class OnDisk(Single):
         """Had somebody cut the newest log, the shard would not come back."""
         if self._settled is None:
             return
-        name, filled = self._settled
+        # Once: a life that dies while it begins may leave a mark of which only a part is written.
+        (name, filled), self._settled = self._settled, None
         for size in (0, filled - 1):
             try:
                 looked_at(self._disk.robbed(name, size), self._world.spec(self.number, self.map))
