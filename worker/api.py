@@ -27,6 +27,7 @@ from worker.caffe.weights import write_caffemodel
 from worker.columns import SHAPE_COLUMNS, Shape, pixel_column
 from worker.inference import read_weights, write_safetensors
 from worker.placement import parse_device
+from worker.replica import SEEDS
 from worker.strategies import Strategy, strategy_of
 from worker.training import Observer, Outcome, check_frame, run_job
 
@@ -135,7 +136,7 @@ def train(
         workers=count,
         shards=_whole("shards", shards, 1),
         bound=arguments.bound("train: staleness", staleness),
-        seed=_whole("seed", seed),
+        seed=arguments.whole("train: seed", seed, *SEEDS),
         max_iter=None if max_iter is None else _whole("max_iter", max_iter, 1),
         prefetch=prefetch,
         shuffle=shuffle,
