@@ -17,7 +17,7 @@ Adding a rule takes its formula in cupy_kernels/update_loops.py and one class he
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache
-from typing import ClassVar, NamedTuple, get_args
+from typing import ClassVar, NamedTuple, cast, get_args
 
 import msgspec
 import numpy as np
@@ -250,8 +250,8 @@ RULES: dict[str, type[Rule]] = {str(rule.__struct_config__.tag): rule for rule i
 
 def rule_of(what: str, value: object) -> Rule:
     """A rule: itself, or by its name, with defaults; raises BadInput naming `what`."""
-    if isinstance(value, Rule):
-        return value
+    if isinstance(value, _Rule):  # one of the project's or of the user's own
+        return cast(Rule, value)
     if isinstance(value, str) and value.lower() in RULES:
         return RULES[value.lower()]()
     raise arguments.wrong(what, f"{', '.join(RULES)}, or a rule such as Adam()", value)

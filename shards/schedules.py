@@ -9,7 +9,7 @@ is the union of all of them, which `msgspec.convert` takes as it is.
 from bisect import bisect_right
 from math import exp
 from numbers import Real
-from typing import get_args
+from typing import cast, get_args
 
 import msgspec
 import numpy as np
@@ -141,8 +141,8 @@ SCHEDULES: dict[str, type[Schedule]] = {
 
 def schedule_of(what: str, value: object) -> Schedule:
     """A schedule: itself, or a number for a fixed rate; raises BadInput naming `what`."""
-    if isinstance(value, Schedule):
-        return value
+    if isinstance(value, _Policy):  # one of the project's or of the user's own
+        return cast(Schedule, value)
     if not isinstance(value, bool) and isinstance(value, Real | np.floating):
         rate = arguments.number(what, value, least=0, expected="a rate of 0 or more, and finite")
         return Fixed(base_rate=rate)

@@ -35,6 +35,7 @@ from worker.frames import check_columns, first_shape
 from worker.inference import starting_weights, write_safetensors
 from worker.job import Job
 from worker.placement import parse_device
+from worker.replica import SEEDS
 from worker.strategies import Strategy, strategy_of
 from worker.training import Observer, Outcome, check_frame, run_job
 
@@ -162,7 +163,7 @@ def train(
         workers=count,
         shards=_whole("shards", shards, 1),
         bound=arguments.bound("train: staleness", staleness),
-        seed=None if seed is None else _whole("seed", seed),
+        seed=None if seed is None else arguments.whole("train: seed", seed, *SEEDS),
         max_iter=None if max_iter is None else _whole("max_iter", max_iter, 1),
         prefetch=prefetch,
         shuffle=shuffle,

@@ -112,7 +112,9 @@ def _checked(job: Job) -> dict[str, object]:
         "lease_s": arguments.seconds("lease_s", job.lease_s),
         "silence_s": arguments.seconds("silence_s", job.silence_s),
         "rollback_s": arguments.seconds("rollback_s", job.rollback_s, zero=True),
-        "snapshot_every_s": arguments.seconds("snapshot_every_s", job.snapshot_every_s, zero=True),
+        "snapshot_every_s": arguments.number(
+            "snapshot_every_s", job.snapshot_every_s, least=0, expected="0 s or more, and finite"
+        ),
         "keep": arguments.instance("keep", job.keep, Keep, "a Keep"),
         "bind": arguments.name("bind", job.bind),
         "port": arguments.whole("port", job.port, 0, 65535),

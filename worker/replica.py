@@ -25,6 +25,8 @@ from worker.model import Ahead, Batch, Model, check_loss
 from worker.strategies import Local, Strategy, strategy_of
 from worker.strategies.base import Floats
 
+SEEDS = -(2**63), 2**63 - 1  # what a column of records holds
+
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What one worker is to do; the same for all workers of a job.
@@ -45,7 +47,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name, value in (
             ("steps", arguments.whole("steps", self.steps, 0)),
-            ("seed", arguments.whole("seed", self.seed)),
+            ("seed", arguments.whole("seed", self.seed, *SEEDS)),
             ("strategy", strategy_of("strategy", self.strategy)),
             ("schedule", schedule_of("schedule", self.schedule)),
             ("iter_size", arguments.whole("iter_size", self.iter_size, 1)),

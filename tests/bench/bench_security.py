@@ -75,7 +75,7 @@ def cost(floats: int, updates: int, rounds: int = 4) -> dict[str, float]:
 
 def _update(client: ps.Client) -> None:
     client.pull()
-    gradient = client.empty()
+    gradient = client.empty(zeroed=False)
     gradient[:] = 0
     client.push(gradient)
     client.flush()

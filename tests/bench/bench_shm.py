@@ -69,7 +69,7 @@ def worker(
     name = f"{transport}{' ahead' if ahead else ''}"
     client = stack.enter_context(ps.Client(cluster, worker=name, transport=transport))
     assert set(client.transports) == {transport}
-    gradient = client.empty()
+    gradient = client.empty(zeroed=False)
     gradient[:] = 1e-3
 
     def work(seconds: float) -> int:

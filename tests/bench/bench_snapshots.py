@@ -167,7 +167,7 @@ def lost(floats: int, rule: Rule, rounds: int, folder: Path) -> list[dict[str, f
             def one() -> float:
                 started = time.perf_counter()
                 client.pull()
-                client.push(client.empty())
+                client.push(client.empty(zeroed=False))
                 client.flush()
                 return time.perf_counter() - started
 

@@ -27,7 +27,7 @@ def push_on(cluster: bytes, name: str, transport: Transport) -> None:
     with ps.Client(ps.Cluster.decode(cluster), worker=name, transport=transport) as client:
         versions = client.pull().versions
         while True:
-            gradient = client.empty()
+            gradient = client.empty(zeroed=False)
             gradient[:] = 1
             client.push(gradient, read_versions=versions)
 

@@ -81,6 +81,12 @@ class Evaluations(Notes):
             )
 
 
+@pytest.fixture(autouse=True)
+def _no_data_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No task of these tests reads one."""
+    monkeypatch.setattr(training, "check_frame", lambda *_: None)
+
+
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> list[Servers]:
     """The shards of each job that is run: in threads, with logs."""

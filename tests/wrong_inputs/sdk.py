@@ -569,7 +569,7 @@ def _training(env: Env) -> dict[str, Target]:
                 "shuffle": "flag",
                 "lease_s": "seconds",
                 "snapshot_every": "0..",
-                "snapshot_every_s": "0 seconds",
+                "snapshot_every_s": "0.. number",
                 "snapshot_aligned": "flag",
                 "keep": "object",
                 "shards_in": "choice",

@@ -5,11 +5,11 @@ how the shards merge what arrives. Adding one takes a class in a file here and i
 `Strategy`.
 """
 
-from typing import get_args
+from typing import cast, get_args
 
 from shards import arguments
 from shards.errors import BadInput
-from worker.strategies.base import Local
+from worker.strategies.base import Base, Local
 from worker.strategies.bsp import BSP
 from worker.strategies.downpour import Downpour
 
@@ -32,8 +32,8 @@ def strategy_named(name: str) -> type[Strategy]:
 
 def strategy_of(what: str, value: object) -> Strategy:
     """A strategy: itself, or by its name, with defaults; raises BadInput naming `what`."""
-    if isinstance(value, Strategy):
-        return value
+    if isinstance(value, Base):  # one of the project's or of the user's own
+        return cast(Strategy, value)
     if isinstance(value, str) and value.lower() in STRATEGIES:
         return STRATEGIES[value.lower()]()
     raise arguments.wrong(what, f"{', '.join(STRATEGIES)}, or a strategy such as BSP()", value)

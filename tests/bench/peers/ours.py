@@ -52,7 +52,7 @@ def connect(
         patience_s=60.0,
         transport=Transport(wanted.option or Transport.AUTO),
     )
-    gradient = client.empty()
+    gradient = client.empty(zeroed=False)
     gradient[:] = contract.RATE
 
     client.pull()
