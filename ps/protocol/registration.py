@@ -35,8 +35,8 @@ class Registration:
 
     `ready` is set once all have registered it; `joined` are those that have it registered now, and
     `boots` their lives. `reached` is the clock, on the wire, that its pushes reach with the weights
-    it has been given so far, `pushed` the one that they have reached, and `ahead` how far the
-    wire's clock is before the driver's. `acknowledged` is the last push that each has acknowledged.
+    it has been given so far, and `ahead` how far the wire's clock is before the driver's.
+    `acknowledged` is the last push that each shard has acknowledged.
     """
 
     def __init__(
@@ -53,7 +53,8 @@ class Registration:
         self.boots: dict[int, int] = {}
         self.joined: set[int] = set()
         self.acknowledged: dict[int, Push] = {}
-        self.reached = self.pushed = self.ahead = 0
+        self.reached = self.ahead = 0
+        self._follows = False  # whether its job has moved here from other shards
         self._admission: int | None = None  # the largest clock that a shard has let this life in at
         self._welcomes: dict[int, Welcome] = {}
         self._reported: dict[int, Had] = {}
@@ -145,7 +146,6 @@ class Registration:
         self._admission = reply.clock
         # As one: if Ctrl-C came between, the next greeting would count it twice.
         self.ahead, self.reached = self.ahead + behind, reply.clock
-        self.pushed += behind
         return behind, self._join_others(shard, now)
 
     def _check_losses(self) -> None:
@@ -171,7 +171,7 @@ class Registration:
             assert self._admission is not None, "every shard has said a clock"
             behind = min(self._welcomes.values(), key=lambda welcome: welcome.seq)
             self.ready = Ready(behind.seq, behind.step, self._admission, behind.lease_s)
-            self.reached = self.pushed = self._admission
+            self.reached = self._admission
         return self.ready
 
     def _join_others(self, shard: int, now: float) -> list[Send]:
@@ -186,22 +186,30 @@ class Registration:
     def follow(self, former: "Registration", now: float) -> list[Send]:
         """Once ready, count as `former` did with other shards, or catch up with the others there.
 
-        It has to catch up if they have gone beyond what this worker has pushed. What it has been
-        given in advance by the former shards does not count: the driver asks for that again.
+        It has to catch up if they have gone beyond what this worker has pushed and been given.
 
         What these shards know of its clock may be older than its pushes that they have, and than
         what the former have let it in at: a life that repeats the pushes of the one before counts
         further with each.
         """
         assert self.ready is not None, "the driver waits for Ready first"
-        overtaken = max(0, self.ready.clock - former.pushed)
+        overtaken = max(0, self.ready.clock - former.reached)
         self.ahead = former.ahead + overtaken
-        self.pushed = former.pushed + overtaken
+        self._follows = True
         clock = former._counted_to(self.ready.seq) + overtaken
         if clock <= self.ready.clock:
             return []
         self._admission, self.reached = clock, max(self.reached, clock)
         return [self._join(shard, clock, now) for shard in range(self._shards)]
+
+    def reads_at(self, clock: int) -> None:
+        """The driver asks for weights at this clock of its own.
+
+        After a move it may ask again for what it had been given and has dropped: its shards count
+        it further by then, so that read has to be a later one.
+        """
+        if self._follows and self._admission is not None:
+            self.ahead = max(self.ahead, self._admission - clock)
 
     def _counted_to(self, seq: int) -> int:
         """The clock, on the wire, that it was let in at, or its pushes up to `seq` have reached."""

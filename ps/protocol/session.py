@@ -124,6 +124,7 @@ class Session:
 
         Several pulls may be in flight; each is answered under its own request number.
         """
+        self._registration.reads_at(clock)
         request = self._requests.begin(Pull, now, clock)
         return request, self._ask_weights(request, clock, now)
 
@@ -156,7 +157,7 @@ class Session:
         self.seq = seq
         own = self._registration
         told_clock = clock + own.ahead
-        own.reached, own.pushed = max(own.reached, told_clock), told_clock
+        own.reached = max(own.reached, told_clock)
         request = self._requests.begin(Push, now, clock)
         messages = [
             Push(
@@ -193,8 +194,8 @@ class Session:
     def follow(self, former: "Session", now: float) -> list[Send]:
         """Once ready, before anything is asked: go on as `former` did with the shards before.
 
-        If the others have gone beyond what this worker has pushed, it catches up with them, as
-        after any registration.
+        If the others have gone beyond what this worker has pushed and been given, it catches up
+        with them, as after any registration.
         """
         sends = self._registration.follow(former._registration, now)
         # These know a push of a former life that not all of those had: it is about to be repeated,

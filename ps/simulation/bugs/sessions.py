@@ -69,11 +69,5 @@ def only_shard_0_names_the_clock_of_a_worker(patch: Patch) -> None:
 
 @BUGS.add
 def what_is_asked_for_again_after_a_move_counts_as_read(patch: Patch) -> None:
-    """A worker that has to catch up then makes a step that others believe was made before."""
-
-    def follow(self: Registration, former: Registration, now: float) -> list[Send]:
-        former.pushed = former.reached
-        return original(self, former, now)
-
-    original = Registration.follow
-    patch.setattr(Registration, "follow", follow)
+    """A worker that its shards count further then makes a step that they believe was made."""
+    patch.setattr(Registration, "reads_at", lambda *_: None)

@@ -1,0 +1,73 @@
+"""The lease of a worker that waits, over real sockets: a refused renewal is heeded."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import zmq
+
+import ps
+from ps import Client, Console
+from ps.job import describe
+from ps.serving.server import Server
+from shards import codec
+from shards.messages import PROTOCOL, FromWorker, Hello, Join, Leave, Standing
+from shards.schedules import Fixed
+
+TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
+PATIENCE_S = 120.0
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    give_up_at = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < give_up_at, what
+        time.sleep(0.01)
+
+
+def say(socket: zmq.Socket[bytes], message: FromWorker) -> None:
+    """Send a message and wait for its answer."""
+    socket.send_multipart([bytes(part) for part in codec.enclose([(message, ())])])
+    socket.recv_multipart()
+
+
+@pytest.mark.timeout(300)
+def test_a_worker_that_owes_a_shard_nothing_greets_its_next_life() -> None:
+    """It waits for weights of shard 1 alone, and shard 0 dies and is rolled back: the worker is
+    registered there again while it waits."""
+    specs = ps.shard_specs(TABLE, shards=2, bound=0, schedule=Fixed(base_rate=1.0), lease_s=30.0)
+    first, other = (Server(spec, boot=1) for spec in specs)
+    job, build, context = specs[0].job, specs[0].build, zmq.Context()
+    with other, context.socket(zmq.DEALER) as slow:
+        slow.setsockopt(zmq.LINGER, 0)
+        slow.setsockopt(zmq.RCVTIMEO, int(1000 * PATIENCE_S))
+        slow.connect(other.endpoint)
+        with first:
+            cluster = describe(specs, [first.endpoint, other.endpoint])
+            with Console(cluster, patience_s=PATIENCE_S) as console:
+                console.install(TABLE.empty())
+            # At shard 1 alone it holds the other worker back.
+            say(slow, Hello(1, job, "slow", 0, PROTOCOL, build))
+            say(slow, Join(2, job, "slow", 0, 1, 0))
+            client = Client(cluster, worker="w", patience_s=PATIENCE_S)
+            client.pull()
+            client.push(np.ones(TABLE.size, np.float32))
+            client.flush()
+            waiting = threading.Thread(target=client.pull, daemon=True)
+            waiting.start()
+            until(lambda: not client._stay.session._outstanding.to(0), "shard 0 does not answer")
+            endpoint, (saved, weights, slots) = first.endpoint, first.shard.copy()
+        with Server(specs[0], boot=2, bind=endpoint) as second:
+            second.shard.restore(saved, weights.copy(), slots)
+            second.shard.ledger.dismiss()
+            second.shard.roll_back(time.monotonic())
+            entry = second.shard.ledger.entries["w"]
+            until(lambda: entry.standing is Standing.ACTIVE, "the next life is not greeted")
+            assert waiting.is_alive()
+            say(slow, Leave(3, job, "slow", 0, 1))
+            waiting.join(PATIENCE_S)
+            assert not waiting.is_alive()
+            client.close()
+    context.term()
