@@ -10,7 +10,7 @@ import argparse
 import secrets
 import time
 
-from tests.fuzz import files, live, targets
+from tests.fuzz import files, live, targets, unfinished
 
 
 def main() -> None:
@@ -38,6 +38,7 @@ def main() -> None:
             f" client meanwhile, RSS {found.growth_bytes / 2**20:+.1f} MB, {found.seconds:.0f} s",
             flush=True,
         )
+    unfinished.main()
 
 
 if __name__ == "__main__":
