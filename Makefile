@@ -81,7 +81,7 @@ soak: SECONDS = 3600
 soak: install ## a fault every 2 s for SECONDS=3600; how many MB an hour shards and workers grow by
 	$(BIN)/python -m tests.chaos.run --soak --seconds $(SECONDS) --seed $(SEED) --level $(LEVEL)
 
-fuzz: install ## hostile bytes: a million messages, 100,000 connections and flipped bits; minutes
+fuzz: install ## hostile bytes: messages, frames, connections, and 100,000 flipped bits; minutes
 	$(BIN)/python -m tests.fuzz.run
 
 # With the interpreter's own packages: a GPU machine has CuPy and PyTorch, and no need of the rest.

@@ -33,7 +33,7 @@ LOOK_S = 0.02  # in which a link of 1 GB/s brings 20 MB
 _BUSY = 10  # times as long as a look takes, nothing is looked at after it
 _SPARE_BYTES = 16 << 20  # beside the arrays of a message: state that travels in a frame of its own
 _GROWN_BYTES = 4 << 20
-_UNEXPLAINED_BYTES = 16 << 20
+_UNEXPLAINED_BYTES = 8 << 20
 _LITTLE_BYTES = 64 << 10
 _HANDSHAKE_BYTES = 4 << 10  # and more than that
 _EVENT = struct.Struct("=HI")

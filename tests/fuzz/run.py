@@ -11,7 +11,7 @@ import argparse
 import secrets
 import time
 
-from tests.fuzz import files, flips, live, targets
+from tests.fuzz import files, flips, live, targets, unfinished
 
 
 def main() -> None:
@@ -45,6 +45,7 @@ def main() -> None:
             f" client meanwhile, RSS {found.growth_bytes / 2**20:+.1f} MB, {found.seconds:.0f} s",
             flush=True,
         )
+    unfinished.main()
 
 
 if __name__ == "__main__":

