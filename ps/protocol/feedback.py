@@ -20,6 +20,7 @@ from cupy_kernels.updates import squared_norm
 from ps.protocol.compression import Compression, Rounded, Sparse, TopK
 from shards import packing, payloads
 from shards.errors import BadInput
+from shards.guard import Guard
 from shards.tables import KeyRange
 
 Floats = NDArray[np.float32]
@@ -54,10 +55,8 @@ class Feedback:
         """
         squares = squared_norm(gradient)
         if not np.isfinite(squares):
-            raise BadInput(
-                f"push {seq} holds NaN or infinity: expected finite gradients;"
-                " is the rate too high?"
-            )
+            fault = Guard().describe(squares, finite=bool(np.isfinite(gradient).all()))
+            raise BadInput(f"push {seq} {fault}; is the rate too high?")
         return [
             tuple(self._frame(gradient, seq, squares**0.5, keys) for keys in owned)
             for owned in ranges
