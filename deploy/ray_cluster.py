@@ -58,7 +58,8 @@ def connect(address: str | None, cpus: int) -> Iterator[str]:
     machine. Call it from the main thread: a Ray started by a thread dies with that thread. SIGTERM
     keeps the handler it has.
 
-    Raises BadInput when no Ray answers there in two minutes, WrongBuild when it is of another
+    Raises BadInput within seconds where another kind of server or none answers, and after two
+    minutes where a Ray does not let this process join; WrongBuild when it is of another
     version, GiveUp when an embedded one does not start, asked three times.
     """
     assert threading.current_thread() is threading.main_thread(), "start Ray from the main thread"

@@ -99,10 +99,10 @@ def test_a_store_is_shown_without_its_key(
         said = ""
         for expected, *command in (
             (0, "checkpoints", "ls", origin),
-            (1, "checkpoints", "verify", origin),
-            (1, "checkpoints", "take", origin),
-            (1, "reshard", origin, "--shards", "2"),
-            (1, "train", "--resume", f"{origin.rstrip('/')}@4"),
+            (2, "checkpoints", "verify", origin),
+            (2, "checkpoints", "take", origin),
+            (2, "reshard", origin, "--shards", "2"),
+            (2, "train", "--resume", f"{origin.rstrip('/')}@4"),
         ):
             code, out, err = downpour(*command)
             assert code == expected, (command, out, err)
