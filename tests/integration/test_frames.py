@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -70,7 +71,8 @@ def test_rows_are_dealt_evenly(spark: Any, count: int, partitions: int, workers:
 
 
 def test_partitions_that_fit_are_kept(spark: Any) -> None:
-    """Who has dealt the rows already keeps their choice; a skewed one unless told to be even."""
+    """A DataFrame with rows in as many partitions as workers stays as it is; with `even`, only if
+    the partitions are of about one size."""
     from pyspark.sql.functions import col
 
     even = spark.createDataFrame(rows(40)).repartition(2)
@@ -211,21 +213,39 @@ def test_a_model_without_a_loss(spark: Any) -> None:
 # --- the Python of the tasks --------------------------------------------------------------------
 
 
-def bare_python(folder: Path) -> Path:
-    """A `python3` of the right version that finds no installed package."""
+def bare_python(folder: Path, packages: str = "") -> Path:
+    """A `python3` of the right version that finds no packages but those in a folder, and not ours.
+
+    Ours are installed there as links, which only a full start of Python follows.
+    """
     folder.mkdir()
     path = folder / "python3"
-    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    paths = f'export PYTHONPATH="$PYTHONPATH:{packages}"\n' if packages else ""
+    path.write_text(f'#!/bin/sh\n{paths}exec "{sys.executable}" -S "$@"\n')
     path.chmod(0o755)
     return path
 
 
-def test_another_python(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("packages", "why"),
+    [
+        ("", "has no module '"),
+        (
+            sysconfig.get_path("purelib"),
+            "cannot run a worker, ModuleNotFoundError: No module named",
+        ),
+    ],
+    ids=["no packages", "none of ours"],
+)
+def test_another_python(
+    packages: str, why: str, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that lacks packages is refused by name, with what to set, before anything is started."""
-    python = bare_python(tmp_path / "bin")
+    python = bare_python(tmp_path / "bin", packages)
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
     line = refusal(spark.createDataFrame(rows(40)), ones_job(steps=1, workers=1))
-    assert f"Spark's Python ({python}) has no module '" in line
+    assert line.startswith("Spark's Python (")
+    assert why in line
     assert f"set PYSPARK_PYTHON before the session starts, here to {sys.executable}" in line
 
 
