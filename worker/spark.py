@@ -102,7 +102,7 @@ def run_tasks(
     """Run `task(batches, partition, attempt, gpus)` over each partition of `df`; returns its rows.
 
     `batches` and what `task` yields are Arrow record batches, the latter of `schema`. `attempt` is
-    higher for each later attempt at a partition, be it that its task or that its stage is tried
+    higher for each later attempt at a partition, whether its task or its whole stage is tried
     again. `gpus` are the addresses of those that Spark assigned to the task, none where it
     schedules none. Tasks are ordinary ones: there may be more than slots, and one that fails is
     tried again by itself. `tag` names them for `interrupt`. When one fails for good, its own error

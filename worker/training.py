@@ -131,7 +131,7 @@ def run_job(
     weights are tested while the job trains as `evaluation` says (worker/evaluation.py). Ctrl-C ends
     the job early, with a snapshot and `interrupted` set; a second one raises KeyboardInterrupt,
     without. Call it from the main thread, in a process connected to Ray if the shards are to live
-    there. Without an `observer`, what it would be told is a warning of the logger downpour.worker.
+    there. Without an `observer`, notices are warnings of the logger downpour.worker.
     Raises BadInput for what the caller can mend, GiveUp when a worker or a shard fails for good,
     and what the `observer` raises; whatever ends the job while its shards live leaves a snapshot.
     """

@@ -70,7 +70,8 @@ def test_rows_are_dealt_evenly(spark: Any, count: int, partitions: int, workers:
 
 
 def test_partitions_that_fit_are_kept(spark: Any) -> None:
-    """Who has dealt the rows already keeps their choice; a skewed one unless told to be even."""
+    """A DataFrame with rows in as many partitions as workers stays as it is; with `even`, only if
+    the partitions are of about one size."""
     from pyspark.sql.functions import col
 
     even = spark.createDataFrame(rows(40)).repartition(2)

@@ -236,7 +236,7 @@ def test_rows_that_do_not_fit_are_refused_by_number(
     assert "\n" not in str(caught.value)
 
 
-def test_a_vector_of_another_shape_is_laid_out_as_told() -> None:
+def test_a_shape_of_one_extent_gives_vectors() -> None:
     """A shape with other than three extents counts whatever the shape columns say."""
     part = record([[1.0, 2.0, 3.0]], **shape(3, 1, 1))
     with Batches(iter([part]), 1, 1, "w", shape=(3,)) as batches:
