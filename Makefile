@@ -11,7 +11,7 @@ LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test sim lint format bench peers bench-datapath chaos cuts nodes soak gpu fuzz lock
+.PHONY: help install demo test sim lint format docs bench peers bench-datapath chaos cuts nodes soak gpu fuzz lock
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -40,6 +40,9 @@ lint: install ## ruff, mypy --strict, the import rules
 format: install ## let ruff lay out the code and mend what it safely can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: install ## build the documentation as a site, in build/docs; a broken link is an error
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --builder html docs build/docs
 
 # PyTorch, the contender, is no part of the locks: it is large, and only the benchmarks need it.
 bench: install ## run the benchmarks, each ending in its goals: met or short
@@ -89,7 +92,7 @@ gpu: ## on a machine with a GPU: every kernel checked, networks trained, the goa
 	$(PYTHON) -m tests.gpu.run $(if $(CIFAR),--cifar $(CIFAR))
 
 lock: install ## resolve the dependencies anew into constraints*.txt
-	$(LOCK) pyproject.toml --extra all --extra test --extra lint --output-file constraints.txt
+	$(LOCK) pyproject.toml --extra all --extra test --extra lint --extra docs --output-file constraints.txt
 	$(LOCK) --group build --constraint constraints.txt --output-file constraints-build.txt
 
 $(INSTALLED): pyproject.toml constraints.txt constraints-build.txt

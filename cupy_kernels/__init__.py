@@ -10,6 +10,6 @@ copy; parameters keep Caffe's own layout, so that weight files are straight copi
 The CUDA C kernels live in `cuda/`, one `.cu` file a subject; `rows/` says of each what it takes,
 what it should give and what it may cost, and `registry` lists them. `launch` checks and runs one:
 on a GPU through `device`, the only file that imports CuPy, or in `emulator`, which executes the
-same source on the CPU. `nvrtc` compiles the sources where there is no GPU. docs/kernels.md tells
-how to add a kernel, and an operation.
+same source on the CPU. `nvrtc` compiles the sources where there is no GPU.
+docs/explanation/kernels.md tells how to add a kernel, and an operation.
 """

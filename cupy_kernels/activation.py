@@ -3,10 +3,10 @@
 Gradients at a kink are Caffe's. What is returned is valid until the next call with the workspace.
 """
 
+from cupy_kernels.backends import pick
+from cupy_kernels.cpu import activation as on_host
 from cupy_kernels.functions import Function, Relu, Smooth
-from cupy_kernels.host import activation as on_host
-from cupy_kernels.launches import activation as in_kernels
-from cupy_kernels.places import pick
+from cupy_kernels.gpu import activation as in_kernels
 from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace
 

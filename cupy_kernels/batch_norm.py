@@ -8,16 +8,16 @@ shift; they are those of a Scale layer behind it. What is returned is valid unti
 with the workspace.
 """
 
-from cupy_kernels.host import batch_norm as on_host
-from cupy_kernels.launches import batch_norm as in_kernels
-from cupy_kernels.places import pick
-from cupy_kernels.running import Running
+from cupy_kernels.backends import pick
+from cupy_kernels.cpu import batch_norm as on_host
+from cupy_kernels.gpu import batch_norm as in_kernels
+from cupy_kernels.running_statistics import RunningStatistics
 from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace
 
 
 def statistics(
-    x: Array, epsilon: float, running: Running | None, work: Workspace
+    x: Array, epsilon: float, running: RunningStatistics | None, work: Workspace
 ) -> tuple[Array, Array]:
     """(mean, deviate) of this batch, (channels,) each; `running` takes them in, where it is given.
 
@@ -26,7 +26,9 @@ def statistics(
     return pick(x, on_host.statistics, in_kernels.statistics)(x, epsilon, running, work)
 
 
-def running_statistics(running: Running, epsilon: float, work: Workspace) -> tuple[Array, Array]:
+def running_statistics(
+    running: RunningStatistics, epsilon: float, work: Workspace
+) -> tuple[Array, Array]:
     """(mean, deviate) of all batches so far, for test; zero and 1 / sqrt(epsilon) before any."""
     body = pick(running.mean, on_host.running_statistics, in_kernels.running_statistics)
     return body(running, epsilon, work)

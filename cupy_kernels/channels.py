@@ -6,9 +6,9 @@ until the next call with the workspace.
 
 from collections.abc import Sequence
 
-from cupy_kernels.host import channels as on_host
-from cupy_kernels.launches import channels as in_kernels
-from cupy_kernels.places import pick
+from cupy_kernels.backends import pick
+from cupy_kernels.cpu import channels as on_host
+from cupy_kernels.gpu import channels as in_kernels
 from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace
 

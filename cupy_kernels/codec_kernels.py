@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cupy_kernels.backends import backend_of, copied
+from cupy_kernels.kernel_specs.updates import VERDICT
 from cupy_kernels.launch import launch
-from cupy_kernels.places import copied, place_of
-from cupy_kernels.rows.updates import VERDICT
 from cupy_kernels.types import AnyArray, Array
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def encode(kind: "Dense", g: Array, error: Array, payload: AnyArray, factor: np.
     if factor != 1:
         told = np.zeros(1, VERDICT)
         told["scale"] = factor
-        verdict = copied(told.view(np.uint8), place_of(g))
+        verdict = copied(told.view(np.uint8), backend_of(g))
     _write(kind, g, error, payload, verdict)
 
 

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupy_kernels import codec_arrays
+from cupy_kernels.backends import backend_of
 from cupy_kernels.codec_arrays import BLOCK, Bytes
-from cupy_kernels.places import place_of
 from cupy_kernels.types import Array
 
 Dense = Literal["fp16", "bf16", "int8", "int4", "sign"]
@@ -60,7 +60,7 @@ def encode(kind: Dense, g: Array, error: Array, payload: Bytes, factor: np.float
 
     `g` and `error` are float32 (n,), `payload` uint8 (payload_bytes(kind, n),).
     """
-    if place_of(g).runs_kernels:
+    if backend_of(g).runs_kernels:
         from cupy_kernels import codec_kernels
 
         codec_kernels.encode(kind, g, error, payload, factor)
@@ -81,7 +81,7 @@ def encode(kind: Dense, g: Array, error: Array, payload: Bytes, factor: np.float
 
 def cast(kind: Literal["fp16", "bf16"], x: Array, payload: Bytes) -> None:
     """The nearest halves of x, without an error kept: for weights, which come again."""
-    if place_of(x).runs_kernels:
+    if backend_of(x).runs_kernels:
         from cupy_kernels import codec_kernels
 
         codec_kernels.cast(kind, x, payload)
@@ -100,7 +100,7 @@ def decode(kind: Dense, payload: Bytes, y: Array) -> None:
 
     The payload lies at a multiple of four bytes: compiled loops take any array for aligned.
     """
-    if place_of(y).runs_kernels:
+    if backend_of(y).runs_kernels:
         from cupy_kernels import codec_kernels
 
         codec_kernels.decode(kind, payload, y)

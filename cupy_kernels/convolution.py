@@ -4,11 +4,11 @@ y[n, p, q, o] = b[o] + sum over i, j, c of
                 x[n, p*sh - ph + i*dh, q*sw - pw + j*dw, c] * W[o, c, i, j]
 """
 
-from cupy_kernels.host import convolution as on_host
-from cupy_kernels.launches import convolution as in_kernels
-from cupy_kernels.places import pick
+from cupy_kernels.backends import pick
+from cupy_kernels.conv_shapes import Convolution
+from cupy_kernels.cpu import convolution as on_host
+from cupy_kernels.gpu import convolution as in_kernels
 from cupy_kernels.types import Array, Kept
-from cupy_kernels.windows import Convolution
 from cupy_kernels.workspace import Workspace
 
 

@@ -9,15 +9,15 @@ Element i takes word i % 4 of philox(counter = (i / 4, step >> 32, step, layer),
 dropped where the word is below `limit(ratio)`.
 """
 
-from cupy_kernels.draws import Draw
-from cupy_kernels.host import dropout as on_host
-from cupy_kernels.launches import dropout as in_kernels
-from cupy_kernels.places import pick
+from cupy_kernels.backends import pick
+from cupy_kernels.cpu import dropout as on_host
+from cupy_kernels.gpu import dropout as in_kernels
+from cupy_kernels.rng_keys import RngKey
 from cupy_kernels.types import Array, Kept
 from cupy_kernels.workspace import Workspace
 
 
-def forward(x: Array, ratio: float, draw: Draw, work: Workspace) -> tuple[Array, Kept]:
+def forward(x: Array, ratio: float, draw: RngKey, work: Workspace) -> tuple[Array, Kept]:
     """x with each element dropped with probability `ratio`, and what `backward` wants."""
     return pick(x, on_host.forward, in_kernels.forward)(x, ratio, draw, work)
 

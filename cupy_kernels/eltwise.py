@@ -6,9 +6,9 @@ of its own, by its `index` among them.
 
 from collections.abc import Sequence
 
-from cupy_kernels.host import eltwise as on_host
-from cupy_kernels.launches import eltwise as in_kernels
-from cupy_kernels.places import pick
+from cupy_kernels.backends import pick
+from cupy_kernels.cpu import eltwise as on_host
+from cupy_kernels.gpu import eltwise as in_kernels
 from cupy_kernels.types import Array, Kept
 from cupy_kernels.workspace import Workspace
 

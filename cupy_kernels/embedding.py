@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels.host import embedding as on_host
-from cupy_kernels.launches import embedding as in_kernels
-from cupy_kernels.places import pick
+from cupy_kernels.backends import pick
+from cupy_kernels.cpu import embedding as on_host
+from cupy_kernels.gpu import embedding as in_kernels
 from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace
 

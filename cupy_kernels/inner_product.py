@@ -1,8 +1,8 @@
 """Inner product (a fully connected layer): one matrix product forward, two backward."""
 
-from cupy_kernels.host import inner_product as on_host
-from cupy_kernels.launches import inner_product as in_kernels
-from cupy_kernels.places import pick
+from cupy_kernels.backends import pick
+from cupy_kernels.cpu import inner_product as on_host
+from cupy_kernels.gpu import inner_product as in_kernels
 from cupy_kernels.types import Array, Precision
 from cupy_kernels.workspace import Workspace
 

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from cupy_kernels import device
+from cupy_kernels.backends import Backend, EmulatorBackend, backend_of
 from cupy_kernels.kernel import Dim3, Kernel, Parameter, Role, Sizes
-from cupy_kernels.places import InEmulator, Place, place_of
 from cupy_kernels.registry import KERNELS
 
 MOST_THREADS = 1024
@@ -66,7 +66,7 @@ def launch(
     (engine or _engine_of(row, values)).run(row, *shape, shared_bytes, list(values.values()))
 
 
-class Device:
+class LaunchDevice:
     """The GPU that CuPy runs on."""
 
     def run(
@@ -172,17 +172,17 @@ def _shape(row: Kernel, grid: Dim3, block: Dim3, shared_bytes: int) -> tuple[Dim
 
 def _engine_of(row: Kernel, values: dict[str, Any]) -> Engine:
     """Where all of a launch's arrays live."""
-    home: Place | None = None
+    home: Backend | None = None
     for parameter in row.arrays:
         if (value := values[parameter.name]) is None:
             continue
-        place = place_of(value)
+        place = backend_of(value)
         if not place.runs_kernels:
             raise _bad(row, parameter, "a CuPy array, or an engine", type(value).__name__)
         if home not in {None, place}:
             raise _bad(row, parameter, "an array that lives where the others do", str(place))
         home = place
-    return home.engine if isinstance(home, InEmulator) else Device()
+    return home.engine if isinstance(home, EmulatorBackend) else LaunchDevice()
 
 
 def address(array: Any) -> int:

@@ -3,9 +3,9 @@
 Everything here fills an array that the caller gives, contiguous and apart from the first.
 """
 
-from cupy_kernels.host import layout as on_host
-from cupy_kernels.launches import layout as in_kernels
-from cupy_kernels.places import pick
+from cupy_kernels.backends import pick
+from cupy_kernels.cpu import layout as on_host
+from cupy_kernels.gpu import layout as in_kernels
 from cupy_kernels.types import AnyArray, Array
 
 

@@ -8,11 +8,11 @@ With s the scale, over images (n, h, w, c) and zero outside of them:
 What is returned is valid until the next call with the workspace.
 """
 
-from cupy_kernels.host import lrn as on_host
-from cupy_kernels.launches import lrn as in_kernels
-from cupy_kernels.places import pick
+from cupy_kernels.backends import pick
+from cupy_kernels.conv_shapes import Lrn
+from cupy_kernels.cpu import lrn as on_host
+from cupy_kernels.gpu import lrn as in_kernels
 from cupy_kernels.types import Array
-from cupy_kernels.windows import Lrn
 from cupy_kernels.workspace import Workspace
 
 

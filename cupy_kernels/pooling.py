@@ -9,11 +9,11 @@ The forward pass of the maximum notes where each maximum stood; of equal values 
 order wins. The backward pass adds each gradient there.
 """
 
-from cupy_kernels.host import pooling as on_host
-from cupy_kernels.launches import pooling as in_kernels
-from cupy_kernels.places import pick
+from cupy_kernels.backends import pick
+from cupy_kernels.conv_shapes import Pooling
+from cupy_kernels.cpu import pooling as on_host
+from cupy_kernels.gpu import pooling as in_kernels
 from cupy_kernels.types import Array, Kept
-from cupy_kernels.windows import Pooling
 from cupy_kernels.workspace import Workspace
 
 

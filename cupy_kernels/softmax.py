@@ -6,9 +6,9 @@ number, or, given as None, the rows that count, and never below 1. Scores are (r
 labels (rows,) of int64; results of no axes stay where the scores are until somebody reads them.
 """
 
-from cupy_kernels.host import softmax as on_host
-from cupy_kernels.launches import softmax as in_kernels
-from cupy_kernels.places import pick
+from cupy_kernels.backends import pick
+from cupy_kernels.cpu import softmax as on_host
+from cupy_kernels.gpu import softmax as in_kernels
 from cupy_kernels.types import AnyArray, Array, Kept, Labels
 from cupy_kernels.workspace import Workspace
 

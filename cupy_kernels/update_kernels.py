@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cupy_kernels.backends import Backend, as_host, backend_of, copied
+from cupy_kernels.kernel_specs.updates import CHUNK, CONSTANTS, HYPER, MULTIPLIERS, partials
 from cupy_kernels.launch import launch
-from cupy_kernels.places import Place, as_host, copied, place_of
 from cupy_kernels.registry import KERNELS
-from cupy_kernels.rows.updates import CHUNK, CONSTANTS, HYPER, MULTIPLIERS, partials
 from cupy_kernels.types import AnyArray, Array
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def apply(
     The floats between a run's end and the next multiple of 64 are updated with it, in `out` and
     `slots`; zeros stay zeros.
     """
-    place, n = place_of(weights), weights.size
+    place, n = backend_of(weights), weights.size
     hyper = np.zeros(1, HYPER)
     hyper["rate"] = hyper["decay"] = 1  # a run's own are in its multipliers
     hyper["l1"] = runs.l1
@@ -71,14 +71,14 @@ def apply(
 
 def squared_norm(values: Array) -> float:
     """`updates.squared_norm`: blocks' sums in float32, and theirs in float64. Waits for the sum."""
-    sums = place_of(values).empty((partials(values.size),), np.float32)
+    sums = backend_of(values).empty((partials(values.size),), np.float32)
     launch("square_sums", x=values, partials=sums, n=values.size)
     return float(as_host(sums).sum(dtype=np.float64))
 
 
 def mean(arrays: Sequence[Array]) -> Array:
     """`updates.mean`."""
-    total: Array = copied(arrays[0], place_of(arrays[0]))
+    total: Array = copied(arrays[0], backend_of(arrays[0]))
     for other in arrays[1:]:
         launch("add_scaled", x=other, y=total, a=1.0, b=1.0, n=total.size)
     launch("divide", x=total, by=float(len(arrays)), n=total.size)
@@ -86,7 +86,7 @@ def mean(arrays: Sequence[Array]) -> Array:
 
 
 @lru_cache(maxsize=16)
-def _groups(bounds: bytes, n: int, place: Place) -> AnyArray:
+def _groups(bounds: bytes, n: int, place: Backend) -> AnyArray:
     """The run of each chunk, in memory of `place`; a shard asks for the same at every push."""
     intervals: NDArray[np.int64] = np.frombuffer(bounds, np.int64).reshape(-1, 2)
     if len(intervals) > _MOST_RUNS or (intervals[:, 0] % CHUNK).any():

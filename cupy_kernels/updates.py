@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels.places import Place, place_of
+from cupy_kernels.backends import Backend, backend_of
 
 Floats = NDArray[np.float32]
 
@@ -55,7 +55,7 @@ def apply(
     What lies outside the runs is left as it was, in `out` too; on a device, see update_kernels.py.
     `constants` are the formula's trailing arguments.
     """
-    if place_of(weights).runs_kernels:
+    if backend_of(weights).runs_kernels:
         from cupy_kernels import update_kernels
 
         update_kernels.apply(rule, weights, gradient, slots, out, runs, constants)
@@ -79,7 +79,7 @@ def _loops() -> ModuleType:
     return update_loops
 
 
-def runs_on(place: Place, rule: str) -> bool:
+def runs_on(place: Backend, rule: str) -> bool:
     """Whether `apply` knows the rule there: a device needs a kernel for it."""
     from cupy_kernels import update_kernels, update_loops
 
@@ -100,7 +100,7 @@ def squared_norm(values: Floats) -> float:
     squares overflow float32 (values beyond about 1e17) also comes out infinite. On a device the
     blocks are others, and so the last bits.
     """
-    if place_of(values).runs_kernels:
+    if backend_of(values).runs_kernels:
         from cupy_kernels import update_kernels
 
         return update_kernels.squared_norm(values)
@@ -129,7 +129,7 @@ def sgd_measured(weights: Floats, gradient: Floats, out: Floats, runs: Runs) -> 
 
 def mean(arrays: Sequence[Floats]) -> Floats:
     """A new array: theirs added one by one in float32, then divided by how many they are."""
-    if place_of(arrays[0]).runs_kernels:
+    if backend_of(arrays[0]).runs_kernels:
         from cupy_kernels import update_kernels
 
         return update_kernels.mean(arrays)

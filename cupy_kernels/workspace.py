@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from cupy_kernels.places import HOST, place_of
+from cupy_kernels.backends import HOST, backend_of
 from cupy_kernels.types import AnyArray, Array
 
 
@@ -35,9 +35,9 @@ class Workspace:
     ) -> NDArray[Any]:
         """Like `take`, of any dtype; one role keeps one dtype."""
         size = prod(shape)
-        place = HOST if like is None else place_of(like)
+        place = HOST if like is None else backend_of(like)
         held = self._memory.get(role)
-        if held is None or held.size < size or place_of(held) != place:
+        if held is None or held.size < size or backend_of(held) != place:
             held = place.empty((size,), dtype)
             self._memory[role] = held
         assert held.dtype == dtype, f"role {role} holds {held.dtype}, asked for {dtype}"

@@ -12,16 +12,16 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from deploy.cli_checkpoints import app as checkpoints
 from deploy.cli_reshard import reshard
+from deploy.cli_snapshots import app as checkpoints
 from deploy.cli_train import DATA, train
 from deploy.settings import LONGEST_S
-from deploy.usage import USAGE_ERRORS, check_given, in_options, worded
+from deploy.simulation.config import ClusterConfig
+from deploy.simulation.mutants import registry
+from deploy.simulation.scenarios import Profile
+from deploy.usage_errors import USAGE_ERRORS, check_given, in_options, worded
 from ps import __version__
-from ps.build import build_id
-from ps.simulation.planting import registry
-from ps.simulation.scenarios import Profile
-from ps.simulation.setting import Cluster
+from ps.compatibility import build_id
 from shards.errors import BadInput, DownpourError
 
 app = typer.Typer(
@@ -132,7 +132,7 @@ def doctor(
     Exit status 1 when a shard does not answer, or would refuse workers from here.
     """
     from deploy.doctor import diagnose, report
-    from ps.wire.link_model import parse_link
+    from ps.transport.link_model import parse_link
 
     found = diagnose(
         cluster,
@@ -157,7 +157,7 @@ def simulate(
         ),
     ] = None,
     cluster: Annotated[
-        Cluster | None,
+        ClusterConfig | None,
         typer.Option(help="The kind of cluster.", show_default="drawn by the seed"),
     ] = None,
     scenario: Annotated[
@@ -176,13 +176,13 @@ def simulate(
 
     Exit status 1 when a promise is broken; the failing run is made small and written down.
     """
-    from deploy.simulate import Asked, simulate
+    from deploy.simulate import SimulateOptions, simulate
 
     if bug == "list":
         for name, planted in registry().items():
             typer.echo(f"{planted.cluster:10}  {name}")
         return
-    asked = Asked(seed, seeds, profile, cluster, scenario, bug, out, events)
+    asked = SimulateOptions(seed, seeds, profile, cluster, scenario, bug, out, events)
     if not simulate(asked, typer.echo):
         raise typer.Exit(1)
 

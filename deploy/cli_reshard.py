@@ -20,9 +20,9 @@ def reshard(
     ] = 300.0,
 ) -> None:
     """Have a run under way on this machine go on with more shards, or fewer, while it trains."""
-    from deploy.origin import origin_of
-    from deploy.wishes import resharded
-    from worker.residence import in_words
+    from deploy.reshard_requests import resharded
+    from deploy.snapshot_ref import origin_of
+    from worker.job_shards import in_words
 
     origin = origin_of(run)
     resharded(origin, shards, wait_s)

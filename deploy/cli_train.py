@@ -14,16 +14,16 @@ from msgspec.structs import fields, replace
 from cupy_kernels.types import Precision
 from deploy.settings import NO_BOUND, TrainSettings, parse_staleness
 from ps.durability import Durability
-from ps.hosts.hosting import Home, ShardDevice
-from ps.protocol.compression import PULLS, PUSHES
-from ps.wire.transport import Transport
+from ps.launch.launcher import Placement, ShardDevice
+from ps.session.compression import PULLS, PUSHES
+from ps.transport.local_sockets import Transport
 from shards.errors import BadInput
-from worker.interrupts import sigterm_too
 from worker.job import DEFAULT_SEED
+from worker.signals import sigterm_too
 from worker.strategies import STRATEGIES, Downpour
 
 if TYPE_CHECKING:
-    from deploy.origin import Origin
+    from deploy.snapshot_ref import SnapshotRef
     from deploy.summary import Summary
 
 DATA = "A folder of MNIST IDX files, or a Parquet file or folder with columns label and image."
@@ -151,7 +151,7 @@ def train(
         int | None, _told("Steps of each worker.", _LEARN, "the solver's max_iter")
     ] = None,
     shards_in: Annotated[
-        Home | None,
+        Placement | None,
         _told(
             "Where the shards live: in Ray's actors, or in processes of this machine.",
             _PLACE,
@@ -290,7 +290,7 @@ def train(
     given = {name: value for name, value in locals().items() if value is not None}
     for name in ("resume", "unset"):
         given.pop(name, None)
-    from deploy.origin import origin_of
+    from deploy.snapshot_ref import origin_of
     from deploy.train import Finished, run
 
     origin = origin_of(resume) if resume is not None else None
@@ -320,7 +320,7 @@ def _result(summary: "Summary", out: Path) -> str:
 
 
 def _settings(
-    given: dict[str, object], origin: "Origin | None", unset: Sequence[str]
+    given: dict[str, object], origin: "SnapshotRef | None", unset: Sequence[str]
 ) -> tuple[TrainSettings, list[str]]:
     """What the options say, over what the run to resume was told, over the defaults; and which of
     that run's options hold no longer."""
@@ -340,7 +340,7 @@ def _settings(
         raise BadInput("train: expected --weights or --resume, got both")
     if origin.run is None:
         return _fresh(given, "beside a --resume that is no run folder's; got none"), []
-    from deploy.resumed import resumed
+    from deploy.resume_settings import resumed
     from deploy.run_folder import SETTINGS
 
     earlier = TrainSettings.load(origin.run / SETTINGS)

@@ -1,6 +1,7 @@
 """`downpour doctor`: the links to a job's shards, measured, and what to set for them, in words.
 
-The measuring is `ps.wire.probing`'s, the reckoning `ps.wire.advice`'s; here is what a person reads.
+The measuring is `ps.links.benchmark`'s, the reckoning `ps.links.advisor`'s; here is what a person
+reads.
 """
 
 import socket
@@ -12,19 +13,19 @@ import msgspec
 
 from deploy.run_folder import CLUSTER, SUMMARY, writer_of
 from deploy.settings import NO_BOUND
-from ps.build import build_id
 from ps.cluster import Cluster
-from ps.protocol.compression import NONE, Compression
-from ps.protocol.events import Unreachable
-from ps.security.joining import operator_key
+from ps.compatibility import build_id
+from ps.links.advisor import Advice, advise, remarks
+from ps.links.benchmark import LinkFigures, measure_link
+from ps.security.enrolment import operator_key
 from ps.security.keys import address_of
-from ps.wire.advice import Advice, advise, remarks
-from ps.wire.guide import as_led
-from ps.wire.link_model import LinkModel
-from ps.wire.probing import LinkFigures, measure_link
-from ps.wire.slow_links import SlowLinks
+from ps.session.compression import NONE, Compression
+from ps.session.events import Unreachable
+from ps.transport.link_emulator import LinkEmulator
+from ps.transport.link_model import LinkModel
+from ps.transport.primary_resolver import as_led
 from shards.errors import BadInput, DownpourError
-from shards.job_ids import shown
+from shards.job_ids import short_id
 
 _FLOAT_BYTES = 4
 
@@ -68,7 +69,7 @@ def diagnose(
     with ExitStack() as stack:
         endpoints: Sequence[str] = cluster.endpoints
         if link is not None:
-            slow = stack.enter_context(closing(SlowLinks(endpoints, link, "doctor")))
+            slow = stack.enter_context(closing(LinkEmulator(endpoints, link, "doctor")))
             endpoints = slow.endpoints
         for shard in range(cluster.map.shards):
             try:
@@ -83,7 +84,7 @@ def diagnose(
     ]
     told = advise(links, shard_bytes, cluster.endpoints, compute_s) if not failed else None
     return Diagnosis(
-        job=shown(cluster.job),
+        job=short_id(cluster.job),
         bound=cluster.bound,
         endpoints=tuple(map(cluster.where, range(cluster.map.shards))),
         step_bytes=sum(shard_bytes),

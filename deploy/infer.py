@@ -12,12 +12,12 @@ from shards.errors import BadInput, GiveUp
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
 from worker.caffe.phases import Phase
-from worker.caffe.rows import rows_of
+from worker.caffe.row_shape import rows_of
 from worker.caffe.solver import read_solver
 from worker.caffe.text import read_text
+from worker.device_selection import lent, parse_device
 from worker.inference import check_blobs, evaluate, features, read_weights
-from worker.placement import lent, parse_device
-from worker.sources import Source, Split, open_source, part_to_test
+from worker.sources import ImageSource, Split, open_source, part_to_test
 
 _BATCH_ROWS = 100
 
@@ -25,7 +25,7 @@ _BATCH_ROWS = 100
 def run_test(solver: Path, weights: Path, data: Path, device: str = "auto") -> dict[str, float]:
     """The test net's outputs (loss, accuracy ...) over the test part of `data`.
 
-    Data that has none is taken whole. It runs on `device`, as `worker.placement` says.
+    Data that has none is taken whole. It runs on `device`, as `worker.device_selection` says.
     """
     wanted = parse_device(device)
     read = read_solver(solver)
@@ -54,7 +54,7 @@ def run_features(
     """Write `blobs` of every row into a new folder; returns the Parquet file and its rows.
 
     `split` None is the data's test part, or all of data that has none. It runs on `device`, as
-    `worker.placement` says.
+    `worker.device_selection` says.
     """
     wanted = parse_device(device)
     if not blobs:
@@ -84,7 +84,7 @@ def run_features(
     return output / "features.parquet", rows
 
 
-def _fitted(net: Description, data: Path, split: Split) -> tuple[Source, Description]:
+def _fitted(net: Description, data: Path, split: Split) -> tuple[ImageSource, Description]:
     """This part of `data` as `net` reads its rows, and the net for rows of that shape."""
     rows = rows_of(net)
     source = open_source(data, split, shape=rows.shape, image=rows.image)
@@ -95,7 +95,7 @@ def _write(
     path: Path,
     model: CaffeModel,
     arena: AnyArray,
-    source: Source,
+    source: ImageSource,
     blobs: list[str],
     batch_size: int,
 ) -> int:

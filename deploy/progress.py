@@ -2,8 +2,8 @@
 
 On a terminal: what is being started and for how long, then a picture that is redrawn in place. In a
 pipe or a log: plain lines, one for each thing that is started, one for each test, and one every few
-seconds or iterations, without escape codes. All numbers come from deploy/readings.py; here they
-only become text.
+seconds or iterations, without escape codes. All numbers come from deploy/progress_model.py; here
+they only become text.
 """
 
 import sys
@@ -20,11 +20,11 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from deploy.readings import Meter, Readings, ShardReading, WorkerReading
+from deploy.progress_model import Meter, Readings, ShardReading, WorkerReading
 from deploy.summary import Rows
 from shards.messages import ShardStatus
-from worker.display import Milestones
 from worker.evaluation import Evaluation, in_words
+from worker.loss_display import Milestones
 
 LINE_EVERY_S = 5.0
 _MAX_ROWS = 16

@@ -27,12 +27,12 @@ from urllib.parse import urlsplit
 
 import ray
 
-from deploy.hello import check_ray
-from ps.hosts.hosting import START_S
-from ps.storage.private import check_private
-from ps.wire.reach import reach
+from deploy.service_probe import check_ray
+from ps.launch.launcher import START_S
+from ps.snapshots.secure_files import check_private
+from ps.transport.addresses import check_reachable
 from shards.errors import BadInput, GiveUp, WrongBuild
-from worker.shipping import PACKAGES
+from worker.code_archive import PACKAGES
 
 NAMESPACE = "downpour"
 _TRIAL_S = 120.0  # a client of ray:// waits for a server of its own to start
@@ -167,7 +167,7 @@ def check_address(address: str) -> None:
     if address == "auto":
         return
     host, port = _host_and_port(address)
-    reach(f"Ray at {address}", [(host, port)])
+    check_reachable(f"Ray at {address}", [(host, port)])
     scheme = "ray" if address.startswith("ray://") else ""
     check_ray(f"Ray at {address}", scheme, (host, port))
 
@@ -211,7 +211,7 @@ def check_token(environ: Mapping[str, str]) -> None:
         raise BadInput(
             "Ray: expected RAY_AUTH_MODE=token where shards are open to other hosts, got"
             f" {environ.get('RAY_AUTH_MODE') or 'none'}: start the cluster with it, and set it here"
-            " (docs/security.md), or say --plaintext"
+            " (docs/explanation/security.md), or say --plaintext"
         )
     if environ.get("RAY_AUTH_TOKEN"):  # from whoever started this process, as Kubernetes does
         return

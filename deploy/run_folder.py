@@ -28,8 +28,8 @@ import msgspec
 from deploy.summary import Summary
 from deploy.updates import UpdatesWriter
 from ps import Cluster
-from ps.storage import checked_json
-from ps.storage.private import write_private
+from ps.snapshots import checked_json
+from ps.snapshots.secure_files import write_private
 from shards.errors import BadInput, DownpourError, GiveUp
 
 SETTINGS = "settings.json"

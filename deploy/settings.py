@@ -13,23 +13,23 @@ from msgspec.structs import asdict
 
 from cupy_kernels.types import Precision
 from ps.durability import Durability
-from ps.hosts.hosting import (
-    Home,
+from ps.launch.launcher import (
+    Placement,
     ShardDevice,
     check_replicable,
     check_rollback,
     check_silence,
 )
-from ps.logs.saves import ROLLBACK_S
-from ps.protocol.compression import NONE, Compression
-from ps.replicas.coordinator_server import SILENCE_S
-from ps.storage import checked_json
-from ps.storage.shelf import Keep
-from ps.wire.link_model import LinkModel, parse_link
-from ps.wire.reach import on_this_host
-from ps.wire.transport import Transport
+from ps.replication.coordinator_server import SILENCE_S
+from ps.session.compression import NONE, Compression
+from ps.snapshots import checked_json
+from ps.snapshots.catalog import Retention
+from ps.transport.addresses import on_this_host
+from ps.transport.link_model import LinkModel, parse_link
+from ps.transport.local_sockets import Transport
+from ps.wal.autosave import ROLLBACK_S
 from shards.errors import UNDECODABLE, BadInput
-from worker.placement import Wanted, parse_device
+from worker.device_selection import DeviceRequest, parse_device
 from worker.strategies import Strategy, strategy_named
 
 NO_BOUND = "inf"
@@ -61,7 +61,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     of running clusters (None: embedded ones); `workers` is the number of partitions the data is
     trained in. Shards live in Ray or in processes of this machine, as `shards_in` says, and listen
     on the host `bind`, from `port` upwards (0: wherever is free), encrypted and closed to strangers
-    where other hosts can reach them, unless `plaintext`. Workers compute on a `device`
+    where other hosts can reach them, unless `plaintext`. WorkerRequests compute on a `device`
     ("auto", "cpu", "gpu", "gpu:N"), a GPU with products in `precision`; shards on a
     `shard_device`. `link` describes a slow link to put
     each worker behind; `transport` carries the data on one host; `compress` and `compress_pull` say
@@ -91,7 +91,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     lease_s: float = 10.0
     max_iter: int | None = None
-    shards_in: Home = Home.RAY
+    shards_in: Placement = Placement.RAY
     shard_device: ShardDevice = ShardDevice.CPU
     ray: str | None = None
     spark: str | None = None
@@ -163,7 +163,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
         options = {name: getattr(self, name) for name in _STRATEGYS}
         return kind(**{name: value for name, value in options.items() if value is not None})
 
-    def build_device(self, solvers: str) -> Wanted:
+    def build_device(self, solvers: str) -> DeviceRequest:
         """The device that workers compute on: as set, else as the solver says."""
         return parse_device(solvers if self.device is None else self.device)
 
@@ -188,11 +188,11 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
             return int(told), 0.0
         return 0, parse_time("--snapshot-every", told, "iterations, as 500, or ")
 
-    def build_keep(self) -> Keep:
+    def build_keep(self) -> Retention:
         """Which snapshots stay; raises BadInput for a time that is none."""
         told = self.snapshot_keep_for
         seconds = parse_time("--snapshot-keep-for", told) if told is not None else None
-        return Keep(self.snapshot_keep, seconds)
+        return Retention(self.snapshot_keep, seconds)
 
     @staticmethod
     def load(path: Path) -> "TrainSettings":
@@ -229,7 +229,7 @@ def misplaced(told: Mapping[str, Any]) -> dict[str, str]:
     """
     durability, home, strategy = told["durability"], told["shards_in"], told["strategy"]
     out = {}
-    if told["ray"] is not None and home is not Home.RAY:
+    if told["ray"] is not None and home is not Placement.RAY:
         out["ray"] = f"expected shards in Ray, got --shards-in {home}"
     if told["silence_s"] != SILENCE_S and durability is not Durability.REPLICATED:
         out["silence_s"] = f"expected --durability replicated, got {durability}"

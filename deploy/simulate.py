@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from ps.simulation import campaign, scenarios
-from ps.simulation.campaign import Tally
-from ps.simulation.planting import find, planted
-from ps.simulation.profiles import swarm
-from ps.simulation.scenarios import Profile, Scenario
-from ps.simulation.setting import Cluster
-from ps.simulation.shrinking import shrink
-from ps.simulation.world import Outcome, play
+from deploy.simulation import runner, scenarios
+from deploy.simulation.config import ClusterConfig
+from deploy.simulation.fault_generator import swarm
+from deploy.simulation.mutants import find, planted
+from deploy.simulation.runner import BatchTally
+from deploy.simulation.scenarios import Profile, Scenario
+from deploy.simulation.shrink import shrink
+from deploy.simulation.simulation import SimulationOutcome, play
 
 Tell = Callable[[str], None]
 
@@ -22,20 +22,20 @@ NO_BUG = "none"  # that a scenario names
 _STORY = "Found by `downpour simulate --seed {seed}`: {violation}"
 
 
-class Asked(NamedTuple):
+class SimulateOptions(NamedTuple):
     """What the options say; of `profile` or `cluster` None is whatever each seed draws."""
 
     seed: int
     seeds: int
     profile: Profile | None
-    cluster: Cluster | None
+    cluster: ClusterConfig | None
     scenario: Path | None
     bug: str
     out: Path
     events: bool
 
 
-def simulate(asked: Asked, tell: Tell) -> bool:
+def simulate(asked: SimulateOptions, tell: Tell) -> bool:
     """Do it, telling line by line; whether every promise was kept."""
     if asked.scenario is not None:
         scenario = scenarios.load(asked.scenario)
@@ -50,15 +50,15 @@ def simulate(asked: Asked, tell: Tell) -> bool:
     return _many(asked, tell)
 
 
-def _many(asked: Asked, tell: Tell) -> bool:
+def _many(asked: SimulateOptions, tell: Tell) -> bool:
     began = time.monotonic()
-    tallies: list[Tally] = []
-    work = campaign.batches(asked.seed, asked.seeds, asked.profile, asked.cluster)
-    for tally in campaign.run(work):
+    tallies: list[BatchTally] = []
+    work = runner.batches(asked.seed, asked.seeds, asked.profile, asked.cluster)
+    for tally in runner.run(work):
         tallies.append(tally)
         for seed, profile, violation in tally.violations:
             tell(f"seed {seed} ({profile}): {violation}")
-    whole = campaign.together(tallies)
+    whole = runner.together(tallies)
     seconds = time.monotonic() - began
     tell(
         f"{whole.runs} seeds, {len(whole.violations)} violations:"
@@ -71,7 +71,7 @@ def _many(asked: Asked, tell: Tell) -> bool:
     return not whole.violations
 
 
-def _hunt(asked: Asked, tell: Tell) -> bool:
+def _hunt(asked: SimulateOptions, tell: Tell) -> bool:
     """Seeds with a bug in the code, until one of them sees it."""
     for seed in range(asked.seed, asked.seed + asked.seeds):
         scenario = swarm(seed, asked.profile or Profile.WITHIN, asked.cluster)
@@ -82,12 +82,14 @@ def _hunt(asked: Asked, tell: Tell) -> bool:
     return True
 
 
-def _plays(scenario: Scenario, bug: str) -> Outcome:
+def _plays(scenario: Scenario, bug: str) -> SimulationOutcome:
     with planted(bug):
         return play(scenario)
 
 
-def _one(scenario: Scenario, bug: str, asked: Asked, tell: Tell, *, written: bool = False) -> bool:
+def _one(
+    scenario: Scenario, bug: str, asked: SimulateOptions, tell: Tell, *, written: bool = False
+) -> bool:
     """Play one run and tell of it; a failing seed is made small and written down."""
     outcome = _plays(scenario, bug)
     if asked.events:

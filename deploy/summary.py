@@ -1,9 +1,10 @@
 """What a finished run comes down to: the numbers in `summary.json`.
 
 Everything here is computed from what the shards counted and the workers reported, by functions that
-take values and return values. The keys are fixed in docs/glossary.md, which a test binds to the
-struct. Of a resumed run `samples`, `updates`, `max_clock_gap`, `worker_restarts` and the staleness
-figures tell the whole, and the rest what happened since it was resumed: only that has been timed.
+take values and return values. The keys are fixed in docs/reference/glossary.md, which a test binds
+to the struct. Of a resumed run `samples`, `updates`, `max_clock_gap`, `worker_restarts` and the
+staleness figures tell the whole, and the rest what happened since it was resumed: only that has
+been timed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.messages import ShardStatus
-from worker.replica import Report
+from worker.training_loop import WorkerReport
 
 Rows = NDArray[np.void]
 
 
-class Tally(msgspec.Struct, frozen=True):
+class RunTally(msgspec.Struct, frozen=True):
     """Sums over update records, so that a run of any length is counted in constant memory.
 
     `rows` counts one an update and shard, and so do the sums; `samples` likewise.
@@ -32,7 +33,7 @@ class Tally(msgspec.Struct, frozen=True):
     max_clock_gap: int = 0
 
     @classmethod
-    def of(cls, records: Iterable[Rows]) -> "Tally":
+    def of(cls, records: Iterable[Rows]) -> "RunTally":
         """The tally of arrays with (at least) RECORD's columns staleness, clock_gap, samples."""
         total = cls()
         for rows in records:
@@ -42,7 +43,7 @@ class Tally(msgspec.Struct, frozen=True):
     @classmethod
     def of_columns(
         cls, staleness: NDArray[Any], clock_gap: NDArray[Any], samples: NDArray[Any]
-    ) -> "Tally":
+    ) -> "RunTally":
         """The same from three integer columns of equal length."""
         if not len(staleness):
             return cls()
@@ -54,8 +55,8 @@ class Tally(msgspec.Struct, frozen=True):
             max_clock_gap=int(clock_gap.max()),
         )
 
-    def __add__(self, other: "Tally") -> "Tally":
-        return Tally(
+    def __add__(self, other: "RunTally") -> "RunTally":
+        return RunTally(
             rows=self.rows + other.rows,
             samples=self.samples + other.samples,
             staleness_sum=self.staleness_sum + other.staleness_sum,
@@ -102,15 +103,15 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 def summarise(
     statuses: Sequence[ShardStatus],
-    fresh: Tally,
-    reports: Sequence[Report],
+    fresh: RunTally,
+    reports: Sequence[WorkerReport],
     *,
     workers: int,
     staleness_bound: int | None,
     seconds: float,
     test_accuracy: float | None = None,
     test_loss: float | None = None,
-    kept: Tally | None = None,
+    kept: RunTally | None = None,
     fresh_samples: int | None = None,
     left: Sequence[ShardStatus] = (),
 ) -> Summary:
@@ -123,7 +124,7 @@ def summarise(
     """
     samples = fresh.samples / len(statuses) if fresh_samples is None else fresh_samples
     gaps = (status.max_clock_gap for status in (*left, *statuses))
-    all_updates = fresh + (kept or Tally())
+    all_updates = fresh + (kept or RunTally())
     return Summary(
         test_accuracy=test_accuracy,
         test_loss=test_loss,
@@ -159,7 +160,7 @@ def _restarts(statuses: Sequence[ShardStatus]) -> int:
     return sum(takeovers.values())
 
 
-def _share(reports: Sequence[Report], part: str) -> float | None:
+def _share(reports: Sequence[WorkerReport], part: str) -> float | None:
     """The part's seconds over all seconds of all workers, so that long lives weigh more."""
     total = sum(report.seconds for report in reports)
     return sum(getattr(report, part) for report in reports) / total if total > 0 else None

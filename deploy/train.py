@@ -21,44 +21,44 @@ import pyarrow as pa
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from deploy.disk_space import check_room
 from deploy.evaluations import EvaluationsFile
-from deploy.hello import check_spark
 from deploy.java import java_environment
-from deploy.origin import Origin, newest, shelf_of
 from deploy.plots import plot_loss, plot_staleness
 from deploy.progress import Progress
-from deploy.room import check_room
+from deploy.reshard_requests import ReshardInbox
 from deploy.run_folder import CAFFEMODEL, LOGS, SETTINGS, SUMMARY, WEIGHTS, RunFolder, writer_of
+from deploy.service_probe import check_spark
 from deploy.settings import TrainSettings
+from deploy.snapshot_ref import SnapshotRef, newest, shelf_of
 from deploy.summary import Summary, summarise
 from deploy.updates import UpdatesWriter
-from deploy.wishes import Wishes
 from ps import Cluster
-from ps.hosts.hosting import Home, place_of
-from ps.logs.job_logs import is_job, newest_logs
-from ps.storage.shelf import Found, Shelf
-from ps.storage.snapshots import Manifest
-from ps.storage.stores import without_secrets
-from ps.wire.reach import check_listen, reach
+from ps.launch.launcher import Placement, place_of
+from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
+from ps.snapshots.manifest import Manifest
+from ps.snapshots.object_store import without_secrets
+from ps.transport.addresses import check_listen, check_reachable
+from ps.wal.catalog import is_job, newest_logs
 from shards.errors import UNDECODABLE, BadInput, GiveUp
-from shards.job_ids import shown
+from shards.job_ids import short_id
 from shards.messages import ShardStatus
 from worker import spark, spark_settings
 from worker.caffe.evaluator import Evaluator, classes_of, needs_test_net
 from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
-from worker.caffe.rows import rows_of
+from worker.caffe.row_shape import rows_of
 from worker.caffe.solver import read_solver
 from worker.caffe.weights import write_caffemodel
+from worker.device_selection import check_here
 from worker.evaluation import Evaluation, EvaluationPlan
 from worker.inference import starting_weights, write_safetensors
-from worker.interrupts import SafeExitStack, asked_for, deferred, hangup_spares_children
+from worker.initial_state import check_fit
 from worker.job import DEFAULT_SEED
-from worker.placement import check_here
-from worker.residence import in_words
-from worker.resuming import check_fit
-from worker.sources import Source, Split, has_test, open_source, part_to_test
-from worker.training import Outcome, run_job
+from worker.job_runner import Outcome, run_job
+from worker.job_shards import in_words
+from worker.signals import SafeExitStack, asked_for, deferred, hangup_spares_children
+from worker.sources import ImageSource, Split, has_test, open_source, part_to_test
 
 _FLOAT_BYTES = 4
 
@@ -67,7 +67,7 @@ class Finished(Exception):
     """The run to resume has taken all its steps, and everything that it leaves is written."""
 
 
-def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | None:
+def run(settings: TrainSettings, *, origin: SnapshotRef | None = None) -> Summary | None:
     """Train as told and leave a run folder; returns its summary, or None when Ctrl-C came first.
 
     With an `origin` the run goes on from that snapshot: if none is named, in the run's own folder,
@@ -133,7 +133,7 @@ def run(settings: TrainSettings, *, origin: Origin | None = None) -> Summary | N
             resume=found,
             snapshots=shelf,
             asked=asked,
-            wishes=Wishes(folder.path),
+            wishes=ReshardInbox(folder.path),
             logs=settings.logs or folder.logs,
             evaluation=inputs.evaluation,
             observer=observer,
@@ -160,7 +160,7 @@ def _check_own(settings: TrainSettings) -> None:
         and not Path(shelf).is_dir()
     ):
         raise BadInput(f"--snapshots {shelf}: expected a folder, got a file")
-    if shelf is not None and Shelf(shelf).entries():
+    if shelf is not None and SnapshotCatalog(shelf).entries():
         raise BadInput(
             f"--snapshots {without_secrets(shelf)}: expected a place of this run's own, got one"
             " with snapshots"
@@ -169,7 +169,7 @@ def _check_own(settings: TrainSettings) -> None:
         raise BadInput(f"--logs {logs}: expected a folder of this run's own, got one with files")
 
 
-def _found(origin: Origin, inputs: "_Inputs") -> Found:
+def _found(origin: SnapshotRef, inputs: "_Inputs") -> LoadedSnapshot:
     """What to go on from, whole and of this job: a snapshot, or what its shards wrote since."""
 
     def check(place: str, manifest: Manifest) -> None:
@@ -274,7 +274,7 @@ class _Inputs:
             )
         return found
 
-    def _test_source(self) -> Source | None:
+    def _test_source(self) -> ImageSource | None:
         """What the weights are tested on: --test-data, else the data's own test part."""
         if self.settings.test_data is not None:
             test = self.settings.test_data
@@ -284,7 +284,7 @@ class _Inputs:
             return None
         return self._opened(self.settings.data, "test")
 
-    def _opened(self, data: Path, split: Split) -> Source:
+    def _opened(self, data: Path, split: Split) -> ImageSource:
         rows = rows_of(self.solver.tests[0].net)
         return open_source(data, split, classes=self.classes, shape=rows.shape, image=rows.image)
 
@@ -333,7 +333,7 @@ class _Observer:
     def started(self, cluster: Cluster, restored: list[int] | None) -> None:
         cluster.save(self._folder.cluster)
         self.updates = self._folder.open_updates(
-            job=shown(cluster.job), seed=self._seed, restored=restored
+            job=short_id(cluster.job), seed=self._seed, restored=restored
         )
 
     def progressed(self, statuses: list[ShardStatus], records: list[NDArray[np.void]]) -> None:
@@ -403,7 +403,9 @@ def _check_guarded(settings: TrainSettings) -> None:
 
 def _check_addresses(settings: TrainSettings) -> None:
     """Raise BadInput for a host or port that shards cannot have, and where no Ray or Spark is."""
-    if settings.shards_in is Home.PROCESSES or settings.ray is None:  # they listen on this machine
+    if (
+        settings.shards_in is Placement.PROCESSES or settings.ray is None
+    ):  # they listen on this machine
         ports = range(settings.port, settings.port + settings.shards) if settings.port else ()
         _of_option("--bind", lambda: check_listen(settings.bind, ()))
         _of_option("--port", lambda: check_listen(settings.bind, ports))
@@ -419,7 +421,7 @@ def _check_addresses(settings: TrainSettings) -> None:
         spark_settings.addresses(url, os.environ),
     )
     if servers:
-        reach(name, servers)
+        check_reachable(name, servers)
     if url.startswith("spark://"):
         check_spark(name, servers)
 
@@ -447,7 +449,7 @@ def _start(settings: TrainSettings, progress: Progress, stack: ExitStack) -> spa
     """Connect to Ray if shards live there, then to Spark; `stack` ends what was started."""
     with deferred():
         java = java_environment() if settings.spark is None else {}
-    if settings.shards_in is Home.RAY:
+    if settings.shards_in is Placement.RAY:
         from deploy import ray_cluster
 
         progress.starting("Ray" if settings.ray is None else f"Ray at {settings.ray}")
@@ -544,7 +546,7 @@ def _with_hint(settings: TrainSettings, outcome: Outcome) -> Iterator[None]:
     except (GiveUp, OSError) as error:
         if outcome.snapshot is not None:
             where = f"what was learned is in {outcome.snapshot}"
-        elif Shelf(shelf_of(settings, settings.out)).entries():
+        elif SnapshotCatalog(shelf_of(settings, settings.out)).entries():
             where = "what was learned since the last snapshot is lost"
         else:
             raise
@@ -555,7 +557,7 @@ def _with_hint(settings: TrainSettings, outcome: Outcome) -> Iterator[None]:
 # --- a run to resume that has taken all its steps -------------------------------------------------
 
 
-def _is_over(inputs: _Inputs, found: Found) -> bool:
+def _is_over(inputs: _Inputs, found: LoadedSnapshot) -> bool:
     """Whether a snapshot has all the steps; raises BadInput where it has more than are wanted."""
     workers, wanted = inputs.settings.workers, inputs.job.plan.steps
     if found.manifest.steps > wanted * workers:
@@ -566,7 +568,7 @@ def _is_over(inputs: _Inputs, found: Found) -> bool:
     return found.manifest.steps == wanted * workers
 
 
-def _ended(run: Path, found: Found) -> Summary | None:
+def _ended(run: Path, found: LoadedSnapshot) -> Summary | None:
     """The summary of the training that ended with this snapshot; None if it wrote none."""
     try:
         summary = msgspec.json.decode((run / SUMMARY).read_bytes(), type=Summary)
@@ -576,7 +578,7 @@ def _ended(run: Path, found: Found) -> Summary | None:
     return summary if summary.updates == updates and writer_of(run) is None else None
 
 
-def _complete(inputs: _Inputs, found: Found, summary: Summary) -> Summary:
+def _complete(inputs: _Inputs, found: LoadedSnapshot, summary: Summary) -> Summary:
     """Write what the disk or Ctrl-C kept a run from; raises Finished where that is nothing."""
     out = inputs.settings.out
     written = all((out / name).is_file() for name in (WEIGHTS, CAFFEMODEL))

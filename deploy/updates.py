@@ -1,9 +1,9 @@
 """`updates.parquet`: one row for each update and shard that applied it, written as a run goes on.
 
-The shards' records (shards/records.py) come in as they are collected, and leave in row groups, so
-that a run of any length needs a few MiB. A Parquet file can be read only once its footer is
-written: this one grows under another name, and takes its own when it is closed, on every way out. A
-run that is killed leaves the file of its last clean stop.
+The shards' records (shards/update_records.py) come in as they are collected, and leave in row
+groups, so that a run of any length needs a few MiB. A Parquet file can be read only once its footer
+is written: this one grows under another name, and takes its own when it is closed, on every way
+out. A run that is killed leaves the file of its last clean stop.
 
 A disk that refuses costs the file of this run, and no more: that of the last clean stop stays, and
 what comes is still counted.
@@ -26,9 +26,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from deploy.summary import Rows, Tally
+from deploy.summary import Rows, RunTally
 from shards.errors import UNDECODABLE, BadInput, GiveUp, quoted
-from shards.records import RECORD
+from shards.update_records import RECORD
 
 SCHEMA = pa.schema(
     [
@@ -78,7 +78,7 @@ class UpdatesWriter:
         Raises BadInput when the file to go on in cannot be read, GiveUp when the disk refuses.
         """
         self.path = path
-        self.fresh = self.kept = Tally()
+        self.fresh = self.kept = RunTally()
         self._job, self._seed = job, seed
         self._partial = path.with_name(f".{path.name}.partial")
         self._waiting: list[pa.RecordBatch] = []
@@ -107,7 +107,7 @@ class UpdatesWriter:
 
         Raises GiveUp when the disk refuses: once, for from then on nothing is written.
         """
-        self.fresh += Tally.of(records)
+        self.fresh += RunTally.of(records)
         if records:
             self.fresh_samples += int(records[0]["samples"].sum())
         if self.lost:
@@ -157,7 +157,7 @@ class UpdatesWriter:
             upto[: len(restored)] = restored
             held = batch.column("apply_version").to_numpy() <= upto[shards]
             batch = batch.filter(pa.array(held))
-            self.kept += Tally.of_columns(
+            self.kept += RunTally.of_columns(
                 *(batch.column(name).to_numpy() for name in ("staleness", "clock_gap", "samples"))
             )
             times = batch.column("time").to_numpy()

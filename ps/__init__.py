@@ -8,24 +8,24 @@
         shards.push(gradient_at(replica.weights))
 
 Rules, schedules and errors are here, too. Importing this loads neither Ray nor PySpark nor CuPy:
-shards in Ray need `ps.hosts.ray_host`, which is imported separately.
+shards in Ray need `ps.launch.ray_launcher`, which is imported separately.
 """
 
-from ps.build import build_id
+from ps.admin_client import AdminClient, ShardState
 from ps.client import Client
 from ps.cluster import Cluster
-from ps.console import Console, ShardState
+from ps.compatibility import build_id
 from ps.durability import Durability
-from ps.hosts.hosting import ShardDevice
-from ps.hosts.local import local_shards
-from ps.hosts.process_host import process_shards
-from ps.hosts.replicated_host import replicated_shards
-from ps.job import describe, shard_specs, successors
-from ps.protocol.compression import Compression
-from ps.protocol.events import NotReady, Unreachable
-from ps.resharding import move
-from ps.sharing.arenas import Replica
-from ps.wire.link_model import parse_link
+from ps.job_spec import make_cluster, resharded_specs, shard_specs
+from ps.launch.launcher import ShardDevice
+from ps.launch.processes import process_shards
+from ps.launch.replicated_processes import replicated_shards
+from ps.launch.threads import local_shards
+from ps.resharding import reshard
+from ps.session.compression import Compression
+from ps.session.events import NotReady, Unreachable
+from ps.shared_memory.client_buffers import PulledWeights
+from ps.transport.link_model import parse_link
 from shards.errors import (
     BadInput,
     BadMessage,
@@ -38,7 +38,7 @@ from shards.errors import (
     Retry,
     WrongBuild,
 )
-from shards.guard import Guard
+from shards.gradient_guard import Guard
 from shards.rules import SGD, AdaDelta, Adagrad, Adam, Decay, DecayKind, Momentum, Nesterov, RMSProp
 from shards.schedules import Exp, Fixed, Inv, MultiStep, Poly, Sigmoid, Step
 from shards.spec import Merge
@@ -51,12 +51,12 @@ __all__ = [
     "AdaDelta",
     "Adagrad",
     "Adam",
+    "AdminClient",
     "BadInput",
     "BadMessage",
     "Client",
     "Cluster",
     "Compression",
-    "Console",
     "Decay",
     "DecayKind",
     "DenseTable",
@@ -76,8 +76,8 @@ __all__ = [
     "Nesterov",
     "NotReady",
     "Poly",
+    "PulledWeights",
     "RMSProp",
-    "Replica",
     "Resynchronise",
     "Retry",
     "ShardDevice",
@@ -89,12 +89,12 @@ __all__ = [
     "WrongBuild",
     "__version__",
     "build_id",
-    "describe",
     "local_shards",
-    "move",
+    "make_cluster",
     "parse_link",
     "process_shards",
     "replicated_shards",
+    "reshard",
+    "resharded_specs",
     "shard_specs",
-    "successors",
 ]

@@ -4,13 +4,13 @@
         weights = shards.pull()
         shards.push(gradient(weights))
 
-It is a dull driver: it asks the session of its stay with the shards (ps/wire/stay.py) what to say,
-and waits. It has no thread of its own: who pulls or pushes takes in what has come, and sleeps at
-the sockets themselves. While the caller computes, ZeroMQ's thread goes on sending and receiving, so
-a prefetched pull and an unacknowledged push cost the caller no time; a small thread renews the
-lease now and then, so that a long computation is not taken for death. When the job moves to other
-shards, the client begins another stay with those. A call while another thread
-is inside one raises BadInput: each thread needs a client of its own.
+It is a dull driver: it asks the session of its stay with the shards
+(ps/transport/cluster_connection.py) what to say, and waits. It has no thread of its own: who pulls
+or pushes takes in what has come, and sleeps at the sockets themselves. While the caller computes,
+ZeroMQ's thread goes on sending and receiving, so a prefetched pull and an unacknowledged push cost
+the caller no time; a small thread renews the lease now and then, so that a long computation is not
+taken for death. When the job moves to other shards, the client begins another stay with those. A
+call while another thread is inside one raises BadInput: each thread needs a client of its own.
 """
 
 import time
@@ -27,23 +27,23 @@ from numpy.typing import NDArray
 
 from ps import paths
 from ps.cluster import Cluster, cluster_of
-from ps.protocol import events, moving
-from ps.protocol.compression import Compression, compression_of
-from ps.protocol.pacing import LEAST, Pacing, Times
-from ps.protocol.prefetched import Prefetched
-from ps.sharing.arenas import Arenas, Replica
-from ps.storage import residual
-from ps.storage.keeping import Keeper
-from ps.storage.stores import Place
-from ps.storage.worker_state import Arrays, WorkerState, save_state
-from ps.wire.link_model import LinkModel, link_of
-from ps.wire.stay import Stay
-from ps.wire.stripes import MOST
-from ps.wire.transport import Transport, transport_named
+from ps.session import events, reshard_client
+from ps.session.compression import Compression, compression_of
+from ps.session.flow_control import LEAST, FlowControl, Times
+from ps.session.prefetch_table import PrefetchTable
+from ps.shared_memory.client_buffers import ClientBuffers, PulledWeights
+from ps.snapshots import residuals
+from ps.snapshots.object_store import Place
+from ps.snapshots.residual_writer import ResidualWriter
+from ps.snapshots.worker_state import Arrays, WorkerState, save_state
+from ps.transport.cluster_connection import ClusterConnection
+from ps.transport.link_model import LinkModel, link_of
+from ps.transport.local_sockets import Transport, transport_named
+from ps.transport.striping import MOST
 from shards import arguments
 from shards.errors import BadInput, Fenced
 from shards.messages import Pull, Push
-from shards.versions import Allocator, on_the_heap
+from shards.versions import Allocator, heap_allocator
 
 _BRIEF_S = 1e-4  # an absence in which what came has not lain for long
 _SPARE = 6  # gradients beside those in flight: being made, summed up, owed
@@ -90,13 +90,14 @@ class Client:
     goes on where the last one was applied (`seq`, `step`). `patience_s` is how long a silent shard
     is waited for before `Unreachable` is raised; `in_flight` bounds the pushes that may be
     unacknowledged when a further one is sent; where it is not given, there are as many as the link
-    needs, within memory (ps/protocol/pace.py). `compression` is how pushes and pulls travel;
-    `restore` a file of `save`'s, with the residual to go on with, which must be of the last applied
-    push. `keep` is the path or URI that snapshots of the job go to: what compression leaves behind
-    is written there for each (ps/storage/keeping.py). `link` puts everything behind a link that is
-    slow on purpose. `stripes` is over how many TCP connections a shard's messages are spread; not
-    given, as many as the round trip wants (ps/wire/stripes.py). `allocate` makes the arrays that
-    `pull` and `empty` hand out: page-locked ones, where they go to a GPU.
+    needs, within memory (ps/session/window_estimator.py). `compression` is how pushes and pulls
+    travel; `restore` a file of `save`'s, with the residual to go on with, which must be of the last
+    applied push. `keep` is the path or URI that snapshots of the job go to: what compression leaves
+    behind is written there for each (ps/snapshots/residual_writer.py). `link` puts everything
+    behind a link that is slow on purpose. `stripes` is over how many TCP connections a shard's
+    messages are spread; not given, as many as the round trip wants (ps/transport/striping.py).
+    `allocate` makes the arrays that `pull` and `empty` hand out: page-locked ones, where they go to
+    a GPU.
 
     `rolled_back` holds, for each shard that died and went on from what it had saved, the last time;
     `lost` counts this worker's pushes that a shard had acknowledged and lost so.
@@ -115,7 +116,7 @@ class Client:
         restore: str | Path | None = None,
         keep: Place | None = None,
         link: LinkModel | str | None = None,
-        allocate: Allocator = on_the_heap,
+        allocate: Allocator = heap_allocator,
         transport: str = Transport.AUTO,
         stripes: int | None = None,
     ) -> None:
@@ -139,13 +140,13 @@ class Client:
         self.duplicates = self.staleness = self.clock = self.step = self.lost = 0
         self.rolled_back: dict[int, events.RolledBack] = {}
         self.rtt_s = self._wait_s = 0.0
-        self._pacing, self._prefetched = Pacing(in_flight, time.monotonic()), Prefetched()
-        self._arenas = Arenas(cluster.table.size, allocate)
-        self._replica: Replica | None = None
+        self._pacing, self._prefetched = FlowControl(in_flight, time.monotonic()), PrefetchTable()
+        self._arenas = ClientBuffers(cluster.table.size, allocate)
+        self._replica: PulledWeights | None = None
         self._first_epoch = cluster.map.epoch
         self._leaving = self._departed = self._closed = False
         self._new_stay = partial(
-            Stay,
+            ClusterConnection,
             worker=worker,
             incarnation=incarnation,
             retry_s=retry_s,
@@ -159,17 +160,19 @@ class Client:
         )
         self._turn_to(self._new_stay(cluster))
         self._compresses = self._stay.session.cargo.feedback is not None
-        self._keeper = Keeper(keep, worker) if keep is not None and self._compresses else None
+        self._keeper = (
+            ResidualWriter(keep, worker) if keep is not None and self._compresses else None
+        )
         try:
-            restored = None if restore is None else residual.loaded(restore, self._stay.session)
+            restored = None if restore is None else residuals.loaded(restore, self._stay.session)
             self._turn_to(self._met(self._stay))
             ready = self._stay.session.ready
             assert ready is not None, "they have met"
             self.clock, self.step = ready.clock, ready.step
             if restored is not None:
-                self._take_up(*restored)
+                self._restore_residual(*restored)
         except BaseException:
-            self.abandon()
+            self.abort()
             raise
 
     @property
@@ -180,7 +183,7 @@ class Client:
     # --- the sentence -----------------------------------------------------------------------------
 
     @_by_one_thread
-    def pull(self, clock: int | None = None, *, copy: bool = False) -> Replica:
+    def pull(self, clock: int | None = None, *, copy: bool = False) -> PulledWeights:
         """The weights for the step at `clock` (default: the next one); waits at the bound.
 
         The array is read-only, and never written again while referred to; drop it when done. With
@@ -201,7 +204,7 @@ class Client:
         assembling = time.monotonic()
         self._replica = replica = self._arenas.assembled(pulled)
         if copy:
-            replica = Replica(replica.weights.copy(), replica.versions)
+            replica = PulledWeights(replica.weights.copy(), replica.versions)
         now = time.monotonic()
         self.times.serialise_s += now - assembling
         self._pacing.leave(now)
@@ -219,7 +222,7 @@ class Client:
             self._stay.send(self._ask(clock, time.monotonic()))
 
     @property
-    def ahead(self) -> int:
+    def recommended_prefetch(self) -> int:
         """How many of your steps early to prefetch weights, as the link has been until now."""
         return self._pacing.ahead
 
@@ -287,7 +290,7 @@ class Client:
         self.times.network_s += now - started - (self.times.serialise_s - before)
         self._pacing.leave(now)
 
-    def empty(self, *, zeroed: bool = True) -> NDArray[np.float32]:
+    def new_gradient(self, *, zeroed: bool = True) -> NDArray[np.float32]:
         """A zeroed array of the table's size, for a gradient; dropping it recycles it.
 
         Where a shard shares memory with this client, the array is in that memory and is pushed
@@ -312,13 +315,13 @@ class Client:
         if it stands where this one does. Raises BadInput where pushes are not compressed.
         """
         target = paths.path("save: path", path)
-        feedback = residual.feedback_of(self._stay.session, "save")
+        feedback = residuals.feedback_of(self._stay.session, "save")
         self.flush()
-        state = residual.state_of(self._stay.session, self.step, self.clock, self.seq)
+        state = residuals.state_of(self._stay.session, self.step, self.clock, self.seq)
         save_state(target, state, feedback.state())
 
     @_by_one_thread
-    def take_up(self, state: WorkerState, arrays: Arrays) -> None:
+    def restore_residual(self, state: WorkerState, arrays: Arrays) -> None:
         """Go on as a life of this worker did that a snapshot was taken of (keeping.residual_in).
 
         Before the first pull. What it had pushed beyond the snapshot is pushed again, so `seq`,
@@ -327,9 +330,9 @@ class Client:
         """
         arguments.instance("take_up: state", state, WorkerState, "a WorkerState")
         arguments.instance("take_up: arrays", arrays, Mapping, "arrays by name")  # type: ignore[type-abstract]
-        residual.feedback_of(self._stay.session, "take up")
-        residual.check(state, self._stay.session, f"residual of {state.worker}")
-        self._take_up(state, arrays)
+        residuals.feedback_of(self._stay.session, "take up")
+        residuals.check(state, self._stay.session, f"residual of {state.worker}")
+        self._restore_residual(state, arrays)
 
     @property
     def seq(self) -> int:
@@ -350,9 +353,9 @@ class Client:
             while not self._departed:
                 self._turn()
         finally:
-            self.abandon()
+            self.abort()
 
-    def abandon(self) -> None:
+    def abort(self) -> None:
         """Drop the connections as a crash would: the lease frees the others."""
         self._closed = True
         self._stay.close()
@@ -371,16 +374,16 @@ class Client:
         if kind is None:
             self.close()
         else:
-            self.abandon()
+            self.abort()
 
     # --- the residual -----------------------------------------------------------------------------
 
-    def _take_up(self, state: WorkerState, arrays: Arrays) -> None:
+    def _restore_residual(self, state: WorkerState, arrays: Arrays) -> None:
         """Go on with a residual, once the shards have the pushes that it follows."""
         base = self.seq
-        for push in residual.restored(self._stay.session, state, arrays):
+        for push in residuals.restored(self._stay.session, state, arrays):
             now = time.monotonic()
-            request, sends = residual.made_again(
+            request, sends = residuals.made_again(
                 push,
                 arrays[push.name],
                 self._stay.session,
@@ -394,21 +397,21 @@ class Client:
             replaced = {"incarnation": self.incarnation, "base": base}
             self._keeper.keep(msgspec.structs.replace(state, **replaced), arrays)
 
-    def _keep(self, base: int, pushes: Sequence[moving.Carried] = ()) -> None:
+    def _keep(self, base: int, pushes: Sequence[reshard_client.CarriedPush] = ()) -> None:
         """Have what a snapshot of the shards at push `base` wants of this worker written."""
         assert self._keeper is not None, "somebody asked for it"
-        self._keeper.keep(*residual.kept(self._stay.session, self.step, self.clock, base, pushes))
+        self._keeper.keep(*residuals.kept(self._stay.session, self.step, self.clock, base, pushes))
 
     # --- moving -----------------------------------------------------------------------------------
 
-    def _turn_to(self, stay: Stay) -> None:
+    def _turn_to(self, stay: ClusterConnection) -> None:
         """Whatever is asked from now on is asked there."""
         sharing = stay.connection.sharing
         self._pacing.begin(self.table.size, shared=sharing is not None)
         self._arenas.turn_to(stay.cluster.map, sharing)
         self._stay = stay
 
-    def _met(self, stay: Stay) -> Stay:
+    def _met(self, stay: ClusterConnection) -> ClusterConnection:
         """This one, or that with whoever holds the job by now, once the shards know this worker."""
         try:
             while not stay.begin(self._note):
@@ -419,7 +422,7 @@ class Client:
             raise
         return stay
 
-    def _succeeding(self, stay: Stay) -> Stay:
+    def _succeeding(self, stay: ClusterConnection) -> ClusterConnection:
         assert stay.successors is not None, "these shards have no job any more"
         return self._new_stay(stay.successors)
 
@@ -433,15 +436,15 @@ class Client:
         stay = self._met(self._succeeding(former))
         now = time.monotonic()
         try:
-            joins, owed = moving.go_on(former.session, stay.session, now)
-            wanted = self._prefetched.begin_anew()
+            joins, owed = reshard_client.resume_at(former.session, stay.session, now)
+            wanted = self._prefetched.restart()
             self._turn_to(stay)
         except BaseException:
             stay.close()
             raise
         self._stay.send(joins)
         for request, sends in owed:
-            self._pacing.pushes.sent(request, now)
+            self._pacing.pushes.record_send(request, now)
             self._stay.send(sends)
         for clock in wanted:
             self._stay.send(self._ask(clock, now))
@@ -452,19 +455,19 @@ class Client:
         """What was read before a move, as the shards after it are told."""
         shard_map = self._stay.cluster.map
         moved = shard_map.epoch > self._first_epoch
-        return moving.versions(read, shard_map.shards) if moved and read else read
+        return reshard_client.versions(read, shard_map.shards) if moved and read else read
 
     # --- requests and answers ---------------------------------------------------------------------
 
     def _ask(self, clock: int, now: float) -> list[events.Send]:
         request, sends = self._stay.session.pull(clock, now)
-        self._pacing.pulls.sent(request, now)
-        self._prefetched.asked(clock, request)
+        self._pacing.pulls.record_send(request, now)
+        self._prefetched.record_request(clock, request)
         return sends
 
     def _pushed(self, request: int, steps: int, now: float) -> None:
         """A push over so many steps is on its way."""
-        self._pacing.pushes.sent(request, now)
+        self._pacing.pushes.record_send(request, now)
         self.clock += steps
         self.step += steps
 
@@ -498,7 +501,7 @@ class Client:
         if stay.successors is None:  # or Ctrl-C came while we moved
             if stay.torn:
                 stay.ask_again()
-                for clock in self._prefetched.let_go():
+                for clock in self._prefetched.cancel_all():
                     self.prefetch(clock)
                 stay.torn = False
             stay.turn(self._note, timeout)
@@ -509,13 +512,13 @@ class Client:
         heard = self._pacing.listens
         match event:
             case events.Pulled(waited_s=waited_s):
-                self._prefetched.came(event)
-                self._pacing.pulls.answered(event.request, now, heard=heard, waited_s=waited_s)
+                self._prefetched.record_pulled(event)
+                self._pacing.pulls.record_answer(event.request, now, heard=heard, waited_s=waited_s)
             case events.Pushed():
                 self.duplicates += event.duplicates > 0
                 self.staleness = event.staleness
                 self.rtt_s = event.rtt_s
-                self._pacing.pushes.answered(event.request, now, heard=heard)
+                self._pacing.pushes.record_answer(event.request, now, heard=heard)
             case events.RolledBack():
                 self.rolled_back[event.shard] = event
                 self.lost += event.lost
@@ -524,4 +527,4 @@ class Client:
             case events.Departed():
                 self._departed = True
             case events.Exported() if self._keeper is not None and not self._keeper.busy:
-                self._keep(event.base, moving.recorded(self._stay.session, event))
+                self._keep(event.base, reshard_client.recorded(self._stay.session, event))

@@ -1,8 +1,8 @@
 """A cluster, described: everything that a worker or an SDK user needs to find a job's shards.
 
 It is a plain value that travels inside Spark's closures and in the run folder's `cluster.json`.
-Where shards speak CURVE it holds what lets its owner in (admission.py), so it is shown without its
-secrets, and workers are given one without the operator's key.
+Where shards speak CURVE it holds what lets its owner in (authorization.py), so it is shown without
+its secrets, and workers are given one without the operator's key.
 """
 
 import os
@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 
 from ps import paths
-from ps.build import build_id
+from ps.compatibility import build_id
 from ps.security.keys import address_of
-from ps.storage import checked_json
-from ps.storage.private import check_private, write_private
+from ps.snapshots import checked_json
+from ps.snapshots.secure_files import check_private, write_private
 from shards import arguments
 from shards.errors import UNDECODABLE, BadInput
 from shards.tables import DenseTable, ShardMap

@@ -1,4 +1,6 @@
-"""How much of what a shard acknowledged survives what: docs/durability.md tells it at length."""
+"""How much of what a shard acknowledged survives what: docs/explanation/durability.md tells it at
+length.
+"""
 
 from enum import StrEnum
 from pathlib import Path

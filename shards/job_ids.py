@@ -13,7 +13,7 @@ def digest_of(job: str) -> str:
     return hashlib.sha256(job.encode()).hexdigest()[:16]
 
 
-def shown(job: str) -> str:
+def short_id(job: str) -> str:
     """What everybody may call it: its name, and the digest in place of the random part."""
     name, _, _ = job.rpartition("-")
     return f"{name}-{digest_of(job)}" if name else digest_of(job)

@@ -40,13 +40,13 @@ class Verdict(Enum):
     DUPLICATE = auto()
 
 
-class Entry(msgspec.Struct):
+class LedgerEntry(msgspec.Struct):
     """One worker. `clock` counts at the gate; `step` counts the steps of the worker's own plan.
 
     `takeovers` counts lives that began before the one before had left; `admitted` says whether this
     life has ever counted at the gate; `loss` is the last finite one that it told; `refused` counts
-    the gradients of all its lives that the guard has refused (guard.py). `acknowledged` is the last
-    push that every shard had acknowledged to it when it sent push `seq`.
+    the gradients of all its lives that the guard has refused (gradient_guard.py). `acknowledged` is
+    the last push that every shard had acknowledged to it when it sent push `seq`.
     """
 
     incarnation: Count
@@ -65,16 +65,16 @@ class Entry(msgspec.Struct):
 class Ledger(msgspec.Struct):
     """All workers a shard has heard of."""
 
-    entries: dict[str, Entry] = {}
+    entries: dict[str, LedgerEntry] = {}
     floor: Count = 0
 
     # --- coming and going -----------------------------------------------------------------------
 
-    def greet(self, worker: str, incarnation: int, lease_until: float) -> Entry:
+    def greet(self, worker: str, incarnation: int, lease_until: float) -> LedgerEntry:
         """Let a life of `worker` speak for its name; raises Fenced if a newer one already does."""
         entry = self.entries.get(worker)
         if entry is None:
-            entry = self.entries[worker] = Entry(incarnation)
+            entry = self.entries[worker] = LedgerEntry(incarnation)
         elif incarnation < entry.incarnation:
             raise _fenced(worker, incarnation, entry)
         elif incarnation > entry.incarnation:
@@ -99,13 +99,13 @@ class Ledger(msgspec.Struct):
         self._stand(entry, Standing.ACTIVE)
         return entry.clock
 
-    def regain(self, worker: str, seq: int, step: int) -> None:
+    def restore_seq(self, worker: str, seq: int, step: int) -> None:
         """It says how far it had come: a former life had its pushes up to `seq`, lost or not."""
         entry = self.entries[worker]
         if seq > entry.seq:
             entry.seq, entry.step = seq, step
 
-    def follow_up(self, clock: int, heard: Container[str]) -> list[str]:
+    def raise_clocks(self, clock: int, heard: Container[str]) -> list[str]:
         """No registered worker is further behind than `clock`, even if it has not said so yet.
 
         A worker in `heard` has joined at an earlier clock all the same: it knew no better. It no
@@ -127,7 +127,7 @@ class Ledger(msgspec.Struct):
     def leave(self, worker: str) -> None:
         self._stand(self.entries[worker], Standing.LEFT)
 
-    def dismiss(self) -> None:
+    def detach_workers(self) -> None:
         """Nobody counts until they join again, and who was in quarantine is heard again: the
         ledger comes from an earlier job.
         """
@@ -158,13 +158,13 @@ class Ledger(msgspec.Struct):
             if entry.standing in _LEASED:
                 entry.lease_until = lease_until
 
-    def excuse(self, unheard_s: float) -> None:
+    def forgive_silence(self, unheard_s: float) -> None:
         """For so long this shard heard nobody: that was nobody's silence."""
         for entry in self.entries.values():
             if entry.standing in _LEASED:
                 entry.lease_until += unheard_s
 
-    def _stand(self, entry: Entry, standing: Standing) -> None:
+    def _stand(self, entry: LedgerEntry, standing: Standing) -> None:
         entry.standing = standing
         self._raise_floor()
 
@@ -193,7 +193,7 @@ class Ledger(msgspec.Struct):
 
     # --- judging --------------------------------------------------------------------------------
 
-    def identify(self, message: FromWorker, lease_until: float) -> Entry:
+    def identify(self, message: FromWorker, lease_until: float) -> LedgerEntry:
         """The sender's entry, its lease renewed; raises Fenced or Resynchronise.
 
         Only who counts at the gate may pull and push: a late copy from before a departure changes
@@ -293,7 +293,7 @@ class Ledger(msgspec.Struct):
         )
 
 
-def _fenced(worker: str, incarnation: int, entry: Entry) -> Fenced:
+def _fenced(worker: str, incarnation: int, entry: LedgerEntry) -> Fenced:
     return Fenced(
         f"worker {worker}: incarnation {entry.incarnation} has taken over from {incarnation}"
     )

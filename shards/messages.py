@@ -1,8 +1,8 @@
 """What workers, operators and shards say to each other, as frozen typed structs.
 
-Each message is one flat MessagePack header (codec.py) followed by raw frames. The header names the
-table it speaks of, so that a new kind of table needs no second format. Only three kinds carry
-frames from a client: a push (one frame a key range) and an install (ledger, weights, slots).
+Each message is one flat MessagePack header (wire_format.py) followed by raw frames. The header
+names the table it speaks of, so that a new kind of table needs no second format. Only three kinds
+carry frames from a client: a push (one frame a key range) and an install (ledger, weights, slots).
 
 A worker lives like this:
 
@@ -133,7 +133,7 @@ class Pull(Registered, frozen=True, tag="pull"):
     """The weights for a step that may start once every registered clock is >= clock - bound.
 
     They are wanted as `kind`: plain or halves, or, for the others, as changes to the view that
-    follows `base`, of which a sparse one holds the `share` that is largest (views.py).
+    follows `base`, of which a sparse one holds the `share` that is largest (delta_pulls.py).
     """
 
     epoch: Count
@@ -179,7 +179,7 @@ class Read(FromOperator, frozen=True, tag="read"):
     """The current weights, past the gate."""
 
 
-class Hold(FromOperator, frozen=True, tag="hold"):
+class Quiesce(FromOperator, frozen=True, tag="hold"):
     """Stand still for so many seconds (0: go on), at the cut in the frame (a `Cut`).
 
     Without a frame: where you are.
@@ -188,7 +188,7 @@ class Hold(FromOperator, frozen=True, tag="hold"):
     seconds: Annotated[float, Meta(ge=0, le=3600)]
 
 
-class Retire(FromOperator, frozen=True, tag="retire"):
+class HandOver(FromOperator, frozen=True, tag="retire"):
     """Send every worker to the shards that the frame describes; only while you stand still.
 
     The frame has `size` bytes: one that was cut short would send them nowhere.
@@ -224,13 +224,13 @@ Request = (
     | Install
     | Export
     | Read
-    | Hold
-    | Retire
+    | Quiesce
+    | HandOver
     | AskStatus
     | AskRecords
 )
 
-CHANGING = (Hello, Join, Push, Leave, Install, Hold, Retire)
+CHANGING = (Hello, Join, Push, Leave, Install, Quiesce, HandOver)
 """The kinds of requests that can change a shard's state: what its log and its copies are told."""
 
 
@@ -320,7 +320,7 @@ class Refusal(FromShard, frozen=True, tag="refusal"):
     expected: Count = 0
 
 
-class Holding(FromShard, frozen=True, tag="holding"):
+class Quiesced(FromShard, frozen=True, tag="holding"):
     """One frame: a `Cut`, each worker's last applied push.
 
     `missing`: it stands short of the one asked for with a worker that counts.
@@ -329,7 +329,7 @@ class Holding(FromShard, frozen=True, tag="holding"):
     missing: bool
 
 
-class Retired(FromShard, frozen=True, tag="retired"):
+class HandedOver(FromShard, frozen=True, tag="retired"):
     pass
 
 
@@ -363,7 +363,7 @@ class Probed(FromShard, frozen=True, tag="probed"):
 
 
 class Records(FromShard, frozen=True, tag="records"):
-    """One frame: update records (records.py) numbered from `first`."""
+    """One frame: update records (update_records.py) numbered from `first`."""
 
     first: Count
 
@@ -377,8 +377,8 @@ Reply = (
     | Renewed
     | Left
     | Refusal
-    | Holding
-    | Retired
+    | Quiesced
+    | HandedOver
     | Installed
     | State
     | Status
@@ -412,7 +412,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """A push number for each worker (standstill.py)."""
+    """A push number for each worker (quiesce.py)."""
 
     pushes: dict[Name, Count]
 

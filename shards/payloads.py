@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupy_kernels import codecs
-from shards import packing
-from shards.codec import Buffer
+from shards import zstd_frames
 from shards.errors import BadMessage
 from shards.messages import Kind
 from shards.tables import KeyRange
+from shards.wire_format import Buffer
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -155,7 +155,7 @@ def _checked(
     count = keys.stop - keys.start
     most = row.most_bytes(count)
     if zstd:
-        frame = packing.unpack(f"{what}: keys {keys}", frame, most)
+        frame = zstd_frames.unpack(f"{what}: keys {keys}", frame, most)
     if frame.nbytes > most or (frame.nbytes < most and not row.sparse):
         raise BadMessage(
             f"{what}: keys {keys} as {kind} take {'up to ' * row.sparse}{most} bytes,"

@@ -14,16 +14,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels.places import as_host
+from cupy_kernels.backends import as_host
 from cupy_kernels.updates import squared_norm
-from shards import codec, payloads
-from shards.codec import Buffer
+from shards import payloads, wire_format
 from shards.errors import BadInput, BadMessage
-from shards.guard import Guard
+from shards.gradient_guard import Guard
 from shards.messages import Push
+from shards.parameters import ParameterStore
 from shards.spec import ShardSpec
-from shards.state import Held
 from shards.versions import Buffers
+from shards.wire_format import Buffer
 
 
 class Arrived(msgspec.Struct, frozen=True):
@@ -41,10 +41,10 @@ class Arrived(msgspec.Struct, frozen=True):
 class Pushes:
     """The checks of one shard, which holds `held`."""
 
-    def __init__(self, spec: ShardSpec, held: Held) -> None:
+    def __init__(self, spec: ShardSpec, held: ParameterStore) -> None:
         self._shard = spec.shard
         self._ranges = spec.map.ranges[spec.shard]
-        self._keys = codec.flatten(self._ranges)
+        self._keys = wire_format.flatten(self._ranges)
         self._held = held
         self._decoded = Buffers(held.size)
 
@@ -58,8 +58,8 @@ class Pushes:
         self._held.weights()
         if message.keys != self._keys:
             raise BadMessage(
-                f"push covers keys {codec.show(message.keys)};"
-                f" shard {self._shard} owns {codec.show(self._keys)}"
+                f"push covers keys {wire_format.show(message.keys)};"
+                f" shard {self._shard} owns {wire_format.show(self._keys)}"
             )
         if message.read_version > self._held.version:
             raise BadMessage(

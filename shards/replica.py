@@ -43,10 +43,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shards import codec
-from shards.codec import Buffer
+from shards import wire_format
+from shards.envelopes import Outgoing
+from shards.error_codes import changed_nothing
 from shards.errors import Retry
-from shards.group import (
+from shards.messages import CHANGING, Registered, Request
+from shards.parameters import SavedProgress
+from shards.replication_messages import (
     MOST_EXPIRED,
     Assignment,
     Beat,
@@ -56,12 +59,9 @@ from shards.group import (
     Sync,
     ToPeer,
 )
-from shards.messages import CHANGING, Registered, Request
-from shards.move import Stance
-from shards.refusals import changed_nothing
+from shards.reshard_state import ReshardProgress
 from shards.shard import Shard
-from shards.state import Saved
-from shards.transitions import Outgoing
+from shards.wire_format import Buffer
 
 Frames = tuple[NDArray[np.float32] | Buffer, ...]
 
@@ -91,7 +91,7 @@ class _Entry(msgspec.Struct, frozen=True):
     expired: tuple[str, ...]
 
 
-class Replica:
+class ShardReplica:
     """One life of one copy of a shard; `make_shard` makes an empty one with this boot number."""
 
     def __init__(
@@ -165,7 +165,7 @@ class Replica:
             return Effects()
         if not new.holds(self.boot):
             if told.confirmed and self._accepted is not None:
-                self._retire()  # a newcomer is told so too, and has nothing to lose
+                self._step_down()  # a newcomer is told so too, and has nothing to lose
             return Effects()
         fresh = new.epoch > known
         if fresh:
@@ -186,7 +186,7 @@ class Replica:
         in_vain = any(changed_nothing(answer.message) for answer in answers)
         if in_vain or not isinstance(message, CHANGING):
             return self._answer(answers)
-        return self._log(now, (codec.encode(message), *frames), (), answers)
+        return self._log(now, (wire_format.encode(message), *frames), (), answers)
 
     def tick(self, now: float) -> Effects:
         """Let leases run out, and repeat to a silent backup what it has not reported."""
@@ -232,7 +232,7 @@ class Replica:
         posts = self._send_state(now) if new.backup is not None else []
         return Effects(self._released(), posts)
 
-    def _retire(self) -> None:
+    def _step_down(self) -> None:
         """It has no part any more: what it held back was never acknowledged, and never will be."""
         self.retired = True
         self._held.clear()
@@ -277,10 +277,13 @@ class Replica:
         if self.shard.held.empty:
             return [Post(self._active.backup, Sync(self._active.epoch, self.position, []))]
         saved, weights, slots = self.shard.copy()
-        waiting = [(codec.encode(one), *payload) for one, payload in self.shard.waiting()]
+        waiting = [(wire_format.encode(one), *payload) for one, payload in self.shard.waiting()]
         counts = [len(frames) for frames in waiting]
         message = Sync(self._active.epoch, self.position, list(slots), now, counts)
-        kept: Frames = codec.encode_state(saved), codec.encode_state(self.shard.stance)
+        kept: Frames = (
+            wire_format.encode_state(saved),
+            wire_format.encode_state(self.shard.progress),
+        )
         frames: Frames = (*kept, weights, *slots.values(), *chain(*waiting))
         return [Post(self._active.backup, message, frames)]
 
@@ -347,13 +350,13 @@ class Replica:
         self.shard = self._make_shard()
         if frames:
             rest = 3 + len(message.slots)
-            saved = codec.decode_state(frames[0], Saved)
+            saved = wire_format.decode_state(frames[0], SavedProgress)
             weights, *slots = [np.frombuffer(frame, np.float32) for frame in frames[2:rest]]
             self.shard.restore(saved, weights, dict(zip(message.slots, slots, strict=True)))
-            self.shard.stance = codec.decode_state(frames[1], Stance)
+            self.shard.progress = wire_format.decode_state(frames[1], ReshardProgress)
             for count in message.waiting:
-                request = codec.decode_request(frames[rest])
-                self.shard.let_wait(request, frames[rest + 1 : rest + count], message.at)
+                request = wire_format.decode_request(frames[rest])
+                self.shard.park_request(request, frames[rest + 1 : rest + count], message.at)
                 rest += count
         self._holds = self.position = message.position
 
@@ -362,7 +365,7 @@ class Replica:
         if message.expired:
             self.shard.expire(message.expired, message.at)
         else:
-            request = codec.decode_request(frames[0])
+            request = wire_format.decode_request(frames[0])
             if isinstance(request, Registered):
                 request = msgspec.structs.replace(request, boot=self.shard.boot)
             self.shard.handle(b"", request, frames[1:], message.at)

@@ -25,10 +25,10 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from cupy_kernels import updates
-from cupy_kernels.places import HOST, Place
+from cupy_kernels.backends import HOST, Backend
 from shards import arguments
 from shards.errors import BadInput
-from shards.tables import Segment
+from shards.tables import RateRun
 from shards.versions import allocator
 
 Floats = NDArray[np.float32]
@@ -67,7 +67,7 @@ class _Rule(msgspec.Struct, frozen=True, tag_field="rule"):
         gradient: Floats,
         slots: tuple[Floats, ...],
         out: Floats,
-        segments: Sequence[Segment],
+        segments: Sequence[RateRun],
         *,
         rate: float,
         decay: Decay,
@@ -92,7 +92,7 @@ class _Rule(msgspec.Struct, frozen=True, tag_field="rule"):
         for gap in plan.gaps:
             out[gap] = weights[gap]
 
-    def prepare(self, place: Place = HOST) -> None:
+    def prepare(self, place: Backend = HOST) -> None:
         """Compile the rule, which takes a second or two, before the first gradient waits for it.
 
         Raises BadInput for a rule that has no kernel where `place` needs one.
@@ -102,7 +102,7 @@ class _Rule(msgspec.Struct, frozen=True, tag_field="rule"):
             raise BadInput(f"update rule {name}: expected one with a CUDA kernel, to run on a GPU")
         zeros = allocator(place)
         blank, out, *slots = (zeros(1) for _ in range(2 + len(self.slot_names)))
-        whole = (Segment(0, 1, 1.0, 1.0),)
+        whole = (RateRun(0, 1, 1.0, 1.0),)
         updates.squared_norm(updates.mean([blank, blank]))  # a push's way has these before the rule
         self.apply(blank, blank, tuple(slots), out, whole, rate=0.0, decay=Decay(), count=1)
 
@@ -118,18 +118,18 @@ class SGD(_Rule, frozen=True, tag="sgd"):
 
     additive: ClassVar[bool] = True
 
-    def prepare(self, place: Place = HOST) -> None:
+    def prepare(self, place: Backend = HOST) -> None:
         super().prepare(place)
         if place == HOST:
             blank, out = np.zeros((2, 1), np.float32)
-            self.apply_measured(blank, blank, out, (Segment(0, 1, 1.0, 1.0),), 0.0)
+            self.apply_measured(blank, blank, out, (RateRun(0, 1, 1.0, 1.0),), 0.0)
 
     def apply_measured(
         self,
         weights: Floats,
         gradient: Floats,
         out: Floats,
-        segments: tuple[Segment, ...],
+        segments: tuple[RateRun, ...],
         rate: float,
     ) -> float:
         """`apply` without decay; returns the squared norm of the gradient. The host's arrays only.
@@ -273,7 +273,7 @@ class _Layout(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _layout(segments: tuple[Segment, ...], size: int) -> _Layout:
+def _layout(segments: tuple[RateRun, ...], size: int) -> _Layout:
     """The segments as arrays; a shard asks for the same at every push."""
     edges = [0, *(edge for segment in segments for edge in (segment.start, segment.stop)), size]
     assert edges == sorted(edges), f"segments must ascend within [0, {size})"
@@ -291,7 +291,7 @@ class _Plan(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _plan(segments: tuple[Segment, ...], size: int, rate: float, decay: Decay) -> _Plan:
+def _plan(segments: tuple[RateRun, ...], size: int, rate: float, decay: Decay) -> _Plan:
     """The segments as the loops want them, at one rate, which few schedules change each time."""
     layout = _layout(segments, size)
     runs = updates.Runs(
@@ -304,9 +304,9 @@ def _plan(segments: tuple[Segment, ...], size: int, rate: float, decay: Decay) -
 
 
 @lru_cache(maxsize=256)
-def _covered(segments: tuple[Segment, ...], size: int, rate: float) -> updates.Runs:
+def _covered(segments: tuple[RateRun, ...], size: int, rate: float) -> updates.Runs:
     """The segments, and what lies between them as runs of rate 0: w - 0*g is w, if g is finite."""
-    gaps = [Segment(gap.start, gap.stop, 0.0, 0.0) for gap in _layout(segments, size).gaps]
+    gaps = [RateRun(gap.start, gap.stop, 0.0, 0.0) for gap in _layout(segments, size).gaps]
     ordered = sorted((*segments, *gaps), key=lambda one: one.start)
     return _plan(tuple(ordered), size, rate, Decay()).runs
 

@@ -1,22 +1,24 @@
 """The shard: one part of the weights, and who may change or read them.
 
 Everything a shard does is a transition: a message, its frames and the time come in, the answers go
-out. It opens nothing, waits for nothing and knows no network; a driver (ps/serving/server.py)
+out. It opens nothing, waits for nothing and knows no network; a driver (ps/server/server.py)
 carries the bytes, and the same code runs on a virtual clock.
 
 A message is for this job, this life of the shard and this table, or it is refused here. Then it is
 a worker's or an operator's:
 
-- `Part` (part.py) is what the shard owns: floats, ledger, counts. All of it that outlives a process
+- `ShardPart` (shard_part.py) is what the shard owns: floats, ledger, counts. All of it that
+outlives a process
   is one value to copy and restore.
-- `Workers` (workers.py) keeps the promises to workers: each push counts exactly once, and nobody
+- `WorkerRequests` (workers.py) keeps the promises to workers: each push counts exactly once, and
+nobody
   reads beyond the staleness bound.
-- `Operators` (operators.py) installs and exports, holds still, hands over, tells figures.
-- `Move` (move.py) is how far the shard is on its way to others, which both go by.
+- `AdminRequests` (admin_requests.py) installs and exports, holds still, hands over, tells figures.
+- `ReshardState` (reshard_state.py) is how far the shard is on its way to others, which both go by.
 
-That reads are untorn is state.py's: an apply writes the next version into a buffer that nobody
+That reads are untorn is parameters.py's: an apply writes the next version into a buffer that nobody
 reads. What a push must be like is pushes.py's, how it becomes a version updates.py's, how weights
-are sent serving.py's.
+are sent pull_replies.py's.
 
 What a shard leaves to others: moving bytes, keeping time, surviving (snapshots and replicas hold
 what `Export` gives), and the question which shard owns which keys.
@@ -27,10 +29,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels.places import HOST, Place
-from shards.codec import Buffer
+from cupy_kernels.backends import HOST, Backend
+from shards.admin_requests import AdminRequests
+from shards.envelopes import Arrival, Outgoing, refused
 from shards.errors import BadMessage, DownpourError, Moved, Resynchronise
-from shards.job_ids import shown
+from shards.job_ids import short_id
 from shards.messages import (
     FromWorker,
     Hello,
@@ -44,15 +47,14 @@ from shards.messages import (
     Request,
     ShardStatus,
 )
-from shards.move import Move, Stance
-from shards.operators import Operators
-from shards.part import Part
+from shards.parameters import SavedProgress
 from shards.pushes import Arrived
+from shards.reshard_state import ReshardProgress, ReshardState
+from shards.shard_part import ShardPart
 from shards.spec import ShardSpec
-from shards.state import Saved
-from shards.transitions import Arrival, Outgoing, refused
 from shards.versions import Buffers
-from shards.workers import Workers
+from shards.wire_format import Buffer
+from shards.worker_requests import WorkerRequests
 
 
 class Shard:
@@ -63,7 +65,7 @@ class Shard:
         spec: ShardSpec,
         boot: int,
         buffers: Callable[[int], Buffers] = Buffers,
-        place: Place = HOST,
+        place: Backend = HOST,
     ) -> None:
         """`boot` numbers this life of the shard; a later life must be given a larger number.
 
@@ -72,13 +74,13 @@ class Shard:
         """
         self.spec = spec
         self.boot = boot
-        self.part = Part(spec, boot, buffers, place)
+        self.part = ShardPart(spec, boot, buffers, place)
         self.held, self.ledger = self.part.held, self.part.ledger
         self.journal, self.updates = self.part.journal, self.part.updates
-        self.move = Move(spec.shard)
-        self.workers = Workers(self.part, self.move)
+        self.move = ReshardState(spec.shard)
+        self.workers = WorkerRequests(self.part, self.move)
         self.gate = self.workers.gate
-        self._operators = Operators(self.part, self.workers, self.move)
+        self._operators = AdminRequests(self.part, self.workers, self.move)
         self._table = spec.table.name
 
     @property
@@ -147,13 +149,13 @@ class Shard:
         silent = self.ledger.silent(now)
         return self.expire(silent, now) if silent else []
 
-    def excuse(self, late_s: float) -> None:
+    def forgive_silence(self, late_s: float) -> None:
         """Its driver looks at leases so much later than it meant to, for it was held up.
 
         What workers said meanwhile, their renewals among it, has come but not been heard. So no
         more than the time between two looks counts as silence, however long the driver took.
         """
-        self.ledger.excuse(late_s)
+        self.ledger.forgive_silence(late_s)
 
     def expire(self, workers: Sequence[str], now: float) -> list[Outgoing]:
         """Count these workers no longer, whose leases ran out."""
@@ -199,7 +201,7 @@ class Shard:
             # A job's id is a secret: a stranger is not told this one's, nor whoever reads the
             # stranger's errors, on Spark's pages say, the other's.
             raise BadMessage(
-                f"shard {self.spec.shard} serves another job than {shown(message.job)}"
+                f"shard {self.spec.shard} serves another job than {short_id(message.job)}"
             )
         if self.move.moved_to is not None and isinstance(message, FromWorker):
             raise Moved(f"shard {self.spec.shard} has handed over its part", self.move.moved_to)
@@ -230,12 +232,15 @@ class Shard:
 
     # --- for its log, and for another copy of it ------------------------------------------------
 
-    def copy(self) -> tuple[Saved, NDArray[np.float32], dict[str, NDArray[np.float32]]]:
+    def copy(self) -> tuple[SavedProgress, NDArray[np.float32], dict[str, NDArray[np.float32]]]:
         """The whole state, of one version, in this host's memory; the arrays stay as they are."""
         return self.part.copy()
 
     def restore(
-        self, saved: Saved, weights: NDArray[np.float32], slots: dict[str, NDArray[np.float32]]
+        self,
+        saved: SavedProgress,
+        weights: NDArray[np.float32],
+        slots: dict[str, NDArray[np.float32]],
     ) -> None:
         """Become what `copy` returned elsewhere, its workers counting as they did there."""
         self.part.restore(saved, weights, slots)
@@ -244,30 +249,30 @@ class Shard:
         """Requests that will change something and wait: pushes of open rounds, parked joins."""
         return self.workers.waiting()
 
-    def let_wait(self, message: Request, frames: Sequence[Buffer], now: float) -> None:
+    def park_request(self, message: Request, frames: Sequence[Buffer], now: float) -> None:
         """Have a request wait here as it does at the copy whose state was restored.
 
         It is not judged again: its worker may have fallen silent since, and its push still counts.
         """
-        self.workers.let_wait(message, frames, now)
+        self.workers.park_request(message, frames, now)
 
     def moving(self, now: float) -> bool:
         """Whether it stands still, or has handed over its part: `copy` tells of neither."""
         return self.move.begun(now)
 
     @property
-    def stance(self) -> Stance:
+    def progress(self) -> ReshardProgress:
         """What `moving` asks for, for a copy that is to be as far in a move as this one."""
-        return self.move.stance
+        return self.move.progress
 
-    @stance.setter
-    def stance(self, stance: Stance) -> None:
-        self.move.stance = stance
+    @progress.setter
+    def progress(self, stance: ReshardProgress) -> None:
+        self.move.progress = stance
 
     def take_over(self, now: float) -> None:
         """Serve from now on, in another copy's place: its workers must say hello to this one."""
         self.workers.take_over(now)
-        self.move.standstill.begin_anew(now)
+        self.move.standstill.reset(now)
 
     def roll_back(self, now: float) -> None:
         """Serve from now on with a state that may lack what a former life has acknowledged.

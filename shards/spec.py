@@ -4,9 +4,9 @@ from enum import StrEnum
 
 import msgspec
 
-from cupy_kernels.places import HOST, Place
-from shards import payloads, served
-from shards.guard import Guard
+from cupy_kernels.backends import HOST, Backend
+from shards import payloads, pull_encodings
+from shards.gradient_guard import Guard
 from shards.messages import Kind
 from shards.rules import Decay, Rule
 from shards.schedules import Schedule
@@ -47,7 +47,7 @@ class ShardSpec(msgspec.Struct, frozen=True):
     pushed: Kind = Kind.F4
     pulled: Kind = Kind.F4
 
-    def prepare(self, place: Place = HOST) -> None:
+    def prepare(self, place: Backend = HOST) -> None:
         """Compile the rule and the codecs that are expected, before the first message waits.
 
         It takes seconds, in which the first push would be taken for lost, and a primary for dead.
@@ -56,4 +56,4 @@ class ShardSpec(msgspec.Struct, frozen=True):
         """
         self.rule.prepare(place)
         payloads.prepare(self.pushed)
-        served.prepare(self.pulled)
+        pull_encodings.prepare(self.pulled)

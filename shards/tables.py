@@ -187,7 +187,7 @@ def _cut_unit(size: int, shards: int) -> int:
     return unit
 
 
-def segments(table: DenseTable, ranges: Sequence[KeyRange]) -> tuple["Segment", ...]:
+def segments(table: DenseTable, ranges: Sequence[KeyRange]) -> tuple["RateRun", ...]:
     """The pieces of tensors that lie in `ranges`, placed in the ranges' own flat array."""
     found, base = [], 0
     for keys in ranges:
@@ -195,7 +195,7 @@ def segments(table: DenseTable, ranges: Sequence[KeyRange]) -> tuple["Segment", 
             low, high = max(start, keys.start), min(start + tensor.size, keys.stop)
             if low < high:
                 found.append(
-                    Segment(
+                    RateRun(
                         base + low - keys.start,
                         base + high - keys.start,
                         tensor.lr_mult,
@@ -206,7 +206,7 @@ def segments(table: DenseTable, ranges: Sequence[KeyRange]) -> tuple["Segment", 
     return tuple(found)
 
 
-class Segment(msgspec.Struct, frozen=True):
+class RateRun(msgspec.Struct, frozen=True):
     """A run [start, stop) of one shard's own array that shares one pair of multipliers."""
 
     start: int

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from cupy_kernels.updates import mean
 from shards import pushes
 from shards.errors import BadInput
-from shards.journal import Journal
 from shards.ledger import Ledger
 from shards.messages import Push
+from shards.metrics import Metrics
+from shards.parameters import ParameterStore
 from shards.pushes import Arrived
+from shards.quiesce import QuiesceTracker
 from shards.spec import Merge, ShardSpec
-from shards.standstill import Standstill
-from shards.state import Held
 
 
 class Applied(NamedTuple):
@@ -42,7 +42,7 @@ class Updates:
     wait for others.
     """
 
-    def __init__(self, spec: ShardSpec, held: Held, journal: Journal) -> None:
+    def __init__(self, spec: ShardSpec, held: ParameterStore, journal: Metrics) -> None:
         self.steps = 0
         self.samples = 0
         self.round: dict[str, Arrived] = {}
@@ -74,12 +74,12 @@ class Updates:
         same_rate = self._rate_at(steps) == self.rate
         return same_rate and all(one.message.worker != message.worker for one in run)
 
-    def bring(self, arrived: Arrived, ledger: Ledger, now: float) -> list[Applied]:
+    def apply_push(self, arrived: Arrived, ledger: Ledger, now: float) -> list[Applied]:
         """Apply it, or let it wait for its round; raises what the guard refuses with."""
         worker = arrived.message.worker
         self._spec.guard.check(worker, ledger.entries[worker].refused)
         if self._sums:
-            applied = self.bring_together([arrived], ledger, now)
+            applied = self.apply_run([arrived], ledger, now)
             if applied is not None:
                 return applied
         measured = self._measured(arrived, ledger)
@@ -88,13 +88,11 @@ class Updates:
             return []
         return self._apply([measured], arrived.gradient, ledger, now)
 
-    def let_wait(self, arrived: Arrived) -> None:
+    def add_to_round(self, arrived: Arrived) -> None:
         """Have a push wait for its round that does so elsewhere, where it was judged."""
         self.round[arrived.message.worker] = pushes.measured(arrived, self._spec.guard)
 
-    def bring_together(
-        self, run: Sequence[Arrived], ledger: Ledger, now: float
-    ) -> list[Applied] | None:
+    def apply_run(self, run: Sequence[Arrived], ledger: Ledger, now: float) -> list[Applied] | None:
         """Apply one, or more that join each other; None, and nothing has changed, if the guard
         refuses one of them.
         """
@@ -107,7 +105,7 @@ class Updates:
             for number, (one, square) in enumerate(zip(run, squares, strict=True))
         ]
 
-    def close_rounds(self, ledger: Ledger, now: float, standstill: Standstill) -> list[Applied]:
+    def close_rounds(self, ledger: Ledger, now: float, standstill: QuiesceTracker) -> list[Applied]:
         """Apply every round that nobody is missing from; a round is the pushes to one clock.
 
         One that lies beyond a standstill's cut stays open, even if nobody is missing any more.
@@ -125,7 +123,7 @@ class Updates:
             # By name, because float addition is not associative and arrival order is chance.
             names = sorted(self.round)
             names = [name for name in names if self.round[name].message.clock == reached]
-            if not all(standstill.lets(n, self.round[n].message.seq, now) for n in names):
+            if not all(standstill.allows(n, self.round[n].message.seq, now) for n in names):
                 break
             arrived = [self.round.pop(name) for name in names]
             out += self._apply(arrived, mean([one.gradient for one in arrived]), ledger, now)

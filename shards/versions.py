@@ -12,18 +12,18 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels.places import HOST, Place
+from cupy_kernels.backends import HOST, Backend
 
 Allocator = Callable[[int], NDArray[np.float32]]
 """A new zeroed array of so many float32, in whatever memory its owner wants it."""
 
 
-def on_the_heap(size: int) -> NDArray[np.float32]:
+def heap_allocator(size: int) -> NDArray[np.float32]:
     """The ordinary allocator."""
     return np.zeros(size, np.float32)
 
 
-def allocator(place: Place) -> Allocator:
+def allocator(place: Backend) -> Allocator:
     """The one of a place: the host's heap, or a device's memory."""
 
     def zeroed(size: int) -> NDArray[np.float32]:
@@ -31,10 +31,10 @@ def allocator(place: Place) -> Allocator:
         array.fill(0)
         return array
 
-    return on_the_heap if place == HOST else zeroed
+    return heap_allocator if place == HOST else zeroed
 
 
-def staging(place: Place) -> Allocator:
+def staging(place: Backend) -> Allocator:
     """Arrays on the host that are quick to fill from a place's."""
     return lambda size: place.staging((size,), np.float32)
 
@@ -68,7 +68,7 @@ class Buffers:
     As many are kept as were lent at once of late, and one more.
     """
 
-    def __init__(self, size: int, allocate: Allocator = on_the_heap) -> None:
+    def __init__(self, size: int, allocate: Allocator = heap_allocator) -> None:
         self.size = size
         self._allocate = allocate
         self._all: list[NDArray[np.float32]] = []

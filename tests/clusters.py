@@ -172,7 +172,9 @@ def _ray_start(
 
 
 def _gpu_defaults(folder: Path, count: int) -> str:
-    """A worker's settings, as docs/clusters.md has them, with a script that finds `count` GPUs."""
+    """A worker's settings, as docs/how-to/clusters.md has them, with a script that finds `count`
+    GPUs.
+    """
     script = folder / "gpus.sh"
     found = json.dumps({"name": "gpu", "addresses": [str(index) for index in range(count)]})
     script.write_text(f"#!/bin/sh\necho '{found}'\n")

@@ -45,7 +45,7 @@ def test_import_is_light(package: str) -> None:
 @pytest.mark.parametrize(
     ("library", "doors"),
     [
-        ("ray", {"ps/hosts/ray_actors.py", "deploy/ray_cluster.py"}),
+        ("ray", {"ps/launch/ray_actors.py", "deploy/ray_cluster.py"}),
         ("pyspark", {"worker/spark.py"}),
         ("py4j", {"worker/spark.py"}),
         ("cupy", {"cupy_kernels/device.py"}),

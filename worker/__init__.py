@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from worker.api import Trained, train
     from worker.job import Job
-    from worker.replica import Plan
+    from worker.job_runner import Observer, Outcome, run_job
     from worker.strategies import BSP, Downpour
-    from worker.training import Observer, Outcome, run_job
+    from worker.training_loop import Plan
 
 __all__ = [
     "BSP",
@@ -36,11 +36,11 @@ _HOMES = {
     "BSP": "worker.strategies",
     "Downpour": "worker.strategies",
     "Job": "worker.job",
-    "Observer": "worker.training",
-    "Outcome": "worker.training",
-    "Plan": "worker.replica",
+    "Observer": "worker.job_runner",
+    "Outcome": "worker.job_runner",
+    "Plan": "worker.training_loop",
     "Trained": "worker.api",
-    "run_job": "worker.training",
+    "run_job": "worker.job_runner",
     "train": "worker.api",
 }
 

@@ -14,30 +14,30 @@ from threadpoolctl import threadpool_limits
 from cupy_kernels.types import Precision
 from ps import paths
 from ps.durability import Durability
-from ps.hosts.hosting import Home, ShardDevice, check_rollback
-from ps.logs.saves import ROLLBACK_S
-from ps.protocol.compression import NONE, Compression
-from ps.replicas.coordinator_server import SILENCE_S
-from ps.wire.link_model import link_of
-from ps.wire.transport import Transport
+from ps.launch.launcher import Placement, ShardDevice, check_rollback
+from ps.replication.coordinator_server import SILENCE_S
+from ps.session.compression import NONE, Compression
+from ps.transport.link_model import link_of
+from ps.transport.local_sockets import Transport
+from ps.wal.autosave import ROLLBACK_S
 from shards import arguments
 from shards.errors import BadInput
 from worker import spark
+from worker.arrow_images import pixel_column
 from worker.caffe.evaluator import Evaluator, classes_of, needs_test_net
 from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
-from worker.caffe.rows import rows_of
+from worker.caffe.row_shape import rows_of
 from worker.caffe.solver import Solver, read_solver
 from worker.caffe.weights import write_caffemodel
-from worker.columns import pixel_column
+from worker.dataframes import check_columns, first_shape
+from worker.device_selection import parse_device
 from worker.evaluation import Evaluation, EvaluationPlan
-from worker.frames import check_columns, first_shape
 from worker.inference import starting_weights, write_safetensors
 from worker.job import Job
-from worker.placement import parse_device
-from worker.replica import SEEDS
+from worker.job_runner import Observer, Outcome, check_frame, run_job
 from worker.strategies import Strategy, strategy_of
-from worker.training import Observer, Outcome, check_frame, run_job
+from worker.training_loop import SEEDS
 
 _LOG = logging.getLogger("downpour.worker")
 
@@ -86,7 +86,7 @@ def train(
     prefetch: bool = False,
     shuffle: bool = True,
     lease_s: float = 10.0,
-    shards_in: str = Home.RAY,
+    shards_in: str = Placement.RAY,
     shard_device: str = ShardDevice.CPU,
     link: str | None = None,
     transport: str = Transport.AUTO,
@@ -113,27 +113,26 @@ def train(
     DataFrame this process reads the first `test_iter` batches. `weights` starts from a file
     (fine-tuning), `resume` continues from a folder below an earlier run's `snapshots`, or from one
     below its `logs`, which a killed job left. `resume` and `snapshots` may be URIs that pyarrow
-    reaches, as s3://bucket/run (docs/snapshots.md).
-    `shards_in` is where the shards live: "ray", in actors, or "processes" of this machine;
-    `shard_device` what holds their weights, "cpu" or "gpu".
-    `link`, such as "rtt=100ms,rate=100Mbit", puts each worker behind a link like that, to see how
-    training would fare on it (ps/wire/link_model.py). `transport` carries weights and gradients:
-    "shm" is memory shared on one host, "ipc" a Unix socket there, "tcp" works everywhere, and
-    "auto" is the best that each worker has. `compress` is how pushes travel: "fp16", "bf16",
-    "int8", "4bit", "1bit", "topk:SHARE" or "threshold:TAU", with ",zstd" if wanted; `compress_pull`
-    how weights do: "fp16" or "bf16", or as changes, "int8", "4bit" or "topk:SHARE"
-    (docs/compression.md). `device` is what each worker computes on: "cpu", "gpu" (one of its own),
-    "gpu:N", "auto", a GPU where one answers, or None, as the solver's `solver_mode` says.
+    reaches, as s3://bucket/run (docs/how-to/snapshots.md). `shards_in` is where the shards live:
+    "ray", in actors, or "processes" of this machine; `shard_device` what holds their weights, "cpu"
+    or "gpu". `link`, such as "rtt=100ms,rate=100Mbit", puts each worker behind a link like that, to
+    see how training would fare on it (ps/transport/link_model.py). `transport` carries weights and
+    gradients: "shm" is memory shared on one host, "ipc" a Unix socket there, "tcp" works
+    everywhere, and "auto" is the best that each worker has. `compress` is how pushes travel:
+    "fp16", "bf16", "int8", "4bit", "1bit", "topk:SHARE" or "threshold:TAU", with ",zstd" if wanted;
+    `compress_pull` how weights do: "fp16" or "bf16", or as changes, "int8", "4bit" or "topk:SHARE"
+    (docs/how-to/compression.md). `device` is what each worker computes on: "cpu", "gpu" (one of its
+    own), "gpu:N", "auto", a GPU where one answers, or None, as the solver's `solver_mode` says.
     `precision` is what a GPU rounds the factors of products to: "fp32" (not at all), "tf32" or
-    "bf16"; sums stay in float32, and so does the CPU.
-    `durability` is what survives the death of a shard: "memory" (its last save), "process",
-    "logged" or "replicated" (docs/durability.md); the two between need a folder `logs`, of this job
-    alone, which each node with a shard has to itself or shares with others. One with an earlier
-    job's logs is refused, unless `resume` holds as much. A copy of a replicated shard that is
-    silent for `silence_s` counts as dead. At "memory" a shard that dies takes back what it applied
-    in the last `rollback_s`, and training goes on; with 0 its death ends the job. Warnings, such as
-    a snapshot that failed, go to the `observer`, or else to the logger downpour.worker, and stand
-    in the outcome's `notices`.
+    "bf16"; sums stay in float32, and so does the CPU. `durability` is what survives the death of a
+    shard: "memory" (its last save), "process", "logged" or "replicated"
+    (docs/explanation/durability.md); the two between need a folder `logs`, of this job alone, which
+    each node with a shard has to itself or shares with others. One with an earlier job's logs is
+    refused, unless `resume` holds as much. A copy of a replicated shard that is silent for
+    `silence_s` counts as dead. At "memory" a shard that dies takes back what it applied in the last
+    `rollback_s`, and training goes on; with 0 its death ends the job. Warnings, such as a snapshot
+    that failed, go to the `observer`, or else to the logger downpour.worker, and stand in the
+    outcome's `notices`.
 
     Call it from the main thread, and after `ray.init` for shards in Ray. Raises BadInput for what
     the caller can mend, GiveUp when a worker or a shard fails for good.
@@ -168,7 +167,7 @@ def train(
         prefetch=prefetch,
         shuffle=shuffle,
         lease_s=arguments.seconds("train: lease_s", lease_s),
-        shards_in=_named("shards_in", shards_in, Home),
+        shards_in=_named("shards_in", shards_in, Placement),
         shard_device=_named("shard_device", shard_device, ShardDevice),
         link=link_of(link),
         transport=_named("transport", transport, Transport),

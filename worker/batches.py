@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.errors import BadInput
-from worker import columns
+from worker import arrow_images
 from worker.spool import Column, Spool
 
 Indices = NDArray[np.int64]
@@ -62,7 +62,7 @@ class Batches(Iterator[dict[str, NDArray[Any]]]):
         start_step: int = 0,
         shuffle: bool = True,
         shuffle_rows: int = SHUFFLE_ROWS,
-        shape: columns.Extents | None = None,
+        shape: arrow_images.Extents | None = None,
         label: str | None = "label",
         classes: int | None = None,
         folder: str | Path | None = None,
@@ -168,13 +168,13 @@ class Batches(Iterator[dict[str, NDArray[Any]]]):
 
     def _pixels(self, batch: Any) -> NDArray[Any]:
         """(rows, c, h, w); the first batch settles the shape of all."""
-        name = columns.pixel_column(batch.schema.names, self._where)
+        name = arrow_images.pixel_column(batch.schema.names, self._where)
         where = f"{self._where}, column {name}"
         size = int(np.prod(self._shape)) if self._shape else None
-        flat = columns.pixel_rows(batch.column(name), where, size, self.rows)
-        declared = columns.declared_shape(batch, self._where, self.rows)
+        flat = arrow_images.pixel_rows(batch.column(name), where, size, self.rows)
+        declared = arrow_images.declared_shape(batch, self._where, self.rows)
         if self._shape is None:
-            self._shape = columns.row_shape(flat, where, declared)
+            self._shape = arrow_images.row_shape(flat, where, declared)
         elif len(self._shape) == 3 and declared not in {None, self._shape}:
             raise BadInput(
                 f"{where}: row {self.rows}: expected images of {self._shape}, got {declared}"
@@ -189,4 +189,6 @@ class Batches(Iterator[dict[str, NDArray[Any]]]):
             )
         where = f"{self._where}, column {name}"
         column = batch.column(name)
-        return columns.labels_as_int64(column, where, classes=self._classes, first_row=self.rows)
+        return arrow_images.labels_as_int64(
+            column, where, classes=self._classes, first_row=self.rows
+        )

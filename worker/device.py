@@ -1,7 +1,7 @@
 """A GPU as a worker uses it: memory on both sides of the bus, streams, events, captured work.
 
-`Device` is what the arena (worker/arena.py) asks of one, and no more, so that its rules can be
-tested where there is no GPU; `Gpu` is CuPy's, and the one place of this package that calls it.
+`Device` is what the arena (worker/step_pipeline.py) asks of one, and no more, so that its rules can
+be tested where there is no GPU; `Gpu` is CuPy's, and the one place of this package that calls it.
 Nothing here waits unless it says so: copies and kernels are queued on streams, and an array of
 either side must be left alone until an event says that they are through with it.
 """

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from ps import Cluster, Console
+from ps import AdminClient, Cluster
 from shards.errors import DownpourError, GiveUp
 
 _PATIENCE_S = 30.0  # for large weights over a slow link
@@ -132,7 +132,7 @@ class BackgroundEvaluator:
         return (iteration // self._plan.every + 1) * self._plan.every
 
     def _read(self) -> Floats:
-        with Console(self._cluster, patience_s=_PATIENCE_S, check=self._check) as console:
+        with AdminClient(self._cluster, patience_s=_PATIENCE_S, check=self._check) as console:
             return console.read()
 
     def _check(self) -> None:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from shards.errors import BadInput
-from worker.columns import Shape, check_labels
+from worker.arrow_images import Shape, check_labels
 from worker.image_table import BATCH_ROWS, Split, image_batch, image_schema, listing
 
 Bytes = NDArray[np.uint8]

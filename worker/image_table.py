@@ -11,14 +11,14 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import pyarrow as pa
 
-from worker.columns import Shape
+from worker.arrow_images import Shape
 
 Split = Literal["train", "test"]
 
 BATCH_ROWS = 1024
 
 
-class Source(Protocol):
+class ImageSource(Protocol):
     """Images with labels, of one shape (channels, height, width)."""
 
     @property

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from ps.storage.checked_json import CHECK
-from ps.storage.state_files import tensors_check
+from ps.snapshots.checked_json import CHECK
+from ps.snapshots.shard_file import tensors_check
 from shards.errors import UNDECODABLE, BadInput, quoted
 from shards.tables import DenseTable
-from worker import columns
+from worker import arrow_images
 from worker.caffe.model import CaffeModel
 from worker.caffe.weights import into_arena, read_caffemodel, write_whole
 
@@ -88,7 +88,7 @@ def slices(rows: Iterable[pa.RecordBatch], batch_size: int) -> Iterator[pa.Recor
 
 
 def to_batch(
-    part: pa.RecordBatch, first_row: int = 0, shape: columns.Extents | None = None
+    part: pa.RecordBatch, first_row: int = 0, shape: arrow_images.Extents | None = None
 ) -> dict[str, NDArray[np.generic]]:
     """A record batch as arrays: "data" (n, c, h, w), and "label" (n,) where there is one.
 
@@ -96,15 +96,15 @@ def to_batch(
     where the net does not take images but, for one, vectors.
     """
     where = "rows"
-    name = columns.pixel_column(part.schema.names, where)
-    declared = columns.declared_shape(part, where, first_row)
+    name = arrow_images.pixel_column(part.schema.names, where)
+    declared = arrow_images.declared_shape(part, where, first_row)
     own = shape if declared is None or (shape is not None and len(shape) != 3) else None
     size = prod(own) if own is not None else None
-    flat = columns.pixel_rows(part.column(name), where, size, first_row)
-    found = own if own is not None else columns.row_shape(flat, where, declared)
+    flat = arrow_images.pixel_rows(part.column(name), where, size, first_row)
+    found = own if own is not None else arrow_images.row_shape(flat, where, declared)
     batch: dict[str, NDArray[np.generic]] = {"data": flat.reshape(-1, *found)}
     if LABEL in part.schema.names:
-        batch["label"] = columns.labels_as_int64(
+        batch["label"] = arrow_images.labels_as_int64(
             part.column(LABEL), f"{where}, column label", first_row=first_row
         )
     return batch

@@ -7,20 +7,20 @@ from msgspec import structs
 
 from ps import Compression
 from ps.durability import Durability
-from ps.hosts.hosting import Home, ShardDevice
-from ps.logs.saves import ROLLBACK_S
-from ps.protocol.compression import compression_of
-from ps.replicas.coordinator_server import SILENCE_S
-from ps.storage.shelf import EVERYTHING, Keep
-from ps.wire.link_model import LinkModel, link_of
-from ps.wire.reach import on_this_host
-from ps.wire.transport import Transport
+from ps.launch.launcher import Placement, ShardDevice
+from ps.replication.coordinator_server import SILENCE_S
+from ps.session.compression import compression_of
+from ps.snapshots.catalog import EVERYTHING, Retention
+from ps.transport.addresses import on_this_host
+from ps.transport.link_model import LinkModel, link_of
+from ps.transport.local_sockets import Transport
+from ps.wal.autosave import ROLLBACK_S
 from shards import arguments
 from shards.rules import Decay, Rule, decay_of, rule_of
 from shards.schedules import Schedule, schedule_of
+from worker.device_selection import ANY, DeviceRequest
 from worker.model import Model
-from worker.placement import ANY, Wanted
-from worker.replica import Plan
+from worker.training_loop import Plan
 
 DEFAULT_SEED = 1
 """The seed of a job that nothing gives one."""
@@ -31,19 +31,20 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     `model` builds the network, in this process and in every task; `plan` is each worker's;
     `workers` is the number of partitions the data is trained in; `shape` is that of one row of
-    `data` (None: as the columns say, worker/columns.py); `bound` is the staleness bound in
+    `data` (None: as the columns say, worker/arrow_images.py); `bound` is the staleness bound in
     steps (None: none). A snapshot is taken every `snapshot_every` iterations, an iteration being
     one step of every worker, and every `snapshot_every_s` seconds (0: not by that), and at the end;
     without `snapshot_at_end` a job that ends by itself takes no last one. `keep` says which stay,
     `snapshot_aligned` that the shards stand still for one. The shards live at `shards_in`, hold
-    their weights on `shard_device`, and listen on `bind` and `port` (ps/hosts/hosting.py): where
+    their weights on `shard_device`, and listen on `bind` and `port` (ps/launch/launcher.py): where
     others than this host can reach them, they speak CURVE and let in this job's workers alone,
     unless `plaintext`. If their logs are `logs_apart`, each node has a folder to itself for them.
     Each worker is put behind a `link` of this kind, to try one out, and computes on a `device` as
-    `worker.placement` says. `transport` carries the data. A copy of a replicated shard that is
-    silent for `silence_s` counts as dead. At durability `memory` a shard that dies takes back what
-    it applied in the last `rollback_s`; with 0 its death ends the job. Every `display` iterations
-    (0: never) the loss is logged, as the mean of the last `average_loss` iterations (None: one).
+    `worker.device_selection` says. `transport` carries the data. A copy of a replicated shard that
+    is silent for `silence_s` counts as dead. At durability `memory` a shard that dies takes back
+    what it applied in the last `rollback_s`; with 0 its death ends the job. Every `display`
+    iterations (0: never) the loss is logged, as the mean of the last `average_loss` iterations
+    (None: one).
     """
 
     model: Callable[[], Model]
@@ -61,8 +62,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_every: int = 0
     snapshot_every_s: float = 0.0
     snapshot_aligned: bool = False
-    keep: Keep = EVERYTHING
-    shards_in: Home = Home.RAY
+    keep: Retention = EVERYTHING
+    shards_in: Placement = Placement.RAY
     shard_device: ShardDevice = ShardDevice.CPU
     bind: str = "127.0.0.1"
     port: int = 0
@@ -70,7 +71,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     link: LinkModel | None = None
     transport: Transport = Transport.AUTO
     compression: Compression = Compression()
-    device: Wanted = ANY
+    device: DeviceRequest = ANY
     durability: Durability = Durability.MEMORY
     silence_s: float = SILENCE_S
     rollback_s: float = ROLLBACK_S
@@ -115,13 +116,15 @@ def _checked(job: Job) -> dict[str, object]:
         "snapshot_every_s": arguments.number(
             "snapshot_every_s", job.snapshot_every_s, least=0, expected="0 s or more, and finite"
         ),
-        "keep": arguments.instance("keep", job.keep, Keep, "a Keep"),
+        "keep": arguments.instance("keep", job.keep, Retention, "a Keep"),
         "bind": arguments.name("bind", job.bind),
         "port": arguments.whole("port", job.port, 0, 65535),
         "link": link_of(job.link),
         "compression": compression_of("compression", job.compression),
-        "device": arguments.instance("device", job.device, Wanted, "what parse_device returns"),
-        "shards_in": arguments.choice("shards_in", job.shards_in, Home),
+        "device": arguments.instance(
+            "device", job.device, DeviceRequest, "what parse_device returns"
+        ),
+        "shards_in": arguments.choice("shards_in", job.shards_in, Placement),
         "shard_device": arguments.choice("shard_device", job.shard_device, ShardDevice),
         "transport": arguments.choice("transport", job.transport, Transport),
         "durability": arguments.choice("durability", job.durability, Durability),

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shards.errors import BadInput
-from worker import columns
-from worker.columns import Shape
+from worker import arrow_images
+from worker.arrow_images import Shape
 from worker.image_table import BATCH_ROWS, Split, image_batch, image_schema, listing
 
 
@@ -43,11 +43,11 @@ class ParquetSource:
 
     def _normal(self, path: Path, first: int, number: int, batch: Any) -> Any:
         names = batch.schema.names
-        name = columns.pixel_column(names, str(path))
+        name = arrow_images.pixel_column(names, str(path))
         where = f"{path}, column {name}"
-        pixels = columns.pixels_as_arrow(batch.column(name), where, first)
-        columns.pixel_rows(pixels, where, int(np.prod(self.shape)), first)
-        declared = columns.declared_shape(batch, str(path), first)
+        pixels = arrow_images.pixels_as_arrow(batch.column(name), where, first)
+        arrow_images.pixel_rows(pixels, where, int(np.prod(self.shape)), first)
+        declared = arrow_images.declared_shape(batch, str(path), first)
         if declared not in {None, self.shape}:
             raise BadInput(f"{path}: row {first}: expected images of {self.shape}, got {declared}")
         if pixels.type != self.pixels:
@@ -57,7 +57,9 @@ class ParquetSource:
         labels = _labels(path, batch, first, self.classes)
         ids = np.arange(number, number + len(batch))
         if "id" in names:
-            ids = columns.labels_as_int64(batch.column("id"), f"{path}, column id", first_row=first)
+            ids = arrow_images.labels_as_int64(
+                batch.column("id"), f"{path}, column id", first_row=first
+            )
         return image_batch(self.schema, ids, labels, self.shape, pixels)
 
 
@@ -110,20 +112,20 @@ def _part(path: Path, split: Split) -> tuple[Path, ...]:
 def _first_image(path: Path, shape: Sequence[int] | None, image: bool) -> tuple[Shape, Any]:
     """The shape of the first row and the Arrow type that its pixels will have."""
     _, batch = next(_read(path, 1))
-    name = columns.pixel_column(batch.schema.names, str(path))
+    name = arrow_images.pixel_column(batch.schema.names, str(path))
     where = f"{path}, column {name}"
-    pixels = columns.pixels_as_arrow(batch.column(name), where)
-    flat = columns.pixel_rows(pixels, where)
-    declared = columns.declared_shape(batch, str(path))
+    pixels = arrow_images.pixels_as_arrow(batch.column(name), where)
+    flat = arrow_images.pixel_rows(pixels, where)
+    declared = arrow_images.declared_shape(batch, str(path))
     if declared is None and shape is not None and np.prod(shape) == flat.shape[1]:
         declared = tuple(shape)
-    return columns.row_shape(flat, where, declared, image=image), pixels.type
+    return arrow_images.row_shape(flat, where, declared, image=image), pixels.type
 
 
 def _labels(path: Path, batch: Any, first: int, classes: int | None) -> Any:
     where = f"{path}, column label"
-    labels = columns.labels_as_int64(batch.column("label"), where, first_row=first)
-    columns.check_labels(labels, where, classes, first)
+    labels = arrow_images.labels_as_int64(batch.column("label"), where, first_row=first)
+    arrow_images.check_labels(labels, where, classes, first)
     return labels
 
 
@@ -138,8 +140,8 @@ def _read(path: Path, rows: int, wanted: Sequence[str] | None = None) -> Iterato
         names = file.schema_arrow.names
         if "label" not in names:
             raise BadInput(f"{path}: expected a column label, got {', '.join(names) or 'none'}")
-        pixels = columns.pixel_column(names, str(path))
-        known = {"id", "label", pixels, *columns.SHAPE_COLUMNS}
+        pixels = arrow_images.pixel_column(names, str(path))
+        known = {"id", "label", pixels, *arrow_images.SHAPE_COLUMNS}
         chosen = [name for name in names if name in (wanted or known)]
         first = 0
         for batch in file.iter_batches(batch_size=rows, columns=chosen):

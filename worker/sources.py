@@ -13,10 +13,10 @@ from pathlib import Path
 
 from shards.errors import BadInput
 from worker.idx import is_idx_folder, open_idx
-from worker.image_table import Source, Split, listing
+from worker.image_table import ImageSource, Split, listing
 from worker.parquet import open_parquet, parquet_files
 
-__all__ = ["Source", "Split", "has_test", "open_source", "part_to_test"]
+__all__ = ["ImageSource", "Split", "has_test", "open_source", "part_to_test"]
 
 
 def open_source(
@@ -26,7 +26,7 @@ def open_source(
     classes: int | None = None,
     shape: Sequence[int] | None = None,
     image: bool = False,
-) -> Source:
+) -> ImageSource:
     """The training or test part of the data at `path`.
 
     `path` is a folder of MNIST's four IDX files, raw or gzipped; a Parquet file; or a folder of
@@ -38,7 +38,7 @@ def open_source(
     `classes` refuses labels outside [0, classes). `shape` is the (channels, height, width) that a
     net states: it counts where the data does not say its own and has as many values. Otherwise
     lists of numbers are vectors, or square images for a net that needs an `image`
-    (worker/columns.py has the rule).
+    (worker/arrow_images.py has the rule).
     """
     folder = Path(path)
     if not folder.exists():

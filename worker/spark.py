@@ -25,16 +25,16 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
 
-from ps.build import build_id
-from ps.sharing.claims import temporary_folder
-from ps.wire.reach import REACH_S, reach
+from ps.compatibility import build_id
+from ps.shared_memory.shm_files import temporary_folder
+from ps.transport.addresses import REACH_S, check_reachable
 from shards.errors import BadInput, GiveUp
 from worker import spark_settings
-from worker.shipping import pack
+from worker.code_archive import pack
 
 __all__ = [
     "DataFrame",
-    "Part",
+    "PartitionRows",
     "SparkSession",
     "check_guarded",
     "check_python",
@@ -60,7 +60,7 @@ _MOST_TASKS = 10_000  # that are searched for the one that failed
 _ANY_PYTHON = "python3"  # Spark's choice unless somebody names one: the first on PATH
 _REMEDY = (
     f"set PYSPARK_PYTHON before the session starts, here to {sys.executable}, on a cluster to a"
-    " Python with what workers need (docs/clusters.md)"
+    " Python with what workers need (docs/how-to/clusters.md)"
 )
 _PYTHON_FAULTS = (
     (
@@ -127,7 +127,7 @@ def run_tasks(
         remove(tag)
 
 
-class Part(NamedTuple):
+class PartitionRows(NamedTuple):
     """A partition of a DataFrame, and the Python that Spark runs over it.
 
     `build` is the build id of this project's code there; `lacks` says why no worker can run there,
@@ -140,7 +140,7 @@ class Part(NamedTuple):
     lacks: str
 
 
-def survey(df: DataFrame) -> list[Part]:
+def survey(df: DataFrame) -> list[PartitionRows]:
     """Count the rows of each partition by a small Spark job, and look at the Python that runs it.
 
     It reads the column `label` alone. Raises BadInput where that Python cannot run at all, GiveUp
@@ -155,8 +155,8 @@ def survey(df: DataFrame) -> list[Part]:
 
         build = lacks = ""
         try:
-            import worker.task  # noqa: F401  # all that a worker needs
-            from ps.build import build_id
+            import worker.spark_task  # noqa: F401  # all that a worker needs
+            from ps.compatibility import build_id
 
             build = build_id()
         except Exception as error:  # noqa: BLE001  # whatever it is, no worker can start
@@ -167,7 +167,7 @@ def survey(df: DataFrame) -> list[Part]:
 
     schema = "rows long, python string, build string, lacks string"
     try:
-        return [Part(*row) for row in _mapped(df.select("label"), look, schema).collect()]
+        return [PartitionRows(*row) for row in _mapped(df.select("label"), look, schema).collect()]
     except _SPARK_ERRORS as error:
         text = str(error)
         if why := _python_fault(text):
@@ -175,7 +175,7 @@ def survey(df: DataFrame) -> list[Part]:
         raise GiveUp(f"Spark cannot compute the DataFrame: {task_reason(text)}") from None
 
 
-def check_python(part: Part) -> None:
+def check_python(part: PartitionRows) -> None:
     """Raise BadInput where no worker can run, or only one of another build."""
     here = build_id()
     if part.lacks:
@@ -186,7 +186,7 @@ def check_python(part: Part) -> None:
         raise BadInput(
             f"Spark's Python ({part.python}): expected build {here} of this project, as here, got"
             f" {part.build}: install the same version in both places, or ship this one"
-            " (docs/clusters.md)"
+            " (docs/how-to/clusters.md)"
         )
 
 
@@ -384,7 +384,9 @@ def _session(
         return _classic(settings, env, folder, without=spark_settings.FOREIGN)
     assert url is not None
     servers = spark_settings.addresses(url, os.environ)
-    local_ip = reach(f"Spark at {spark_settings.shown(url)}", servers) if servers else None
+    local_ip = (
+        check_reachable(f"Spark at {spark_settings.shown(url)}", servers) if servers else None
+    )
     if url.startswith("sc://"):
         return _connect(url, app, folder)
     driver_host = None if "SPARK_LOCAL_IP" in os.environ else local_ip

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ps.wire.reach import on_this_host
+from ps.transport.addresses import on_this_host
 from shards.errors import BadInput
 
 # A worker is one thread of BLAS: threads of several workers on one core only get in each other's
@@ -166,7 +166,8 @@ def check_guarded(master: str, settings: Mapping[str, str | None]) -> None:
         raise BadInput(
             f"Spark at {master}: expected {' and '.join(f'{name}=true' for name in missing)} where"
             " shards are open to other hosts: set them in spark-defaults.conf, and on a standalone"
-            " cluster spark.authenticate.secret with them (docs/security.md), or say --plaintext"
+            " cluster spark.authenticate.secret with them (docs/explanation/security.md),"
+            " or give --plaintext"
         )
 
 

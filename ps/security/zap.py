@@ -21,17 +21,17 @@ _VERSION = b"1.0"
 _WAITING = 64  # questions that a patient porter remembers
 
 
-class Gate(Protocol):
+class KeyPolicy(Protocol):
     """What knows the keys that are let in."""
 
     def admits(self, key: str) -> bool: ...
 
 
-class Porter:
+class ZapAuthenticator:
     """Answers for a context, from a gate; `socket` is to be polled and `answer`ed."""
 
     def __init__(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", gate: Gate, *, patient: bool = False
+        self, context: "zmq.Context[zmq.Socket[bytes]]", gate: KeyPolicy, *, patient: bool = False
     ) -> None:
         self.socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
@@ -54,17 +54,17 @@ class Porter:
                     self._waiting = [*self._waiting[1 - _WAITING :], (to, request, key)]
                     continue
                 self.refused += not admitted
-                self._say(to, request, key if admitted else "")
+                self._reply(to, request, key if admitted else "")
 
     def look_again(self) -> None:
         """Let in who waits and is known by now; call it when keys were made known."""
         waiting, self._waiting = self._waiting, []
         for to, request, key in waiting:
             if self._gate.admits(key):
-                self._say(to, request, key)
+                self._reply(to, request, key)
             else:
                 self._waiting.append((to, request, key))
 
-    def _say(self, to: bytes, request: bytes, key: str) -> None:
+    def _reply(self, to: bytes, request: bytes, key: str) -> None:
         status = (b"200", b"OK", key.encode()) if key else (b"400", b"no such key", b"")
         self.socket.send_multipart([to, b"", _VERSION, request, *status, b""])

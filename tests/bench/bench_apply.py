@@ -17,7 +17,7 @@ import numpy as np
 
 from cupy_kernels.updates import squared_norm
 from shards.rules import RULES, SGD, Decay, Floats
-from shards.tables import Segment
+from shards.tables import RateRun
 from tests.bench.report import Goal, goals, save
 
 NAMES = ("sgd", "momentum", "adagrad", "adam")
@@ -30,7 +30,7 @@ def fused(name: str, arrays: dict[str, Floats]) -> Callable[[], None]:
     rule.prepare()
     weights, gradient, out = (arrays[key] for key in ("weights", "gradient", "out"))
     slots = tuple(arrays[f"slot{number}"] for number in range(len(rule.slot_names)))
-    whole = (Segment(0, weights.size, 1.0, 1.0),)
+    whole = (RateRun(0, weights.size, 1.0, 1.0),)
     return lambda: rule.apply(
         weights, gradient, slots, out, whole, rate=float(RATE), decay=Decay(), count=100
     )
@@ -39,7 +39,7 @@ def fused(name: str, arrays: dict[str, Floats]) -> Callable[[], None]:
 def with_norm(arrays: dict[str, Floats]) -> dict[str, Callable[[], None]]:
     """One push judged and applied: in the one pass that plain SGD has, and in two, as others do."""
     weights, gradient, out = (arrays[key] for key in ("weights", "gradient", "out"))
-    whole, rule = (Segment(0, weights.size, 1.0, 1.0),), SGD()
+    whole, rule = (RateRun(0, weights.size, 1.0, 1.0),), SGD()
     update = fused("sgd", arrays)
 
     def one_pass() -> None:

@@ -22,8 +22,8 @@ import numpy as np
 import pyarrow as pa
 
 from cupy_kernels import codec_loops, codecs
-from ps import Compression, Console, local_shards, shard_specs
-from shards import packing, payloads
+from ps import AdminClient, Compression, local_shards, shard_specs
+from shards import payloads, zstd_frames
 from shards.messages import Kind
 from tests.bench.report import Goal, goals, save
 from worker.caffe.job import caffe_job
@@ -32,8 +32,8 @@ from worker.caffe.solver import read_solver
 from worker.inference import evaluate
 from worker.job import Job
 from worker.sources import open_source
+from worker.spark_task import TaskSpec, run_task
 from worker.strategies import Downpour
-from worker.task import TaskSpec, run_task
 
 DEMO = Path("deploy/demo")
 WORKERS = 2
@@ -84,10 +84,10 @@ def codec_contenders(floats: int) -> tuple[dict[str, Callable[[], object]], dict
     found["topk:0.01 decode numpy"] = lambda: payloads.decode(Kind.SPARSE, sparse, y)
     packed = np.empty(codecs.payload_bytes("int8", floats), np.uint8)
     codecs.encode("int8", g, error, packed)
-    shares["int8,zstd"] = packing.pack(packed).nbytes / g.nbytes
-    found["int8,zstd encode zstandard"] = lambda: packing.pack(packed)
-    frame = packing.pack(packed).data
-    found["int8,zstd decode zstandard"] = lambda: packing.unpack("bench", frame, packed.nbytes)
+    shares["int8,zstd"] = zstd_frames.pack(packed).nbytes / g.nbytes
+    found["int8,zstd encode zstandard"] = lambda: zstd_frames.pack(packed)
+    frame = zstd_frames.pack(packed).data
+    found["int8,zstd decode zstandard"] = lambda: zstd_frames.unpack("bench", frame, packed.nbytes)
     return found, shares
 
 
@@ -174,7 +174,7 @@ def train(
     started = time.process_time()
     with (
         local_shards(specs, model.initial(seed)) as cluster,
-        Console(cluster) as console,
+        AdminClient(cluster) as console,
         ThreadPoolExecutor(WORKERS) as pool,
     ):
         spec = TaskSpec(

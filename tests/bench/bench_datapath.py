@@ -28,7 +28,7 @@ import numpy as np
 import psutil
 
 from shards.rules import SGD, Decay
-from shards.tables import Segment
+from shards.tables import RateRun
 from tests.bench.datapath_picture import draw
 from tests.bench.peers.contract import Result, Setting
 from tests.bench.report import Goal, goals, save
@@ -189,7 +189,7 @@ def _cpu_seconds(pid: int) -> float:
 
 def apply_seconds(floats: int, rounds: int = 9) -> float:
     """One update applied, and nothing else: the bound for shared memory."""
-    rule, whole = SGD(), (Segment(0, floats, 1.0, 1.0),)
+    rule, whole = SGD(), (RateRun(0, floats, 1.0, 1.0),)
     rule.prepare()
     weights, gradient, out = (np.ones(floats, np.float32) for _ in range(3))
     taken = []

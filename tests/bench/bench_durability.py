@@ -28,8 +28,8 @@ import numpy as np
 import psutil
 
 import ps
-from ps import Client, Console, Durability, process_shards
-from ps.hosts.process_host import ProcessShards
+from ps import AdminClient, Client, Durability, process_shards
+from ps.launch.processes import ProcessShards
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
 from tests.bench.report import Goal, goals, save
@@ -73,7 +73,7 @@ def measured(hosts: ProcessShards, seconds: float) -> Figures:
         times = shard.cpu_times()
         return times.user + times.system + time.process_time()
 
-    with Console(hosts.cluster, patience_s=PATIENCE_S) as console:
+    with AdminClient(hosts.cluster, patience_s=PATIENCE_S) as console:
         console.install(hosts.cluster.table.empty())
     told = {"worker": "w", "transport": "tcp", "patience_s": PATIENCE_S}
     with Client(hosts.cluster, **told) as client:  # type: ignore[arg-type]
@@ -116,7 +116,7 @@ def pushed(floats: int, seconds: float, folder: Path) -> float:
     shutil.rmtree(folder, ignore_errors=True)
     told = {"worker": "w", "transport": "tcp", "patience_s": PATIENCE_S}
     with process_shards(specs_of(floats), durability=Durability.LOGGED, logs=folder) as hosts:
-        with Console(hosts.cluster, patience_s=PATIENCE_S) as console:
+        with AdminClient(hosts.cluster, patience_s=PATIENCE_S) as console:
             console.install(hosts.cluster.table.empty())
         with Client(hosts.cluster, **told) as client:  # type: ignore[arg-type]
             client.pull()
@@ -136,7 +136,7 @@ def recovery_s(megabytes: int, folder: Path) -> float:
     shutil.rmtree(folder, ignore_errors=True)
     specs = specs_of(megabytes * 250_000)
     with process_shards(specs, durability=Durability.LOGGED, logs=folder) as hosts:
-        with Console(hosts.cluster, patience_s=PATIENCE_S) as console:
+        with AdminClient(hosts.cluster, patience_s=PATIENCE_S) as console:
             console.install(hosts.cluster.table.empty())
         with Client(hosts.cluster, worker="w", patience_s=PATIENCE_S) as client:
             for _ in range(2):
@@ -146,7 +146,7 @@ def recovery_s(megabytes: int, folder: Path) -> float:
         os.kill(hosts.pids[0], signal.SIGSTOP)  # its host is to start no successor
     started = time.monotonic()
     with process_shards(specs, durability=Durability.LOGGED, logs=folder) as hosts:
-        with Console(hosts.cluster, patience_s=PATIENCE_S) as console:
+        with AdminClient(hosts.cluster, patience_s=PATIENCE_S) as console:
             (status,) = console.status()
         assert status.version == 2
         return time.monotonic() - started

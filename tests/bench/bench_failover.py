@@ -31,7 +31,7 @@ import numpy as np
 import psutil
 
 import ps
-from ps.wire.transport import Transport
+from ps.transport.local_sockets import Transport
 from shards.schedules import Fixed
 from tests.bench.report import Goal, goals, save
 from tests.chaos import namespaces
@@ -135,7 +135,10 @@ class Failovers(NamedTuple):
 def failovers(kills: int, stops: int, cuts: int, secure: bool) -> Failovers:
     """Hit so many primaries in each way."""
     specs = specs_of(1000)
-    with ps.replicated_shards(specs, secure=secure) as hosts, ps.Console(hosts.cluster) as console:
+    with (
+        ps.replicated_shards(specs, secure=secure) as hosts,
+        ps.AdminClient(hosts.cluster) as console,
+    ):
         console.install(specs[0].table.empty())
         workers = [Worker(hosts.cluster, name) for name in ("a", "b")]
         for worker in workers:
@@ -151,7 +154,7 @@ def failovers(kills: int, stops: int, cuts: int, secure: bool) -> Failovers:
 
 def cpu_seconds_a_gb(shards: AbstractContextManager[Any]) -> float:
     """Of this process, which is the worker, and its children: the shards."""
-    with shards as hosts, ps.Console(hosts.cluster) as console:
+    with shards as hosts, ps.AdminClient(hosts.cluster) as console:
         console.install(hosts.cluster.table.empty())
         with ps.Client(hosts.cluster, worker="w", transport=Transport.TCP) as client:
             gradient = np.ones(client.table.size, np.float32)

@@ -1,9 +1,10 @@
 """LeNet on MNIST at 100 ms and 100 Mbit/s against no link at all: samples a second, and accuracy.
 
-Two workers are processes of this machine, each behind a link of its own (ps/wire/slow_links.py);
-the shard is in this one. For every bound the run without a link and the one behind it follow each
-other, so that a busy neighbour slows them alike. Prefetch is on wherever the bound allows it. A run
-whose weights grow beyond all bounds, as too stale gradients can make them, is shown as nan.
+Two workers are processes of this machine, each behind a link of its own
+(ps/transport/link_emulator.py); the shard is in this one. For every bound the run without a link
+and the one behind it follow each other, so that a busy neighbour slows them alike. Prefetch is on
+wherever the bound allows it. A run whose weights grow beyond all bounds, as too stale gradients can
+make them, is shown as nan.
 
 A step of LeNet computes for less time than its 1.7 MB occupy such a link. `longer` has steps of
 several batches, which compute for longer than that, as larger networks do: a worker that the link
@@ -30,9 +31,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ps import Cluster, Console, local_shards, shard_specs
-from ps.wire.link_model import parse_link
-from ps.wire.transport import Transport
+from ps import AdminClient, Cluster, local_shards, shard_specs
+from ps.transport.link_model import parse_link
+from ps.transport.local_sockets import Transport
 from shards.errors import DownpourError
 from shards.rules import Adagrad
 from shards.schedules import Fixed
@@ -43,10 +44,10 @@ from worker.caffe.solver import read_solver
 from worker.caffe.weights import moved
 from worker.inference import evaluate
 from worker.job import Job
-from worker.replica import Report
 from worker.sources import open_source
+from worker.spark_task import TaskSpec, decode_reports, run_task
 from worker.strategies import Downpour
-from worker.task import TaskSpec, decode_reports, run_task
+from worker.training_loop import WorkerReport
 
 _DEMO = Path("deploy/demo")
 _WORKERS = 2
@@ -117,7 +118,7 @@ def train(pool: Executor, variant: Variant, steps: int, link: str) -> Outcome:
     with (
         tempfile.TemporaryDirectory() as folder,
         local_shards(specs, model.initial(1)) as cluster,
-        Console(cluster) as console,
+        AdminClient(cluster) as console,
     ):
         path = Path(folder) / "cluster.json"
         cluster.save(path)
@@ -152,7 +153,7 @@ def _rows() -> pa.Table:
     return pa.Table.from_batches(open_source(_DEMO / "mnist").batches())
 
 
-def work(number: int, path: Path, variant: Variant, steps: int, link: str) -> Report:
+def work(number: int, path: Path, variant: Variant, steps: int, link: str) -> WorkerReport:
     """One worker's life, in a process of its own."""
     told = job(variant, steps)
     share = _rows().num_rows // _WORKERS

@@ -26,9 +26,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ps import Client, Cluster, Console, DenseTable, TensorSpec, describe, shard_specs
-from ps.serving.server import Server
-from ps.wire.transport import Transport
+from ps import AdminClient, Client, Cluster, DenseTable, TensorSpec, make_cluster, shard_specs
+from ps.server.server import ShardServer
+from ps.transport.local_sockets import Transport
 from tests.bench.report import Goal, goals, save
 
 _RATE = 125e6
@@ -101,11 +101,11 @@ def serve(path: Path) -> None:
     """The shard, until its standard input ends."""
     table = DenseTable("far", (TensorSpec("w", (_FLOATS,)),))
     specs = shard_specs(table)
-    with Server(
+    with ShardServer(
         specs[0], boot=1, bind=f"tcp://{_FAR}:*", transport=Transport.TCP, plaintext=True
     ) as server:
-        cluster = describe(specs, [server.endpoint])
-        with Console(cluster) as console:
+        cluster = make_cluster(specs, [server.endpoint])
+        with AdminClient(cluster) as console:
             console.install(table.empty())
         cluster.save(path)
         print("ready", flush=True)

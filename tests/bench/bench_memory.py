@@ -16,11 +16,11 @@ import time
 
 import numpy as np
 
+from ps.admin_client import AdminClient
 from ps.client import Client
-from ps.console import Console
-from ps.job import describe, shard_specs
-from ps.serving.server import Server
-from ps.wire.transport import Transport
+from ps.job_spec import make_cluster, shard_specs
+from ps.server.server import ShardServer
+from ps.transport.local_sockets import Transport
 from shards.rules import RULES
 from shards.tables import DenseTable, TensorSpec
 from tests.bench.report import Goal, goals, save
@@ -48,7 +48,7 @@ def run(floats: int, updates: int, rule: str) -> dict[str, list[float]]:
         os.close(from_child[1])  # or it would never see the end
         shard = os.fdopen(to_parent[1], "w", buffering=1)
         asked = os.fdopen(from_child[0])
-        with Server(specs[0], boot=1, transport=Transport.TCP) as server:
+        with ShardServer(specs[0], boot=1, transport=Transport.TCP) as server:
             start = most_resident()
             print(server.endpoint, file=shard)
             for _ in asked:
@@ -57,15 +57,15 @@ def run(floats: int, updates: int, rule: str) -> dict[str, list[float]]:
     os.close(from_child[0])
     os.close(to_parent[1])
     answers, ask = os.fdopen(to_parent[0]), os.fdopen(from_child[1], "w", buffering=1)
-    cluster = describe(specs, [answers.readline().strip()])
-    with Console(cluster) as console:
+    cluster = make_cluster(specs, [answers.readline().strip()])
+    with AdminClient(cluster) as console:
         console.install(table.empty())
     found: dict[str, list[float]] = {"shard": [], "worker": [], "repeated": []}
     with Client(cluster, worker="w", in_flight=1, transport=Transport.TCP) as client:
         start = most_resident()
         for number in range(1, updates + 1):
             replica = client.pull()
-            gradient = client.empty(zeroed=False)
+            gradient = client.new_gradient(zeroed=False)
             np.multiply(replica.weights, 1e-6, out=gradient)
             del replica
             client.push(gradient)

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ps import Client, Console, process_shards
-from ps.logs.saves import ROLLBACK_S
+from ps import AdminClient, Client, process_shards
+from ps.wal.autosave import ROLLBACK_S
 from tests.bench.bench_durability import PATIENCE_S, for_s, measured, specs_of
 from tests.bench.report import Goal, goals, save
 
@@ -41,7 +41,7 @@ def cpu_s_per_gb(floats: int, seconds: float, rollback_s: float) -> float:
 def deaths(floats: int, kills: int, dice: random.Random) -> list[Death]:
     found = []
     with process_shards(specs_of(floats), rollback_s=ROLLBACK_S) as hosts:
-        with Console(hosts.cluster, patience_s=PATIENCE_S) as console:
+        with AdminClient(hosts.cluster, patience_s=PATIENCE_S) as console:
             console.install(hosts.cluster.table.empty())
         with Client(hosts.cluster, worker="w", transport="tcp", patience_s=PATIENCE_S) as client:
             gradient = np.ones(hosts.cluster.table.size, np.float32)

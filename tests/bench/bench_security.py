@@ -22,11 +22,11 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 import ps
-from ps.hosts.process_host import ProcessShards
-from ps.security.joining import join
+from ps.launch.processes import ProcessShards
+from ps.security.enrolment import join
 from ps.security.keys import KeyPair, address_of, expect
-from ps.wire.transport import Transport
-from shards import codec
+from ps.transport.local_sockets import Transport
+from shards import wire_format
 from shards.messages import Read
 from tests.bench.report import Goal, goals, save
 
@@ -46,7 +46,7 @@ def a_shard(floats: int, secure: bool) -> Iterator[tuple[ProcessShards, psutil.P
     table = ps.DenseTable("weights", (ps.TensorSpec("all", (floats,)),))
     specs = ps.shard_specs(table, lease_s=60.0)
     with ps.process_shards(specs, transport=Transport.TCP, secure=secure) as hosts:
-        with ps.Console(hosts.cluster) as console:
+        with ps.AdminClient(hosts.cluster) as console:
             console.install(table.empty())
         yield hosts, psutil.Process(hosts.pids[0])
 
@@ -75,7 +75,7 @@ def cost(floats: int, updates: int, rounds: int = 4) -> dict[str, float]:
 
 def _update(client: ps.Client) -> None:
     client.pull()
-    gradient = client.empty(zeroed=False)
+    gradient = client.new_gradient(zeroed=False)
     gradient[:] = 0
     client.push(gradient)
     client.flush()
@@ -149,7 +149,7 @@ def stuck(secure: bool) -> float:
             for asked in range(1, _ASKED + 1):
                 read = Read(asked, hosts.cluster.job, hosts.cluster.table.name)
                 for socket in readers:
-                    socket.send_multipart(codec.enclose([(read, ())]))
+                    socket.send_multipart(wire_format.enclose([(read, ())]))
                 _update(client)
                 most = max(most, shard.memory_info().rss)
     context.destroy(linger=0)

@@ -24,14 +24,14 @@ import numpy as np
 import psutil
 
 import ps
-from ps.wire.transport import Transport
-from shards import codec
+from ps.transport.local_sockets import Transport
+from shards import wire_format
 from shards.ledger import Ledger
 from shards.messages import PROTOCOL, Hello, Install, Join, Kind, Push
+from shards.parameters import SavedProgress
 from shards.schedules import Fixed
 from shards.shard import Shard
 from shards.spec import ShardSpec
-from shards.state import Saved
 from shards.tables import DenseTable, TensorSpec
 from tests.bench.report import Goal, goals, save
 
@@ -69,7 +69,7 @@ def worker(
     name = f"{transport}{' ahead' if ahead else ''}"
     client = stack.enter_context(ps.Client(cluster, worker=name, transport=transport))
     assert set(client.transports) == {transport}
-    gradient = client.empty(zeroed=False)
+    gradient = client.new_gradient(zeroed=False)
     gradient[:] = 1e-3
 
     def work(seconds: float) -> int:
@@ -116,7 +116,7 @@ def _apply_on(floats: int, shards: int, number: int, pipe: Connection) -> None:
     gradient = np.full(shard.size, 1e-3, np.float32)
     job, table = spec.job, spec.table.name
     zeros = np.zeros(shard.size, np.float32)
-    state = codec.encode_state(Saved(0, 0, 0, Ledger()))
+    state = wire_format.encode_state(SavedProgress(0, 0, 0, Ledger()))
     shard.handle(b"", Install(1, job, table, []), [state, zeros.data], 0.0)
     shard.handle(b"", Hello(2, job, "w", 0, PROTOCOL, spec.build), (), 0.0)
     shard.handle(b"", Join(3, job, "w", 0, 1, 0), (), 0.0)
@@ -132,7 +132,7 @@ def _apply_on(floats: int, shards: int, number: int, pipe: Connection) -> None:
 
 
 def _register(spec: ShardSpec) -> Callable[[int], Push]:
-    keys = codec.flatten(spec.map.ranges[spec.shard])
+    keys = wire_format.flatten(spec.map.ranges[spec.shard])
 
     def push(seq: int) -> Push:
         return Push(
@@ -167,7 +167,7 @@ def measure(floats: int, shards: int, rounds: int, seconds: float) -> dict[str, 
     specs = specs_of(floats, shards)
     with ExitStack() as stack:
         cluster = stack.enter_context(ps.process_shards(specs)).cluster
-        with ps.Console(cluster) as console:
+        with ps.AdminClient(cluster) as console:
             console.install(cluster.table.empty())
         contenders = {str(kind): worker(cluster, kind, stack) for kind in CARRIED}
         contenders[AHEAD] = worker(cluster, Transport.SHM, stack, ahead=True)

@@ -10,10 +10,10 @@ import argparse
 import os
 import time
 
-from ps.simulation import campaign, scenarios
-from ps.simulation.planting import registry
+from deploy.simulation import runner, scenarios
+from deploy.simulation.mutants import registry
 from tests.bench.report import Goal, goals, save
-from tests.ps.simulation.test_simulation import SCENARIOS, SEEDS_A_BUG
+from tests.deploy.simulation.test_simulation import SCENARIOS, SEEDS_A_BUG
 
 IN_CI = 5000
 
@@ -24,14 +24,14 @@ def main() -> None:
     seeds = parser.parse_args().seeds
 
     began = time.monotonic()
-    whole = campaign.together(list(campaign.run(campaign.batches(0, seeds))))
+    whole = runner.together(list(runner.run(runner.batches(0, seeds))))
     wall_s = time.monotonic() - began
     for seed, profile, violation in whole.violations:
         print(f"seed {seed} ({profile}): {violation}")
 
     began_cpu = time.process_time()
     told = {scenarios.load(path).bug for path in SCENARIOS}
-    by_seeds = [bug for bug in registry() if campaign.caught(bug, SEEDS_A_BUG)]
+    by_seeds = [bug for bug in registry() if runner.caught(bug, SEEDS_A_BUG)]
     seen = set(by_seeds) | (told & registry().keys())
     bugs_s = time.process_time() - began_cpu
 

@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ps.serving.server import Server
+from ps.server.server import ShardServer
 from tests.bench.peers import ours
 from tests.bench.peers.contract import Setting
 from tests.bench.report import save
@@ -129,7 +129,7 @@ def calls(wanted: Setting, updates: int = 100) -> Calls:
 
     threading.setprofile(count)  # of threads that begin from here on: the server's
     try:
-        server = Server(ours.specs_of(wanted)[0], boot=1).start()
+        server = ShardServer(ours.specs_of(wanted)[0], boot=1).start()
     finally:
         threading.setprofile(None)
     try:

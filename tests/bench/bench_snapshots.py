@@ -34,16 +34,16 @@ import numpy as np
 import psutil
 
 import ps
-from ps.storage.shelf import Keep, Shelf
+from ps.snapshots.catalog import Retention, SnapshotCatalog
 from shards.ledger import Ledger
 from shards.messages import Ack, Export
+from shards.parameters import SavedProgress, ShardState
 from shards.rules import SGD, Adam, Rule
 from shards.shard import Shard
-from shards.state import Saved, ShardState
 from shards.tables import cut_evenly
 from tests.bench.report import Goal, goals, save
-from tests.shards.talk import hello, join, push
-from tests.shards.talk import spec as spec_of
+from tests.shards.shard_dsl import hello, join, push
+from tests.shards.shard_dsl import spec as spec_of
 
 RULES: dict[str, Rule] = {"sgd": SGD(), "adam": Adam()}
 EVERY_S = 30.0
@@ -71,7 +71,7 @@ def held_up(
     rule.prepare()
     shard = Shard(spec, boot=1)
     zeros = np.zeros(floats, np.float32)
-    shard.restore(Saved(0, 0, 0, Ledger()), zeros, dict.fromkeys(rule.slot_names, zeros))
+    shard.restore(SavedProgress(0, 0, 0, Ledger()), zeros, dict.fromkeys(rule.slot_names, zeros))
     for message in (hello("w"), join("w")):
         shard.handle(b"w", message, (), 0.0)
     gradient, seq, waited = np.ones(floats, np.float32), 0, []
@@ -144,9 +144,9 @@ class Other:
 def take(cluster_file: Path, folder: Path) -> None:
     """In another process: for each line a snapshot; answers with its seconds."""
     cluster = ps.Cluster.load(cluster_file)
-    shelf = Shelf(folder, Keep(count=1))
+    shelf = SnapshotCatalog(folder, Retention(count=1))
     told = {"table": cluster.table, "shard_map": cluster.map, "rule": "any", "workers": 1}
-    with ps.Console(cluster, patience_s=60) as console:
+    with ps.AdminClient(cluster, patience_s=60) as console:
         for number, _ in enumerate(sys.stdin):
             started = time.perf_counter()
             shelf.save(number, console.export(), **told)  # type: ignore[arg-type]
@@ -158,7 +158,7 @@ def lost(floats: int, rule: Rule, rounds: int, folder: Path) -> list[dict[str, f
     table = table_of(floats)
     found = []
     with ps.process_shards(ps.shard_specs(table, rule=rule)) as hosts:
-        with ps.Console(hosts.cluster, patience_s=60) as console:
+        with ps.AdminClient(hosts.cluster, patience_s=60) as console:
             console.install(table.empty())
         hosts.cluster.save(folder / "cluster.json")
         taker = Other("--take", folder / "cluster.json", folder / "snapshots")
@@ -167,7 +167,7 @@ def lost(floats: int, rule: Rule, rounds: int, folder: Path) -> list[dict[str, f
             def one() -> float:
                 started = time.perf_counter()
                 client.pull()
-                client.push(client.empty(zeroed=False))
+                client.push(client.new_gradient(zeroed=False))
                 client.flush()
                 return time.perf_counter() - started
 
@@ -199,13 +199,13 @@ def state_of(floats: int, rule: Rule) -> ShardState:
     rng = np.random.default_rng(1)
     arrays = [rng.standard_normal(floats, np.float32) for _ in range(1 + len(rule.slot_names))]
     slots = dict(zip(rule.slot_names, arrays[1:], strict=True))
-    return ShardState(Saved(1, 1, 1, Ledger()), arrays[0], slots)
+    return ShardState(SavedProgress(1, 1, 1, Ledger()), arrays[0], slots)
 
 
 def written(floats: int, rule: Rule, rounds: int, folder: Path) -> list[float]:
     """Seconds from arrays to a whole snapshot."""
     table, state, found = table_of(floats), state_of(floats, rule), []
-    shelf = Shelf(folder, Keep(count=1))
+    shelf = SnapshotCatalog(folder, Retention(count=1))
     for number in range(rounds):
         started = time.perf_counter()
         shelf.save(
@@ -217,10 +217,10 @@ def written(floats: int, rule: Rule, rounds: int, folder: Path) -> list[float]:
 
 def serve(folder: Path) -> None:
     """In another process: everything from the newest good snapshot, up to a worker's first pull."""
-    found = Shelf(folder).newest_good()
+    found = SnapshotCatalog(folder).newest_good()
     specs = ps.shard_specs(found.manifest.table, rule=Adam())
     with ps.process_shards(specs) as hosts:
-        with ps.Console(hosts.cluster, patience_s=60) as console:
+        with ps.AdminClient(hosts.cluster, patience_s=60) as console:
             for shard, state in enumerate(found.states):
                 console.restore(shard, state)
         with ps.Client(hosts.cluster, worker="w") as client:

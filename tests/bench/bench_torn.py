@@ -15,7 +15,7 @@ import time
 from contextlib import ExitStack
 
 import ps
-from ps.wire.transport import Transport
+from ps.transport.local_sockets import Transport
 from tests.bench.report import Goal, goals, save
 
 _SHARDS = 2
@@ -27,7 +27,7 @@ def push_on(cluster: bytes, name: str, transport: Transport) -> None:
     with ps.Client(ps.Cluster.decode(cluster), worker=name, transport=transport) as client:
         versions = client.pull().versions
         while True:
-            gradient = client.empty(zeroed=False)
+            gradient = client.new_gradient(zeroed=False)
             gradient[:] = 1
             client.push(gradient, read_versions=versions)
 
@@ -40,7 +40,7 @@ def torn(transport: Transport, pulls: int, floats: int, pushers: int) -> tuple[i
     with ExitStack() as stack:
         hosts = stack.enter_context(ps.process_shards(ps.shard_specs(table, shards=_SHARDS)))
         cluster = hosts.cluster
-        with ps.Console(cluster) as console:
+        with ps.AdminClient(cluster) as console:
             console.install(table.empty())
         others = [
             context.Process(target=push_on, args=(cluster.encode(), f"pusher {n}", transport))

@@ -26,10 +26,10 @@ from worker import spark
 from worker.caffe.job import caffe_job
 from worker.caffe.solver import read_solver
 from worker.evaluation import Evaluation
-from worker.replica import Report
+from worker.job_runner import run_job
 from worker.sources import open_source
 from worker.strategies import Downpour
-from worker.training import run_job
+from worker.training_loop import WorkerReport
 
 _DEMO = Path("deploy/demo")
 _WARM_UPDATES = 40
@@ -71,7 +71,7 @@ def main() -> None:
     solver = read_solver(_DEMO / "lenet_solver.prototxt", source.shape)
     table = pa.Table.from_batches(source.batches())
     rates: dict[int, list[float]] = {1: [], 2: []}
-    reports: list[Report] = []
+    reports: list[WorkerReport] = []
     with (
         ray_cluster.connect(None, 2),
         spark.start_session(None, 2, app="bench", env=java_environment()) as session,
@@ -102,7 +102,7 @@ def main() -> None:
     finish(rates, reports)
 
 
-def finish(rates: dict[int, list[float]], reports: list[Report]) -> None:
+def finish(rates: dict[int, list[float]], reports: list[WorkerReport]) -> None:
     """Write the figures down and judge them."""
     split = {part: _share(reports, part) for part in _PARTS}
     median = {workers: statistics.median(values) for workers, values in rates.items()}
@@ -121,7 +121,7 @@ def finish(rates: dict[int, list[float]], reports: list[Report]) -> None:
 _PARTS = ("compute_s", "data_s", "waited_s", "network_s", "serialise_s")
 
 
-def _share(reports: list[Report], part: str) -> float:
+def _share(reports: list[WorkerReport], part: str) -> float:
     total = sum(report.seconds for report in reports)
     return float(sum(getattr(report, part) for report in reports) / total)
 

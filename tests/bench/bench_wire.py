@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from shards.rules import SGD, Decay
-from shards.tables import Segment
+from shards.tables import RateRun
 from tests.bench.bench_datapath import Case, Contender, Figures, measure
 from tests.bench.report import Goal, goals, save
 
@@ -78,7 +78,7 @@ def cpu_seconds(work: Callable[[], object], rounds: int = 9) -> float:
 
 def alone(floats: int) -> dict[str, float]:
     """CPU s/GB of a copy and of an apply of `floats`, each once an update of 8 bytes a float."""
-    rule, whole = SGD(), (Segment(0, floats, 1.0, 1.0),)
+    rule, whole = SGD(), (RateRun(0, floats, 1.0, 1.0),)
     rule.prepare()
     weights, gradient, out = (np.ones(floats, np.float32) for _ in range(3))
     moved_gb = 8 * floats / 1e9

@@ -8,7 +8,8 @@ from tests.bench.peers.contract import Setting
 
 @pytest.mark.parametrize("floats", [10_000, 100_000])
 def test_a_small_update_takes_few_calls(floats: int) -> None:
-    """Its time is that of its calls of Python functions (docs/data-path.md): they are on a budget.
+    """Its time is that of its calls of Python functions (docs/measurements/data-path.md): they are
+    on a budget.
 
     Whoever needs more looks first what can go (`python tests/bench/bench_small.py`).
     """

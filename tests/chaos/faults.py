@@ -14,9 +14,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ps.storage.snapshots import load_snapshot, save_snapshot
+from ps.snapshots.manifest import load_snapshot, save_snapshot
 from shards.errors import GiveUp
-from tests.chaos.party import Broken, Party
+from tests.chaos.cluster import Broken, Party
 from tests.chaos.schedule import KILLS, LINK_KINDS, Fault, Kind, Round
 
 _SPARE_DESCRIPTORS = 2
@@ -96,7 +96,7 @@ def _carry_out(party: Party, fault: Fault, seed: int) -> Iterator[None]:
             party.kill_serving(fault.target)
             yield
         case Kind.MOVE:
-            party.move()
+            party.reshard()
             yield
         case Kind.STOP_WORKER:
             with _stopped(party.pids[fault.target]):

@@ -1,7 +1,7 @@
 """The job that is killed every few seconds: LeNet on MNIST, as the demo has it, in plain processes.
 
-A worker is what a Spark task runs (worker/task.py), in a process of its own. Its rows are its share
-of the training set, and a life that takes over goes on behind the last push that was applied.
+A worker is what a Spark task runs (worker/spark_task.py), in a process of its own. Its rows are its
+share of the training set, and a life that takes over goes on behind the last push that was applied.
 """
 
 from functools import cache
@@ -19,8 +19,8 @@ from worker.caffe.weights import moved
 from worker.inference import evaluate
 from worker.job import Job
 from worker.sources import open_source
+from worker.spark_task import TaskSpec, run_task
 from worker.strategies import Downpour
-from worker.task import TaskSpec, run_task
 
 WORKERS, SHARDS, BOUND = 4, 2, 4
 PATIENCE_S = 120.0

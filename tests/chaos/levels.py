@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol
 
 from ps import Cluster, process_shards, replicated_shards
 from ps.durability import Durability
-from ps.hosts import supervision
-from ps.hosts.keeper import ReplicatedShards
-from ps.hosts.process_host import ProcessShards
+from ps.launch import restart
+from ps.launch.processes import ProcessShards
+from ps.launch.replica_supervisor import ReplicatedShards
 from shards.spec import ShardSpec
 from tests.chaos.schedule import Kind
 
@@ -74,7 +74,7 @@ def _serving(hosts: ProcessShards) -> Mapping[str, int]:
 def _memory(
     specs: Sequence[ShardSpec], host: str, folder: Path, curve: bool
 ) -> AbstractContextManager[Any]:
-    supervision.QUICK_S = 0.0  # as below
+    restart.QUICK_S = 0.0  # as below
     tempfile.tempdir = os.environ["TMPDIR"] = str(folder)  # where `_saved` looks for saves
     return process_shards(specs, host=host, secure=curve, rollback_s=ROLLBACK_S)
 
@@ -106,7 +106,7 @@ def _logged(durability: Durability, promise: str) -> Level:
         specs: Sequence[ShardSpec], host: str, folder: Path, curve: bool
     ) -> AbstractContextManager[Any]:
         # A shard that dies again and again is given up. Here its deaths are ours.
-        supervision.QUICK_S = 0.0
+        restart.QUICK_S = 0.0
         logs = folder / "logs"
         return process_shards(specs, host=host, secure=curve, durability=durability, logs=logs)
 

@@ -27,13 +27,13 @@ import ray
 import ps
 from deploy.ray_cluster import connect
 from ps import Durability
-from ps.hosts.keeper import ReplicatedShards
-from ps.hosts.ray_actors import Actor
-from ps.hosts.ray_host import RayShards, ray_shards, replicated_ray_shards
+from ps.launch.ray_actors import Actor
+from ps.launch.ray_launcher import RayShards, ray_shards, replicated_ray_shards
+from ps.launch.replica_supervisor import ReplicatedShards
 from shards.errors import GiveUp
 from shards.schedules import Fixed
 from tests.clusters import ray_head, ray_node
-from tests.ps.hosts.pushing import PRIMARY, TABLE, Worker, await_that, check_applied_once, specs_of
+from tests.ps.launch.pushing import PRIMARY, TABLE, Worker, await_that, check_applied_once, specs_of
 
 _TOKEN = "0123456789abcdef" * 4
 _HERE, _THERE, _ELSEWHERE = "127.0.0.3", "127.0.0.4", "127.0.0.5"
@@ -79,7 +79,7 @@ def copies_die_with_their_node(join: Callable[[], psutil.Process]) -> None:
     """A shard's two copies are on two nodes once there are two, and the primary goes on meanwhile;
     with one node gone there are two copies again.
     """
-    with replicated_ray_shards(specs_of()) as hosts, ps.Console(hosts.cluster) as console:
+    with replicated_ray_shards(specs_of()) as hosts, ps.AdminClient(hosts.cluster) as console:
         console.install(TABLE.empty())
         say(f"copies at {' and '.join(places(hosts))}")
         assert places(hosts) == [_HERE, _HERE]
@@ -122,7 +122,7 @@ def logs_die_with_their_node(other: psutil.Process, logs: Path) -> bool:
     )
     with (
         ray_shards(specs, durability=Durability.LOGGED, logs=logs, logs_apart=True) as hosts,
-        ps.Console(hosts.cluster) as console,
+        ps.AdminClient(hosts.cluster) as console,
     ):
         console.install(TABLE.empty())
         on = [where(actor.node) for actor in hosts._present()]

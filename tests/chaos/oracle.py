@@ -10,7 +10,8 @@ oracle accuses only where every such moment would be wrong:
   push once and none in place of another.
 - *nothing lost*: it holds at least what was acknowledged before the read was asked for. A copy that
   was replaced without its knowledge may still answer those that do not know it either
-  (docs/durability.md). So of replicated shards this is asked of a worker's own pushes alone.
+  (docs/explanation/durability.md). So of replicated shards this is asked of a worker's own pushes
+  alone.
 - *own writes*: it holds all that the reader had pushed and heard acknowledged.
 - *monotonic*: what a worker reads never gets older.
 - *not beyond the bound*: a read for the step at clock c under bound s holds, shard by shard,
@@ -40,8 +41,8 @@ from tests.chaos.journal import Acked, Began, Content, Event, Leaves, Pushes, Re
 from tests.chaos.record import marks_to
 
 GRACE_S = 30.0
-"""A shard saves again only after fifty times what its last save took (docs/durability.md), which on
-a busy machine is this long."""
+"""A shard saves again only after fifty times what its last save took
+(docs/explanation/durability.md), which on a busy machine is this long."""
 _SURE = 0.9  # of a lease: what a shard's clock and the last message's way may take off it
 
 

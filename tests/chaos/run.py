@@ -30,11 +30,11 @@ from pathlib import Path
 from shards.errors import DownpourError
 from tests.bench.report import show
 from tests.chaos import namespaces
+from tests.chaos.cluster import Broken, Party, Plan, party
 from tests.chaos.faults import Met, play
 from tests.chaos.levels import LEVELS, leave_out_numba
 from tests.chaos.memory import Memory
 from tests.chaos.oracle import Found
-from tests.chaos.party import Broken, Party, Plan, party
 from tests.chaos.record import Verdict
 from tests.chaos.report import Outcome, figures, goals, table
 from tests.chaos.schedule import KILLS, LINK_KINDS, Kind, Mix, Round, rounds

@@ -23,7 +23,8 @@ OPTIONS = [
     *("--light", "--floats", "1024", "--rest-ms", "40", "--bound", "4"),
 ]
 # A shard that has rolled back takes a worker's clock for that of a read, so it overrates workers
-# that push more than once a read, and lets others read beyond the bound (docs/chaos.md).
+# that push more than once a read, and lets others read beyond the bound
+# (docs/measurements/chaos.md).
 OPTIONS_OF = {"memory": ["--burst", "1"]}
 SEED = 1
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ps import ShardState
-from shards.ledger import Entry, Ledger
-from shards.state import Saved
+from shards.ledger import Ledger, LedgerEntry
+from shards.parameters import SavedProgress
 from shards.tables import cut_evenly
 from tests.chaos.record import Record, Verdict, gradient, judge, mark, marks_to, table_for
 
@@ -26,9 +26,9 @@ def shard_after(applied: dict[str, list[int]], counted: dict[str, int]) -> Shard
         for seq in seqs:
             gradient(push, NAMES.index(name), len(NAMES), seq)
             weights -= push
-    ledger = Ledger({name: Entry(1, seq=seq) for name, seq in counted.items()})
+    ledger = Ledger({name: LedgerEntry(1, seq=seq) for name, seq in counted.items()})
     (own,) = MAP.cut(weights, 1)
-    return ShardState(Saved(0, 0, 0, ledger), own.copy(), {})
+    return ShardState(SavedProgress(0, 0, 0, ledger), own.copy(), {})
 
 
 def verdicts(

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ps import Cluster, Console, shard_specs
+from ps import AdminClient, Cluster, shard_specs
 from tests.bench.report import Goal, goals, save
 from tests.chaos import lenet
 from tests.chaos.levels import LEVELS, Level, leave_out_numba
@@ -108,7 +108,7 @@ class Judge:
     """Looks at the weights of a running job."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._console = Console(cluster, patience_s=lenet.PATIENCE_S)
+        self._console = AdminClient(cluster, patience_s=lenet.PATIENCE_S)
         self._started = time.monotonic()
 
     @property
@@ -153,7 +153,7 @@ def train(level: Level, steps: int, every_s: float, seed: int) -> Course:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         lenet.lay_out(folder)
         hosts = stack.enter_context(level.start(specs, "127.0.0.1", folder, False))
-        with Console(hosts.cluster) as console:
+        with AdminClient(hosts.cluster) as console:
             console.install(model.initial(seed))
         judge = Judge(hosts.cluster)
         stack.callback(judge.close)

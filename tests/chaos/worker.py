@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from ps import Client, Cluster
-from ps.wire.link_model import LinkModel
-from ps.wire.slow_links import SlowLinks
+from ps.transport.link_emulator import LinkEmulator
+from ps.transport.link_model import LinkModel
 from tests.chaos.journal import Acked, Began, Journal, Leaves, Pushes, Reads, Ready, contents
 from tests.chaos.record import Record, gradient
 
@@ -116,7 +116,7 @@ def _push(client: Client, life: Life, record: Record, journal: Journal) -> None:
     asked = time.monotonic()
     for _ in range(life.burst):
         seq = client.seq + 1
-        array = client.empty()
+        array = client.new_gradient()
         gradient(array, life.number, life.workers, seq)
         record.sends(seq)
         journal.write(Pushes(time.monotonic(), seq))
@@ -136,7 +136,7 @@ def _clock(client: Client) -> int:
 def _last_shard_slow(cluster: Cluster, delay_s: float) -> Iterator[Cluster]:
     """The cluster, with the last of its shards behind a slow link."""
     *others, last = cluster.endpoints
-    slow = SlowLinks([last], LinkModel(rtt_s=2 * delay_s))
+    slow = LinkEmulator([last], LinkModel(rtt_s=2 * delay_s))
     try:
         yield msgspec.structs.replace(cluster, endpoints=(*others, *slow.endpoints))
     finally:

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupy_kernels import codec_arrays, codec_loops, codecs
+from cupy_kernels.backends import EmulatorBackend, as_host, copied
 from cupy_kernels.codecs import Dense
 from cupy_kernels.emulator import Emulator
 from cupy_kernels.launch import launch
-from cupy_kernels.places import InEmulator, as_host, copied
 
 KINDS: tuple[Dense, ...] = ("fp16", "bf16", "int8", "int4", "sign")
 SIZES = (1, 7, 255, 256, 257, 777, 16_384, 20_011)
@@ -122,7 +122,7 @@ def test_the_cuda_kernels_write_and_read_the_same_bytes(kind: Dense) -> None:
 
     Denormals apart, which a GPU takes for zeros. What computes is asked of the arrays alone.
     """
-    place = InEmulator(Emulator(seed=5))
+    place = EmulatorBackend(Emulator(seed=5))
     for n, factor in ((1, 1.0), (257, 1.0), (777, 1.0), (777, 0.5)):
         for g, error in inputs(n):
             kept = np.abs(np.float32(factor) * g + error) > 4 * LEAST
@@ -142,7 +142,10 @@ def test_the_cuda_kernels_write_and_read_the_same_bytes(kind: Dense) -> None:
 @pytest.mark.usefixtures("emulated")
 def test_weights_are_rounded_alike_on_a_device(kind: Any) -> None:
     """A shard on a GPU serves the halves that one on the host does."""
-    place, x = InEmulator(Emulator()), np.random.default_rng(8).standard_normal(777, np.float32)
+    place, x = (
+        EmulatorBackend(Emulator()),
+        np.random.default_rng(8).standard_normal(777, np.float32),
+    )
     ours, theirs = np.empty(2 * 777, np.uint8), copied(np.zeros(2 * 777, np.uint8), place)
     codecs.cast(kind, x, ours)
     codecs.cast(kind, copied(x, place), theirs)

@@ -5,8 +5,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cupy_kernels import convolution, reference
+from cupy_kernels.conv_shapes import Convolution
 from cupy_kernels.types import Array
-from cupy_kernels.windows import Convolution
 from cupy_kernels.workspace import Workspace
 
 PAIR = st.tuples(st.integers(1, 3), st.integers(1, 3))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupy_kernels import activation, dropout, inner_product, reference
-from cupy_kernels.draws import Draw
+from cupy_kernels.rng_keys import RngKey
 from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace
 
@@ -49,7 +49,7 @@ def test_relu_equals_the_reference(slope: float, shape: tuple[int, ...]) -> None
 
 def mask(seed: int, step: int, layer: int, ratio: float = 0.4) -> Array:
     ones = np.ones((200, 50), np.float32)
-    return dropout.forward(ones, ratio, Draw(seed, step, layer), Workspace())[0]
+    return dropout.forward(ones, ratio, RngKey(seed, step, layer), Workspace())[0]
 
 
 def test_a_dropout_mask_repeats_with_its_keys_and_differs_without() -> None:
@@ -73,6 +73,6 @@ def test_dropout_backward_is_the_same_mask() -> None:
     """What was dropped gets no gradient, the rest is scaled as it was forward."""
     rng, work = np.random.default_rng(2), Workspace()
     drawn, x, dy = mask(1, 1, 1), draw(rng, 200, 50), draw(rng, 200, 50)
-    y, kept = dropout.forward(x, 0.4, Draw(1, 1, 1), work)
+    y, kept = dropout.forward(x, 0.4, RngKey(1, 1, 1), work)
     np.testing.assert_array_equal(y, x * drawn)
     np.testing.assert_array_equal(dropout.backward(dy, kept, work), dy * drawn)

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from cupy_kernels import dropout, pooling, sources
-from cupy_kernels.draws import Draw
+from cupy_kernels.backends import EmulatorBackend, as_host, copied
+from cupy_kernels.conv_shapes import Pooling
+from cupy_kernels.cpu import dropout as on_host
 from cupy_kernels.emulator import Emulator
-from cupy_kernels.host import dropout as on_host
 from cupy_kernels.kernel import Kernel, one_block, reads, writes
+from cupy_kernels.kernel_specs import dropout as rows_of_dropout
 from cupy_kernels.launch import launch
-from cupy_kernels.places import InEmulator, as_host, copied
-from cupy_kernels.rows import dropout as rows_of_dropout
+from cupy_kernels.rng_keys import RngKey
 from cupy_kernels.types import AnyArray, Array
-from cupy_kernels.windows import Pooling
 from cupy_kernels.workspace import Workspace
 from tests.cupy_kernels.cases.pooling import pairs
 
@@ -115,9 +115,9 @@ extern "C" __global__ void known_answer(const u32* counter, const u32* key, u32*
 @pytest.mark.parametrize("counted", [False, True])
 def test_both_backends_drop_the_same_elements(ratio: float, counted: bool) -> None:
     """Bit for bit, both ways, for odd sizes and large numbers, with the step here or there."""
-    there = InEmulator(Emulator())
+    there = EmulatorBackend(Emulator())
     step = 2**33 + 1
-    draw = Draw(2**63 + 5, step, 2**40 + 0xDEADBEEF)
+    draw = RngKey(2**63 + 5, step, 2**40 + 0xDEADBEEF)
     x, dy = np.random.default_rng(3).standard_normal((2, 9001), np.float32)
     y, kept = dropout.forward(x, ratio, draw, Workspace())
     dx = dropout.backward(dy, kept, Workspace())

@@ -3,9 +3,9 @@
 import pytest
 
 from cupy_kernels import nvrtc, sources
+from cupy_kernels.kernel_specs.convolution import SHAPE
 from cupy_kernels.nvrtc import Resources
 from cupy_kernels.registry import KERNELS
-from cupy_kernels.rows.convolution import SHAPE
 from tests.cupy_kernels.test_emulated_language import BF16, HEADERS, MMA, TF32, source_of
 
 pytest.importorskip("cuda.core", reason="cuda-core is not installed: kernels are not compiled")

@@ -11,6 +11,7 @@ import pytest
 
 from cupy_kernels import (
     activation,
+    backends,
     batch_norm,
     channels,
     convolution,
@@ -20,32 +21,31 @@ from cupy_kernels import (
     inner_product,
     layout,
     lrn,
-    places,
     pooling,
     softmax,
 )
+from cupy_kernels.backends import HOST, Backend, EmulatorBackend, as_host, backend_of, copied
 from cupy_kernels.emulator import Emulator
 from cupy_kernels.emulator.array import Emulated
-from cupy_kernels.launches import convolution as in_kernels
-from cupy_kernels.places import HOST, InEmulator, Place, as_host, copied, place_of
+from cupy_kernels.gpu import convolution as in_kernels
 from cupy_kernels.types import AnyArray
 from cupy_kernels.workspace import Workspace
 from tests.cupy_kernels.operations import Operation, every_operation
 
 OPERATIONS = every_operation()
-KERNELS = InEmulator(Emulator())
+KERNELS = EmulatorBackend(Emulator())
 
 pytestmark = pytest.mark.usefixtures("emulated")
 
 
 @pytest.mark.parametrize("place", [HOST, KERNELS], ids=["host", "kernels"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_an_operation_equals_its_float64_reference(operation: Operation, place: Place) -> None:
+def test_an_operation_equals_its_float64_reference(operation: Operation, place: Backend) -> None:
     """Where its arrays live, in one body or the other, and what it gives lives there too."""
     found = operation.run(lambda array: copied(array, place), defaultdict(Workspace))
     assert found.keys() == operation.expected.keys()
     for name, values in found.items():
-        assert place_of(values) == place
+        assert backend_of(values) == place
         np.testing.assert_allclose(
             as_host(values),
             operation.expected[name],
@@ -92,7 +92,7 @@ def test_the_suite_above_leaves_no_operation_out(monkeypatch: pytest.MonkeyPatch
 
     def watched(array: object, host: object, kernels: object) -> object:
         asked.add(host)
-        return places.pick(array, host, kernels)
+        return backends.pick(array, host, kernels)
 
     for subject in SUBJECTS:
         monkeypatch.setattr(subject, "pick", watched)

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupy_kernels.kernel_specs import channels
+from cupy_kernels.kernel_specs.elementwise import DERIVATIVE, FORWARD
 from cupy_kernels.registry import KERNELS
-from cupy_kernels.rows import channels
-from cupy_kernels.rows.elementwise import DERIVATIVE, FORWARD
 from cupy_kernels.types import Wide
 from tests.cupy_kernels.cases.elementwise import SETTINGS
 

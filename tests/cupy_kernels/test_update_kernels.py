@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from cupy_kernels import updates
+from cupy_kernels.backends import EmulatorBackend, as_host, copied
 from cupy_kernels.emulator import Emulator
-from cupy_kernels.places import InEmulator, as_host, copied
+from cupy_kernels.kernel_specs.updates import CONSTANTS
 from cupy_kernels.registry import KERNELS
-from cupy_kernels.rows.updates import CONSTANTS
 from tests.cupy_kernels.test_updates import RULES, SLOTS, constants, normal, run_of
 
 pytestmark = pytest.mark.usefixtures("emulated")
 
-PLACE = InEmulator(Emulator())
+PLACE = EmulatorBackend(Emulator())
 
 
 @pytest.mark.parametrize("l1", [False, True])

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from deploy.summary import Rows, Tally, summarise
+from deploy.summary import Rows, RunTally, summarise
 from shards.messages import ShardStatus, Standing, WorkerStatus
-from shards.records import RECORD
-from worker.replica import Report
+from shards.update_records import RECORD
+from worker.training_loop import WorkerReport
 
 
 def records(count: int, **columns: Any) -> Rows:
@@ -51,11 +51,11 @@ def status(shard: int = 0, workers: Sequence[WorkerStatus] = (), **fields: Any) 
     return ShardStatus(shard=shard, workers=tuple(workers), **{"rate": 0.01, **counters, **fields})
 
 
-def report(seconds: float, **parts: Any) -> Report:
+def report(seconds: float, **parts: Any) -> WorkerReport:
     """A worker's life of so many seconds, those of its parts zero unless given."""
     names = ("compute_s", "data_s", "waited_s", "network_s", "serialise_s")
     times: dict[str, Any] = dict.fromkeys(names, 0.0)
-    return Report(
+    return WorkerReport(
         worker="w0",
         incarnation=0,
         steps=1,
@@ -66,7 +66,7 @@ def report(seconds: float, **parts: Any) -> Report:
     )
 
 
-def summary(fresh: Tally | None = None, **options: Any) -> Any:
+def summary(fresh: RunTally | None = None, **options: Any) -> Any:
     """A summary of one shard, as `options` of `summarise` say."""
     defaults = {"workers": 1, "staleness_bound": 4, "seconds": 2.0}
-    return summarise([status(version=10)], fresh or Tally(), [], **{**defaults, **options})
+    return summarise([status(version=10)], fresh or RunTally(), [], **{**defaults, **options})

@@ -13,7 +13,7 @@ from msgspec.structs import fields
 from safetensors.numpy import save_file
 
 from deploy.settings import TrainSettings
-from ps.hosts import hosting
+from ps.launch import launcher
 from tests.clusters import free_port
 from tests.deploy.refusing import TRAIN, refuses
 from tests.in_process import Run
@@ -151,7 +151,7 @@ def test_weights_of_a_stranger(downpour: Run, job: Path) -> None:
 
 def test_no_gpu_for_the_shards(downpour: Run, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the shards are to live on this machine, it is found before anything is started."""
-    monkeypatch.setattr(hosting, "gpu", lambda: None)
+    monkeypatch.setattr(launcher, "gpu", lambda: None)
     line = "--shard-device gpu: expected a GPU that answers, got none here"
     for home in ("ray", "processes"):
         refuses(downpour, job, f"{TRAIN} --shards-in {home} --shard-device gpu", line)

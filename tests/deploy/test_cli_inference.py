@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from tests import tiny
 from tests.deploy.refusing import refuses, swap, write_idx
 from tests.in_process import Run
-from tests.ps.storage.saved import full_disk
+from tests.ps.snapshots.saved import full_disk
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 from worker.inference import write_safetensors

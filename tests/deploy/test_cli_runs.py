@@ -7,14 +7,14 @@ import pytest
 from msgspec.structs import replace
 
 from deploy import train as training
-from deploy.origin import Origin
 from deploy.run_folder import RunFolder
 from deploy.settings import TrainSettings
-from ps import Console, local_shards, shard_specs
-from ps.storage.snapshots import save_snapshot
+from deploy.snapshot_ref import SnapshotRef
+from ps import AdminClient, local_shards, shard_specs
+from ps.snapshots.manifest import save_snapshot
 from tests.deploy.refusing import TRAIN, refuses, swap
 from tests.in_process import Run
-from tests.ps.logs.test_shard_log import written
+from tests.ps.wal.test_writer import written
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 
@@ -30,7 +30,7 @@ def earlier(job: Path) -> Path:
     with (
         RunFolder.create(settings.out, settings.plain()) as folder,
         local_shards(specs, model.initial(1)) as cluster,
-        Console(cluster) as console,
+        AdminClient(cluster) as console,
     ):
         save_snapshot(
             folder.snapshots / "7",
@@ -48,9 +48,9 @@ def test_resume_goes_on_with_the_settings_of_then(
 ) -> None:
     """What is given now replaces what was told then, and only that; a new bound is no misfit. With
     a number it is a new run, in a folder of its own, with snapshots of its own."""
-    told: list[tuple[TrainSettings, Origin | None]] = []
+    told: list[tuple[TrainSettings, SnapshotRef | None]] = []
 
-    def run(settings: TrainSettings, *, origin: Origin | None) -> None:
+    def run(settings: TrainSettings, *, origin: SnapshotRef | None) -> None:
         told.append((settings, origin))
 
     monkeypatch.setattr(training, "run", run)
@@ -59,17 +59,17 @@ def test_resume_goes_on_with_the_settings_of_then(
     shelf = str(earlier / "snapshots")
     assert told.pop() == (
         replace(then, max_iter=9, staleness=None),
-        Origin(shelf, None, earlier),
+        SnapshotRef(shelf, None, earlier),
     )
     assert (status, out) == (130, f"stopped; go on with: downpour train --resume {earlier}\n")
     for origin in ("run@7", "run/snapshots/7", f"file://{earlier}@7"):
         downpour("train", "--resume", origin, "--out", "new")
         new = replace(then, out=earlier.parent / "new")
-        assert told.pop() == (new, Origin(shelf, "7", earlier))
+        assert told.pop() == (new, SnapshotRef(shelf, "7", earlier))
     options = ("--solver", then.solver, "--data", then.data, "--out", "new", "--shards", 2)
     downpour("train", "--resume", "s3://bucket/run@40", *options)
     new = replace(then, out=earlier.parent / "new")
-    assert told.pop() == (new, Origin("s3://bucket/run", "40"))
+    assert told.pop() == (new, SnapshotRef("s3://bucket/run", "40"))
 
 
 MISFITS = [

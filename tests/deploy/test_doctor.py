@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 import ps
 from tests.in_process import Run, command
-from tests.ps.replicas.test_replica_server import Group, await_that, group
+from tests.ps.replication.test_replica_server import Group, await_that, group
 
 __all__ = ["group"]  # a fixture
 

@@ -11,8 +11,8 @@ from deploy import train as training
 from deploy.run_folder import RunFolder
 from deploy.settings import TrainSettings
 from deploy.summary import Summary
-from ps import Console, local_shards, shard_specs
-from ps.storage.snapshots import save_snapshot
+from ps import AdminClient, local_shards, shard_specs
+from ps.snapshots.manifest import save_snapshot
 from tests.deploy.refusing import files, refuses
 from tests.in_process import Run
 from worker.caffe.model import CaffeModel
@@ -59,7 +59,7 @@ def ended(job: Path) -> Path:
     with (
         RunFolder.create(settings.out, settings.plain()) as folder,
         local_shards(specs, model.initial(1)) as cluster,
-        Console(cluster) as console,
+        AdminClient(cluster) as console,
     ):
         taken = STEPS * WORKERS
         states = [

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from deploy.summary import Summary
 from deploy.updates import SCHEMA
-from shards.records import RECORD
+from shards.update_records import RECORD
 
 GLOSSARY = Path(__file__).parents[2] / "docs" / "glossary.md"
 

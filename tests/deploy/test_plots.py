@@ -15,7 +15,7 @@ from deploy.plots import (
     read_losses,
     running_mean,
 )
-from deploy.summary import Rows, Summary, Tally
+from deploy.summary import Rows, RunTally, Summary
 from deploy.updates import UpdatesWriter
 from shards.errors import BadInput, GiveUp
 from tests.deploy.rows import records, summary
@@ -31,7 +31,7 @@ def write(path: Path, *shards: Rows) -> Path:
 
 
 def summed(rows: Rows, bound: int | None = 4) -> Summary:
-    made: Summary = summary(Tally.of([rows]), staleness_bound=bound)
+    made: Summary = summary(RunTally.of([rows]), staleness_bound=bound)
     return made
 
 

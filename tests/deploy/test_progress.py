@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from deploy.progress import Progress, clock_text, line, picture
-from deploy.readings import Meter, Readings
+from deploy.progress_model import Meter, Readings
 from tests.deploy.rows import records, status, worker
 from worker.evaluation import Evaluation
 

@@ -15,13 +15,13 @@ from deploy.settings import TrainSettings
 from deploy.train import _Observer
 from ps.cluster import Access, Cluster
 from ps.durability import Durability
-from ps.logs.job_logs import drop_logs, logs_of
-from ps.logs.shard_log import ShardLog
-from shards.job_ids import digest_of, shown
+from ps.wal.catalog import drop_logs, logs_of
+from ps.wal.writer import WriteAheadLog
+from shards.job_ids import digest_of, short_id
 from shards.shard import Shard
 from tests.deploy.rows import records, status
 from tests.in_process import Run
-from tests.ps.storage.saved import mocked
+from tests.ps.snapshots.saved import mocked
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (60,)),))
 TOKEN, OPERATOR = "the-join-token", "the-operators-key"
@@ -61,12 +61,12 @@ def test_no_file_of_a_run_tells_a_secret(tmp_path: Path) -> None:
     """Neither the job's id, which is all that shards without CURVE ask for, nor a key of ours or
     of a store's; in no file, finished or not, and in no name."""
     (spec,) = ps.shard_specs(TABLE)
-    cluster = ps.describe([spec], ["tcp://127.0.0.1:5001"], Access(TOKEN, OPERATOR))
+    cluster = ps.make_cluster([spec], ["tcp://127.0.0.1:5001"], Access(TOKEN, OPERATOR))
     secrets = spec.job, spec.job.rpartition("-")[2], TOKEN, OPERATOR, "stores-secret"
     run, logs = tmp_path / "run", tmp_path / "logs"
     settings = TrainSettings(solver=run, data=run, out=run, snapshots=STORE)
     logs.mkdir()
-    log = ShardLog(logs_of(logs, [spec]) / "shard-0", Durability.PROCESS)
+    log = WriteAheadLog(logs_of(logs, [spec]) / "shard-0", Durability.PROCESS)
     log.recover(Shard(spec, boot=1), 0.0)
     with (
         RunFolder.create(run, settings.plain()) as folder,
@@ -82,17 +82,17 @@ def test_no_file_of_a_run_tells_a_secret(tmp_path: Path) -> None:
         assert no_secret_in(tmp_path, *secrets)
     assert no_secret_in(tmp_path, *secrets)
     told = pq.read_table(run / "updates.parquet", columns=["job"]).column("job")
-    assert told.unique().to_pylist() == [shown(spec.job)]
+    assert told.unique().to_pylist() == [short_id(spec.job)]
     log.close()
     drop_logs(logs, but=spec.job)
-    assert [path.name for path in logs.iterdir()] == [shown(spec.job)], "they are found again"
+    assert [path.name for path in logs.iterdir()] == [short_id(spec.job)], "they are found again"
 
 
 def test_a_store_is_shown_without_its_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, downpour: Run
 ) -> None:
     """In lists and errors of the commands that are given its URI, or find it in settings."""
-    monkeypatch.setattr("ps.storage.shelf.open_store", lambda _: mocked())
+    monkeypatch.setattr("ps.snapshots.catalog.open_store", lambda _: mocked())
     settings = TrainSettings(solver=tmp_path, data=tmp_path, out=tmp_path / "run", snapshots=STORE)
     RunFolder.create(tmp_path / "run", settings.plain()).close()
     for origin in (f"{STORE}/", str(tmp_path / "run")):
@@ -114,6 +114,6 @@ def test_a_store_is_shown_without_its_key(
 def test_what_a_job_is_called() -> None:
     """By its name and a digest, by which two jobs of one name are told apart."""
     assert digest_of("mnist-00") == "ce40cbbb51766704"
-    assert shown("mnist-00") == f"mnist-{digest_of('mnist-00')}"
-    assert shown("mnist-00") != shown("mnist-01")
-    assert shown("00") == digest_of("00")
+    assert short_id("mnist-00") == f"mnist-{digest_of('mnist-00')}"
+    assert short_id("mnist-00") != short_id("mnist-01")
+    assert short_id("00") == digest_of("00")

@@ -12,8 +12,8 @@ from cupy_kernels.types import Precision
 from deploy.run_folder import RunFolder
 from deploy.settings import TrainSettings, parse_staleness
 from ps.durability import Durability
-from ps.hosts.hosting import Home
-from ps.wire.transport import Transport
+from ps.launch.launcher import Placement
+from ps.transport.local_sockets import Transport
 from shards.errors import BadInput
 from worker.strategies import BSP, Downpour
 
@@ -56,9 +56,9 @@ def told(**more: Any) -> TrainSettings:
     [
         told(),
         told(strategy="bsp", staleness=0),
-        told(shards_in=Home.PROCESSES, durability=Durability.LOGGED),
-        told(shards_in=Home.PROCESSES, durability=Durability.LOGGED, bind="0.0.0.0"),
-        told(shards_in=Home.PROCESSES, durability=Durability.REPLICATED),
+        told(shards_in=Placement.PROCESSES, durability=Durability.LOGGED),
+        told(shards_in=Placement.PROCESSES, durability=Durability.LOGGED, bind="0.0.0.0"),
+        told(shards_in=Placement.PROCESSES, durability=Durability.REPLICATED),
         told(durability=Durability.LOGGED),
         told(durability=Durability.PROCESS, logs=Path("/l")),
         told(durability=Durability.REPLICATED),
@@ -89,7 +89,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (
         {
             "durability": Durability.REPLICATED,
-            "shards_in": Home.PROCESSES,
+            "shards_in": Placement.PROCESSES,
             "transport": Transport.SHM,
         },
         "durability replicated: transport: expected auto or tcp, got shm",
@@ -97,7 +97,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (
         {
             "durability": Durability.REPLICATED,
-            "shards_in": Home.PROCESSES,
+            "shards_in": Placement.PROCESSES,
             "link": "rtt=10ms",
         },
         "--link: expected shards with one copy each, got replicated ones",
@@ -156,7 +156,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"port": -1}, "--port: expected 0 to 65535, got -1"),
     ({"port": 65535, "shards": 2}, "--port: expected 0 to 65534, got 65535"),
     (
-        {"ray": "h:1", "shards_in": Home.PROCESSES},
+        {"ray": "h:1", "shards_in": Placement.PROCESSES},
         "--ray h:1: expected shards in Ray, got --shards-in processes",
     ),
     ({"bind": "::1", "plaintext": True}, "--bind: expected an IPv4 address, got '::1'"),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from deploy.summary import Summary, Tally, summarise
+from deploy.summary import RunTally, Summary, summarise
 from tests.deploy.rows import records, report, status, summary, worker
 
 
@@ -23,8 +23,8 @@ def test_a_tally_of_pieces_is_the_tally_of_the_whole() -> None:
     rows = records(500, staleness=rng.integers(0, 9, 500), clock_gap=rng.integers(0, 6, 500))
     cuts = sorted(rng.integers(0, 501, 7).tolist())
     pieces = [rows[a:b] for a, b in zip([0, *cuts], [*cuts, 500], strict=True)]
-    tally = Tally.of(pieces)
-    assert tally == Tally.of([rows])
+    tally = RunTally.of(pieces)
+    assert tally == RunTally.of([rows])
     assert tally.staleness_mean == np.mean(rows["staleness"])
     assert tally.staleness_max == np.max(rows["staleness"])
     assert tally.max_clock_gap == np.max(rows["clock_gap"])
@@ -44,7 +44,7 @@ def test_a_run_is_summed_up() -> None:
     ]
     got = summarise(
         statuses,
-        Tally.of(shards),
+        RunTally.of(shards),
         reports,
         workers=2,
         staleness_bound=4,
@@ -79,20 +79,20 @@ def test_a_run_is_summed_up() -> None:
 def test_an_update_counts_once_every_shard_has_it() -> None:
     """A push that an interrupted run brought to one shard of two is no update yet."""
     statuses = [status(0, version=11, samples=704), status(1, version=10, samples=640)]
-    got = summarise(statuses, Tally(), [], workers=1, staleness_bound=None, seconds=1.0)
+    got = summarise(statuses, RunTally(), [], workers=1, staleness_bound=None, seconds=1.0)
     assert (got.updates, got.samples, got.staleness_bound) == (10, 640, None)
 
 
 def test_the_largest_gap_is_the_largest_that_anything_saw() -> None:
     """The statuses' and the records' gaps, of this part of the run and of the one before, count."""
     sources = [
-        {"fresh": Tally(rows=1, max_clock_gap=7)},
-        {"kept": Tally(rows=1, max_clock_gap=7)},
+        {"fresh": RunTally(rows=1, max_clock_gap=7)},
+        {"kept": RunTally(rows=1, max_clock_gap=7)},
         {},
     ]
     for options in sources:
         statuses = [status(max_clock_gap=2 if options else 7), status(1)]
-        arguments = {"fresh": Tally(), "reports": [], **options}
+        arguments = {"fresh": RunTally(), "reports": [], **options}
         got = summarise(
             statuses,
             **arguments,  # type: ignore[arg-type]
@@ -108,7 +108,7 @@ def test_a_run_that_moved_counts_what_it_left() -> None:
     however many shards there were at the time."""
     got = summarise(
         [status(duplicates=1, max_clock_gap=2)],
-        Tally(rows=10, samples=100),
+        RunTally(rows=10, samples=100),
         [],
         workers=1,
         staleness_bound=None,
@@ -123,7 +123,9 @@ def test_a_run_that_moved_counts_what_it_left() -> None:
 def test_a_resumed_run_is_timed_from_its_resumption() -> None:
     """Staleness is over both parts; samples a second are this part's alone."""
     got = summary(
-        Tally.of([records(10, staleness=4)]), kept=Tally.of([records(30, staleness=0)]), seconds=2.0
+        RunTally.of([records(10, staleness=4)]),
+        kept=RunTally.of([records(30, staleness=0)]),
+        seconds=2.0,
     )
     assert got.staleness_mean == pytest.approx(1.0)
     assert got.samples_per_second == 10 * 64 / 2.0
@@ -144,7 +146,7 @@ def test_devices_are_those_that_workers_computed_on() -> None:
     """Each name once; none where no worker has reported."""
     reports = [report(1.0), report(1.0, device="gpu:1"), report(1.0, device="gpu:0"), report(2.0)]
     found = summarise(
-        [status(version=1)], Tally(), reports, workers=4, staleness_bound=4, seconds=2.0
+        [status(version=1)], RunTally(), reports, workers=4, staleness_bound=4, seconds=2.0
     )
     assert found.devices == ("cpu", "gpu:0", "gpu:1")
     assert summary().devices == ()

@@ -14,14 +14,14 @@ from deploy import updates
 from deploy.progress import Progress
 from deploy.run_folder import RunFolder
 from deploy.settings import TrainSettings
-from deploy.summary import Tally
+from deploy.summary import RunTally
 from deploy.train import _Observer
 from deploy.updates import SCHEMA, UpdatesWriter, read_updates
-from ps import DenseTable, TensorSpec, describe, shard_specs
+from ps import DenseTable, TensorSpec, make_cluster, shard_specs
 from shards.errors import BadInput, GiveUp
-from shards.records import RECORD
+from shards.update_records import RECORD
 from tests.deploy.rows import records, status
-from tests.ps.storage.saved import full_disk
+from tests.ps.snapshots.saved import full_disk
 
 
 def write(path: Path, *looks: tuple[int, ...], restored: list[int] | None = None) -> UpdatesWriter:
@@ -115,8 +115,8 @@ def test_a_resumed_run_goes_on_in_the_same_file(tmp_path: Path) -> None:
         rows = [row for row in table.to_pylist() if row["shard"] == shard]
         assert [row["apply_version"] for row in rows] == [*range(1, kept + 1), *range(8, 13)]
         assert [row["time"] for row in rows] == [*range(kept), *range(kept - 1, kept + 4)]
-    assert writer.kept == Tally.of([records(7), records(5)])
-    assert writer.fresh == Tally.of([records(5), records(5)])
+    assert writer.kept == RunTally.of([records(7), records(5)])
+    assert writer.fresh == RunTally.of([records(5), records(5)])
 
 
 def moving(path: Path, restored: list[int] | None, *looks: tuple[int, int, int]) -> UpdatesWriter:
@@ -231,7 +231,7 @@ def test_a_run_goes_on_without_its_record_of_updates(
         Progress(steps=1, workers=1, bound=None, console=console) as progress,
         _Observer(folder, progress, settings) as observer,
     ):
-        observer.started(describe([spec], ["tcp://127.0.0.1:5001"]), None)
+        observer.started(make_cluster([spec], ["tcp://127.0.0.1:5001"]), None)
         with full_disk():
             observer.progressed([status()], [records(10_000, loss=np.arange(10_000.0))])
         observer.progressed([status()], [records(5)])

@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from deploy.cli import app
 from tests.docs.pages import read, rows, section
 
-PAGE = "docs/cli.md"
+PAGE = "docs/reference/cli.md"
 GROUP = typer.main.get_command(app)
 assert isinstance(GROUP, TyperGroup)
 

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 
 import ps
-from ps.protocol.events import Unreachable
+from ps.session.events import Unreachable
 from shards import errors, messages, rules, schedules
 from tests.docs.pages import DOCS, PAGES, ROOT, prose, read, rows, section
 from worker.caffe.registry import LAYERS
@@ -64,7 +64,7 @@ def test_pictures_are_small() -> None:
 
 def test_every_message_is_told() -> None:
     """The table of the protocol names each request once and each answer."""
-    page, heading = "docs/architecture.md", "## The protocol"
+    page, heading = "docs/explanation/architecture.md", "## The protocol"
     requests = [kind.__name__ for kind in get_args(messages.Request | messages.Probe)]
     assert sorted(names(page, heading)) == sorted(requests)
     assert set(names(page, heading, 1)) == {kind.__name__ for kind in get_args(messages.Reply)}
@@ -78,15 +78,15 @@ def test_every_error_is_told() -> None:
         if inspect.isclass(kind) and issubclass(kind, errors.DownpourError)
     }
     tree = (tree - {"DownpourError"}) | {Unreachable.__name__}
-    assert set(names("docs/sdk.md", "## Errors, by remedy")) == tree
+    assert set(names("docs/reference/sdk.md", "## Errors, by remedy")) == tree
 
 
 def test_the_sdk_is_told_whole() -> None:
     """Each public name, method and argument of the SDK stands on its page."""
-    text = read("docs/sdk.md")
+    text = read("docs/reference/sdk.md")
     for name in ps.__all__:
         assert re.search(rf"\b{name}\b", text), name
-    for kind in (ps.Client, ps.Console):
+    for kind in (ps.Client, ps.AdminClient):
         methods = {name for name, _ in inspect.getmembers(kind, callable) if name[0] != "_"}
         assert methods <= set(re.findall(r"`(\w+)\(", text)), kind
 
@@ -99,7 +99,7 @@ def test_arguments_and_their_defaults(heading: str, function: Any, left_out: set
     """The page's first table under a heading has each argument with the default that it has."""
     told = {
         row[0].strip("`"): row[1]
-        for row in rows(section(read("docs/sdk.md"), heading))
+        for row in rows(section(read("docs/reference/sdk.md"), heading))
         if len(row) == 3
     }
     parameters = inspect.signature(function).parameters
@@ -114,14 +114,14 @@ def test_arguments_and_their_defaults(heading: str, function: Any, left_out: set
 
 def test_rules_and_schedules_are_told() -> None:
     """The SDK's page names every update rule and every policy."""
-    text = section(read("docs/sdk.md"), "## A job's shards")
+    text = section(read("docs/reference/sdk.md"), "## A job's shards")
     for kind in (*get_args(rules.Rule), *get_args(schedules.Schedule)):
         assert f"`{kind.__name__}`" in text
 
 
 def test_strategies_and_layers_are_told() -> None:
     """The command line's page names every strategy, the changelog every layer."""
-    (cell,) = [row[2] for row in rows(read("docs/cli.md")) if row[0] == "`--strategy`"]
+    (cell,) = [row[2] for row in rows(read("docs/reference/cli.md")) if row[0] == "`--strategy`"]
     assert all(f"`{name}`" in cell for name in STRATEGIES)
     assert all(re.search(rf"\b{name}\b", read("CHANGELOG.md")) for name in LAYERS)
 

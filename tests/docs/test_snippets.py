@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 from deploy.cli import app
 from tests.docs.pages import PAGES, ROOT, commands, fences, read
 from tests.docs.small import SHORTER
-from tests.ps.hosts.test_durability import quick_start
+from tests.ps.launch.test_durability import quick_start
 
 __all__ = ["quick_start"]  # a fixture of every test here
 
-TUTORIAL = "docs/tutorial.md"
-ON_CLUSTERS = {"README.md", TUTORIAL, "docs/clusters.md", "docs/extending.md"}
+TUTORIAL = "docs/tutorials/first-training.md"
+ON_CLUSTERS = {"README.md", TUTORIAL, "docs/how-to/clusters.md", "docs/how-to/extending.md"}
 
 
 def make_demo() -> list[str]:

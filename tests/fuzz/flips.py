@@ -5,7 +5,8 @@ read, as where the bit is of the layout of a text. A worker's note beside the sn
 over in silence where it is damaged; the snapshot then says that the worker's state is missing.
 
 Not tried is what this project writes for others and never reads, or what has no room for a checksum
-(docs/durability.md, "Flipped bits"): pictures, summary.json, features.parquet, .caffemodel.
+(docs/explanation/durability.md, "Flipped bits"): pictures, summary.json, features.parquet,
+.caffemodel.
 """
 
 import random
@@ -21,36 +22,36 @@ from msgspec.structs import replace
 import ps
 from deploy.run_folder import write_whole
 from deploy.settings import TrainSettings
+from deploy.simulation.disk import Errand
 from deploy.summary import Rows
 from deploy.updates import SCHEMA, UpdatesWriter, read_updates
 from ps.cluster import Access
 from ps.durability import Durability
-from ps.logs.log_files import MARK, recovered
-from ps.logs.saves import Saves
-from ps.logs.shard_log import Logged, ShardLog
-from ps.protocol.compression import Compression
-from ps.replicas.coordinator import Group
-from ps.replicas.record import Record
-from ps.security.admission import Admission, Enrolment, Enrolments, Invitation
-from ps.security.guest_book import GuestBook
-from ps.security.kept_key import kept_keys
-from ps.simulation.disks import Errand
-from ps.storage import checked_json
-from ps.storage.keeping import FOLDER, Keeper, gathered, residual_in
-from ps.storage.shelf import Shelf
-from ps.storage.snapshots import load_snapshot
-from ps.storage.worker_state import WorkerState, load_state, save_state
+from ps.replication.coordinator import ShardGroup
+from ps.replication.coordinator_store import CoordinatorStore
+from ps.security.authorization import Admission, Enrolment, Enrolments, Invitation
+from ps.security.enrolment_store import EnrolmentStore
+from ps.security.key_file import load_or_create_keys
+from ps.session.compression import Compression
+from ps.snapshots import checked_json
+from ps.snapshots.catalog import SnapshotCatalog
+from ps.snapshots.manifest import load_snapshot
+from ps.snapshots.residual_writer import FOLDER, ResidualWriter, gathered, residual_in
+from ps.snapshots.worker_state import WorkerState, load_state, save_state
+from ps.wal.autosave import Autosaves
+from ps.wal.recovery import MARK, recovered
+from ps.wal.writer import LoggedShard, WriteAheadLog
+from shards.envelopes import Arrival
 from shards.errors import DownpourError
-from shards.group import Configuration
-from shards.ledger import Entry, Ledger
+from shards.ledger import Ledger, LedgerEntry
 from shards.messages import Install
-from shards.records import RECORD
+from shards.parameters import SavedProgress, ShardState
+from shards.replication_messages import Configuration
 from shards.rules import Momentum
 from shards.shard import Shard
-from shards.state import Saved, ShardState
 from shards.tables import DenseTable, TensorSpec, cut_evenly
-from shards.transitions import Arrival
-from tests.shards import talk
+from shards.update_records import RECORD
+from tests.shards import shard_dsl
 from worker.inference import read_weights, write_safetensors
 
 TABLE = DenseTable("net", (TensorSpec("a", (300,), lr_mult=2.0), TensorSpec("b", (20, 10))))
@@ -133,10 +134,10 @@ def _try(kind: Kind, flips: int, dice: random.Random, seed: int) -> Tally:
 
 def _snapshots(place: Path) -> list[Kind]:
     state, arrays = _worker_state(), {"residual": _floats(500, 3)}
-    keeper = Keeper(place, "w0")
+    keeper = ResidualWriter(place, "w0")
     keeper.keep(state, arrays)
     keeper.close()
-    shelf = Shelf(place)
+    shelf = SnapshotCatalog(place)
     wanted = {"w0": (0, 1)}
     found, _ = gathered(shelf.store, wanted, 0.0)
     folder = Path(
@@ -180,10 +181,10 @@ def _snapshots(place: Path) -> list[Kind]:
 
 
 def _states() -> list[ShardState]:
-    entries = {f"w{n}": Entry(0, seq=n + 1, clock=n, step=n) for n in range(2)}
+    entries = {f"w{n}": LedgerEntry(0, seq=n + 1, clock=n, step=n) for n in range(2)}
     return [
         ShardState(
-            Saved(5, 10, 80, Ledger(dict(entries), floor=1)),
+            SavedProgress(5, 10, 80, Ledger(dict(entries), floor=1)),
             _floats(sum(map(len, ranges)), shard),
             {"history": _floats(sum(map(len, ranges)), 10 + shard)},
         )
@@ -224,7 +225,7 @@ def _logs(folder: Path) -> list[Kind]:
         _live(own, boot)
     shard = _shard(1)
     shard.handle_together([_installed()], 0.0)
-    kept = Saves(saves, 1.0, Errand)
+    kept = Autosaves(saves, 1.0, Errand)
     kept.replaced()
     kept.look(shard, 0.0)
     kept.close()
@@ -234,7 +235,7 @@ def _logs(folder: Path) -> list[Kind]:
         return spec, _plain(state)
 
     def read_save() -> object:
-        shard, kept = _shard(9), Saves(saves, 1.0)
+        shard, kept = _shard(9), Autosaves(saves, 1.0)
         try:
             kept.recover(shard, 0.0)
         finally:
@@ -258,26 +259,26 @@ def _logs(folder: Path) -> list[Kind]:
 
 
 def _shard(boot: int) -> Shard:
-    return Shard(talk.spec(rule=Momentum(0.9), bound=None), boot)
+    return Shard(shard_dsl.spec(rule=Momentum(0.9), bound=None), boot)
 
 
 def _installed() -> Arrival:
-    return Arrival(b"o", Install(1, "job", "net", []), talk.fresh())
+    return Arrival(b"o", Install(1, "job", "net", []), shard_dsl.fresh())
 
 
 def _live(folder: Path, boot: int) -> None:
     """One life of a shard with a log, and with pushes for a base and a few more files."""
-    log, shard = ShardLog(folder, Durability.PROCESS, 1 << 15, Errand), _shard(boot)
+    log, shard = WriteAheadLog(folder, Durability.PROCESS, 1 << 15, Errand), _shard(boot)
     log.recover(shard, 0.0)
-    acts = Logged(shard, log)
+    acts = LoggedShard(shard, log)
     if shard.held.empty:
         acts.handle_together([_installed()], 0.0)
-    joins = replace(talk.join("w", incarnation=boot), boot=boot)
-    for message in (talk.hello("w", boot), joins):
+    joins = replace(shard_dsl.join("w", incarnation=boot), boot=boot)
+    for message in (shard_dsl.hello("w", boot), joins):
         acts.handle_together([Arrival(b"w", message)], 1.0)
     for seq in range(shard.ledger.entries["w"].seq + 1, shard.ledger.entries["w"].seq + 16):
-        push = replace(talk.push("w", seq), boot=boot, incarnation=boot)
-        acts.handle_together([Arrival(b"w", push, [_floats(talk.SIZE, seq).tobytes()])], 2.0)
+        push = replace(shard_dsl.push("w", seq), boot=boot, incarnation=boot)
+        acts.handle_together([Arrival(b"w", push, [_floats(shard_dsl.SIZE, seq).tobytes()])], 2.0)
     assert shard.version == 15 * boot
     log.close()
 
@@ -298,30 +299,30 @@ def _small(folder: Path) -> list[Kind]:
     told = TrainSettings(solver=Path("/solver"), data=Path("/data"), out=Path("/out"), workers=4)
     write_whole(settings, checked_json.encode(told.plain()), private=True)
     record = folder / "coordinator.json"
-    written = Record(record, "job")
+    written = CoordinatorStore(record, "job")
     written.keys()
-    written.save({n: Group(Configuration(n, 2, 11, 12), in_sync=True) for n in range(2)})
+    written.save({n: ShardGroup(Configuration(n, 2, 11, 12), in_sync=True) for n in range(2)})
     admission = Admission("3" * 64, Invitation("4" * 64, 10))
-    GuestBook(folder).read(admission)
-    book = GuestBook(folder)
+    EnrolmentStore(folder).read(admission)
+    book = EnrolmentStore(folder)
     book.read(admission)
     book.write(Enrolments(9, (Enrolment("w0", 1, "5" * 64),)))
-    kept_keys(folder)
+    load_or_create_keys(folder)
     weights, arena = folder / "weights.safetensors", _floats(TABLE.size, 4)
     write_safetensors(weights, TABLE, arena)
     needed = {tensor.name for tensor in TABLE.tensors}
 
     def read_record() -> object:
-        again = Record(record, "job")
+        again = CoordinatorStore(record, "job")
         return again.load(), again.keys()
 
     return [
         Kind("cluster file", [cluster], lambda: ps.Cluster.load(cluster)),
         Kind("settings", [settings], lambda: TrainSettings.load(settings)),
         Kind("coordinator's record", [record], read_record),
-        Kind("joined workers", [folder / "joined"], lambda: GuestBook(folder).read(admission)),
+        Kind("joined workers", [folder / "joined"], lambda: EnrolmentStore(folder).read(admission)),
         # Curve25519 leaves some bits of a secret half out of account.
-        Kind("shard's key", [folder / "key"], lambda: kept_keys(folder).public),
+        Kind("shard's key", [folder / "key"], lambda: load_or_create_keys(folder).public),
         Kind(
             "weights",
             [weights],

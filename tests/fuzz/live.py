@@ -8,7 +8,7 @@ import numpy as np
 import psutil
 
 import ps
-from ps.wire.transport import Transport
+from ps.transport.local_sockets import Transport
 from tests.fuzz.hostile import Crowd
 
 _BETWEEN = 50  # connections between two updates of the good client
@@ -33,7 +33,7 @@ def run(connections: int, seed: int, *, secure: bool) -> Found:
         hosts = stack.enter_context(
             ps.process_shards(specs, transport=Transport.TCP, secure=secure)
         )
-        with ps.Console(hosts.cluster) as console:
+        with ps.AdminClient(hosts.cluster) as console:
             console.install(TABLE.empty())
         client = stack.enter_context(
             ps.Client(hosts.cluster, worker="good", patience_s=60, transport="tcp")

@@ -13,18 +13,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ps.security.joining import Enrol
-from ps.sharing import notes
-from ps.wire.stripes import Cutter
-from shards import codec
+from ps.security.enrolment import Enrol
+from ps.shared_memory import handshake
+from ps.transport.striping import Cutter
+from shards import wire_format
 from shards.messages import (
     PROTOCOL,
     AskRecords,
     AskStatus,
     Cut,
     Export,
+    HandOver,
     Hello,
-    Hold,
     Install,
     Join,
     Kind,
@@ -33,9 +33,9 @@ from shards.messages import (
     Probe,
     Pull,
     Push,
+    Quiesce,
     Read,
     Renew,
-    Retire,
 )
 from shards.shard import Shard
 
@@ -63,7 +63,7 @@ def valid(shard: Shard) -> list[Frames]:
     job, table, boot = shard.spec.job, shard.spec.table.name, shard.boot
     floats = shard.size
     who = (job, "w", 0)
-    keys = codec.flatten(shard.spec.map.ranges[shard.spec.shard])
+    keys = wire_format.flatten(shard.spec.map.ranges[shard.spec.shard])
     push = Push(
         *(7, *who, boot, shard.spec.map.epoch, table, 1, 1, 1, 1, 8, 0, Kind.F4, keys),
         *(0.5, 0.01, 0.0),
@@ -84,21 +84,24 @@ def valid(shard: Shard) -> list[Frames]:
         (msgspec.structs.replace(pull, kind=Kind.INT8, base=3), []),
         (Renew(9, *who, boot), []),
         (Leave(10, *who, boot), []),
-        (Install(11, job, table, []), [codec.encode_state(shard.copy()[0]), gradient]),
+        (Install(11, job, table, []), [wire_format.encode_state(shard.copy()[0]), gradient]),
         (Export(12, job, table), []),
         (Read(13, job, table), []),
         (AskStatus(14, job, table), []),
         (AskRecords(15, job, table, 0), []),
-        (Hold(16, job, table, 0.0), [codec.encode_state(Cut({"w": 1}))]),
-        (Retire(17, job, table, 2), [b"{}"]),
+        (Quiesce(16, job, table, 0.0), [wire_format.encode_state(Cut({"w": 1}))]),
+        (HandOver(17, job, table, 2), [b"{}"]),
         (Probe(18, job, table, 100), [b"x" * 100]),
     ]
-    alone = [list(map(bytes, codec.enclose([one]))) for one in said]
-    together = list(map(bytes, codec.enclose([(push, [gradient]), (pull, [])])))
-    noted = [notes.encode(notes.Carried("m" * 16, "y" * 16, True, 3, [1, 2])), *together]
+    alone = [list(map(bytes, wire_format.enclose([one]))) for one in said]
+    together = list(map(bytes, wire_format.enclose([(push, [gradient]), (pull, [])])))
+    noted = [
+        handshake.encode(handshake.SharedFrames("m" * 16, "y" * 16, True, 3, [1, 2])),
+        *together,
+    ]
     parts = Cutter(b"t" * 16).cut(list(together), 3)
     striped = [[bytes(piece) for piece in part] for part in parts]
-    return [*alone, together, noted, *striped, [codec.encode_state(Enrol("w", 0, "0" * 64))]]
+    return [*alone, together, noted, *striped, [wire_format.encode_state(Enrol("w", 0, "0" * 64))]]
 
 
 def spoiled(messages: list[Frames], seed: int) -> Iterator[Frames]:
@@ -165,14 +168,14 @@ def _add(frames: Frames, dice: random.Random) -> None:
 def _extreme(frames: Frames, dice: random.Random) -> None:
     """Another value in the map of the first header, and its places made right again."""
     try:
-        (header, own), *others = codec.disclose(frames[0], frames[1:])
+        (header, own), *others = wire_format.disclose(frames[0], frames[1:])
         fields = msgspec.msgpack.decode(header)
         name = dice.choice([*fields, "more"])
         fields[name] = dice.choice(EXTREMES)
         packed = msgspec.msgpack.encode(fields)
     except Exception:  # noqa: BLE001  # spoiled already, beyond being a message
         return
-    place = codec._PLACE
+    place = wire_format._PLACE
     first = place.pack(len(packed) & 0xFFFF, len(own)) + packed
     for other, its in others:
         first += place.pack(len(other), len(its)) + bytes(other)

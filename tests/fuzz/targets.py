@@ -7,17 +7,17 @@ from typing import NamedTuple
 import numpy as np
 
 import ps
-from ps.security import joining
-from ps.security.admission import Admission, Invitation, Register
-from ps.sharing import notes
-from ps.sharing.shard_side import ShardSide
-from ps.wire.stripes import Gatherer
-from shards import codec
+from ps.security import enrolment
+from ps.security.authorization import Admission, Invitation, KeyRegistry
+from ps.shared_memory import handshake
+from ps.shared_memory.shard_side import ShardSide
+from ps.transport.striping import Gatherer
+from shards import wire_format
 from shards.errors import DownpourError
 from shards.ledger import Ledger
 from shards.messages import PROTOCOL, Hello, Join, Message, Probe, ShardStatus
+from shards.parameters import SavedProgress
 from shards.shard import Shard
-from shards.state import Saved
 from tests.fuzz.mutate import Frames, spoiled, valid
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (64,)),))
@@ -35,7 +35,7 @@ def a_shard() -> Shard:
     """One that has weights, and a worker "w" that has joined."""
     (spec,) = ps.shard_specs(TABLE)
     shard = Shard(spec, 1)
-    shard.restore(Saved(0, 0, 0, Ledger()), np.zeros(shard.size, np.float32), {})
+    shard.restore(SavedProgress(0, 0, 0, Ledger()), np.zeros(shard.size, np.float32), {})
     for message in (
         Hello(1, spec.job, "w", 0, PROTOCOL, spec.build),
         Join(2, spec.job, "w", 0, 1, 0),
@@ -48,12 +48,12 @@ def decoders(frames: Frames) -> None:
     """Each decoder that a peer's bytes can reach; raises what is not an error of ours."""
     for frame in frames[:2]:
         for decode in (
-            codec.decode_asked,
-            codec.decode_reply,
-            notes.decode_from_worker,
-            notes.decode_from_shard,
-            lambda frame: codec.decode_state(frame, Saved),
-            lambda frame: codec.decode_state(frame, ShardStatus),
+            wire_format.decode_asked,
+            wire_format.decode_reply,
+            handshake.decode_from_worker,
+            handshake.decode_from_shard,
+            lambda frame: wire_format.decode_state(frame, SavedProgress),
+            lambda frame: wire_format.decode_state(frame, ShardStatus),
         ):
             try:
                 decode(frame)
@@ -62,25 +62,25 @@ def decoders(frames: Frames) -> None:
 
 
 class Reception:
-    """A shard's way from frames to answers, as in ps/serving/reception.py but without sockets."""
+    """A shard's way from frames to answers, as in ps/server/endpoint.py but without sockets."""
 
     def __init__(self) -> None:
         self.shard = a_shard()
         self._gatherer = Gatherer(1 << 20)
         self._sharing = ShardSide(self.shard.spec.job, wanted=False)
-        self._register = Register(Admission("0" * 64, Invitation("1" * 64, 10)), 0.0)
+        self._register = KeyRegistry(Admission("0" * 64, Invitation("1" * 64, 10)), 0.0)
 
     def hear(self, frames: Frames, now: float) -> int:
         """How many messages were understood; raises what is not an error of ours."""
-        joining.answer(self._register, frames, now)
+        enrolment.answer(self._register, frames, now)
         try:
             whole = self._gatherer.take(b"peer", list(frames))
             parts = None if whole is None else self._sharing.open(*whole)
             if not parts:
                 return 0
             heard = [
-                (codec.decode_asked(header), own)
-                for header, own in codec.disclose(parts[0], parts[1:])
+                (wire_format.decode_asked(header), own)
+                for header, own in wire_format.disclose(parts[0], parts[1:])
             ]
         except DownpourError:
             return 0
@@ -95,7 +95,7 @@ class Reception:
         else:
             answers = self.shard.handle(b"peer", message, frames, now)  # type: ignore[arg-type]
         for answer in answers:
-            codec.enclose([(answer.message, answer.frames)])
+            wire_format.enclose([(answer.message, answer.frames)])
         weights, _ = self.shard.held.copy()
         assert math.isfinite(float(weights.sum())), f"{message} spoiled the weights"
         assert self.shard.version - before <= 1 or type(message).__name__ == "Install"

@@ -19,7 +19,7 @@ import psutil
 import zmq
 
 import ps
-from ps.hosts.replicated_host import replicated_shards
+from ps.launch.replicated_processes import replicated_shards
 from ps.security.keys import KeyPair, address_of, expect
 from tests.fuzz.hostile import spoken_to
 
@@ -105,7 +105,7 @@ def one_shard(attack: Callable[[str], None], *, secure: bool = False) -> Cost:
     """Against a shard without copies."""
     specs = ps.shard_specs(TABLE, lease_s=60.0)
     with ps.process_shards(specs, secure=secure) as hosts:
-        with ps.Console(hosts.cluster) as console:
+        with ps.AdminClient(hosts.cluster) as console:
             console.install(TABLE.empty())
         client, update = _updates(hosts.cluster)
         with contextlib.closing(client):
@@ -116,7 +116,7 @@ def a_group(attack: Callable[[str], None]) -> Cost:
     """Against every port of a replicated shard at once: its coordinator's and its copies'."""
     specs = ps.shard_specs(TABLE, lease_s=60.0)
     with replicated_shards(specs) as hosts:
-        with ps.Console(hosts.cluster) as console:
+        with ps.AdminClient(hosts.cluster) as console:
             console.install(TABLE.empty())
         pids = [one.pid for one in psutil.Process().children()]
         ports = {
@@ -143,7 +143,7 @@ def a_group(attack: Callable[[str], None]) -> Cost:
 def _stolen(pieces: Sequence[bytes], times: int) -> Cost:
     specs = ps.shard_specs(TABLE, lease_s=60.0)
     with ps.process_shards(specs, secure=True) as hosts:
-        with ps.Console(hosts.cluster) as console:
+        with ps.AdminClient(hosts.cluster) as console:
             console.install(TABLE.empty())
         client, update = _updates(hosts.cluster)
         access = hosts.cluster.access

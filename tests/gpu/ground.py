@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from cupy_kernels import device, places
+from cupy_kernels import backends, device
 from cupy_kernels.kernel import Kernel, Role
 from cupy_kernels.launch import launch
 from cupy_kernels.registry import KERNELS
@@ -28,7 +28,7 @@ class Ground:
     dry = True
     torch: ModuleType | None = None
 
-    def __init__(self, place: places.Place) -> None:
+    def __init__(self, place: backends.Backend) -> None:
         self.place = place
         self.dice = np.random.default_rng(20)
 
@@ -40,7 +40,7 @@ class Ground:
         return self.put(self.dice.standard_normal(shape, np.float32))
 
     def put(self, array: NDArray[Any]) -> Any:
-        return places.copied(np.ascontiguousarray(array), self.place)
+        return backends.copied(np.ascontiguousarray(array), self.place)
 
     def struct(self, dtype: np.dtype[Any], **fields: float) -> Any:
         """One of a kernel's structs, as bytes on the device."""
@@ -87,7 +87,7 @@ class GpuGround(Ground):
     dry = False
 
     def __init__(self) -> None:
-        super().__init__(places.GPU)
+        super().__init__(backends.GPU)
         found = device.gpu()
         assert found is not None, "a GPU's ground needs a GPU"
         self.cupy: Any = found

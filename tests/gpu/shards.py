@@ -1,6 +1,6 @@
 """Shards whose weights and slots live on the GPU: every rule against the same shard on the host."""
 
-from cupy_kernels.places import GPU, HOST
+from cupy_kernels.backends import GPU, HOST
 from shards.rules import RULES, Decay
 from shards.spec import Merge
 from tests.bench.report import Goal

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels.rows.updates import CHUNK, HYPER, MULTIPLIERS
+from cupy_kernels.kernel_specs.updates import CHUNK, HYPER, MULTIPLIERS
 from tests.bench.report import Goal
 from tests.gpu.ground import GpuGround, Ground, Run
 from tests.gpu.race import Ceilings, Entry, Race, Times
 from tests.gpu.races import CAFFENET, MICRO, update
-from worker.caffe.layer import Moment
+from worker.caffe.layer import StepKey
 from worker.caffe.net import Network
 from worker.caffe.solver import read_solver
 
@@ -56,7 +56,7 @@ def lenet(ground: Ground, images: Any, labels: Any) -> Run:
     )
 
     def run() -> None:
-        net.forward(weights, columns, Moment(step=step, seed=0))
+        net.forward(weights, columns, StepKey(step=step, seed=0))
         net.backward(weights, gradient)
         learn()
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from cupy_kernels.backends import EmulatorBackend
 from cupy_kernels.emulator import Emulator
-from cupy_kernels.places import InEmulator
 from tests.bench.report import Goal
 from tests.gpu import race, races, step_races
 from tests.gpu.ground import Ground
@@ -13,7 +13,7 @@ from tests.gpu.race import Ceilings, Times
 @pytest.mark.parametrize("group", races.ALL + step_races.ALL, ids=lambda group: group.__name__)
 def test_a_race_runs_dry_and_is_judged(group: race.Races) -> None:
     """Every entry launches, and its goals follow from its times."""
-    ground = Ground(InEmulator(Emulator()))
+    ground = Ground(EmulatorBackend(Emulator()))
     names = []
     for one in group(ground):
         race.rehearse(ground, one)

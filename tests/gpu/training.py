@@ -15,17 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from ps import Client, Console, ShardDevice, process_shards, shard_specs
+from ps import AdminClient, Client, ShardDevice, process_shards, shard_specs
 from tests.bench.report import Goal
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import Solver, read_solver
+from worker.device_selection import DeviceRequest, allocator, placed
 from worker.model import Batch
-from worker.placement import Wanted, allocator, placed
-from worker.replica import Plan, train_replica
 from worker.strategies import Downpour
+from worker.training_loop import Plan, train_worker
 
 _DEMO, _NETS = Path("deploy/demo"), Path(__file__).with_name("nets")
-_CPU, _GPU = Wanted(False), Wanted(True)
+_CPU, _GPU = DeviceRequest(False), DeviceRequest(True)
 _SLACK = 0.01  # of accuracy: the two round differently, and a run's chance is larger than that
 
 
@@ -90,7 +90,7 @@ def train(
     solver: Solver,
     data: Data,
     steps: int,
-    wanted: Wanted,
+    wanted: DeviceRequest,
     shard_device: ShardDevice = ShardDevice.CPU,
 ) -> Trained:
     """Train `steps` steps with one worker and one shard; the accuracy is the test net's, on CPU."""
@@ -102,13 +102,13 @@ def train(
     )
     with (
         process_shards(specs, device=shard_device) as hosts,
-        Console(hosts.cluster) as console,
+        AdminClient(hosts.cluster) as console,
         threadpool_limits(1),
     ):
         console.install(model.initial(3))
         started = time.monotonic()
         with Client(hosts.cluster, worker="w0", allocate=allocator(model)) as client:
-            train_replica(client, model, data.batches(host.net.batch_size), plan)
+            train_worker(client, model, data.batches(host.net.batch_size), plan)
         took = time.monotonic() - started
         return Trained(accuracy(solver, console.read(), data), steps / took)
 

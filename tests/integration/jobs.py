@@ -12,14 +12,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ps.hosts.hosting import Home
+from ps.launch.launcher import Placement
 from shards.rules import SGD, Decay
 from shards.schedules import Fixed
 from shards.tables import DenseTable, TensorSpec
 from worker.job import Job
 from worker.model import Batch, Model
-from worker.replica import Plan
 from worker.strategies import Downpour, Strategy
+from worker.training_loop import Plan
 
 TABLE = DenseTable("weights", (TensorSpec("a", (300,)), TensorSpec("b", (70, 10))))
 
@@ -110,7 +110,7 @@ def ones_job(
     shards: int = 2,
     bound: int | None = 2,
     strategy: Strategy | None = None,
-    shards_in: Home = Home.PROCESSES,
+    shards_in: Placement = Placement.PROCESSES,
     **more: Any,
 ) -> Job:
     """A job of `workers` times `steps` unit pushes at rate 1.

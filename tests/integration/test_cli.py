@@ -25,7 +25,7 @@ import pytest
 
 from deploy import ray_cluster
 from deploy.evaluations import read_evaluations
-from ps.hosts import process_host, replicated_host
+from ps.launch import processes, replicated_processes
 from shards.spec import ShardSpec
 from tests import tiny
 from tests.in_process import Run, command
@@ -37,16 +37,16 @@ from tests.integration.command import (
     downpour,
     snapshots,
 )
-from tests.ps.hosts.test_durability import quick_start
+from tests.ps.launch.test_durability import quick_start
 from worker import spark as door
-from worker.residence import Residence
+from worker.job_shards import JobShards
 
 __all__ = ["quick_start"]  # a fixture of every test here
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 TRAIN = ("train", "--solver", "solver.prototxt", "--data", "data", "--out", "run", "--shards", 2)
-_MODULES = {"ps.hosts.shard_process", "ps.hosts.copy_process", "ps.hosts.coordinator_process"}
+_MODULES = {"ps.launch.shard_process", "ps.launch.copy_process", "ps.launch.coordinator_process"}
 FOR_EVER = ("--max-iter", 1_000_000)
 
 
@@ -158,17 +158,17 @@ def test_a_shard_that_comes_back(
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr(tempfile, "tempdir", None)
     tiny.write_job(tmp_path, max_iter=1000)
-    run, before, check = tmp_path / "run", set(shard_processes()), Residence.check
+    run, before, check = tmp_path / "run", set(shard_processes()), JobShards.check
     killed: list[psutil.Process] = []
 
-    def kill_and_check(residence: Residence) -> None:
+    def kill_and_check(residence: JobShards) -> None:
         saves = len(list(temporary.glob("downpour-*/shard-*/save")))
         if not killed and saves == 2 and residence.console.status()[0].steps > 0:
             killed.append(max(set(shard_processes()) - before, key=lambda process: process.pid))
             killed[0].kill()
         check(residence)
 
-    monkeypatch.setattr(Residence, "check", kill_and_check)
+    monkeypatch.setattr(JobShards, "check", kill_and_check)
     status, out, err = here(*TRAIN, "--shards-in", "processes", "--transport", "tcp")
     assert (status, err) == (0, "")
     (told,) = re.findall(r"shard [01] has died: .*", out)
@@ -216,7 +216,7 @@ def test_a_run_that_is_moved(here: Run, tmp_path: Path, monkeypatch: pytest.Monk
     """`downpour reshard` has a run go on with three shards, and says so, though one that keeps a
     log is killed meanwhile; every push counts once, and the folder tells of both sets of shards."""
     before = set(shard_processes())
-    sets, _ = killing(monkeypatch, process_host, "process_shards", 0)
+    sets, _ = killing(monkeypatch, processes, "process_shards", 0)
     move_a_run(here, tmp_path, "process", 3)
     assert [hosts.cluster.map.shards for hosts in sets] == [2, 3]
     assert set(shard_processes()) == before
@@ -227,7 +227,7 @@ def test_a_replicated_run_that_is_moved(
 ) -> None:
     """So it is with copies, though the primary of an old shard is killed as the move begins."""
     before = set(shard_processes())
-    sets, told = killing(monkeypatch, replicated_host, "replicated_shards", "shard 1 primary")
+    sets, told = killing(monkeypatch, replicated_processes, "replicated_shards", "shard 1 primary")
     # By its connection a dead copy is told at once; a slow one is not to count as dead.
     quiet = ("--silence-s", 60, "--lease-s", 61)
     move_a_run(here, tmp_path, "replicated", 1, *quiet)

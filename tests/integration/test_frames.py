@@ -16,11 +16,11 @@ import worker
 from deploy.java import java_environment
 from shards.errors import BadInput, GiveUp
 from tests.integration.jobs import Broken, Silent, counted, ones_job, rows
-from tests.ps.hosts.test_durability import quick_start
+from tests.ps.launch.test_durability import quick_start
 from worker import spark as door
-from worker.frames import dealt, first_shape
+from worker.dataframes import dealt, first_shape
 from worker.job import Job
-from worker.training import run_job
+from worker.job_runner import run_job
 
 __all__ = ["quick_start"]  # a fixture of every test here
 
@@ -234,17 +234,19 @@ def test_another_python(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ("part", "line"),
     [
         (
-            door.Part(1, "/there/python", "", "ModuleNotFoundError: No module named 'zmq'"),
+            door.PartitionRows(
+                1, "/there/python", "", "ModuleNotFoundError: No module named 'zmq'"
+            ),
             "Spark's Python (/there/python) cannot run a worker, ModuleNotFoundError: No module",
         ),
         (
-            door.Part(1, "/there/python", "0123456789abcdef", ""),
+            door.PartitionRows(1, "/there/python", "0123456789abcdef", ""),
             "got 0123456789abcdef: install the same version in both places, or ship this one",
         ),
     ],
     ids=["package", "build"],
 )
-def test_a_python_that_cannot_run_workers(part: door.Part, line: str) -> None:
+def test_a_python_that_cannot_run_workers(part: door.PartitionRows, line: str) -> None:
     """It lacks packages, or has another build of ours."""
     with pytest.raises(BadInput) as caught:
         door.check_python(part)

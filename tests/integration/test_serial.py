@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from ps import Client, Cluster, Console, local_shards, shard_specs
+from ps import AdminClient, Client, Cluster, local_shards, shard_specs
 from shards.rules import SGD, Adagrad, Momentum, Rule
 from shards.spec import Merge
 from tests.integration.jobs import Ones, ones_job
@@ -25,11 +25,11 @@ from worker.batches import Batches
 from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import Solver, read_solver
+from worker.job_runner import run_job
 from worker.model import Batch
-from worker.replica import Plan, train_replica
 from worker.sources import open_source
 from worker.strategies import BSP, Downpour, Strategy
-from worker.training import run_job
+from worker.training_loop import Plan, train_worker
 
 Floats = NDArray[np.float32]
 
@@ -101,10 +101,10 @@ def train(cluster: Cluster, solver: Solver, rows: dict[str, Any], strategy: Stra
 
     def live(client: Client) -> None:
         with client, batches_of(rows[client.worker], client.worker) as batches:
-            train_replica(client, CaffeModel(solver.train), batches, plan)
+            train_worker(client, CaffeModel(solver.train), batches, plan)
 
     in_threads(live, [Client(cluster, worker=name) for name in rows])
-    with Console(cluster) as console:
+    with AdminClient(cluster) as console:
         return console.read()
 
 
@@ -207,12 +207,12 @@ def test_no_gap_beyond_the_bound(bound: int, strategy: Strategy, reached: int) -
     job = ones_job(steps=12, workers=4, strategy=strategy)
     specs = shard_specs(Ones().table, shards=2, bound=bound, workers=4, schedule=job.schedule)
     go_on, waiting_at = threading.Event(), list[int]()
-    with local_shards(specs) as cluster, Console(cluster) as console:
+    with local_shards(specs) as cluster, AdminClient(cluster) as console:
 
         def live(client: Client) -> None:
             slow = client.worker == "w3"
             with client:
-                train_replica(client, Halting(go_on) if slow else Ones(), no_data(), job.plan)
+                train_worker(client, Halting(go_on) if slow else Ones(), no_data(), job.plan)
 
         def release() -> None:
             everyone_waits(console)
@@ -247,7 +247,7 @@ class Halting(Ones):
         return super().gradient(weights, batch, out, step=step, seed=seed)
 
 
-def everyone_waits(console: Console) -> None:
+def everyone_waits(console: AdminClient) -> None:
     """Return when three workers wait at every shard's gate."""
     end_by = time.monotonic() + 50
     while time.monotonic() < end_by:

@@ -7,21 +7,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ps.hosts.hosting import Home
+from ps.launch.launcher import Placement
 from shards.errors import GiveUp
 from shards.messages import Standing
 from tests.integration.jobs import Broken, DiesOnce, counted, ones_job, rows
-from tests.ps.hosts.test_durability import quick_start
+from tests.ps.launch.test_durability import quick_start
 from worker import spark
+from worker.job_runner import run_job
 from worker.strategies import BSP, Downpour
-from worker.training import run_job
 
 __all__ = ["quick_start"]  # a fixture of every test here
 
 
 @pytest.mark.usefixtures("ray_local")
-@pytest.mark.parametrize("home", Home)
-def test_every_push_is_applied_once(spark: Any, home: Home) -> None:
+@pytest.mark.parametrize("home", Placement)
+def test_every_push_is_applied_once(spark: Any, home: Placement) -> None:
     """The weights count workers times steps pushes on every shard, and the gap is within bound.
 
     Wherever the shards live, workers of this host share memory with them.
@@ -118,7 +118,7 @@ def test_task_reason_finds_the_error() -> None:
     text = (
         "Job aborted due to stage failure: Task 1 in stage 3.0 failed 4 times\n"
         "org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n"
-        '  File "task.py", line 3, in <module>\n'
+        '  File "spark_task.py", line 3, in <module>\n'
         "shards.errors.BadInput: row 7: expected a label in [0, 10), got 11\n\n\tat org.apache"
     )
     from worker.spark import task_reason

@@ -46,7 +46,7 @@ def test_a_path_is_a_cluster(of: Callable[[Path], str | Path], tmp_path: Path) -
     with ps.local_shards(ps.shard_specs(TABLE)) as cluster:
         cluster.save(path)
         assert ps.Cluster.load(path) == cluster
-        with ps.Client(path, worker="w") as client, ps.Console(path) as console:
+        with ps.Client(path, worker="w") as client, ps.AdminClient(path) as console:
             np.testing.assert_array_equal(client.pull().weights, console.read())
 
 
@@ -78,7 +78,7 @@ def test_a_pull_that_is_the_callers_own(shards: int, transport: str) -> None:
         assert own.weights.flags.writeable
         assert own.weights.flags.c_contiguous
         own.weights[:] = 5
-        client.push(client.empty())  # from the version that was copied
+        client.push(client.new_gradient())  # from the version that was copied
         client.flush()
         assert not client.pull().weights.any()
 
@@ -92,12 +92,12 @@ def test_an_empty_gradient_is_zero(transport: str) -> None:
     ):
         client.pull()
         for _ in range(20):
-            gradient = client.empty()
+            gradient = client.new_gradient()
             assert not gradient.any()
             gradient[:] = 7
             client.push(gradient)
             del gradient
-        assert client.empty(zeroed=False).shape == (TABLE.size,)
+        assert client.new_gradient(zeroed=False).shape == (TABLE.size,)
 
 
 def test_a_client_in_another_thread() -> None:
@@ -110,7 +110,7 @@ def test_a_client_in_another_thread() -> None:
         ps.Client(cluster, worker="w1") as other,
     ):
         client.pull()
-        client.push(client.empty())
+        client.push(client.new_gradient())
         inside, pulled = Event(), Event()
 
         def wait_at_the_bound() -> None:
@@ -137,11 +137,11 @@ def test_a_client_in_another_thread() -> None:
             with pytest.raises(ps.BadInput, match=f"^{text}$"):
                 call()
         other.pull()
-        other.push(other.empty())
+        other.push(other.new_gradient())
         other.flush()
         thread.join()
         assert pulled.is_set()
-        client.push(client.empty())
+        client.push(client.new_gradient())
         client.flush()
         assert client.seq == 2
 

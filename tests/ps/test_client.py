@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import ps
-from ps import Client, Cluster, Console
+from ps import AdminClient, Client, Cluster
 from shards.errors import BadInput
 from shards.messages import Standing
 from shards.rules import SGD, Momentum, Rule
 from shards.schedules import Fixed
 from shards.spec import Merge
-from tests.ps.protocol.answers import Array
+from tests.ps.session.answers import Array
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("a", (700,)), ps.TensorSpec("b", (3, 100))))
 UNIT = Fixed(base_rate=1.0)
@@ -61,7 +61,7 @@ def test_every_push_counts_once(bound: int | None) -> None:
     """Four threads push integers; the sum proves the count, and no clock runs ahead by more than
     the bound and one."""
     workers, steps = 4, 40
-    with shards_for(bound=bound) as cluster, Console(cluster) as console:
+    with shards_for(bound=bound) as cluster, AdminClient(cluster) as console:
         together = threading.Barrier(workers)
 
         def work(number: int) -> None:
@@ -90,7 +90,7 @@ def test_every_push_counts_once(bound: int | None) -> None:
 
 def test_rounds_of_four_workers() -> None:
     """Synchronous training applies the mean of four pushes as one version, forty times."""
-    with shards_for(bound=0, merge=Merge.ROUND) as cluster, Console(cluster) as console:
+    with shards_for(bound=0, merge=Merge.ROUND) as cluster, AdminClient(cluster) as console:
         together = threading.Barrier(4)
 
         def work(number: int) -> None:
@@ -114,7 +114,7 @@ def test_no_read_is_torn() -> None:
         def push_on(client: Client) -> None:
             versions = client.pull().versions
             while not done.is_set():
-                gradient = client.empty()
+                gradient = client.new_gradient()
                 gradient[:] = 1
                 client.push(gradient, read_versions=versions)
 
@@ -178,13 +178,13 @@ def test_prefetched_weights_are_as_fresh_as_the_bound_demands() -> None:
 
 def test_another_life_goes_on() -> None:
     """It learns where the one before was applied, and pushes nothing twice; that one is fenced."""
-    with shards_for() as cluster, Console(cluster) as console:
+    with shards_for() as cluster, AdminClient(cluster) as console:
         first = Client(cluster, worker="w", incarnation=0)
         first.pull()
         for _ in range(3):
             first.push(everywhere(1), steps=2)
         first.flush()
-        first.abandon()
+        first.abort()
         with Client(cluster, worker="w", incarnation=1) as second:
             assert (second.seq, second.step, second.clock) == (3, 6, 6)
             second.pull()
@@ -208,7 +208,7 @@ def test_weights_that_nobody_took_leave_nothing() -> None:
 def test_numbers_may_be_numpys() -> None:
     """Wherever an integer is meant; what is none is refused before anything is sent."""
     one = np.int64(1)
-    with shards_for(bound=None) as cluster, Console(cluster) as console:
+    with shards_for(bound=None) as cluster, AdminClient(cluster) as console:
         with Client(cluster, worker="w") as client:
             versions: Any = np.array(client.pull(np.int64(0)).versions)  # type: ignore[arg-type]
             client.prefetch(one)  # type: ignore[arg-type]
@@ -230,7 +230,7 @@ def test_more_in_flight_than_shared_memory_has_slots() -> None:
     """The other gradients lie elsewhere."""
     with shards_for() as cluster, Client(cluster, worker="w", in_flight=300) as client:
         client.pull()
-        gradients = [client.empty() for _ in range(270)]
+        gradients = [client.new_gradient() for _ in range(270)]
         for gradient in gradients:
             gradient[:] = 1
             client.push(gradient)
@@ -252,7 +252,7 @@ def test_the_time_of_a_flush_is_not_the_callers(monkeypatch: pytest.MonkeyPatch)
 
 def leave_when_waited_for(cluster: Cluster, client: Client) -> None:
     until = time.monotonic() + 60
-    with Console(cluster) as console:
+    with AdminClient(cluster) as console:
         while not all(any(one.waiting for one in status.workers) for status in console.status()):
             if time.monotonic() > until:
                 break
@@ -287,9 +287,9 @@ def test_a_worker_that_dies_frees_the_others(forgotten: bool) -> None:
             del slow, cycle
             gc.collect()
         else:
-            slow.abandon()
+            slow.abort()
         assert fast.pull().versions == (1, 1)
         assert fast.times.waited_s > 0.1
-        with Console(cluster) as console:
+        with AdminClient(cluster) as console:
             standing = {one.worker: one.standing for one in console.status()[0].workers}
         assert standing == {"fast": Standing.ACTIVE, "slow": Standing.EXPIRED}

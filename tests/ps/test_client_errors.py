@@ -13,14 +13,14 @@ import pytest
 import zmq
 
 import ps
-from ps import Client, Cluster, Console
-from ps.serving.server import Server
-from ps.wire.renewal import Renewal
+from ps import AdminClient, Client, Cluster
+from ps.server.server import ShardServer
+from ps.transport.lease_keepalive import LeaseKeepAlive
 from shards.errors import BadInput, BadMessage, Fenced, GiveUp, Retry, WrongBuild
 from shards.ledger import Ledger
 from shards.messages import Standing
+from shards.parameters import SavedProgress
 from shards.schedules import Fixed
-from shards.state import Saved
 from tests.clusters import free_port
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
@@ -57,7 +57,7 @@ def test_a_shard_that_is_not_there(nowhere: Cluster) -> None:
         Client(nowhere, worker="w", patience_s=2.0)
     endpoint = nowhere.endpoints[1]
     assert one_line(caught.value) == f"shard 1 has not answered w's hello for 2 s at {endpoint}"
-    with Console(nowhere, patience_s=2.0) as console, pytest.raises(ps.Unreachable) as caught:
+    with AdminClient(nowhere, patience_s=2.0) as console, pytest.raises(ps.Unreachable) as caught:
         console.read()
     assert one_line(caught.value) == f"shard 1 at {endpoint} has not answered read for 2 s"
 
@@ -68,12 +68,12 @@ def test_weights_that_nobody_installs(having: int) -> None:
     whether none has weights or some have."""
     specs = ps.shard_specs(TABLE, shards=2)
     with ExitStack() as stack:
-        servers = [stack.enter_context(Server(spec, 1)) for spec in specs]
-        empty = ps.describe(specs, [server.endpoint for server in servers])
-        with Console(empty) as console:
+        servers = [stack.enter_context(ShardServer(spec, 1)) for spec in specs]
+        empty = ps.make_cluster(specs, [server.endpoint for server in servers])
+        with AdminClient(empty) as console:
             for shard in range(having):
                 own = np.zeros(servers[shard].shard.size, np.float32)
-                console.restore(shard, ps.ShardState(Saved(0, 0, 0, Ledger()), own, {}))
+                console.restore(shard, ps.ShardState(SavedProgress(0, 0, 0, Ledger()), own, {}))
             names = "shard 1" if having else "shards 0, 1"
             with pytest.raises(ps.NotReady) as caught:
                 Client(empty, worker="w", patience_s=1.0)
@@ -88,11 +88,11 @@ def test_weights_that_nobody_installs(having: int) -> None:
 def test_weights_that_are_installed_later() -> None:
     """A client that waits for weights within its patience begins with them."""
     (spec,) = ps.shard_specs(TABLE)
-    with Server(spec, 1) as server:
-        cluster = ps.describe([spec], [server.endpoint])
+    with ShardServer(spec, 1) as server:
+        cluster = ps.make_cluster([spec], [server.endpoint])
 
         def install() -> None:
-            with Console(cluster) as console:
+            with AdminClient(cluster) as console:
                 console.install(np.ones(TABLE.size, np.float32))
 
         late = threading.Timer(0.5, install)
@@ -106,7 +106,7 @@ def test_weights_that_are_installed_later() -> None:
 def test_an_endpoint_that_is_none(cluster: Cluster, endpoint: str) -> None:
     """It is named, with what was expected."""
     wrong = msgspec.structs.replace(cluster, endpoints=(cluster.endpoints[0], endpoint))
-    for connect in (lambda: Client(wrong, worker="w"), lambda: Console(wrong)):
+    for connect in (lambda: Client(wrong, worker="w"), lambda: AdminClient(wrong)):
         with pytest.raises(BadInput, match="shard endpoint: expected tcp://HOST:PORT") as caught:
             connect()
         assert repr(endpoint) in one_line(caught.value)
@@ -129,7 +129,10 @@ def test_something_else_that_listens(nowhere: Cluster) -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         try:
-            for connect in (lambda: Client(nowhere, worker="w"), lambda: Console(nowhere).read()):
+            for connect in (
+                lambda: Client(nowhere, worker="w"),
+                lambda: AdminClient(nowhere).read(),
+            ):
                 named = f"{nowhere.endpoints[1]}: envelope: its headers take"
                 with pytest.raises(BadMessage, match=named) as c:
                     connect()
@@ -157,7 +160,7 @@ def test_a_cluster_that_is_not_ours(
     with pytest.raises(error, match=text.format(build=cluster.build)) as caught:
         Client(msgspec.structs.replace(cluster, **change), worker="w")
     assert cluster.job not in one_line(caught.value)
-    with Console(cluster) as console:
+    with AdminClient(cluster) as console:
         assert [status.workers for status in console.status()] == [(), ()]
 
 
@@ -223,7 +226,7 @@ def test_a_gradient_without_a_number(cluster: Cluster, spoilt: tuple[int, ...]) 
     on: the next push counts everywhere."""
     gradient = np.ones(512, np.float32)
     gradient[list(spoilt)] = np.nan
-    with Client(cluster, worker="w") as client, Console(cluster) as console:
+    with Client(cluster, worker="w") as client, AdminClient(cluster) as console:
         client.pull()
         client.push(gradient, loss=float("nan"))
         told = "shard [01]: push 1 of worker w holds NaN or infinity"
@@ -252,8 +255,8 @@ def test_two_clients_of_one_name(cluster: Cluster) -> None:
         clients[1].flush()
     one_line(told.value)
     for client in clients:
-        client.abandon()
-    with Console(cluster) as console:
+        client.abort()
+    with AdminClient(cluster) as console:
         assert set(console.read()) == {-1.0}
 
 
@@ -269,11 +272,11 @@ def test_an_older_life_is_told_at_its_next_word(
     """Not at the first push that is lost: whatever it asks for, and nothing of it counts."""
     older = Client(cluster, worker="w")
     older.pull()
-    with Client(cluster, worker="w", incarnation=1) as newer, Console(cluster) as console:
+    with Client(cluster, worker="w", incarnation=1) as newer, AdminClient(cluster) as console:
         newer.pull()
         with pytest.raises(Fenced, match="worker w: incarnation 1 has taken over from 0"):
             ask(older)
-        older.abandon()
+        older.abort()
         assert set(console.read()) == {0.0}
 
 
@@ -290,7 +293,7 @@ def test_an_older_life_that_computes_is_told_when_it_renews_its_lease() -> None:
             assert isinstance(renewal.failure, Fenced)
         with pytest.raises(Fenced, match="worker w: incarnation 1 has taken over from 0"):
             older.pull()
-        older.abandon()
+        older.abort()
 
 
 def test_a_client_is_closed_once(cluster: Cluster) -> None:
@@ -308,7 +311,7 @@ def test_a_client_is_closed_once(cluster: Cluster) -> None:
     for call in calls:
         with pytest.raises(BadInput, match=r"^client of worker w: it is closed$"):
             call()
-    client.abandon()
+    client.abort()
 
 
 def test_a_lease_that_nobody_renews_is_told(
@@ -321,7 +324,7 @@ def test_a_lease_that_nobody_renews_is_told(
             raise zmq.ZMQError(errno.EMFILE)
 
         monkeypatch.setattr(client._stay.connection, "more_links", none_left)
-        renewal = Renewal(client._stay.connection, client._stay.session, 60.0)
+        renewal = LeaseKeepAlive(client._stay.connection, client._stay.session, 60.0)
         renewal.begin()
         renewal._thread.join()
         client._stay._renewal, own = renewal, client._stay._renewal
@@ -329,7 +332,7 @@ def test_a_lease_that_nobody_renews_is_told(
         own.stop()
         with pytest.raises(zmq.ZMQError, match="Too many open files"):
             client.pull()
-        client.abandon()
+        client.abort()
 
 
 def test_a_body_that_fails_leaves_as_a_crash_would(cluster: Cluster) -> None:
@@ -342,7 +345,7 @@ def test_a_body_that_fails_leaves_as_a_crash_would(cluster: Cluster) -> None:
 
     with pytest.raises(ZeroDivisionError):
         train()
-    with Console(cluster) as console:
+    with AdminClient(cluster) as console:
         (worker,) = console.status()[0].workers
         assert worker.standing is Standing.ACTIVE
 
@@ -351,9 +354,9 @@ def test_a_long_computation_keeps_its_lease() -> None:
     """Another thread renews it; without, the shard forgets the worker, and takes it back."""
     specs = ps.shard_specs(TABLE, shards=2, lease_s=4.0, schedule=Fixed(base_rate=1.0))
     with ExitStack() as stack:
-        servers = [stack.enter_context(Server(spec, boot=1)) for spec in specs]
-        cluster = ps.describe(specs, [server.endpoint for server in servers])
-        console = stack.enter_context(Console(cluster))
+        servers = [stack.enter_context(ShardServer(spec, boot=1)) for spec in specs]
+        cluster = ps.make_cluster(specs, [server.endpoint for server in servers])
+        console = stack.enter_context(AdminClient(cluster))
         console.install(TABLE.empty())
 
         def leases() -> list[float]:
@@ -370,7 +373,7 @@ def test_a_long_computation_keeps_its_lease() -> None:
                     assert time.monotonic() < until, "nobody renews it"
                     time.sleep(0.05)
             assert standing() == [Standing.ACTIVE, Standing.ACTIVE]
-            assert isinstance(client._stay._renewal, Renewal)
+            assert isinstance(client._stay._renewal, LeaseKeepAlive)
             client._stay._renewal.stop()
             until = time.monotonic() + 30
             while Standing.ACTIVE in standing() and time.monotonic() < until:
@@ -389,4 +392,4 @@ def test_what_ends_the_renewing_thread_is_told(cluster: Cluster) -> None:
     client._stay._renewal.failure = GiveUp("no more renewals")
     with pytest.raises(GiveUp, match="no more renewals"):
         client.pull()
-    client.abandon()
+    client.abort()

@@ -25,7 +25,7 @@ ENDPOINTS = ["tcp://127.0.0.1:5001", "tcp://127.0.0.1:5002"]
 
 
 def a_cluster() -> Cluster:
-    return ps.describe(ps.shard_specs(TABLE, shards=2, bound=3), ENDPOINTS)
+    return ps.make_cluster(ps.shard_specs(TABLE, shards=2, bound=3), ENDPOINTS)
 
 
 def test_the_specs_of_a_job() -> None:
@@ -104,7 +104,7 @@ def test_a_cluster_file_that_is_none(tmp_path: Path, content: str | None, text: 
 def test_endpoints_and_shards_are_as_many(tmp_path: Path) -> None:
     """A cluster with a shard that listens nowhere cannot be made, nor read."""
     with pytest.raises(BadInput, match="expected 2 endpoints, one a shard, got 1"):
-        ps.describe(ps.shard_specs(TABLE, shards=2), ENDPOINTS[:1])
+        ps.make_cluster(ps.shard_specs(TABLE, shards=2), ENDPOINTS[:1])
     path = tmp_path / "cluster.json"
     plain = msgspec.to_builtins(a_cluster()) | {"endpoints": ENDPOINTS * 2}
     path.write_bytes(msgspec.json.encode(plain))
@@ -139,7 +139,7 @@ def zipped(path: Path, last: str = "") -> Path:
             for file in sorted((ROOT / package).rglob("*")):
                 name = file.relative_to(ROOT).as_posix()
                 if file.is_file() and "__pycache__" not in name:
-                    extra = last if name == "worker/replica.py" else ""
+                    extra = last if name == "worker/training_loop.py" else ""
                     archive.writestr(name, file.read_bytes() + extra.encode())
     return path
 

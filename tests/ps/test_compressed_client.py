@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ps
-from ps import Client, Cluster, Compression, Console
+from ps import AdminClient, Client, Cluster, Compression
 from shards.errors import BadInput
 from tests.ps.test_client import TABLE, UNIT, everywhere
 
@@ -19,9 +19,9 @@ BYTES |= {"1bit": 36 / 256, "topk:0.01": 8 * 0.0097, "threshold:2": 8 * 0.14}
 
 
 @contextmanager
-def served(weights: Any = None) -> Iterator[tuple[Cluster, Console]]:
+def served(weights: Any = None) -> Iterator[tuple[Cluster, AdminClient]]:
     specs = ps.shard_specs(TABLE, shards=2, schedule=UNIT)
-    with ps.local_shards(specs, weights) as cluster, Console(cluster) as console:
+    with ps.local_shards(specs, weights) as cluster, AdminClient(cluster) as console:
         yield cluster, console
 
 
@@ -105,7 +105,7 @@ def test_a_shard_in_a_process_serves_every_form() -> None:
     gradients = noise(3)
     with (
         ps.process_shards(ps.shard_specs(TABLE, schedule=UNIT)) as hosts,
-        Console(hosts.cluster) as console,
+        AdminClient(hosts.cluster) as console,
     ):
         console.install(noise(1)[0])
         for pull in ("fp16", "bf16", "int8", "4bit", "topk:0.5"):
@@ -129,7 +129,7 @@ def test_a_restored_worker_goes_on_to_the_bit(push: str, tmp_path: Path) -> None
             for number, gradient in enumerate(gradients):
                 if interrupted and number == 7:
                     client.save(tmp_path / "w.safetensors")
-                    client.abandon()
+                    client.abort()
                     client = compressed(
                         cluster, push, incarnation=1, restore=tmp_path / "w.safetensors"
                     )
@@ -151,7 +151,7 @@ def test_a_residual_is_of_one_push(tmp_path: Path) -> None:
         client.save(path)
         client.push(everywhere(1.0))
         client.flush()
-        client.abandon()
+        client.abort()
         with pytest.raises(BadInput, match=r"expected one after push 2, .* got one after push 1"):
             compressed(cluster, "int8", incarnation=1, restore=path)
         with compressed(cluster, "int8", incarnation=2) as client:

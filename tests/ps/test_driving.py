@@ -13,26 +13,26 @@ import numpy as np
 import pytest
 
 import ps
-from ps import Client, Console
-from ps.protocol import moving
-from ps.protocol.cargo import Cargo
-from ps.protocol.outstanding import Outstanding
-from ps.protocol.prefetched import Prefetched
-from ps.protocol.registration import Registration
-from ps.protocol.requests import Requests, _pulled, _pushed
-from ps.protocol.session import Session
-from ps.serving.server import Server
-from ps.wire.links import Links
-from ps.wire.renewal import Renewal
-from ps.wire.stay import Stay
-from ps.wire.transport import Transport
+from ps import AdminClient, Client
+from ps.server.server import ShardServer
+from ps.session import reshard_client
+from ps.session.inflight import InflightRequests, _pulled, _pushed
+from ps.session.membership import Membership
+from ps.session.payload_encoder import PayloadEncoder
+from ps.session.prefetch_table import PrefetchTable
+from ps.session.retransmit import RetransmitTable
+from ps.session.session import Session
+from ps.transport.cluster_connection import ClusterConnection
+from ps.transport.lease_keepalive import LeaseKeepAlive
+from ps.transport.links import Links
+from ps.transport.local_sockets import Transport
 from shards.errors import BadInput
 from shards.shard import Shard
 from tests.ps.test_client import TABLE, UNIT, everywhere, shards_for
 
 
 @contextmanager
-def ctrl_c(console: Console, worker: str) -> Iterator[None]:
+def ctrl_c(console: AdminClient, worker: str) -> Iterator[None]:
     """As a user would press it, once `worker` waits at the gate of every shard."""
     main = threading.main_thread().ident
     assert main is not None
@@ -74,7 +74,7 @@ def test_ctrl_c_during_a_pull_leaves_the_client_of_use() -> None:
     """What was asked for is still asked for: the next pull gets it, and every push counts once."""
     with (
         shards_for(bound=0) as cluster,
-        Console(cluster) as console,
+        AdminClient(cluster) as console,
         Client(cluster, worker="fast") as fast,
         Client(cluster, worker="slow") as slow,
     ):
@@ -96,9 +96,14 @@ def test_ctrl_c_during_a_pull_leaves_the_client_of_use() -> None:
 NOTING = [
     step.__code__
     for step in (
-        *(Client._turn, Stay.turn, Client._note, Client.pull, Client.flush),
-        *(Session.receive, Requests.answered, _pulled, _pushed, Cargo.read),
-        *(Outstanding.heard, Outstanding.settle, Prefetched.came, Prefetched.take),
+        *(Client._turn, ClusterConnection.turn, Client._note, Client.pull, Client.flush),
+        *(Session.receive, InflightRequests.record_answer, _pulled, _pushed, PayloadEncoder.read),
+        *(
+            RetransmitTable.record_answer,
+            RetransmitTable.remove,
+            PrefetchTable.record_pulled,
+            PrefetchTable.take,
+        ),
     )
 ]
 
@@ -132,7 +137,7 @@ def test_ctrl_c_before_any_line_that_notes_an_answer() -> None:
     reached, wanted = set(), lines_of(NOTING)
     with (
         shards_for() as cluster,
-        Console(cluster) as console,
+        AdminClient(cluster) as console,
         Client(cluster, worker="w", retry_s=0.05) as client,
     ):
         client.pull()
@@ -159,7 +164,7 @@ def lines_of(codes: Sequence[CodeType]) -> list[tuple[CodeType, int]]:
     return sorted(lines, key=lambda one: (one[0].co_qualname, one[1]))
 
 
-def begin_next_life(server: Server) -> None:
+def begin_next_life(server: ShardServer) -> None:
     """Of its shard, which goes on with what this one has, while nobody asks it anything."""
     former = server.shard
     shard = Shard(former.spec, former.boot + 1)
@@ -183,7 +188,7 @@ def nothing(timeout_s: float) -> Iterator[Any]:
     return iter(())
 
 
-def lead_elsewhere(links: Links, servers: Sequence[Server]) -> None:
+def lead_elsewhere(links: Links, servers: Sequence[ShardServer]) -> None:
     """As when the coordinator does, where the former copies died with two answers each."""
     lost, until = 0, time.monotonic() + 60
     while lost < 2 * len(servers):
@@ -202,13 +207,19 @@ def lead_elsewhere(links: Links, servers: Sequence[Server]) -> None:
 # refused, because its links are led there, or because it must repeat what Ctrl-C has torn.
 GREETING: dict[str, tuple[Callable[..., object], ...]] = {
     "refused": (
-        *(Stay.turn, Session.receive, Session._refused),
+        *(ClusterConnection.turn, Session.receive, Session._refused),
         *(Session._admitted, Session._catch_up, Session._readdressed),
-        *(Registration.greet, Registration.welcomed, Registration.readmitted),
-        *(Outstanding.drop_greetings, Outstanding.readdressed),
+        *(Membership.greet, Membership.on_welcome, Membership.on_rejoined),
+        *(RetransmitTable.drop_greetings, RetransmitTable.readdressed),
     ),
-    "led": (Stay.turn, Session.moved, Registration.greet),
-    "torn": (Client._turn, Client.prefetch, Stay.ask_again, Session.hello, Registration.greet),
+    "led": (ClusterConnection.turn, Session.moved, Membership.greet),
+    "torn": (
+        Client._turn,
+        Client.prefetch,
+        ClusterConnection.ask_again,
+        Session.hello,
+        Membership.greet,
+    ),
 }
 
 
@@ -222,10 +233,11 @@ def test_ctrl_c_before_any_line_that_greets_a_shard_anew(heard: str) -> None:
     with ExitStack() as stack:
         specs = ps.shard_specs(TABLE, shards=2, schedule=UNIT)
         servers = [
-            stack.enter_context(Server(spec, boot=1, transport=Transport.TCP)) for spec in specs
+            stack.enter_context(ShardServer(spec, boot=1, transport=Transport.TCP))
+            for spec in specs
         ]
-        cluster = ps.describe(specs, [server.endpoint for server in servers])
-        console = stack.enter_context(Console(cluster))
+        cluster = ps.make_cluster(specs, [server.endpoint for server in servers])
+        console = stack.enter_context(AdminClient(cluster))
         console.install(TABLE.empty())
         client = stack.enter_context(Client(cluster, worker="w", retry_s=0.05, stripes=1))
         client.pull()
@@ -257,7 +269,14 @@ MOVING = [
     step.__code__
     for step in (
         *(Client._turn, Client._move, Client._met, Client._succeeding, Client._turn_to),
-        *(Stay.begin, Stay.close, Renewal.begin, Renewal.stop, moving.go_on, Session.follow),
+        *(
+            ClusterConnection.begin,
+            ClusterConnection.close,
+            LeaseKeepAlive.begin,
+            LeaseKeepAlive.stop,
+            reshard_client.resume_at,
+            Session.follow,
+        ),
     )
 ]
 
@@ -275,15 +294,15 @@ def moved_while_interrupted(code: CodeType, line: int) -> bool:
     specs = ps.shard_specs(TABLE, shards=2, schedule=UNIT)
     with ExitStack() as stack:
         cluster = stack.enter_context(ps.local_shards(specs))
-        console = stack.enter_context(Console(cluster))
-        settled = stack.enter_context(ps.local_shards(ps.successors(specs, 1)))
-        successor = stack.enter_context(Console(settled))
+        console = stack.enter_context(AdminClient(cluster))
+        settled = stack.enter_context(ps.local_shards(ps.resharded_specs(specs, 1)))
+        successor = stack.enter_context(AdminClient(settled))
         client = stack.enter_context(Client(cluster, worker="w", retry_s=0.05, in_flight=4))
         client.pull()
-        console.stand_still(60)
+        console.quiesce(60)
         client.push(everywhere(1), prefetch=client.clock + 2)
         client.push(everywhere(1))
-        ps.move(console, successor)
+        ps.reshard(console, successor)
         try:
             with interrupted(code, line):
                 client.pull()
@@ -320,7 +339,7 @@ def test_an_error_that_a_shard_tells_has_nothing_asked_twice() -> None:
     spoilt[0] = np.nan
     with (
         shards_for(shards=1) as cluster,
-        Console(cluster) as console,
+        AdminClient(cluster) as console,
         Client(cluster, worker="w", retry_s=30.0, patience_s=90.0) as client,
     ):
         client.pull()

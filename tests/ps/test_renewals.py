@@ -9,10 +9,10 @@ import pytest
 import zmq
 
 import ps
-from ps import Client, Console
-from ps.job import describe
-from ps.serving.server import Server
-from shards import codec
+from ps import AdminClient, Client
+from ps.job_spec import make_cluster
+from ps.server.server import ShardServer
+from shards import wire_format
 from shards.messages import PROTOCOL, FromWorker, Hello, Join, Leave, Standing
 from shards.schedules import Fixed
 
@@ -29,7 +29,7 @@ def until(holds: Callable[[], bool], what: str) -> None:
 
 def say(socket: zmq.Socket[bytes], message: FromWorker) -> None:
     """Send a message and wait for its answer."""
-    socket.send_multipart([bytes(part) for part in codec.enclose([(message, ())])])
+    socket.send_multipart([bytes(part) for part in wire_format.enclose([(message, ())])])
     socket.recv_multipart()
 
 
@@ -38,15 +38,15 @@ def test_a_worker_that_owes_a_shard_nothing_greets_its_next_life() -> None:
     """It waits for weights of shard 1 alone, and shard 0 dies and is rolled back: the worker is
     registered there again while it waits."""
     specs = ps.shard_specs(TABLE, shards=2, bound=0, schedule=Fixed(base_rate=1.0), lease_s=30.0)
-    first, other = (Server(spec, boot=1) for spec in specs)
+    first, other = (ShardServer(spec, boot=1) for spec in specs)
     job, build, context = specs[0].job, specs[0].build, zmq.Context()
     with other, context.socket(zmq.DEALER) as slow:
         slow.setsockopt(zmq.LINGER, 0)
         slow.setsockopt(zmq.RCVTIMEO, int(1000 * PATIENCE_S))
         slow.connect(other.endpoint)
         with first:
-            cluster = describe(specs, [first.endpoint, other.endpoint])
-            with Console(cluster, patience_s=PATIENCE_S) as console:
+            cluster = make_cluster(specs, [first.endpoint, other.endpoint])
+            with AdminClient(cluster, patience_s=PATIENCE_S) as console:
                 console.install(TABLE.empty())
             # At shard 1 alone it holds the other worker back.
             say(slow, Hello(1, job, "slow", 0, PROTOCOL, build))
@@ -59,9 +59,9 @@ def test_a_worker_that_owes_a_shard_nothing_greets_its_next_life() -> None:
             waiting.start()
             until(lambda: not client._stay.session._outstanding.to(0), "shard 0 does not answer")
             endpoint, (saved, weights, slots) = first.endpoint, first.shard.copy()
-        with Server(specs[0], boot=2, bind=endpoint) as second:
+        with ShardServer(specs[0], boot=2, bind=endpoint) as second:
             second.shard.restore(saved, weights.copy(), slots)
-            second.shard.ledger.dismiss()
+            second.shard.ledger.detach_workers()
             second.shard.roll_back(time.monotonic())
             entry = second.shard.ledger.entries["w"]
             until(lambda: entry.standing is Standing.ACTIVE, "the next life is not greeted")

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import ps
-from ps import Client, Cluster, Compression, Console
+from ps import AdminClient, Client, Cluster, Compression
 from shards.errors import GiveUp
 from shards.messages import Standing
 from shards.rules import SGD, Adam, Momentum, Rule
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
-from tests.ps.protocol.answers import Array
+from tests.ps.session.answers import Array
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("a", (3000,)), ps.TensorSpec("b", (3, 100))))
 
@@ -34,9 +34,9 @@ class Home:
         return self.console.cluster
 
     def move(self, shards: int) -> None:
-        self._specs = ps.successors(self._specs, shards)
+        self._specs = ps.resharded_specs(self._specs, shards)
         _, successor = self._settle(self._specs)
-        ps.move(self.console, successor)
+        ps.reshard(self.console, successor)
         self.console = successor
 
     def weights(self) -> Array:
@@ -44,9 +44,9 @@ class Home:
         views = TABLE.views(self.console.read())
         return np.concatenate([view.ravel() for view in views.values()])
 
-    def _settle(self, specs: Sequence[ShardSpec]) -> tuple[Cluster, Console]:
+    def _settle(self, specs: Sequence[ShardSpec]) -> tuple[Cluster, AdminClient]:
         cluster = self._stack.enter_context(ps.local_shards(specs))
-        return cluster, self._stack.enter_context(Console(cluster))
+        return cluster, self._stack.enter_context(AdminClient(cluster))
 
 
 @contextmanager
@@ -135,7 +135,7 @@ def test_a_residual_goes_along(push: str) -> None:
         Client(home.first, worker="w", compression=how, in_flight=8) as client,
     ):
         client.pull()
-        home.console.stand_still(60)
+        home.console.quiesce(60)
         for gradient in gradients[:4]:
             client.push(gradient)
         assert client._stay.session.unacknowledged == 4
@@ -178,12 +178,12 @@ def test_a_standstill_ends_by_itself() -> None:
     """An operator that dies holds nobody up; and one that comes too late changes nothing."""
     with job(2) as home, Client(home.first, worker="w") as client:
         client.pull()
-        cut = home.console.stand_still(0.5)
+        cut = home.console.quiesce(0.5)
         client.push(everywhere(1.0))
         client.flush()
         with pytest.raises(GiveUp, match="standstill has ended"):
-            home.console.retire(home.cluster, cut)
-        home.console.go_on()
+            home.console.hand_over(home.cluster, cut)
+        home.console.resume()
         client.push(everywhere(1.0))
         client.flush()
         assert (home.weights() == -2).all()
@@ -207,9 +207,9 @@ def test_the_shards_of_a_standstill_agree() -> None:
         try:
             begun.wait(60)  # a shard knows of a worker before it has pushed anything
             for _ in range(5):
-                cut = home.console.stand_still(60)
+                cut = home.console.quiesce(60)
                 states = home.console.export()
-                home.console.go_on()
+                home.console.resume()
                 assert [state.saved.ledger.cut for state in states] == [cut] * 3
                 assert {state.saved.version for state in states} == {sum(cut.values())}
         finally:
@@ -236,7 +236,7 @@ def test_a_push_that_died_half_way_is_never_applied_twice() -> None:
         until = time.monotonic() + 60
         while home.console.status()[0].version < 2:
             assert time.monotonic() < until, "shard 0 does not apply it"
-        client.abandon()
+        client.abort()
         home.move(3)
         with Client(home.cluster, worker="w", incarnation=1) as successor:
             assert (successor.seq, successor.step) == (2, 2)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ps
-from ps.storage.snapshots import load_snapshot, save_snapshot
+from ps.snapshots.manifest import load_snapshot, save_snapshot
 from shards.rules import Adam, Momentum, Rule
 
 SIZES = (1, 3, 109)
@@ -64,7 +64,7 @@ def test_small_parts_are_compressed(size: int, compression: str, pull: str) -> N
     kind = ps.Compression.parse(compression, pull)
     with ps.local_shards(ps.shard_specs(table, shards=4, schedule=RATE)) as cluster:
         train(cluster, 4, compression=kind)
-        with ps.Console(cluster) as console:
+        with ps.AdminClient(cluster) as console:
             weights = console.read()
     assert np.isfinite(weights).all()
     assert not weights[size:].any(), "the padding stays zero"
@@ -75,7 +75,7 @@ def test_a_snapshot_and_a_move(size: int, tmp_path: Path) -> None:
     """Two shards of a small table go into a snapshot, back into two, and on to three and to one."""
     table = small(size)
     specs = ps.shard_specs(table, shards=2, rule="adam", schedule=RATE)
-    with ps.local_shards(specs) as cluster, ps.Console(cluster) as console:
+    with ps.local_shards(specs) as cluster, ps.AdminClient(cluster) as console:
         before = train(cluster, 3)
         states = console.export()
     save_snapshot(
@@ -84,15 +84,15 @@ def test_a_snapshot_and_a_move(size: int, tmp_path: Path) -> None:
     _, states = load_snapshot(tmp_path / "3")
     with (
         ps.local_shards(specs) as two,
-        ps.local_shards(ps.successors(specs, 3)) as three,
-        ps.Console(two) as old,
-        ps.Console(three) as new,
+        ps.local_shards(ps.resharded_specs(specs, 3)) as three,
+        ps.AdminClient(two) as old,
+        ps.AdminClient(three) as new,
     ):
         for shard, state in enumerate(states):
             old.restore(shard, state)
         with ps.Client(two, worker="w", incarnation=1) as client:
             np.testing.assert_array_equal(client.pull().weights, before)
-            ps.move(old, new)
+            ps.reshard(old, new)
             client.push(gradient(table, client.seq))
             client.flush()
         np.testing.assert_array_equal(train(three, 1, incarnation=2), _serial(table, 5))
@@ -109,7 +109,7 @@ def test_replicated_shards_of_three_floats() -> None:
     """Two copies each of two shards; a norm beyond the guard's is refused there, too."""
     table = small(3)
     specs = ps.shard_specs(table, shards=2, schedule=RATE, guard=ps.Guard(max_norm=10.0))
-    with ps.replicated_shards(specs) as hosts, ps.Console(hosts.cluster) as console:
+    with ps.replicated_shards(specs) as hosts, ps.AdminClient(hosts.cluster) as console:
         console.install(table.empty())
         learned = train(hosts.cluster, 3)
         with ps.Client(hosts.cluster, worker="other") as client:
@@ -117,5 +117,5 @@ def test_replicated_shards_of_three_floats() -> None:
             client.push(np.full(table.size, 100, np.float32))
             with pytest.raises(ps.BadInput, match="norm"):
                 client.flush()
-            client.abandon()
+            client.abort()
         np.testing.assert_array_equal(console.read(), learned)

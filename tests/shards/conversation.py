@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels.places import Place
+from cupy_kernels.backends import Backend
 from shards.messages import Export, Install, Read
 from shards.rules import Decay, Rule
 from shards.schedules import Inv
@@ -13,7 +13,7 @@ from shards.shard import Shard
 from shards.spec import Merge
 from shards.tables import DenseTable, KeyRange, ShardMap, TensorSpec
 from shards.versions import Buffers, staging
-from tests.shards.talk import Said, Talk, as_bytes, fresh, pull, push, spec
+from tests.shards.shard_dsl import Said, Talk, as_bytes, fresh, pull, push, spec
 
 SEED = 6021
 
@@ -29,7 +29,7 @@ TENSORS = DenseTable(
 RANGES = (KeyRange(0, 256), KeyRange(512, TENSORS.size))
 
 
-def converse(place: Place, rule: Rule, decay: Decay, merge: Merge) -> tuple[list[Any], Shard]:
+def converse(place: Backend, rule: Rule, decay: Decay, merge: Merge) -> tuple[list[Any], Shard]:
     """A seeded conversation with a shard of two key ranges; all that it answered, as bytes."""
     dice = np.random.default_rng(SEED)
     talk = Talk(installed=False)

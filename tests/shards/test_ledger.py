@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shards.errors import Fenced, Gap, Resynchronise
-from shards.ledger import Entry, Ledger, Verdict
+from shards.ledger import Ledger, LedgerEntry, Verdict
 from shards.messages import FromWorker, Join, Kind, Leave, Pull, Push, Renew, Standing
 
 
@@ -64,7 +64,7 @@ def test_a_takeover_is_counted_when_a_life_was_lost() -> None:
     ledger.leave("a")
     ledger.expire(ledger.silent(10.0))
     assert [ledger.greet(worker, 1, 20.0).takeovers for worker in "abc"] == [0, 1, 1]
-    ledger.dismiss()
+    ledger.detach_workers()
     assert [ledger.greet(worker, 2, 20.0).takeovers for worker in "abc"] == [0, 1, 1]
 
 
@@ -97,13 +97,13 @@ def test_who_may_say_what(
         Leave: Leave(1, "job", "w", 0, 1),
         Renew: renew("w"),
     }
-    ledger = Ledger({"w": Entry(0, standing=standing, lease_until=5.0)})
+    ledger = Ledger({"w": LedgerEntry(0, standing=standing, lease_until=5.0)})
     if answer is None:
         assert ledger.identify(said[message], 9.0).lease_until == 9.0
     else:
         with pytest.raises(Resynchronise, match=answer):
             ledger.identify(said[message], 9.0)
-        assert ledger.entries["w"] == Entry(0, standing=standing, lease_until=5.0)
+        assert ledger.entries["w"] == LedgerEntry(0, standing=standing, lease_until=5.0)
 
 
 def test_a_stranger_is_told_to_say_hello() -> None:

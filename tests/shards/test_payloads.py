@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupy_kernels import codecs
-from shards import packing, payloads
+from shards import payloads, zstd_frames
 from shards.errors import BadInput, BadMessage
 from shards.messages import Kind
 from shards.payloads import PAYLOADS, ROUNDED
@@ -85,7 +85,7 @@ def test_several_ranges_are_read_one_behind_the_other(kind: Kind, zstd: bool) ->
     wanted = take()
     for frame, keys, base in zip(frames, WIDE, (0, len(WIDE[0])), strict=True):
         payloads.decode(kind, frame, wanted[base : base + len(keys)])
-    sent = [packing.pack(frame) if zstd else frame for frame in frames]
+    sent = [zstd_frames.pack(frame) if zstd else frame for frame in frames]
     shifted = [memoryview(b"\x00" + frame.tobytes())[1:] for frame in sent]
     np.testing.assert_array_equal(read(kind, shifted, zstd), wanted)
     for payload in payloads.checked("push 1", kind, zstd, WIDE, shifted):
@@ -223,7 +223,7 @@ def test_hostile_payloads_are_refused_or_decode(
     frames = []
     for keys in WIDE:
         payload = written(kind, dice.standard_normal(len(keys)).astype(np.float32))
-        frames.append(bytearray((packing.pack(payload) if zstd else payload).tobytes()))
+        frames.append(bytearray((zstd_frames.pack(payload) if zstd else payload).tobytes()))
     mutation(frames[int(dice.integers(2))], dice)
     try:
         floats = read(kind, frames, zstd)

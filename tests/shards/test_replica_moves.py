@@ -6,32 +6,32 @@ from functools import partial
 import numpy as np
 import pytest
 
-from shards import codec
-from shards.codec import Buffer
-from shards.group import Assignment, Configuration
-from shards.ledger import Entry, Ledger
+from shards import wire_format
+from shards.envelopes import Outgoing
+from shards.ledger import Ledger, LedgerEntry
 from shards.messages import (
     Ack,
     Cut,
     FromShard,
-    Hold,
-    Holding,
+    HandedOver,
+    HandOver,
     Install,
     Installed,
+    Quiesce,
+    Quiesced,
     Refusal,
     Remedy,
     Request,
-    Retire,
-    Retired,
     Standing,
     Welcome,
 )
-from shards.replica import Effects, Replica
+from shards.parameters import SavedProgress
+from shards.replica import Effects, ShardReplica
+from shards.replication_messages import Assignment, Configuration
 from shards.shard import Shard
 from shards.spec import Merge
-from shards.state import Saved
-from shards.transitions import Outgoing
-from tests.shards.talk import SIZE, fresh, hello, join, leave, push, spec
+from shards.wire_format import Buffer
+from tests.shards.shard_dsl import SIZE, fresh, hello, join, leave, push, spec
 
 GRADIENT = [np.ones(SIZE, np.float32).tobytes()]
 HERE = b"here"
@@ -49,7 +49,7 @@ class Copies:
         """
         self._spec = spec(merge=merge, bound=None if merge is Merge.EACH else 0)
         self._epoch = 0
-        self.copies: dict[int, Replica] = {}
+        self.copies: dict[int, ShardReplica] = {}
         self.cut_off: set[int] = set()
         self.configure(1)
         self.say(1, *(given or (Install(1, "job", "net", []), fresh())))
@@ -63,7 +63,7 @@ class Copies:
         self._epoch += 1
         decided = Configuration(0, self._epoch, primary, backup)
         for boot in sorted(decided.members):
-            self.copies.setdefault(boot, Replica(0, boot, partial(Shard, self._spec, boot)))
+            self.copies.setdefault(boot, ShardReplica(0, boot, partial(Shard, self._spec, boot)))
         for confirmed in (False, True):
             for boot in sorted(decided.members, reverse=True):
                 effects = self.copies[boot].assign(Assignment(decided, confirmed), now)
@@ -96,12 +96,12 @@ def refused(answer: FromShard) -> tuple[Remedy, str]:
     return answer.remedy, answer.text
 
 
-def hold(seconds: float = 60.0) -> Hold:
-    return Hold(2, "job", "net", seconds)
+def hold(seconds: float = 60.0) -> Quiesce:
+    return Quiesce(2, "job", "net", seconds)
 
 
 def cut(**pushes: int) -> list[bytes]:
-    return [codec.encode_state(Cut(pushes))]
+    return [wire_format.encode_state(Cut(pushes))]
 
 
 WAITS = (Remedy.RETRY, "worker a: push 2 waits while the shards stand still")
@@ -113,7 +113,7 @@ def test_a_successor_stands_still_where_its_predecessor_did(later: bool) -> None
     group = Copies()
     group.pushed(1, "a", 1)
     (held,) = group.say(1, hold(), cut(a=1, b=1))
-    assert isinstance(held, Holding)
+    assert isinstance(held, Quiesced)
     assert held.missing
     if later:
         group.configure(1, 3)
@@ -143,17 +143,17 @@ def test_a_successor_sends_workers_on(later: bool) -> None:
     """To where its predecessor had been told to send them; another operator is refused there."""
     group = Copies()
     group.say(1, hold())
-    (told,) = group.say(1, Retire(3, "job", "net", len(HERE)), [HERE])
-    assert isinstance(told, Retired)
+    (told,) = group.say(1, HandOver(3, "job", "net", len(HERE)), [HERE])
+    assert isinstance(told, HandedOver)
     if later:
         group.configure(1, 3)
     successor = 3 if later else 2
     group.configure(successor, now=1000.0)
     effects = group.copies[successor].handle(b"a", hello("a"), (), 1000.0)
     assert [answer.frames for answer in effects.answers] == [(HERE,)]
-    (again,) = group.say(successor, Retire(3, "job", "net", len(HERE)), [HERE], now=1000.0)
-    assert isinstance(again, Retired)
-    (other,) = group.say(successor, Retire(4, "job", "net", 5), [b"there"], now=1000.0)
+    (again,) = group.say(successor, HandOver(3, "job", "net", len(HERE)), [HERE], now=1000.0)
+    assert isinstance(again, HandedOver)
+    (other,) = group.say(successor, HandOver(4, "job", "net", 5), [b"there"], now=1000.0)
     assert refused(other)[1] == "retire: shard 0 has handed over its part to others"
 
 
@@ -162,7 +162,7 @@ def test_nobody_is_sent_on_before_a_successor_would() -> None:
     group = Copies()
     group.say(1, hold())
     group.cut_off = {2}
-    assert group.say(1, Retire(3, "job", "net", len(HERE)), [HERE]) == []
+    assert group.say(1, HandOver(3, "job", "net", len(HERE)), [HERE]) == []
     assert group.say(1, hello("a")) == []
     group.configure(2, now=10.0)
     (welcome,) = group.say(2, hello("a"), now=10.0)
@@ -189,7 +189,7 @@ def test_a_successor_knows_again_what_its_predecessor_was_given() -> None:
 
     Where a worker has pushed since, a late copy is refused: it would undo that.
     """
-    given = [codec.encode_state(Saved(7, 7, 7, ledger())), *fresh()[1:]]
+    given = [wire_format.encode_state(SavedProgress(7, 7, 7, ledger())), *fresh()[1:]]
     group = Copies(given=(Install(1, "job", "net", [], True), given))
     again = Install(2, "job", "net", [], True)
     group.configure(2, 3, now=50.0)
@@ -212,4 +212,6 @@ def test_a_successor_knows_again_what_its_predecessor_was_given() -> None:
 
 def ledger() -> Ledger:
     """That of worker a, of whom 7 pushes were applied elsewhere."""
-    return Ledger({"a": Entry(0, seq=7, clock=7, step=7, standing=Standing.ACTIVE, admitted=True)})
+    return Ledger(
+        {"a": LedgerEntry(0, seq=7, clock=7, step=7, standing=Standing.ACTIVE, admitted=True)}
+    )

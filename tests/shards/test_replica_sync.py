@@ -7,12 +7,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from shards import codec
-from shards.group import Assignment, Configuration, Replicate, Sync
+from shards import wire_format
 from shards.messages import Ack, Install, Request
-from shards.replica import Effects, Post, Replica
+from shards.replica import Effects, Post, ShardReplica
+from shards.replication_messages import Assignment, Configuration, Replicate, Sync
 from shards.shard import Shard
-from tests.shards.talk import SIZE, fresh, hello, join, push, spec
+from tests.shards.shard_dsl import SIZE, fresh, hello, join, push, spec
 
 GRADIENT = [np.ones(SIZE, np.float32).tobytes()]
 P, B = 1, 2
@@ -25,7 +25,7 @@ class Pair:
     def __init__(self) -> None:
         shape = spec(bound=None, lease_s=1000.0)
         self.primary, self.backup = (
-            Replica(0, boot, partial(Shard, shape, boot)) for boot in (P, B)
+            ShardReplica(0, boot, partial(Shard, shape, boot)) for boot in (P, B)
         )
         self.posts: list[Post] = []
         self.acknowledged = self.pushed = 0
@@ -225,7 +225,7 @@ def test_leases_that_run_out_together_are_told_in_pieces() -> None:
     lengths = []
     for post in pieces:
         assert isinstance(post.message, Replicate)
-        read = codec.decode_state(codec.encode_state(post.message), Replicate)
+        read = wire_format.decode_state(wire_format.encode_state(post.message), Replicate)
         lengths.append(len(read.expired))
         pair.deliver(post, 20.0)
     assert lengths == [1024, 76]

@@ -24,7 +24,7 @@ from shards.rules import (
     Rule,
 )
 from shards.schedules import Exp, Fixed, Inv, Schedule, Sigmoid, Step
-from shards.tables import DenseTable, KeyRange, Segment, TensorSpec, segments
+from shards.tables import DenseTable, KeyRange, RateRun, TensorSpec, segments
 
 Doubles = NDArray[np.float64]
 SEED = 1847
@@ -119,7 +119,7 @@ def test_padding_stays_zero_and_every_float_is_written(name: str) -> None:
 
 def test_an_output_that_overlaps_the_weights_is_refused() -> None:
     """A version may be on its way to a worker, so an update in place is our own mistake."""
-    weights, whole = normal(64, SEED), (Segment(0, 64, 1.0, 1.0),)
+    weights, whole = normal(64, SEED), (RateRun(0, 64, 1.0, 1.0),)
     with pytest.raises(AssertionError, match="version"):
         SGD().apply(weights, normal(64, 1), (), weights, whole, rate=0.1, decay=NO_DECAY, count=1)
 

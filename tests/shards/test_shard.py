@@ -15,7 +15,7 @@ from shards.messages import (
     Welcome,
 )
 from shards.tables import cut_evenly
-from tests.shards.talk import (
+from tests.shards.shard_dsl import (
     REAL,
     TABLE,
     Talk,
@@ -195,7 +195,7 @@ def test_a_late_look_excuses_who_could_not_be_heard() -> None:
     talk.say(push("fast", 1), gradient(1))
     talk.say(renew("slow"))
     assert talk.say(pull("fast", 1)) == []
-    talk.shard.excuse(1000.0)
+    talk.shard.forgive_silence(1000.0)
     assert talk.tick(1019.9) == []
     standing = {one.worker: one.standing for one in talk.shard.status().workers}
     assert standing == {

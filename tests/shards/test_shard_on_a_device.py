@@ -12,31 +12,31 @@ import numpy as np
 import pytest
 
 from cupy_kernels import device
+from cupy_kernels.backends import GPU, HOST, EmulatorBackend
 from cupy_kernels.emulator import Emulator
 from cupy_kernels.emulator.array import Emulated
-from cupy_kernels.places import GPU, HOST, InEmulator
 from shards.errors import BadInput
 from shards.messages import Ack, Export, Install, Read, Remedy
-from shards.records import RECORD
 from shards.rules import RULES, SGD, Adam, Decay, DecayKind, Rule
 from shards.shard import Shard
 from shards.spec import Merge
+from shards.update_records import RECORD
 from shards.versions import Buffers
 from tests.gpu import shards as shards_on_gpu
 from tests.shards import (
-    test_served,
+    test_delta_pulls,
+    test_pull_encodings,
     test_shard,
     test_shard_refusals,
     test_shard_rounds,
     test_shard_state,
-    test_views,
 )
 from tests.shards.conversation import converse
-from tests.shards.talk import SIZE, Talk, as_bytes, fresh, gradient, pull, push, refusal, spec
+from tests.shards.shard_dsl import SIZE, Talk, as_bytes, fresh, gradient, pull, push, refusal, spec
 
 pytestmark = pytest.mark.usefixtures("emulated")
 
-EMULATOR = InEmulator(Emulator())
+EMULATOR = EmulatorBackend(Emulator())
 
 
 def scenarios(*modules: ModuleType) -> Iterator[Callable[[], None]]:
@@ -51,7 +51,7 @@ def scenarios(*modules: ModuleType) -> Iterator[Callable[[], None]]:
     "scenario",
     [
         *scenarios(test_shard, test_shard_refusals, test_shard_rounds, test_shard_state),
-        *scenarios(test_served, test_views),
+        *scenarios(test_pull_encodings, test_delta_pulls),
     ],
     ids=lambda scenario: scenario.__name__,
 )
@@ -110,14 +110,14 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The moves between host and device, as they happen."""
     moves: list[str] = []
     for name in ("load", "store", "as_host"):
-        real = getattr(InEmulator, name)
+        real = getattr(EmulatorBackend, name)
 
         def move(*args: Any, name: str = name, real: Any = real) -> Any:
             if args[1].size == SIZE:  # and not an update's numbers
                 moves.append(name)
             return real(*args)
 
-        monkeypatch.setattr(InEmulator, name, move)
+        monkeypatch.setattr(EmulatorBackend, name, move)
     return moves
 
 

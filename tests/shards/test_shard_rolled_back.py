@@ -5,16 +5,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from shards import codec
+from shards import wire_format
 from shards.messages import Ack, AskRecords, Join, Joined, Records, Remedy, Welcome
-from shards.state import Saved
-from tests.shards.talk import Talk, gradient, hello, join, pull, push, refusal, served
+from shards.parameters import SavedProgress
+from tests.shards.shard_dsl import Talk, gradient, hello, join, pull, push, refusal, served
 
 
 def rolled_back(former: Talk, **options: Any) -> Talk:
     """The next life of a shard, in the state that the former one has now."""
     saved, weights, slots = former.shard.copy()
-    as_written = codec.decode_state(codec.encode_state(saved), Saved)
+    as_written = wire_format.decode_state(wire_format.encode_state(saved), SavedProgress)
     talk = Talk(installed=False, boot=5_000_000, **options)
     talk.shard.restore(as_written, weights.copy(), slots)
     talk.shard.roll_back(talk.now)

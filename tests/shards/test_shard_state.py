@@ -4,8 +4,8 @@ import msgpack
 import numpy as np
 import pytest
 
-from shards import codec
-from shards.ledger import Entry, Ledger
+from shards import wire_format
+from shards.ledger import Ledger, LedgerEntry
 from shards.messages import (
     Ack,
     Export,
@@ -19,9 +19,9 @@ from shards.messages import (
     State,
     Welcome,
 )
+from shards.parameters import SavedProgress
 from shards.rules import Adam, Momentum
-from shards.state import Saved
-from tests.shards.talk import (
+from tests.shards.shard_dsl import (
     SIZE,
     Talk,
     as_bytes,
@@ -112,9 +112,11 @@ def test_a_state_goes_to_another_life_whole() -> None:
 
 def test_nobody_of_an_earlier_life_is_waited_for() -> None:
     """After an install everyone has left, and may come back at the clock that they had."""
-    ledger = Ledger({"w": Entry(3, seq=5, clock=7, step=6, standing=Standing.ACTIVE)}, floor=7)
+    ledger = Ledger(
+        {"w": LedgerEntry(3, seq=5, clock=7, step=6, standing=Standing.ACTIVE)}, floor=7
+    )
     talk = Talk(bound=0, installed=False)
-    state = codec.encode_state(Saved(9, 8, 7, ledger))
+    state = wire_format.encode_state(SavedProgress(9, 8, 7, ledger))
     assert talk.say(Install(1, "job", "net", []), [state, bytes(4 * SIZE)]) == [
         ("operator", Installed(1, 0, 1, 9))
     ]

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cupy_kernels import places
-from shards import state
+from cupy_kernels import backends
+from shards import parameters
 from shards.messages import Export
 from shards.rules import RULES, Adam, Decay, Rule
-from tests.shards.talk import SIZE, Talk, as_bytes, gradient, push
+from tests.shards.shard_dsl import SIZE, Talk, as_bytes, gradient, push
 
 WITH_SLOTS = [rule for rule in RULES.values() if rule.slot_names]
 SEED = 2012
@@ -20,7 +20,7 @@ SEED = 2012
 def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several to each slot, and the last is a small one."""
     assert SIZE % 50
-    monkeypatch.setattr(state, "_PIECE", 50)
+    monkeypatch.setattr(parameters, "_PIECE", 50)
 
 
 def exported(talk: Talk) -> list[NDArray[np.float32]]:
@@ -74,13 +74,13 @@ def test_no_export_is_torn_and_no_push_is_changed(rule: type[Rule]) -> None:
 def test_a_push_after_free_moments_copies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each moment copies one piece of each slot; then the push finds nothing to copy."""
     copied: list[int] = []
-    real = places.copy
+    real = backends.copy
 
     def copy(source: NDArray[np.float32], out: NDArray[np.float32]) -> None:
         copied.append(source.size)
         real(source, out)
 
-    monkeypatch.setattr(places, "copy", copy)
+    monkeypatch.setattr(backends, "copy", copy)
     talk = Talk(rule=Adam(), bound=None)
     talk.enter("w")
     held = exported(talk)

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
+from shards.delta_pulls import KINDS as CHANGES
 from shards.messages import Kind
-from shards.served import KINDS as WHOLE
-from shards.views import KINDS as CHANGES
+from shards.pull_encodings import KINDS as WHOLE
 
 # In a process of its own: whatever another test has compiled is compiled here, too.
 SCRIPT = """
@@ -15,7 +15,7 @@ import sys
 import numpy as np
 from shards import payloads
 from shards.messages import Kind
-from tests.shards.talk import Talk, gradient, pull, push, spec
+from tests.shards.shard_dsl import Talk, gradient, pull, push, spec
 
 def compiled():
     loops = [m for n, m in sys.modules.items() if n.startswith("cupy_kernels.") and "loops" in n]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shards.errors import BadInput
-from shards.tables import DenseTable, KeyRange, Segment, ShardMap, TensorSpec, cut_evenly, segments
+from shards.tables import DenseTable, KeyRange, RateRun, ShardMap, TensorSpec, cut_evenly, segments
 
 TABLE = DenseTable(
     "net",
@@ -141,9 +141,9 @@ def test_segments_cover_the_tensors_exactly(table: DenseTable, data: st.DataObje
 def test_segments_of_several_ranges() -> None:
     """Ranges of one shard lie behind each other in its own array, and segments are placed there."""
     assert segments(TABLE, (KeyRange(0, 64), KeyRange(128, 256))) == (
-        Segment(0, 64, 1.0, 1.0),
-        Segment(64, 65, 2.0, 0.0),
-        Segment(128, 192, 0.5, 1.0),
+        RateRun(0, 64, 1.0, 1.0),
+        RateRun(64, 65, 2.0, 0.0),
+        RateRun(128, 192, 0.5, 1.0),
     )
 
 

@@ -8,11 +8,11 @@ import pytest
 import zmq
 from numpy.typing import NDArray
 
-from cupy_kernels.places import HOST
+from cupy_kernels.backends import HOST
+from shards.parameters import ParameterStore
 from shards.rules import Momentum
-from shards.state import Held
 from shards.versions import _LATELY, Buffers, unshared
-from tests.shards.talk import SIZE, spec
+from tests.shards.shard_dsl import SIZE, spec
 
 
 def test_a_dropped_buffer_is_recycled() -> None:
@@ -145,7 +145,7 @@ def test_a_list_knows_whether_others_read_its_arrays() -> None:
 
 def test_slots_have_two_sets_of_arrays_and_no_more() -> None:
     """However often a state is read: one set is in use, the other was read or waits."""
-    held, ones = Held(spec(rule=Momentum()), Buffers, HOST), np.ones(SIZE, np.float32)
+    held, ones = ParameterStore(spec(rule=Momentum()), Buffers, HOST), np.ones(SIZE, np.float32)
     held.restore(0, ones, {"history": ones})
     seen = set()
     for _ in range(9):

@@ -69,7 +69,7 @@ def test_every_so_many_iterations(cluster: Cluster) -> None:
         tests.begin(np.full(TABLE.size, 2, np.float32))
         for iteration in (0, 9, 10, 11, 19, 35, 39, 40, 99, 100, 110):
             look(tests, iteration, heard)
-        with ps.Console(cluster) as console:
+        with ps.AdminClient(cluster) as console:
             assert [status.workers for status in console.status()] == [(), ()]
     assert heard.iterations == [0, 10, 35, 40, 99]
     assert [result.samples for result in heard.found] == [64 * n for n in heard.iterations]

@@ -16,7 +16,7 @@ from tests.worker.training import TINY, Trained, same, small
 from worker.caffe.device_model import DeviceModel
 from worker.caffe.model import CaffeModel
 from worker.device import CannotCapture, Gpu, gpu_count
-from worker.placement import Wanted, lent, placed
+from worker.device_selection import DeviceRequest, lent, placed
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
 
@@ -40,7 +40,7 @@ def test_a_worker_trains_on_the_second_gpu(cupy: Any) -> None:
     and weights as on the CPU."""
     batches = [small(tiny.BATCH, seed) for seed in range(5)]
     assert gpu_count() == DEVICES
-    model = placed(CaffeModel(TINY), Wanted(True), partition=3)
+    model = placed(CaffeModel(TINY), DeviceRequest(True), partition=3)
     found = Trained(model, batches, prefetch=True)
     same(found.weights, Trained(CaffeModel(TINY), batches, prefetch=True).weights, 1e-5)
     assert found.report.device == "gpu:1"
@@ -76,7 +76,7 @@ def test_inference_runs_on_a_gpu(cupy: Any) -> None:
     """Weights that are lent to the GPU make the network run there; its outputs are the CPU's."""
     model, batch = CaffeModel(TINY), small(6, seed=1)
     weights = model.initial(2)
-    with lent(weights, Wanted(True, 1)) as there:
+    with lent(weights, DeviceRequest(True, 1)) as there:
         assert there.device_id == 1  # type: ignore[attr-defined]
         found = model.forward(there, batch, ["ip2"])
     np.testing.assert_allclose(

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shards.errors import BadInput
-from worker.sources import Source, Split, has_test, open_source
+from worker.sources import ImageSource, Split, has_test, open_source
 
 DEMO = Path(__file__).parents[2] / "deploy" / "demo" / "mnist"
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
@@ -50,7 +50,7 @@ def parquet(path: Path, **columns: Any) -> Path:
     return path
 
 
-def everything(source: Source, rows: int = 7) -> Any:
+def everything(source: ImageSource, rows: int = 7) -> Any:
     return pa.Table.from_batches(list(source.batches(rows)), source.schema)
 
 

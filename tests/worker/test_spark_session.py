@@ -84,8 +84,8 @@ def test_standalone_master(spark_master: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_task_gets_a_gpu_of_its_own(spark_master: str, tmp_path: Path) -> None:
-    """By the settings of docs/clusters.md, where a worker has two, and after another session: of
-    two tasks at a time each has another one."""
+    """By the settings of docs/how-to/clusters.md, where a worker has two, and after another
+    session: of two tasks at a time each has another one."""
     (tmp_path / "spark-defaults.conf").write_text(documented("spark-defaults.conf"))
     seen = run("gpus", spark_master, SPARK_CONF_DIR=str(tmp_path), **QUICK_JAVA)
     assert sorted(seen) == [["0"], ["1"]]

@@ -8,14 +8,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from ps import Client, Console, local_shards, shard_specs
+from ps import AdminClient, Client, local_shards, shard_specs
 from shards.errors import BadInput
 from shards.schedules import Fixed
 from shards.spec import Merge
 from tests.integration.jobs import TABLE, Ones, counted
 from worker.model import Batch
-from worker.replica import Plan, train_replica
 from worker.strategies import BSP, STRATEGIES, Downpour, Local, Strategy, strategy_named
+from worker.training_loop import Plan, train_worker
 
 ALL: list[Strategy] = [Downpour(), Downpour(n_push=3, n_fetch=5, warm_steps=7), BSP()]
 
@@ -136,9 +136,9 @@ def test_the_least_bound_lets_everyone_finish(
 
     def live(name: str) -> None:
         with Client(cluster, worker=name) as client:
-            ended.append(train_replica(client, Ones(), endless(), plan).steps)
+            ended.append(train_worker(client, Ones(), endless(), plan).steps)
 
-    with local_shards(specs) as cluster, Console(cluster) as console:
+    with local_shards(specs) as cluster, AdminClient(cluster) as console:
         threads = [threading.Thread(target=live, args=(f"w{number}",)) for number in range(3)]
         for thread in threads:
             thread.start()

@@ -12,10 +12,10 @@ from shards.schedules import Fixed
 from tests import tiny
 from worker.caffe.net import Description
 from worker.caffe.solver import read_solver
+from worker.device_selection import allocator
 from worker.model import Batch, Model
-from worker.placement import allocator
-from worker.replica import Plan, Report, train_replica
 from worker.strategies import Downpour, Strategy
+from worker.training_loop import Plan, WorkerReport, train_worker
 
 DEMO = Path(__file__).parents[2] / "deploy" / "demo"
 DROPOUT = """
@@ -60,7 +60,7 @@ class Trained:
             local_shards(specs, model.initial(3)) as cluster,
             Client(cluster, worker="w0", allocate=allocator(model)) as client,
         ):
-            self.report: Report = train_replica(client, model, iter(batches), plan)
+            self.report: WorkerReport = train_worker(client, model, iter(batches), plan)
             self.weights = client.pull().weights.copy()
 
 

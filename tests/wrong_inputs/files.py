@@ -8,10 +8,10 @@ import numpy as np
 
 import ps
 from deploy.settings import TrainSettings
-from ps.security.kept_key import kept_keys
-from ps.storage.private import write_private
-from ps.storage.snapshots import load_snapshot, save_snapshot
-from ps.storage.worker_state import load_state
+from ps.security.key_file import load_or_create_keys
+from ps.snapshots.manifest import load_snapshot, save_snapshot
+from ps.snapshots.secure_files import write_private
+from ps.snapshots.worker_state import load_state
 from tests import tiny
 from tests.wrong_inputs.rows import Row
 from tests.wrong_inputs.sdk import Env
@@ -154,7 +154,7 @@ def _state(folder: Path, env: Env) -> list[Format]:
         rule="sgd",
         workers=1,
     )
-    kept_keys(folder)
+    load_or_create_keys(folder)
     parts = sorted(path for path in snapshot.iterdir() if path.name != "manifest.json")
     return [
         Format("cluster file", cluster, lambda: ps.Cluster.load(cluster)),
@@ -163,7 +163,7 @@ def _state(folder: Path, env: Env) -> list[Format]:
         Format("restored residual", residual, lambda: _restored(env, residual)),
         Format("manifest", snapshot / "manifest.json", lambda: load_snapshot(snapshot), "1"),
         Format("snapshot's part", parts[0], lambda: load_snapshot(snapshot)),
-        Format("shard's key", folder / "key", lambda: kept_keys(folder), missing=False),
+        Format("shard's key", folder / "key", lambda: load_or_create_keys(folder), missing=False),
     ]
 
 

@@ -15,16 +15,16 @@ import numpy as np
 
 import ps
 import worker
-from ps.hosts.ray_host import ray_shards, replicated_ray_shards
+from ps.launch.ray_launcher import ray_shards, replicated_ray_shards
 from shards.tables import cut_evenly
 from tests import tiny
 from tests.wrong_inputs.rows import Row
+from worker.device_selection import parse_device
 from worker.job import Job
-from worker.placement import parse_device
-from worker.replica import Plan
+from worker.job_runner import run_job
 from worker.spark import DataFrame
 from worker.strategies import BSP, Downpour
-from worker.training import run_job
+from worker.training_loop import Plan
 
 
 class Frame(DataFrame):
@@ -188,7 +188,7 @@ class Env(NamedTuple):
     cluster: ps.Cluster
     client: ps.Client
     compressed: ps.Client
-    console: ps.Console
+    console: ps.AdminClient
     solver: Path
 
 
@@ -203,10 +203,10 @@ def environment(folder: Path) -> Iterator[Env]:
         cluster = stack.enter_context(ps.local_shards(specs))
         client = stack.enter_context(ps.Client(cluster, worker="own"))
         compressed = stack.enter_context(ps.Client(cluster, worker="packed", compression="int8"))
-        console = stack.enter_context(ps.Console(cluster))
+        console = stack.enter_context(ps.AdminClient(cluster))
         for one in (client, compressed):
             one.pull()
-            one.push(one.empty())
+            one.push(one.new_gradient())
             one.flush()
         console.read()
         yield Env(folder, table, specs, cluster, client, compressed, console, solver)
@@ -227,7 +227,7 @@ def _row(name: str, target: Target, parameter: str, value: Any) -> Row:
     def act() -> Any:
         result = target.call(**{parameter: value})
         if isinstance(result, AbstractContextManager) and not isinstance(
-            result, ps.Client | ps.Console
+            result, ps.Client | ps.AdminClient
         ):
             with result:
                 pass
@@ -385,13 +385,13 @@ def _jobs(env: Env) -> dict[str, Target]:
             {"compression": "compression|topk|threshold"},
         ),
         "successors": Target(
-            ps.successors,
-            _with(ps.successors, specs=env.specs, shards=1),
+            ps.resharded_specs,
+            _with(ps.resharded_specs, specs=env.specs, shards=1),
             {"specs": "specs", "shards": "1.."},
         ),
         "describe": Target(
-            ps.describe,
-            _with(ps.describe, specs=env.specs, endpoints=["a", "b"]),
+            ps.make_cluster,
+            _with(ps.make_cluster, specs=env.specs, endpoints=["a", "b"]),
             {"specs": "specs", "endpoints": "endpoints", "access": ""},
         ),
         "Cluster.load": Target(
@@ -488,16 +488,18 @@ def _connections(env: Env) -> dict[str, Target]:
             },
             {"gradient": "push to table wrong", "read_versions": "read.versions"},
         ),
-        "Client.empty": Target(client.empty, _with(client.empty), {"zeroed": ""}),
+        "Client.new_gradient": Target(
+            client.new_gradient, _with(client.new_gradient), {"zeroed": ""}
+        ),
         "Client.save": Target(env.compressed.save, _with(env.compressed.save), {"path": "path"}),
         "Client.take_up": Target(
-            env.compressed.take_up,
-            _with(env.compressed.take_up, state=None, arrays={}),
+            env.compressed.restore_residual,
+            _with(env.compressed.restore_residual, state=None, arrays={}),
             {"state": "object", "arrays": ""},
         ),
         "Console": Target(
-            ps.Console,
-            _with(ps.Console, cluster=env.cluster),
+            ps.AdminClient,
+            _with(ps.AdminClient, cluster=env.cluster),
             {"cluster": "cluster", "patience_s": "patience", "check": "function"},
         ),
         "Console.install": Target(
@@ -513,16 +515,18 @@ def _connections(env: Env) -> dict[str, Target]:
         ),
         "Console.export": Target(console.export, _with(console.export), {"going_on": "flag"}),
         "Console.stand_still": Target(
-            console.stand_still, _with(console.stand_still), {"seconds": "0 seconds"}
+            console.quiesce, _with(console.quiesce), {"seconds": "0 seconds"}
         ),
         "Console.retire": Target(
-            console.retire,
-            _with(console.retire, successors=env.cluster, cut={}),
+            console.hand_over,
+            _with(console.hand_over, successors=env.cluster, cut={}),
             {"successors": "cluster", "cut": ""},
             {"successors": "cluster"},
         ),
         "move": Target(
-            ps.move, _with(ps.move, old=console, new=console), {"old": "object", "new": "object"}
+            ps.reshard,
+            _with(ps.reshard, old=console, new=console),
+            {"old": "object", "new": "object"},
         ),
     }
 

@@ -11,15 +11,15 @@ from typing import ClassVar
 import numpy as np
 
 from cupy_kernels import layout
-from cupy_kernels.places import copied, copy, place_of
+from cupy_kernels.backends import backend_of, copied, copy
 from cupy_kernels.types import AnyArray, Array
-from worker.caffe.layer import Shape, Source, Takes, inward
+from worker.caffe.layer import Shape, SourceLayer, Takes, to_nhwc
 from worker.model import Batch
 
 _TRANSFORM = frozenset({"scale", "mean_value"})
 
 
-class _Images(Source):
+class _Images(SourceLayer):
     """A top of images, and a second one of labels if it is asked for."""
 
     TOPS = range(1, 3)
@@ -53,9 +53,9 @@ class _Images(Source):
         return self._transform(self.brought(column, "pixels", pixel, like))
 
     def _transform(self, pixels: AnyArray) -> Array:
-        x = self.work.take("x", inward(pixels).shape, pixels)
-        if self._mean is not None and place_of(self._mean) != place_of(x):
-            self._mean = copied(self._mean, place_of(x))
+        x = self.work.take("x", to_nhwc(pixels).shape, pixels)
+        if self._mean is not None and backend_of(self._mean) != backend_of(x):
+            self._mean = copied(self._mean, backend_of(x))
         layout.images(pixels, self._mean, self._scale, x)
         return x
 
@@ -69,7 +69,7 @@ class _Images(Source):
 class Data(_Images):
     """A database in Caffe; here the rows that the worker is given."""
 
-    TAKES: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[Takes] = {
         "transform_param": _TRANSFORM,
         "data_param": frozenset({"source", "backend", "batch_size", "prefetch"}),
     }
@@ -81,7 +81,7 @@ class Data(_Images):
 class MemoryData(_Images):
     """Rows in memory; the image size stands in the prototxt, or is given where it does not."""
 
-    TAKES: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[Takes] = {
         "transform_param": _TRANSFORM,
         "memory_data_param": frozenset(
             {
@@ -105,10 +105,10 @@ class MemoryData(_Images):
         return self.shapes(param.batch_size, said)
 
 
-class Input(Source):
+class Input(SourceLayer):
     """Blobs by shape: whatever the caller passes, as float32."""
 
-    TAKES: ClassVar[Takes] = {"input_param": frozenset({"shape"})}
+    SUPPORTED_FIELDS: ClassVar[Takes] = {"input_param": frozenset({"shape"})}
     TOPS = range(1, 17)
 
     def set_up(self) -> tuple[Shape, ...]:
@@ -128,7 +128,7 @@ class Input(Source):
                 f" got {column.shape}"
             )
         there = self.brought(column, f"column{top}", np.float32, like)
-        x = self.work.take(f"x{top}", inward(there).shape, like)
+        x = self.work.take(f"x{top}", to_nhwc(there).shape, like)
         if there.ndim == 4:
             layout.channels_last(there, x)
         else:

@@ -6,9 +6,9 @@ from math import prod
 from typing import ClassVar
 
 from cupy_kernels import activation, dropout, inner_product
-from cupy_kernels.draws import Draw
+from cupy_kernels.rng_keys import RngKey
 from cupy_kernels.types import AnyArray, Array
-from worker.caffe.layer import Layer, Moment, Shape, Takes, flat, outward, settle
+from worker.caffe.layer import Layer, Shape, StepKey, Takes, as_stored, flat, to_nchw
 
 
 class InnerProduct(Layer):
@@ -17,7 +17,7 @@ class InnerProduct(Layer):
     The axes from `axis` on are flattened in Caffe's order (c, h, w), so that weights fit.
     """
 
-    TAKES: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[Takes] = {
         "inner_product_param": frozenset({
             "num_output", "bias_term", "weight_filler", "bias_filler", "axis", "transpose",
         })
@@ -31,19 +31,21 @@ class InnerProduct(Layer):
         self._transposed = param.transpose
         self._rectifies = False
         inputs, outputs = prod(bottom[self._axis :]), param.num_output
-        self.own((inputs, outputs) if self._transposed else (outputs, inputs), param.weight_filler)
+        self.add_parameter(
+            (inputs, outputs) if self._transposed else (outputs, inputs), param.weight_filler
+        )
         if param.bias_term:
-            self.own((outputs,), param.bias_filler)
+            self.add_parameter((outputs,), param.bias_filler)
         return ((*bottom[: self._axis], outputs),)
 
-    def rectify(self) -> bool:
+    def fuse_relu(self) -> bool:
         self._rectifies = True
         return True
 
     def forward(
-        self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: Moment
+        self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: StepKey
     ) -> tuple[AnyArray, ...]:
-        self._x_shape = outward(bottoms[0]).shape
+        self._x_shape = to_nchw(bottoms[0]).shape
         self._x = flat(bottoms[0], self._axis, self.work, "x")
         bias = weights[1] if len(weights) > 1 else None
         y = inner_product.forward(
@@ -54,7 +56,7 @@ class InnerProduct(Layer):
             self.setting.precision,
             relu=self._rectifies,
         )
-        return (settle(y.reshape(*self._x_shape[: self._axis], -1), self.work, "top"),)
+        return (as_stored(y.reshape(*self._x_shape[: self._axis], -1), self.work, "top"),)
 
     def backward(
         self,
@@ -74,7 +76,7 @@ class InnerProduct(Layer):
             self.setting.precision,
             wanted=wanted[0],
         )
-        return [None if dx is None else settle(dx.reshape(self._x_shape), self.work, "bottom")]
+        return [None if dx is None else as_stored(dx.reshape(self._x_shape), self.work, "bottom")]
 
     def _turn(self, weight: Array) -> Array:
         return weight.T if self._transposed else weight
@@ -83,20 +85,20 @@ class InnerProduct(Layer):
 class ReLU(Layer):
     """max(x, 0), or with a negative slope for x below 0."""
 
-    TAKES: ClassVar[Takes] = {"relu_param": frozenset({"negative_slope", "engine"})}
+    SUPPORTED_FIELDS: ClassVar[Takes] = {"relu_param": frozenset({"negative_slope", "engine"})}
 
     def set_up(self) -> tuple[Shape, ...]:
         self._slope = self.spec.relu_param.negative_slope
         self._done = False
         return (self.bottoms[0],)
 
-    def follow(self, before: Layer) -> bool:
+    def fuse_into(self, before: Layer) -> bool:
         # Its gradient is the same from the output as from the input, so nothing else changes.
-        self._done = self._slope == 0 and before.rectify()
+        self._done = self._slope == 0 and before.fuse_relu()
         return self._done
 
     def forward(
-        self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: Moment
+        self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: StepKey
     ) -> tuple[AnyArray, ...]:
         self._x = bottoms[0]
         if self._done:
@@ -119,7 +121,7 @@ class ReLU(Layer):
 class Dropout(Layer):
     """Some activations set to zero while training, the others scaled up; nothing in test."""
 
-    TAKES: ClassVar[Takes] = {"dropout_param": frozenset({"dropout_ratio"})}
+    SUPPORTED_FIELDS: ClassVar[Takes] = {"dropout_param": frozenset({"dropout_ratio"})}
 
     def set_up(self) -> tuple[Shape, ...]:
         self._ratio = self.spec.dropout_param.dropout_ratio
@@ -130,12 +132,12 @@ class Dropout(Layer):
         return (self.bottoms[0],)
 
     def forward(
-        self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: Moment
+        self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: StepKey
     ) -> tuple[AnyArray, ...]:
         x = bottoms[0]
         if not self.training:
             return (x,)
-        draw = Draw(moment.seed, moment.step, self._number)
+        draw = RngKey(moment.seed, moment.step, self._number)
         y, self._kept = dropout.forward(x, self._ratio, draw, self.work)
         return (y,)
 

@@ -2,9 +2,9 @@
 
 A step that has run once has compiled its kernels and made its workspaces, so the second one is
 captured: from then on the host launches it as a whole. What differs from step to step, the weights,
-the batch and the step's number, lies at addresses that stay (worker/arena.py), and a step reads it
-there. Each shape of a batch has a network of its own, for a captured step must keep its workspaces
-from others, which might let go of them to have larger ones.
+the batch and the step's number, lies at addresses that stay (worker/step_pipeline.py), and a step
+reads it there. Each shape of a batch has a network of its own, for a captured step must keep its
+workspaces from others, which might let go of them to have larger ones.
 """
 
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from logging import getLogger
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels import places
+from cupy_kernels import backends
 from cupy_kernels.types import AnyArray
 from shards.tables import DenseTable
-from worker.arena import Arena, Packet
-from worker.caffe.layer import Moment
+from worker.caffe.layer import StepKey
 from worker.caffe.net import Description, Network
 from worker.device import CannotCapture, Device
 from worker.model import Batch
+from worker.step_pipeline import Packet, StepPipeline
 
 _LOG = getLogger(__name__)
 _STEP = "step number"  # A name in the packet that no column has.
@@ -32,7 +32,7 @@ class DeviceModel:
     def __init__(self, description: Description, device: Device) -> None:
         self.net = Network(description)
         self.device = device
-        self._arena = Arena(device, self.net.table.size, len(self.net.loss_weights))
+        self._arena = StepPipeline(device, self.net.table.size, len(self.net.loss_weights))
         self._steps: dict[object, _Step] = {}
 
     @property
@@ -90,7 +90,11 @@ class _Step:
     """Forward and backward over one shape of batch: at first eagerly, then captured."""
 
     def __init__(
-        self, description: Description, arena: Arena, columns: Mapping[str, AnyArray], seed: int
+        self,
+        description: Description,
+        arena: StepPipeline,
+        columns: Mapping[str, AnyArray],
+        seed: int,
     ) -> None:
         self._net = Network(description)
         self._arena = arena
@@ -126,10 +130,10 @@ class _Step:
 
     def _compute(self) -> None:
         arena, net = self._arena, self._net
-        moment = Moment(step=self.packet.fixed[_STEP], seed=self._seed)
+        moment = StepKey(step=self.packet.fixed[_STEP], seed=self._seed)
         net.forward(arena.weights, self._columns, moment)
         for index, value in enumerate(net.losses()):
-            places.copy(value.reshape(1), arena.losses[index : index + 1])
+            backends.copy(value.reshape(1), arena.losses[index : index + 1])
         net.backward(arena.weights, arena.gradient)
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
-from cupy_kernels import convolution, pooling, windows
+from cupy_kernels import conv_shapes, convolution, pooling
 from cupy_kernels.types import AnyArray, Array
 from worker.caffe.caffe_pb2 import ConvolutionParameter, PoolingParameter
-from worker.caffe.layer import Layer, Moment, Shape, Takes
+from worker.caffe.layer import Layer, Shape, StepKey, Takes
 
 Pair = tuple[int, int]
 
@@ -14,7 +14,7 @@ Pair = tuple[int, int]
 class Convolution(Layer):
     """Weights (out, in/group, kh, kw), then a bias (out,) unless bias_term is false."""
 
-    TAKES: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[Takes] = {
         "convolution_param": frozenset({
             "num_output", "bias_term", "pad", "kernel_size", "group", "stride", "weight_filler",
             "bias_filler", "pad_h", "pad_w", "kernel_h", "kernel_w", "stride_h", "stride_w",
@@ -33,7 +33,7 @@ class Convolution(Layer):
                 f" got num_output {out}, group {group}"
             )
         self._rectifies = False
-        self._shape = windows.Convolution(
+        self._shape = conv_shapes.Convolution(
             _pair(self, param, "kernel", "kernel_size", None),
             _pair(self, param, "stride", "stride", 1),
             _pair(self, param, "pad", "pad", 0),
@@ -44,12 +44,12 @@ class Convolution(Layer):
         size = self._shape.output(h, w)
         if min(size) < 1:
             raise self.bad(f"{self._shape} does not fit into a bottom of shape {self.bottoms[0]}")
-        self.own((out, c // group, *self._shape.kernel), param.weight_filler)
+        self.add_parameter((out, c // group, *self._shape.kernel), param.weight_filler)
         if param.bias_term:
-            self.own((out,), param.bias_filler)
+            self.add_parameter((out,), param.bias_filler)
         return ((n, out, *size),)
 
-    def rectify(self) -> bool:
+    def fuse_relu(self) -> bool:
         self._rectifies = True
         return True
 
@@ -60,7 +60,7 @@ class Convolution(Layer):
         return given[0], given[-1]
 
     def forward(
-        self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: Moment
+        self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: StepKey
     ) -> tuple[AnyArray, ...]:
         x = bottoms[0]
         self._x_shape = x.shape
@@ -98,7 +98,7 @@ class Convolution(Layer):
 class Pooling(Layer):
     """MAX and AVE, with Caffe's rounding and border rules."""
 
-    TAKES: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[Takes] = {
         "pooling_param": frozenset({
             "pool", "pad", "pad_h", "pad_w", "kernel_size", "kernel_h", "kernel_w", "stride",
             "stride_h", "stride_w", "engine", "global_pooling", "round_mode",
@@ -110,7 +110,7 @@ class Pooling(Layer):
         if param.pool == PoolingParameter.STOCHASTIC:
             raise self.bad("pool STOCHASTIC is not supported; expected MAX or AVE")
         self._max = param.pool == PoolingParameter.MAX
-        self._shape = windows.Pooling(
+        self._shape = conv_shapes.Pooling(
             self._kernel(h, w),
             _pair(self, param, "stride", "stride", 1),
             _pair(self, param, "pad", "pad", 0),
@@ -140,7 +140,7 @@ class Pooling(Layer):
         return h, w
 
     def forward(
-        self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: Moment
+        self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: StepKey
     ) -> tuple[AnyArray, ...]:
         x = bottoms[0]
         self._x_shape = x.shape

@@ -7,22 +7,22 @@ import msgspec
 
 from cupy_kernels.types import Precision
 from ps.durability import Durability
-from ps.hosts.hosting import Home, ShardDevice
-from ps.logs.saves import ROLLBACK_S
-from ps.protocol.compression import Compression
-from ps.replicas.coordinator_server import SILENCE_S
-from ps.storage.shelf import EVERYTHING, Keep
-from ps.wire.link_model import LinkModel
-from ps.wire.transport import Transport
+from ps.launch.launcher import Placement, ShardDevice
+from ps.replication.coordinator_server import SILENCE_S
+from ps.session.compression import Compression
+from ps.snapshots.catalog import EVERYTHING, Retention
+from ps.transport.link_model import LinkModel
+from ps.transport.local_sockets import Transport
+from ps.wal.autosave import ROLLBACK_S
 from shards.errors import BadInput
 from shards.tables import cut_evenly
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Network
 from worker.caffe.solver import Solver
+from worker.device_selection import ANY, DeviceRequest
 from worker.job import Job
-from worker.placement import ANY, Wanted
-from worker.replica import Plan
 from worker.strategies import Strategy
+from worker.training_loop import Plan
 
 
 def caffe_job(
@@ -37,7 +37,7 @@ def caffe_job(
     prefetch: bool = False,
     shuffle: bool = True,
     lease_s: float = 10.0,
-    shards_in: Home = Home.RAY,
+    shards_in: Placement = Placement.RAY,
     shard_device: ShardDevice = ShardDevice.CPU,
     bind: str = "127.0.0.1",
     port: int = 0,
@@ -45,7 +45,7 @@ def caffe_job(
     link: LinkModel | None = None,
     transport: Transport = Transport.AUTO,
     compression: Compression | None = None,
-    device: Wanted = ANY,
+    device: DeviceRequest = ANY,
     precision: Precision = Precision.FP32,
     durability: Durability = Durability.MEMORY,
     silence_s: float = SILENCE_S,
@@ -54,7 +54,7 @@ def caffe_job(
     snapshot_every: int | None = None,
     snapshot_every_s: float = 0.0,
     snapshot_aligned: bool = False,
-    keep: Keep = EVERYTHING,
+    keep: Retention = EVERYTHING,
 ) -> Job:
     """The job that `solver` describes, run by `workers` on `shards`.
 

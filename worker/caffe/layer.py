@@ -21,7 +21,7 @@ import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import DTypeLike
 
-from cupy_kernels import layout, places
+from cupy_kernels import backends, layout
 from cupy_kernels.types import AnyArray, Array, Precision
 from cupy_kernels.workspace import Workspace
 from shards.errors import BadInput
@@ -40,7 +40,7 @@ _COMMON |= {"propagate_down", "loss_weight", "blobs"}
 _MOST_NUMBERS = 2**31 - 1  # of one blob or tensor; Caffe's own limit
 
 
-class Setting(msgspec.Struct, frozen=True):
+class LayerContext(msgspec.Struct, frozen=True):
     """What a layer is told beside its own entry: the file (for errors), the phase, (c, h, w).
 
     `precision` is what kernels take products in; the host computes in float32.
@@ -52,7 +52,7 @@ class Setting(msgspec.Struct, frozen=True):
     precision: Precision = Precision.FP32
 
 
-class Moment(msgspec.Struct, frozen=True):
+class StepKey(msgspec.Struct, frozen=True):
     """The step and the seed that a random layer draws from.
 
     `step` is a number, or a uint64 array of one element where the network runs.
@@ -62,7 +62,7 @@ class Moment(msgspec.Struct, frozen=True):
     seed: int
 
 
-class Owned(msgspec.Struct, frozen=True):
+class TrainedTensor(msgspec.Struct, frozen=True):
     """A tensor that a layer trains, and how it starts."""
 
     spec: TensorSpec
@@ -72,25 +72,27 @@ class Owned(msgspec.Struct, frozen=True):
 class Layer(ABC):
     """One layer of a net, bound to its shapes.
 
-    `TAKES` lists, for each message that the type reads, the fields it honours; `BOTTOMS` and
-    `TOPS` how many blobs it may have; `LOSS` whether its first top is a loss by default; `LABELS`
-    which bottom has no gradient, ever.
+    `SUPPORTED_FIELDS` lists, for each message that the type reads, the fields it honours; `BOTTOMS`
+    and `TOPS` how many blobs it may have; `LOSS` whether its first top is a loss by default;
+    `LABELS` which bottom has no gradient, ever.
     """
 
-    TAKES: ClassVar[Takes] = {}
+    SUPPORTED_FIELDS: ClassVar[Takes] = {}
     BOTTOMS: ClassVar[range] = range(1, 2)
     TOPS: ClassVar[range] = range(1, 2)
     LOSS: ClassVar[bool] = False
     LABELS: ClassVar[int | None] = None
 
-    def __init__(self, spec: LayerParameter, bottoms: Sequence[Shape], setting: Setting) -> None:
+    def __init__(
+        self, spec: LayerParameter, bottoms: Sequence[Shape], setting: LayerContext
+    ) -> None:
         self.spec = spec
         self.name = spec.name
         self.setting = setting
         self.where = f"{setting.file}: layer {spec.name} ({spec.type})"
         phase = Phase.TRAIN if spec.phase == TRAIN else Phase.TEST
         self.training = (phase if spec.HasField("phase") else setting.phase) is Phase.TRAIN
-        self.owned: list[Owned] = []
+        self.owned: list[TrainedTensor] = []
         self.work = Workspace()
         self.bottoms = tuple(bottoms)
         self._check_fields()
@@ -105,7 +107,7 @@ class Layer(ABC):
 
     @abstractmethod
     def forward(
-        self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: Moment
+        self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: StepKey
     ) -> tuple[AnyArray, ...]:
         """The tops' arrays for the bottoms' and this layer's own tensors."""
 
@@ -124,11 +126,11 @@ class Layer(ABC):
         assert len(weights) == len(out)
         return [None] * len(wanted)
 
-    def rectify(self) -> bool:
+    def fuse_relu(self) -> bool:
         """Asked to set negatives to 0 in its own forward pass; whether it can, and so will."""
         return False
 
-    def follow(self, before: "Layer") -> bool:
+    def fuse_into(self, before: "Layer") -> bool:
         """Told that it alone reads what `before` makes, in place; whether that does its work."""
         assert before is not self
         return False
@@ -139,7 +141,7 @@ class Layer(ABC):
         Asked where kernels compute, which look at no value.
         """
 
-    def own(self, shape: Shape, filler: FillerParameter) -> None:
+    def add_parameter(self, shape: Shape, filler: FillerParameter) -> None:
         """Declare the next tensor, called "layer/0", "layer/1", ... as in Caffe's files."""
         index = len(self.owned)
         fillers.check(filler, self.where)
@@ -148,7 +150,7 @@ class Layer(ABC):
             param = self.spec.param[index]
             multipliers = {"lr_mult": param.lr_mult, "decay_mult": param.decay_mult}
         spec = TensorSpec(f"{self.name}/{index}", shape, **multipliers)
-        self.owned.append(Owned(spec, filler))
+        self.owned.append(TrainedTensor(spec, filler))
 
     def trains(self, index: int) -> bool:
         """Whether tensor `index` learns; Caffe computes no gradient where lr_mult is 0."""
@@ -175,15 +177,15 @@ class Layer(ABC):
         for field, value in self.spec.ListFields():
             if field.name in _COMMON:
                 continue
-            if field.name not in self.TAKES:
-                known = ", ".join(sorted(self.TAKES)) or "no settings of its own"
+            if field.name not in self.SUPPORTED_FIELDS:
+                known = ", ".join(sorted(self.SUPPORTED_FIELDS)) or "no settings of its own"
                 raise self.bad(f"{field.name} is not supported here; expected {known}")
             self._check_message(field.name, value)
         if any(self.spec.loss_weight) and not self.LOSS:
             raise self.bad("loss_weight is supported on loss layers only")
 
     def _check_message(self, name: str, message: Message) -> None:
-        honoured = self.TAKES[name]
+        honoured = self.SUPPORTED_FIELDS[name]
         for field, _ in message.ListFields():
             if field.name not in honoured:
                 raise self.bad(
@@ -216,7 +218,7 @@ class Layer(ABC):
             )
 
 
-class Source(Layer):
+class SourceLayer(Layer):
     """A layer without bottoms, whose tops are columns of the batch named as the tops are."""
 
     BOTTOMS = range(1)
@@ -226,7 +228,7 @@ class Source(Layer):
         """Top number `top` from its column, where `like` lives; BadInput where it does not fit."""
 
     def forward(
-        self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: Moment
+        self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: StepKey
     ) -> tuple[AnyArray, ...]:
         raise AssertionError("a source is read, not run")
 
@@ -245,29 +247,29 @@ class Source(Layer):
 
     def brought(self, column: AnyArray, role: str, dtype: DTypeLike, like: AnyArray) -> AnyArray:
         """The column where `like` lives: on the host as it is, for kernels as `dtype`."""
-        place = places.place_of(like)
+        place = backends.backend_of(like)
         if not place.runs_kernels:
-            return places.as_host(column)
-        if places.place_of(column) == place and column.dtype == dtype:
+            return backends.as_host(column)
+        if backends.backend_of(column) == place and column.dtype == dtype:
             return column
         there = self.work.take_as(f"{role} {np.dtype(dtype)}", column.shape, dtype, like)
-        places.copy(column, there)
+        backends.copy(column, there)
         return there
 
 
-def inward(array: AnyArray) -> AnyArray:
+def to_nhwc(array: AnyArray) -> AnyArray:
     """Caffe's order to this memory's: (n, c, h, w) is seen as (n, h, w, c); nothing is copied."""
     return array.transpose(0, 2, 3, 1) if array.ndim == 4 else array
 
 
-def outward(array: AnyArray) -> AnyArray:
+def to_nchw(array: AnyArray) -> AnyArray:
     """This memory's order to Caffe's: (n, h, w, c) is seen as (n, c, h, w); nothing is copied."""
     return array.transpose(0, 3, 1, 2) if array.ndim == 4 else array
 
 
 def flat(array: AnyArray, axis: int, work: Workspace, role: str) -> Array:
     """(product of the axes before `axis`, product of the rest) in Caffe's order, contiguous."""
-    seen = outward(array)
+    seen = to_nchw(array)
     rows = prod(seen.shape[:axis])
     if not seen.flags.c_contiguous:
         seen = work.take(role, seen.shape, array)
@@ -275,16 +277,16 @@ def flat(array: AnyArray, axis: int, work: Workspace, role: str) -> Array:
     return seen.reshape(rows, -1)
 
 
-def settle(array: AnyArray, work: Workspace, role: str) -> Array:
+def as_stored(array: AnyArray, work: Workspace, role: str) -> Array:
     """An array in Caffe's order as it lies in memory, contiguous."""
-    seen: AnyArray = inward(array)
+    seen: AnyArray = to_nhwc(array)
     if seen.flags.c_contiguous:
         return seen
     copy = work.take(role, seen.shape, array)
     if array.ndim == 4:
         layout.channels_last(array, copy)
     else:
-        places.copy(seen, copy)
+        backends.copy(seen, copy)
     return copy
 
 
@@ -293,5 +295,5 @@ def contiguous(array: Array, work: Workspace, role: str) -> Array:
     if array.flags.c_contiguous:
         return array
     copy = work.take(role, array.shape, array)
-    places.copy(array, copy)
+    backends.copy(array, copy)
     return copy

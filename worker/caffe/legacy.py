@@ -26,7 +26,7 @@ _RENAMED = {
 }
 
 
-def modernised(net: NetParameter, file: str) -> NetParameter:
+def upgrade(net: NetParameter, file: str) -> NetParameter:
     """The same net with `layer` entries only; the one passed in is left alone."""
     if not net.layers and not net.input:
         return net

@@ -13,24 +13,24 @@ import numpy as np
 from cupy_kernels import softmax
 from cupy_kernels.types import AnyArray, Array, Labels
 from worker.caffe.caffe_pb2 import LossParameter
-from worker.caffe.layer import Layer, Moment, Shape, Takes, contiguous, outward, settle
+from worker.caffe.layer import Layer, Shape, StepKey, Takes, as_stored, contiguous, to_nchw
 
 
 class Softmax(Layer):
     """exp(x) over its sum, along an axis."""
 
-    TAKES: ClassVar[Takes] = {"softmax_param": frozenset({"axis", "engine"})}
+    SUPPORTED_FIELDS: ClassVar[Takes] = {"softmax_param": frozenset({"axis", "engine"})}
 
     def set_up(self) -> tuple[Shape, ...]:
         self._axis = self.axis(self.spec.softmax_param.axis, self.bottoms[0])
         return (self.bottoms[0],)
 
     def forward(
-        self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: Moment
+        self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: StepKey
     ) -> tuple[AnyArray, ...]:
-        x = contiguous(np.moveaxis(outward(bottoms[0]), self._axis, -1), self.work, "scores")
+        x = contiguous(np.moveaxis(to_nchw(bottoms[0]), self._axis, -1), self.work, "scores")
         self._p = softmax.softmax(x, self.work)
-        return (settle(np.moveaxis(self._p, -1, self._axis), self.work, "top"),)
+        return (as_stored(np.moveaxis(self._p, -1, self._axis), self.work, "top"),)
 
     def backward(
         self,
@@ -40,9 +40,9 @@ class Softmax(Layer):
         wanted: Sequence[bool],
     ) -> Sequence[Array | None]:
         assert gradients[0] is not None
-        dy = contiguous(np.moveaxis(outward(gradients[0]), self._axis, -1), self.work, "dy")
+        dy = contiguous(np.moveaxis(to_nchw(gradients[0]), self._axis, -1), self.work, "dy")
         dx = softmax.softmax_backward(dy, self._p, self.work)
-        return [settle(np.moveaxis(dx, -1, self._axis), self.work, "bottom")]
+        return [as_stored(np.moveaxis(dx, -1, self._axis), self.work, "bottom")]
 
 
 class _Labelled(Layer):
@@ -65,7 +65,7 @@ class _Labelled(Layer):
 
     def scores(self, bottom: AnyArray) -> Array:
         """(rows, classes), rows in Caffe's order; (n, c, h, w) is not even copied."""
-        moved = np.moveaxis(outward(bottom), self._axis, -1)
+        moved = np.moveaxis(to_nchw(bottom), self._axis, -1)
         return contiguous(moved, self.work, "scores").reshape(-1, self.classes)
 
     def check_column(self, bottom: int, column: AnyArray) -> None:
@@ -74,7 +74,7 @@ class _Labelled(Layer):
 
     def labels(self, bottom: AnyArray) -> Labels:
         """The labels as indices."""
-        values = outward(bottom).reshape(-1)
+        values = to_nchw(bottom).reshape(-1)
         try:
             return softmax.whole_labels(values, self.classes, self._ignored, self.work)
         except ValueError as error:
@@ -84,7 +84,7 @@ class _Labelled(Layer):
 class SoftmaxWithLoss(_Labelled):
     """Softmax and cross-entropy in one: mean -log p(label), its second top p itself."""
 
-    TAKES: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[Takes] = {
         "loss_param": frozenset({"ignore_label", "normalize", "normalization"}),
         "softmax_param": frozenset({"axis", "engine"}),
     }
@@ -103,10 +103,10 @@ class SoftmaxWithLoss(_Labelled):
         return ((), self.bottoms[0])[: len(self.spec.top)]
 
     def forward(
-        self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: Moment
+        self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: StepKey
     ) -> tuple[AnyArray, ...]:
         x, labels = self.scores(bottoms[0]), self.labels(bottoms[1])
-        self._shape = np.moveaxis(outward(bottoms[0]), self._axis, -1).shape
+        self._shape = np.moveaxis(to_nchw(bottoms[0]), self._axis, -1).shape
         self._x, divisor = x, self._divide_by(len(x))
         loss, self._kept = softmax.cross_entropy(x, labels, self._ignored, divisor, self.work)
         if len(self.spec.top) == 1:
@@ -127,7 +127,7 @@ class SoftmaxWithLoss(_Labelled):
         return [self._back(dx, "bottom"), None]
 
     def _back(self, rows: Array, role: str) -> Array:
-        return settle(np.moveaxis(rows.reshape(self._shape), -1, self._axis), self.work, role)
+        return as_stored(np.moveaxis(rows.reshape(self._shape), -1, self._axis), self.work, role)
 
     def _divide_by(self, rows: int) -> float | None:
         match self._mode:
@@ -144,7 +144,9 @@ class SoftmaxWithLoss(_Labelled):
 class Accuracy(_Labelled):
     """The share of rows whose true class is among the best; its second top a share a class."""
 
-    TAKES: ClassVar[Takes] = {"accuracy_param": frozenset({"top_k", "axis", "ignore_label"})}
+    SUPPORTED_FIELDS: ClassVar[Takes] = {
+        "accuracy_param": frozenset({"top_k", "axis", "ignore_label"})
+    }
 
     def set_up(self) -> tuple[Shape, ...]:
         param = self.spec.accuracy_param
@@ -155,7 +157,7 @@ class Accuracy(_Labelled):
         return ((), (self.classes,))[: len(self.spec.top)]
 
     def forward(
-        self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: Moment
+        self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: StepKey
     ) -> tuple[AnyArray, ...]:
         x, labels = self.scores(bottoms[0]), self.labels(bottoms[1])
         rule = (self._ignored, self.spec.accuracy_param.top_k, self.work)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from cupy_kernels.types import AnyArray
 from shards.tables import DenseTable
 from worker.caffe.device_model import DeviceModel
-from worker.caffe.layer import Moment
+from worker.caffe.layer import StepKey
 from worker.caffe.net import Description, Network
 from worker.device import Device
 from worker.model import Batch
@@ -44,7 +44,7 @@ class CaffeModel:
     ) -> float:
         """See `worker.model.Model`. A batch of any size will do, the prototxt's is not enforced."""
         self.net.check(batch)
-        self.net.forward(weights, batch, Moment(step, seed))
+        self.net.forward(weights, batch, StepKey(step, seed))
         self.net.backward(weights, out)
         return self.net.loss()
 

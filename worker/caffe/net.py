@@ -14,22 +14,22 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels import eltwise, places
+from cupy_kernels import backends, eltwise
 from cupy_kernels.types import AnyArray, Array, Precision
 from cupy_kernels.workspace import Workspace
 from shards.errors import BadInput
 from shards.tables import DenseTable
 from worker.caffe import fillers
 from worker.caffe.caffe_pb2 import LayerParameter
-from worker.caffe.layer import Layer, Moment, Setting, Shape, Source, inward, outward
-from worker.caffe.legacy import modernised
-from worker.caffe.phases import Phase, State, kept
+from worker.caffe.layer import Layer, LayerContext, Shape, SourceLayer, StepKey, to_nchw, to_nhwc
+from worker.caffe.legacy import upgrade
+from worker.caffe.phases import NetState, Phase, layers_kept
 from worker.caffe.registry import LAYERS
 from worker.caffe.text import parse_net
 from worker.model import Batch
 
 TABLE = "weights"
-START = Moment(step=0, seed=0)
+START = StepKey(step=0, seed=0)
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -64,16 +64,18 @@ class Network:
     def __init__(self, description: Description) -> None:
         self.description = description
         file = description.file
-        self.parsed = modernised(parse_net(description.prototxt, file), file)
-        state = State(description.phase, description.stages, description.level)
+        self.parsed = upgrade(parse_net(description.prototxt, file), file)
+        state = NetState(description.phase, description.stages, description.level)
         self.nodes: list[Node] = []
         self._shapes: list[Shape] = []
         self._needs: list[bool] = []
         self._names: dict[str, int] = {}
         self._read: set[int] = set()
         self._columns: dict[int, str] = {}
-        setting = Setting(file, description.phase, description.data_shape, description.precision)
-        for spec in kept(self.parsed, state, file):
+        setting = LayerContext(
+            file, description.phase, description.data_shape, description.precision
+        )
+        for spec in layers_kept(self.parsed, state, file):
             self._add(spec, setting)
         owned = [tensor for node in self.nodes for tensor in node.layer.owned]
         self._fillers = {tensor.spec.name: tensor.filler for tensor in owned}
@@ -98,7 +100,7 @@ class Network:
     @property
     def inputs(self) -> tuple[str, ...]:
         """The columns that a batch must have."""
-        sources = [node.layer for node in self.nodes if isinstance(node.layer, Source)]
+        sources = [node.layer for node in self.nodes if isinstance(node.layer, SourceLayer)]
         return tuple(top for source in sources for top in source.spec.top)
 
     @property
@@ -126,7 +128,7 @@ class Network:
 
     def columns(self, batch: Batch) -> dict[str, AnyArray]:
         """The columns that the net reads, each checked by itself and all to be of one length."""
-        sources = [node.layer for node in self.nodes if isinstance(node.layer, Source)]
+        sources = [node.layer for node in self.nodes if isinstance(node.layer, SourceLayer)]
         found = {
             name: source.column(top, batch)
             for source in sources
@@ -173,7 +175,7 @@ class Network:
         self,
         weights: Array,
         batch: Batch,
-        moment: Moment = START,
+        moment: StepKey = START,
         wanted: Collection[str] | None = None,
     ) -> None:
         """Compute all values, or those that the blobs `wanted` depend on, for `blob` to read.
@@ -181,14 +183,14 @@ class Network:
         The network runs where `weights` live; columns may live there or on the host.
         """
         tensors = self._bind(weights)
-        if places.place_of(weights).runs_kernels:
+        if backends.backend_of(weights).runs_kernels:
             self._check_values(batch, wanted)
         needed = None if wanted is None else self._needed(wanted)
         self._values = {}
         for node in self.nodes:
             if needed is not None and not needed.intersection(node.tops):
                 continue
-            if isinstance(node.layer, Source):
+            if isinstance(node.layer, SourceLayer):
                 for top, value in enumerate(node.tops):
                     if needed is None or value in needed:
                         self._values[value] = node.layer.read(top, batch, weights)
@@ -213,7 +215,7 @@ class Network:
     def loss(self) -> float:
         """The weighted sum of the losses of the latest forward pass, which this waits for."""
         return float(
-            sum(w * float(places.as_host(self._values[v])) for v, w in self._losses().items())
+            sum(w * float(backends.as_host(self._values[v])) for v, w in self._losses().items())
         )
 
     def backward(
@@ -230,7 +232,7 @@ class Network:
         summed: set[int] = set()
         for node in reversed(self.nodes):
             tops = [gradients.get(value) for value in node.tops]
-            if isinstance(node.layer, Source) or all(top is None for top in tops):
+            if isinstance(node.layer, SourceLayer) or all(top is None for top in tops):
                 continue
             if not any(node.wanted) and not node.layer.owned:
                 continue
@@ -249,7 +251,7 @@ class Network:
             if self._names[name] in gradients
         }
 
-    def _add(self, spec: LayerParameter, setting: Setting) -> None:
+    def _add(self, spec: LayerParameter, setting: LayerContext) -> None:
         """Build one layer over the values made so far."""
         where = f"{setting.file}: layer {spec.name} ({spec.type})"
         if spec.type not in LAYERS:
@@ -274,16 +276,18 @@ class Network:
                 raise layer.bad(f"{spec.bottom[layer.LABELS]}: labels have no gradient")
             wanted[layer.LABELS] = False
         if list(spec.top) == list(spec.bottom) and bottoms[0] not in self._read:
-            layer.follow(next(node.layer for node in self.nodes if bottoms[0] in node.tops))
+            layer.fuse_into(next(node.layer for node in self.nodes if bottoms[0] in node.tops))
         self._read.update(bottoms)
         trains = any(layer.trains(index) for index in range(len(layer.owned)))
-        needs = any(wanted) or trains or (isinstance(layer, Source) and self.parsed.force_backward)
+        needs = (
+            any(wanted) or trains or (isinstance(layer, SourceLayer) and self.parsed.force_backward)
+        )
         tops = tuple(
             self._make(layer, name, shape, needs)
             for name, shape in zip(spec.top, layer.tops, strict=True)
         )
         tensors = slice(first, first + len(layer.owned))
-        if isinstance(layer, Source):
+        if isinstance(layer, SourceLayer):
             self._columns.update(zip(tops, spec.top, strict=True))
         self.nodes.append(Node(layer, bottoms, tops, tensors, tuple(wanted)))
 
@@ -312,7 +316,7 @@ class Network:
                 continue
             for bottom, value in enumerate(node.bottoms):
                 column = batch.get(self._columns.get(value, ""))
-                if column is not None and places.place_of(column) == places.HOST:
+                if column is not None and backends.backend_of(column) == backends.HOST:
                     node.layer.check_column(bottom, column)
 
     def _needed(self, names: Collection[str]) -> set[int]:
@@ -341,7 +345,7 @@ class Network:
         """The sum of two gradients of a value, in memory of its own: `held` may be a layer's."""
         total = self._work.take(f"sum{value}", held.shape, held)
         if value not in summed:
-            places.copy(held, total)
+            backends.copy(held, total)
             summed.add(value)
         eltwise.accumulate(more, total)
         return total
@@ -352,13 +356,13 @@ class Network:
             return {value: np.asarray(w, np.float32) for value, w in self._losses().items()}
         seeds = {}
         for name, gradient in given.items():
-            seed = np.array(inward(gradient), np.float32, order="C")
+            seed = np.array(to_nhwc(gradient), np.float32, order="C")
             seeds[self._names[name]] = (
-                seed if seed.ndim == 0 else places.copied(seed, places.place_of(like))
+                seed if seed.ndim == 0 else backends.copied(seed, backends.backend_of(like))
             )
         return seeds
 
 
 def _caffes(array: AnyArray) -> AnyArray:
     """A copy on the host, in Caffe's order."""
-    return np.array(outward(places.as_host(array)), order="C")
+    return np.array(to_nchw(backends.as_host(array)), order="C")

@@ -20,7 +20,7 @@ class Phase(StrEnum):
     TEST = "TEST"
 
 
-class State(msgspec.Struct, frozen=True):
+class NetState(msgspec.Struct, frozen=True):
     """The phase, level and stages that the rules are held against."""
 
     phase: Phase
@@ -28,12 +28,12 @@ class State(msgspec.Struct, frozen=True):
     level: int = 0
 
 
-def kept(net: NetParameter, state: State, file: str) -> list[LayerParameter]:
+def layers_kept(net: NetParameter, state: NetState, file: str) -> list[LayerParameter]:
     """The layers of `net` that `state` keeps, in order."""
     return [layer for layer in net.layer if _keeps(layer, state, file)]
 
 
-def _keeps(layer: LayerParameter, state: State, file: str) -> bool:
+def _keeps(layer: LayerParameter, state: NetState, file: str) -> bool:
     if layer.include and layer.exclude:
         raise BadInput(
             f"{file}: layer {layer.name}: has include and exclude rules; expected one kind"
@@ -43,7 +43,7 @@ def _keeps(layer: LayerParameter, state: State, file: str) -> bool:
     return not any(_meets(rule, state) for rule in layer.exclude)
 
 
-def _meets(rule: NetStateRule, state: State) -> bool:
+def _meets(rule: NetStateRule, state: NetState) -> bool:
     """A rule is met when everything that it states holds."""
     wanted = Phase.TRAIN if rule.phase == TRAIN else Phase.TEST
     return (

@@ -43,8 +43,9 @@ class Solver(msgspec.Struct, frozen=True):
     `clip_gradients` is the largest global L2 norm, or None; `iter_size` how many batches add up to
     one update; the intervals and `max_iter` count updates, and 0 means never. `average_loss` counts
     the updates that a displayed loss is the mean of, None where the file does not set it. `weights`
-    are the files to start from, and `device` is what the workers compute on (worker/placement.py).
-    `notices` name, a line each, what the file sets and what has no effect (solver_fields.py).
+    are the files to start from, and `device` is what the workers compute on
+    (worker/device_selection.py). `notices` name, a line each, what the file sets and what has no
+    effect (solver_fields.py).
     """
 
     rule: rules.Rule

@@ -1,7 +1,7 @@
 """What becomes of each field of a solver file: no field is read and then ignored.
 
-Every field of `SolverParameter` is in exactly one of the three tables. docs/solver.md shows them to
-users. A test compares the tables with the protobuf message and with that page.
+Every field of `SolverParameter` is in exactly one of the three tables. docs/reference/solver.md
+shows them to users. A test compares the tables with the protobuf message and with that page.
 """
 
 from collections.abc import Iterator

@@ -6,10 +6,10 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from ps import Client, Cluster
-from ps.console import Console
-from ps.job import describe, shard_specs
-from ps.serving.server import Server
-from ps.wire.transport import Transport
+from ps.admin_client import AdminClient
+from ps.job_spec import make_cluster, shard_specs
+from ps.server.server import ShardServer
+from ps.transport.local_sockets import Transport
 from shards.rules import SGD
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
@@ -34,7 +34,7 @@ def specs_of(wanted: Setting) -> list[ShardSpec]:
 
 
 def serve(wanted: Setting, shard: int, door: Connection) -> None:
-    with Server(specs_of(wanted)[shard], boot=1) as server:
+    with ShardServer(specs_of(wanted)[shard], boot=1) as server:
         door.send(server.endpoint)
         door.recv()
 
@@ -42,7 +42,7 @@ def serve(wanted: Setting, shard: int, door: Connection) -> None:
 def connect(
     wanted: Setting, number: int, addresses: list[str]
 ) -> tuple[Update, Callable[[], None]]:
-    cluster = describe(specs_of(wanted), addresses)
+    cluster = make_cluster(specs_of(wanted), addresses)
     if number == 0:
         _install(cluster)
     # Workers start together, and worker 0 installs the weights: the others ask until then.
@@ -52,7 +52,7 @@ def connect(
         patience_s=60.0,
         transport=Transport(wanted.option or Transport.AUTO),
     )
-    gradient = client.empty(zeroed=False)
+    gradient = client.new_gradient(zeroed=False)
     gradient[:] = contract.RATE
 
     client.pull()
@@ -61,11 +61,11 @@ def connect(
         client.push(gradient, prefetch=client.clock + 1)
         client.pull()
 
-    return update, client.abandon
+    return update, client.abort
 
 
 def _install(cluster: Cluster) -> None:
-    with Console(cluster) as console:
+    with AdminClient(cluster) as console:
         console.install(cluster.table.empty())
 
 

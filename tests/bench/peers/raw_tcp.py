@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 
 from shards.rules import SGD, Decay
-from shards.tables import Segment
+from shards.tables import RateRun
 from tests.bench.peers import contract
 from tests.bench.peers.contract import Setting, Update
 
@@ -31,7 +31,7 @@ def serve(wanted: Setting, shard: int, door: Connection) -> None:
     part = wanted.parts()[shard]
     size = part.stop - part.start
     weights = [np.zeros(size, np.float32)]
-    rule, whole, lock = SGD(), (Segment(0, size, 1.0, 1.0),), threading.Lock()
+    rule, whole, lock = SGD(), (RateRun(0, size, 1.0, 1.0),), threading.Lock()
     rule.prepare()
 
     def attend(connection: socket.socket) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels.rows.codecs import BLOCK
+from cupy_kernels.kernel_specs.codecs import BLOCK
 from tests.cupy_kernels.cases.updates import verdict
 from tests.cupy_kernels.kernel_check import Case
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels.rows.elementwise import DERIVATIVE, FORWARD
+from cupy_kernels.kernel_specs.elementwise import DERIVATIVE, FORWARD
 from cupy_kernels.types import Array
 from tests.cupy_kernels.kernel_check import Case
 

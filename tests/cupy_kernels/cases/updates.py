@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from cupy_kernels.kernel import Role
+from cupy_kernels.kernel_specs import updates
+from cupy_kernels.kernel_specs.updates import HYPER, MULTIPLIERS, VERDICT
 from cupy_kernels.registry import KERNELS
-from cupy_kernels.rows import updates
-from cupy_kernels.rows.updates import HYPER, MULTIPLIERS, VERDICT
 from tests.cupy_kernels.kernel_check import Case
 
 SIZES = (0, 3, 64, 257, 1002)

@@ -6,10 +6,10 @@ import numpy as np
 
 from cupy_kernels import activation, batch_norm, channels, dropout, eltwise, embedding
 from cupy_kernels import functions as f
-from cupy_kernels.draws import Draw, limit
+from cupy_kernels.kernel_specs.elementwise import DERIVATIVE, FORWARD
 from cupy_kernels.registry import KERNELS
-from cupy_kernels.rows.elementwise import DERIVATIVE, FORWARD
-from cupy_kernels.running import Running
+from cupy_kernels.rng_keys import RngKey, limit
+from cupy_kernels.running_statistics import RunningStatistics
 from tests.cupy_kernels.operations import Operation, Results, There, Works, draw, unwritten, wide
 
 FUNCTIONS: tuple[f.Function, ...] = (
@@ -79,7 +79,7 @@ def standardise(dice: np.random.Generator, rows: int, count: int, learnt: bool) 
     def run(there: There, works: Works) -> Results:
         a, gradient = there(x), there(dy)
         factors, offsets = (there(scale), there(shift)) if learnt else (None, None)
-        running = Running(there(before), there(ones), there(two), 0.9)
+        running = RunningStatistics(there(before), there(ones), there(two), 0.9)
         mean, deviate = batch_norm.statistics(a, 1e-5, running, works["a"])
         dscale, dshift = there(unwritten(scale)), there(unwritten(shift))
         y = batch_norm.forward(a, mean, deviate, factors, offsets, works["a"])
@@ -208,7 +208,7 @@ def drop(dice: np.random.Generator) -> Operation:
     x, dy, seed, step, layer = draw(dice, 5, 33), draw(dice, 5, 33), 2**40 + 3, 2**35, 77
 
     def run(there: There, works: Works) -> Results:
-        y, kept = dropout.forward(there(x), 0.3, Draw(seed, step, layer), works["a"])
+        y, kept = dropout.forward(there(x), 0.3, RngKey(seed, step, layer), works["a"])
         return {"y": y, "dx": dropout.backward(there(dy), kept, works["a"])}
 
     def kept(values: Any) -> Any:

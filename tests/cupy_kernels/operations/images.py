@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from cupy_kernels import convolution, layout, lrn, pooling, reference
+from cupy_kernels.conv_shapes import Convolution, Lrn, Pooling
 from cupy_kernels.registry import KERNELS
-from cupy_kernels.windows import Convolution, Lrn, Pooling
 from tests.cupy_kernels.operations import (
     Operation,
     Results,

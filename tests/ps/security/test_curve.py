@@ -12,18 +12,18 @@ import zmq
 
 import ps
 from ps.cluster import Access, Cluster
-from ps.job import successors
-from ps.resharding import move
-from ps.security import handshake
-from ps.security.admission import Admission, Invitation
-from ps.security.handshake import fault_at
-from ps.security.joining import Enrol, join
+from ps.job_spec import resharded_specs
+from ps.links.benchmark import measure_link
+from ps.resharding import reshard
+from ps.security import handshake_diagnostics
+from ps.security.authorization import Admission, Invitation
+from ps.security.enrolment import Enrol, join
+from ps.security.handshake_diagnostics import fault_at
 from ps.security.keys import KeyPair, address_of, expect, pinned
-from ps.serving.server import Server
-from ps.wire.links import Links
-from ps.wire.probing import measure_link
-from ps.wire.transport import Transport
-from shards import codec
+from ps.server.server import ShardServer
+from ps.transport.links import Links
+from ps.transport.local_sockets import Transport
+from shards import wire_format
 from shards.errors import BadInput, Fenced, GiveUp
 from shards.messages import PROTOCOL, AskStatus, Hello, Message, Reply
 
@@ -45,7 +45,7 @@ def as_worker(cluster: Cluster) -> None:
 
 
 def as_operator(cluster: Cluster) -> None:
-    with ps.Console(cluster, patience_s=60) as console:
+    with ps.AdminClient(cluster, patience_s=60) as console:
         console.status()
 
 
@@ -64,7 +64,7 @@ def test_training_over_curve(cluster: Cluster) -> None:
         client.push(ONES)
         assert client.pull().versions == (1, 1)
         assert client.transports == ("tcp", "tcp")
-    with ps.Console(cluster) as console:
+    with ps.AdminClient(cluster) as console:
         np.testing.assert_allclose(console.read(), -0.01)
 
 
@@ -83,7 +83,9 @@ def test_large_messages_over_several_connections() -> None:
 
 def test_behind_a_slow_link(cluster: Cluster) -> None:
     """The line between is no party: the far end's key is the one that is expected."""
-    with ps.Client(cluster, worker="w0", link=ps.wire.link_model.parse_link("rtt=10ms")) as client:
+    with ps.Client(
+        cluster, worker="w0", link=ps.transport.link_model.parse_link("rtt=10ms")
+    ) as client:
         assert client.pull().versions == (0, 0)
 
 
@@ -177,9 +179,9 @@ def test_expired_and_used_up_tokens() -> None:
         ),
     ):
         admission = Admission(operator.public, invitation)
-        with Server(spec, 1, transport=Transport.TCP, admission=admission) as server:
+        with ShardServer(spec, 1, transport=Transport.TCP, admission=admission) as server:
             access = Access(token.secret, operator.secret)
-            told = ps.describe([spec], [server.endpoint], access)
+            told = ps.make_cluster([spec], [server.endpoint], access)
             if invitation.lasts_s:
                 join(told, "w0", told.endpoints, 60)
             with pytest.raises(GiveUp, match=reason):
@@ -191,8 +193,8 @@ def test_a_worker_waits_for_a_join_to_be_earned() -> None:
     (spec,) = ps.shard_specs(TABLE)
     token, operator = KeyPair.new(), KeyPair.new()
     admission = Admission(operator.public, Invitation(token.public, 1, joins_a_second=5.0))
-    with Server(spec, 1, transport=Transport.TCP, admission=admission) as server:
-        told = ps.describe([spec], [server.endpoint], Access(token.secret, operator.secret))
+    with ShardServer(spec, 1, transport=Transport.TCP, admission=admission) as server:
+        told = ps.make_cluster([spec], [server.endpoint], Access(token.secret, operator.secret))
         for worker in ("w0", "w1", "w2"):
             assert join(told, worker, told.endpoints, 60) is not None
 
@@ -210,7 +212,12 @@ def test_an_invitation_lets_nobody_do_anything_else(cluster: Cluster) -> None:
         socket.connect(plain)
         status = AskStatus(1, cluster.job, "net")
         odd = Enrol("w0", 0, "no key")
-        for said in (codec.enclose([(status, ())]), [codec.encode_state(odd)], [b""], [b"x"] * 5):
+        for said in (
+            wire_format.enclose([(status, ())]),
+            [wire_format.encode_state(odd)],
+            [b""],
+            [b"x"] * 5,
+        ):
             socket.send_multipart(said)
             assert b"denied" in socket.recv()
     finally:
@@ -226,7 +233,7 @@ def test_a_later_life_takes_over_and_the_earlier_one_is_told(cluster: Cluster) -
             with pytest.raises(Fenced, match="a later life of this worker has joined"):
                 zombie.pull()
     finally:
-        zombie.abandon()
+        zombie.abort()
 
 
 def test_a_description_without_secrets(cluster: Cluster) -> None:
@@ -243,8 +250,8 @@ def test_a_server_is_never_open_by_oversight() -> None:
     """Beyond loopback it wants keys, or the word that there are none."""
     (spec,) = ps.shard_specs(TABLE)
     with pytest.raises(BadInput, match=r"shard 0 on tcp://0.0.0.0.*: expected keys to admit there"):
-        Server(spec, 1, bind="tcp://0.0.0.0:*")
-    with Server(spec, 1, bind="tcp://0.0.0.0:*", plaintext=True) as server:
+        ShardServer(spec, 1, bind="tcp://0.0.0.0:*")
+    with ShardServer(spec, 1, bind="tcp://0.0.0.0:*", plaintext=True) as server:
         assert server.endpoint.startswith("tcp://0.0.0.0:")
 
 
@@ -252,9 +259,9 @@ def test_a_look_outlasts_a_pause(cluster: Cluster, monkeypatch: pytest.MonkeyPat
     """Whoever is stopped for longer than a look takes, between any two moments of it, has not seen
     that there was nothing."""
     clock = SimpleNamespace(monotonic=itertools.count(step=1000.0).__next__)
-    monkeypatch.setattr(handshake, "time", clock)
-    monkeypatch.setattr(handshake, "_LOOK_S", 60.0)
-    monkeypatch.setattr(handshake, "_WORD_S", 60.0)
+    monkeypatch.setattr(handshake_diagnostics, "time", clock)
+    monkeypatch.setattr(handshake_diagnostics, "_LOOK_S", 60.0)
+    monkeypatch.setattr(handshake_diagnostics, "_WORD_S", 60.0)
     plain = address_of(cluster.endpoints[0]).plain
     assert fault_at(plain, None).startswith("expected plain text, as the endpoint says, got a serv")
 
@@ -269,14 +276,14 @@ def test_a_job_moves_with_its_workers() -> None:
     specs = ps.shard_specs(TABLE, shards=2)
     with (
         ps.local_shards(specs, transport=Transport.TCP, secure=True) as old,
-        ps.local_shards(successors(specs, 1), transport=Transport.TCP, secure=True) as new,
+        ps.local_shards(resharded_specs(specs, 1), transport=Transport.TCP, secure=True) as new,
         ps.Client(old.for_workers(), worker="w0", transport="tcp") as client,
     ):
         client.pull()
         client.push(ONES)
         client.flush()
-        with ps.Console(old) as before, ps.Console(new) as after:
-            move(before, after)
+        with ps.AdminClient(old) as before, ps.AdminClient(new) as after:
+            reshard(before, after)
             client.push(ONES)
             client.flush()
             np.testing.assert_allclose(after.read(), -0.02)

@@ -11,17 +11,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ps import Cluster, Console, Durability, process_shards
+from ps import AdminClient, Cluster, Durability, process_shards
 from ps.cluster import Access
-from ps.hosts import supervision
-from ps.security.admission import Admission, Enrolment, Enrolments, Invitation
-from ps.security.guest_book import GuestBook
-from ps.security.kept_key import kept_keys
+from ps.launch import restart
+from ps.security.authorization import Admission, Enrolment, Enrolments, Invitation
+from ps.security.enrolment_store import EnrolmentStore
+from ps.security.key_file import load_or_create_keys
 from ps.security.keys import KeyPair, address_of, pinned
-from ps.wire.transport import Transport
+from ps.transport.local_sockets import Transport
 from shards.errors import BadInput, GiveUp
-from tests.ps.hosts import test_durability
-from tests.ps.hosts.test_durability import PATIENCE_S, TABLE, more, pushing, specs_of, until
+from tests.ps.launch import test_durability
+from tests.ps.launch.test_durability import PATIENCE_S, TABLE, more, pushing, specs_of, until
 from tests.ps.security.test_curve import as_worker
 
 quick_start = test_durability.quick_start
@@ -38,7 +38,7 @@ def with_other_keys(cluster: Cluster) -> Cluster:
 def test_kill_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its next life proves the same key and knows its workers: each push counts once, nobody joins
     anew, others may, and strangers stay outside."""
-    monkeypatch.setattr(supervision, "QUICK_S", 0.0)
+    monkeypatch.setattr(restart, "QUICK_S", 0.0)
     started = process_shards(
         specs_of(1),
         secure=True,
@@ -49,7 +49,7 @@ def test_kill_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with started as hosts:
         access, book = hosts.cluster.access, tmp_path / "shard-0/joined"
         assert access is not None
-        with Console(hosts.cluster, patience_s=PATIENCE_S) as console:
+        with AdminClient(hosts.cluster, patience_s=PATIENCE_S) as console:
             console.install(TABLE.empty())
             with pushing(hosts.cluster.for_workers(), workers=2) as pushers:
                 more(pushers, hosts)
@@ -77,12 +77,12 @@ def test_kill_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_guest_book(tmp_path: Path) -> None:
     """What was written is read; under another admission, as of another driver, nobody is known."""
-    book, enrolments = GuestBook(tmp_path), Enrolments(3, (Enrolment("w", 1, "1" * 64),))
+    book, enrolments = EnrolmentStore(tmp_path), Enrolments(3, (Enrolment("w", 1, "1" * 64),))
     assert book.read(ADMISSION) is None
     book.write(enrolments)
-    assert GuestBook(tmp_path).read(ADMISSION) == enrolments
+    assert EnrolmentStore(tmp_path).read(ADMISSION) == enrolments
     other = msgspec.structs.replace(ADMISSION, operator="f" * 64)
-    assert GuestBook(tmp_path).read(other) is None
+    assert EnrolmentStore(tmp_path).read(other) is None
     assert [path.name for path in tmp_path.iterdir()] == ["joined"]
 
 
@@ -91,14 +91,14 @@ def test_a_guest_book_that_cannot_be_used(tmp_path: Path) -> None:
     for page in (b'{"admission":', b'{"admission":{"operator":"\xff"}}'):
         (tmp_path / "joined").write_bytes(page)
         with pytest.raises(BadInput, match=f"^joined workers {tmp_path}/joined: "):
-            GuestBook(tmp_path).read(ADMISSION)
+            EnrolmentStore(tmp_path).read(ADMISSION)
     (tmp_path / "joined").unlink()
     (tmp_path / "joined.partial").mkdir()
-    book = GuestBook(tmp_path)
+    book = EnrolmentStore(tmp_path)
     book.read(ADMISSION)
     with pytest.raises(GiveUp, match=f"^joined workers {tmp_path}/joined: Is a directory"):
         book.write(Enrolments(3))
-    spared = GuestBook(tmp_path, needed=False)  # of a shard that promises less
+    spared = EnrolmentStore(tmp_path, needed=False)  # of a shard that promises less
     spared.read(ADMISSION)
     spared.write(Enrolments(3))
     assert not (tmp_path / "joined").exists()
@@ -107,21 +107,21 @@ def test_a_guest_book_that_cannot_be_used(tmp_path: Path) -> None:
 def test_a_kept_key(tmp_path: Path) -> None:
     """Each life has the first one's; a file that others may read, or that holds none, is refused
     by its name, and what it holds is not repeated."""
-    keys, path = kept_keys(tmp_path), tmp_path / "key"
-    assert kept_keys(tmp_path) == keys
+    keys, path = load_or_create_keys(tmp_path), tmp_path / "key"
+    assert load_or_create_keys(tmp_path) == keys
     assert [found.name for found in tmp_path.iterdir()] == ["key"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.chmod(0o640)
     with pytest.raises(BadInput, match=f"^shard's key: {path}: expected a file of yours of mode"):
-        kept_keys(tmp_path)
+        load_or_create_keys(tmp_path)
     path.chmod(0o600)
     secret = keys.secret.replace(keys.secret[20], "0" if keys.secret[20] != "0" else "1")
     path.write_text(f"{secret} {keys.public}")
     with pytest.raises(BadInput, match=r"expected two halves of one pair, got others: it is dam"):
-        kept_keys(tmp_path)
+        load_or_create_keys(tmp_path)
     path.write_text("monkeys")
     with pytest.raises(BadInput) as caught:
-        kept_keys(tmp_path)
+        load_or_create_keys(tmp_path)
     assert str(caught.value) == (
         f"shard's key: {path}: expected 64 hexadecimal digits, got 7 characters"
     )

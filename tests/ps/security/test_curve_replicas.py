@@ -16,24 +16,24 @@ import zmq
 
 import ps
 from ps.cluster import Access
-from ps.hosts.replicated_host import replicated_shards
-from ps.replicas.coordinator_server import CoordinatorServer
-from ps.replicas.peers import Peers
-from ps.replicas.replica_server import ReplicaServer
-from ps.security.admission import Admission, Invitation, issue
-from ps.security.handshake import fault_at
-from ps.security.joining import join
+from ps.launch.replicated_processes import replicated_shards
+from ps.replication.coordinator_server import CoordinatorServer
+from ps.replication.peer_link import PeerLink
+from ps.replication.replica_server import ReplicaServer
+from ps.security.authorization import Admission, Invitation, issue
+from ps.security.enrolment import join
+from ps.security.handshake_diagnostics import fault_at
 from ps.security.keys import KeyPair, address_of, expect, pinned
-from ps.wire import group_wire
-from ps.wire.group_wire import Carried, Report, Seats, Where
-from ps.wire.guide import Guide
-from shards import codec
+from ps.transport import coordinator_messages
+from ps.transport.coordinator_messages import Heartbeat, LocatePrimaries, PeerMessage, PrimaryList
+from ps.transport.primary_resolver import PrimaryResolver
+from shards import wire_format
 from shards.errors import BadInput, GiveUp
-from shards.group import Beat, Replicated
 from shards.messages import PROTOCOL, AskStatus, Hello
 from shards.replica import Post
-from tests.ps.hosts import pushing
-from tests.ps.hosts.pushing import (
+from shards.replication_messages import Beat, Replicated
+from tests.ps.launch import pushing
+from tests.ps.launch.pushing import (
     COORDINATOR,
     PRIMARY,
     SILENCE_S,
@@ -41,7 +41,7 @@ from tests.ps.hosts.pushing import (
     check_applied_once,
     specs_of,
 )
-from tests.ps.replicas.test_replica_server import ANYWHERE, TABLE, Group, await_that, push
+from tests.ps.replication.test_replica_server import ANYWHERE, TABLE, Group, await_that, push
 from tests.ps.security.test_curve import say, text
 
 LONG_S = 60.0
@@ -51,10 +51,10 @@ def enter(group: Group) -> None:
     """Tell the coordinator whose keys the copies' are, as whoever started them does."""
     assert group.access is not None
     context = zmq.Context()
-    guide = Guide(group.cluster, context, KeyPair.of(group.access.operator))
-    assert guide.consult(LONG_S)
+    guide = PrimaryResolver(group.cluster, context, KeyPair.of(group.access.operator))
+    assert guide.poll(LONG_S)
     guide.admit({copy.replica.boot: address_of(copy.endpoint).key for copy in group.copies})
-    assert guide.consult(LONG_S)  # what came before it has been heard, too
+    assert guide.poll(LONG_S)  # what came before it has been heard, too
     context.destroy(linger=0)
 
 
@@ -74,7 +74,7 @@ def pair(folder: Path, keys: tuple[Access, Admission]) -> Group:
 def group(tmp_path: Path) -> Iterator[Group]:
     """Such a pair with zeros installed."""
     group = pair(tmp_path, issue(2))
-    with ps.Console(group.cluster) as console:
+    with ps.AdminClient(group.cluster) as console:
         console.install(TABLE.empty())
     yield group
     group.stop()
@@ -85,7 +85,7 @@ def test_a_client_follows_the_primary(group: Group) -> None:
 
     The coordinator's next life proves the same key, and knows the copies once it was told.
     """
-    with ps.Console(group.cluster) as console:
+    with ps.AdminClient(group.cluster) as console:
         client = ps.Client(group.cluster.for_workers(), worker="w")
         client.pull()
         push(client, 10)
@@ -132,7 +132,7 @@ def test_a_later_life_takes_over(group: Group) -> None:
         with pytest.raises(GiveUp, match="incarnation 0 comes too late: incarnation 1 has joined"):
             push(zombie, 1)
         assert client.pull().versions == (3,)
-    zombie.abandon()
+    zombie.abort()
 
 
 # --- the four bad credentials, at each of the three kinds of sockets ------------------------------
@@ -172,7 +172,7 @@ def test_an_unknown_key(group: Group) -> None:
     with pytest.raises(GiveUp, match=rf"^coordinator at tcp:.*: {AWAY}"):
         ps.Client(told, worker="w")
     with pytest.raises(GiveUp, match=rf"^coordinator at tcp:.*: {AWAY}"):
-        ps.Console(told)
+        ps.AdminClient(told)
 
 
 def test_a_right_key_under_anothers_name_at_the_coordinator(group: Group) -> None:
@@ -183,20 +183,20 @@ def test_a_right_key_under_anothers_name_at_the_coordinator(group: Group) -> Non
     assert copy is not None
     context = zmq.Context()
     ends = [pinned("tcp://127.0.0.1:1", copy.public)] * 2
-    as_primary = Report(job, Beat(0, 1, 0), *ends)
+    as_primary = Heartbeat(job, Beat(0, 1, 0), *ends)
     for own, forged in (
         (token, as_primary),
         (copy, as_primary),
-        (token, group_wire.Admit(job, {9: token.public})),
-        (copy, group_wire.Admit(job, {9: copy.public})),
+        (token, coordinator_messages.AdmitCopies(job, {9: token.public})),
+        (copy, coordinator_messages.AdmitCopies(job, {9: copy.public})),
     ):
         speak(context, group.coordinator.endpoint, own, msgspec.msgpack.encode(forged))
     # What came before the answer by the same connection has been heard.
     with speak(
         context, group.coordinator.endpoint, token, msgspec.msgpack.encode(as_primary)
     ) as one:
-        one.send(msgspec.msgpack.encode(Where(job)))
-        (seat,) = msgspec.msgpack.decode(one.recv(), type=Seats).seats
+        one.send(msgspec.msgpack.encode(LocatePrimaries(job)))
+        (seat,) = msgspec.msgpack.decode(one.recv(), type=PrimaryList).seats
     assert seat.endpoint == group.copies[0].endpoint
     assert group.coordinator._roll is not None
     assert set(group.coordinator._roll._copies) == {1, 2}
@@ -246,8 +246,8 @@ class Copies:
         self.coordinator = KeyPair.new().public
         self.one, self.two = self.end(1), self.end(2)
 
-    def end(self, boot: int) -> Peers:
-        return Peers("job", boot, 512, ANYWHERE, KeyPair.new(), self.coordinator)
+    def end(self, boot: int) -> PeerLink:
+        return PeerLink("job", boot, 512, ANYWHERE, KeyPair.new(), self.coordinator)
 
     @property
     def told(self) -> dict[int, str]:
@@ -295,8 +295,8 @@ def test_a_right_key_under_anothers_name_at_a_peer(copies: Copies) -> None:
     copies.one.know({1, 2}, copies.told)
     copies.two.know({1, 2}, copies.told)
     for origin in (1, 3):
-        forged = Carried("job", origin, 1, Replicated(1, 9))
-        copies.two._links[1].send(codec.encode_state(forged))
+        forged = PeerMessage("job", origin, 1, Replicated(1, 9))
+        copies.two._links[1].send(wire_format.encode_state(forged))
     stranger = copies.end(2)
     stranger.know({1, 2}, {1: copies.one.endpoint})
     stranger.send(Post(1, Replicated(1, 8)))
@@ -342,7 +342,7 @@ def test_processes_are_killed() -> None:
     """
     with (
         replicated_shards(specs_of(), silence_s=SILENCE_S, secure=True) as hosts,
-        ps.Console(hosts.cluster) as console,
+        ps.AdminClient(hosts.cluster) as console,
     ):
         console.install(pushing.TABLE.empty())
         workers = [Worker(hosts.cluster.for_workers(), name) for name in ("a", "b")]
@@ -365,6 +365,6 @@ def test_processes_are_killed() -> None:
             - {before[COORDINATOR], before[PRIMARY]}
             for what in ("cmdline", "environ")
         )
-        assert b"ps.hosts.copy_process" in told
+        assert b"ps.launch.copy_process" in told
         for secret in (access.token, access.operator):
             assert secret.encode() not in told

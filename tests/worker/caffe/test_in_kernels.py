@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from cupy_kernels import updates
+from cupy_kernels.backends import EmulatorBackend, as_host, copied, empty
 from cupy_kernels.emulator import Emulator
 from cupy_kernels.emulator.array import Emulated
+from cupy_kernels.kernel_specs.updates import CHUNK, HYPER, MULTIPLIERS
 from cupy_kernels.launch import launch
-from cupy_kernels.places import InEmulator, as_host, copied, empty
-from cupy_kernels.rows.updates import CHUNK, HYPER, MULTIPLIERS
 from cupy_kernels.types import AnyArray, Array, Precision
 from shards.errors import BadInput
 from tests.worker.caffe.nets import network
-from worker.caffe.layer import Moment
+from worker.caffe.layer import StepKey
 from worker.caffe.net import Description, Network
 from worker.caffe.phases import Phase
 from worker.caffe.solver import read_solver
@@ -24,7 +24,7 @@ from worker.model import Batch
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
 
 DEMO = Path(__file__).parents[3] / "deploy" / "demo"
-THERE = InEmulator(Emulator())
+THERE = EmulatorBackend(Emulator())
 MOMENTUM, RATE, DECAY = np.float32(0.9), np.float32(0.01), np.float32(0.0005)
 
 
@@ -42,7 +42,7 @@ def lenet() -> Network:
 
 def step(net: Network, weights: Array, out: Array, batch: Batch, number: int = 0) -> None:
     """One forward and backward pass."""
-    net.forward(weights, batch, Moment(number, seed=1))
+    net.forward(weights, batch, StepKey(number, seed=1))
     net.backward(weights, out)
 
 
@@ -164,14 +164,14 @@ def test_a_second_step_takes_no_memory_and_looks_at_nothing(
     gradient = empty(weights.shape, np.float32, weights)
     step(net, weights, gradient, digits(2, 5, (3, 16, 16)))
     reads, uploads = [], []
-    load = InEmulator.load
+    load = EmulatorBackend.load
 
-    def watched(place: InEmulator, source: AnyArray, out: AnyArray) -> None:
+    def watched(place: EmulatorBackend, source: AnyArray, out: AnyArray) -> None:
         uploads.append(source.dtype)
         load(place, source, out)
 
-    monkeypatch.setattr(InEmulator, "as_host", lambda _, array: reads.append(array))
-    monkeypatch.setattr(InEmulator, "load", watched)
+    monkeypatch.setattr(EmulatorBackend, "as_host", lambda _, array: reads.append(array))
+    monkeypatch.setattr(EmulatorBackend, "load", watched)
     before = Emulated.made
     step(net, weights, gradient, digits(2, 6, (3, 16, 16)), 1)
     assert Emulated.made == before
@@ -190,8 +190,8 @@ def test_a_step_whose_inputs_live_there_takes_nothing_from_the_host(
     loss = net.loss()
     columns = {name: copied(column, THERE) for name, column in batch.items()}
     number = copied(np.array([7], np.uint64), THERE)
-    monkeypatch.setattr(InEmulator, "load", None)
-    net.forward(weights, columns, Moment(number, seed=1))
+    monkeypatch.setattr(EmulatorBackend, "load", None)
+    net.forward(weights, columns, StepKey(number, seed=1))
     net.backward(weights, second)
     assert net.loss() == loss
     np.testing.assert_array_equal(as_host(first), as_host(second))

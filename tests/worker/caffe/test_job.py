@@ -12,8 +12,8 @@ from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 from worker.job import Job
+from worker.job_runner import _patience_s
 from worker.strategies import Downpour
-from worker.training import _patience_s
 
 
 def lenet_job(**more: Any) -> Job:

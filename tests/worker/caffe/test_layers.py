@@ -10,15 +10,15 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from cupy_kernels.backends import HOST, Backend, EmulatorBackend, as_host, copied
 from cupy_kernels.emulator import Emulator
-from cupy_kernels.places import HOST, InEmulator, Place, as_host, copied
 from cupy_kernels.types import AnyArray
 from worker.caffe.net import Description, Network
 from worker.caffe.phases import Phase
 
-PLACES: dict[str, Place] = {"host": HOST}
+PLACES: dict[str, Backend] = {"host": HOST}
 if shutil.which("g++") is not None:
-    PLACES["kernels"] = InEmulator(Emulator())
+    PLACES["kernels"] = EmulatorBackend(Emulator())
 
 NUMBERS = np.load(Path(__file__).parents[2] / "data" / "caffe" / "layers.npz")
 
@@ -102,7 +102,7 @@ def build(name: str) -> Network:
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_a_layer_computes_what_caffe_computes(name: str, place: Place) -> None:
+def test_a_layer_computes_what_caffe_computes(name: str, place: Backend) -> None:
     """Forward, then backward from the given top gradients or from the loss, on both backends."""
     net, given = build(name), numbers(name, "dout")
     start = net.table.empty()

@@ -4,12 +4,12 @@ import pytest
 
 from shards.errors import BadInput
 from worker.caffe.caffe_pb2 import V1LayerParameter
-from worker.caffe.legacy import modernised, type_name
-from worker.caffe.phases import Phase, State, kept
+from worker.caffe.legacy import type_name, upgrade
+from worker.caffe.phases import NetState, Phase, layers_kept
 from worker.caffe.registry import LAYERS
 from worker.caffe.text import parse_net
 
-TRAIN, TEST = State(Phase.TRAIN), State(Phase.TEST)
+TRAIN, TEST = NetState(Phase.TRAIN), NetState(Phase.TEST)
 
 
 @pytest.mark.parametrize(
@@ -20,31 +20,31 @@ TRAIN, TEST = State(Phase.TRAIN), State(Phase.TEST)
         ("include { phase: TRAIN }", TEST, False),
         ("exclude { phase: TRAIN }", TRAIN, False),
         ("exclude { phase: TRAIN }", TEST, True),
-        ("include { phase: TEST } include { stage: 'a' }", State(Phase.TRAIN, ("a",)), True),
-        ("include { phase: TEST stage: 'a' }", State(Phase.TRAIN, ("a",)), False),
-        ("include { stage: 'a' stage: 'b' }", State(Phase.TEST, ("a",)), False),
-        ("include { stage: 'a' stage: 'b' }", State(Phase.TEST, ("b", "a")), True),
-        ("include { not_stage: 'a' }", State(Phase.TEST, ("a",)), False),
-        ("include { not_stage: 'a' }", State(Phase.TEST, ("b",)), True),
-        ("exclude { stage: 'a' } exclude { stage: 'b' }", State(Phase.TEST, ("b",)), False),
-        ("include { min_level: 2 }", State(Phase.TEST, (), 1), False),
-        ("include { min_level: 2 }", State(Phase.TEST, (), 2), True),
-        ("include { max_level: 2 }", State(Phase.TEST, (), 3), False),
-        ("include { min_level: 1 max_level: 2 }", State(Phase.TEST, (), 2), True),
+        ("include { phase: TEST } include { stage: 'a' }", NetState(Phase.TRAIN, ("a",)), True),
+        ("include { phase: TEST stage: 'a' }", NetState(Phase.TRAIN, ("a",)), False),
+        ("include { stage: 'a' stage: 'b' }", NetState(Phase.TEST, ("a",)), False),
+        ("include { stage: 'a' stage: 'b' }", NetState(Phase.TEST, ("b", "a")), True),
+        ("include { not_stage: 'a' }", NetState(Phase.TEST, ("a",)), False),
+        ("include { not_stage: 'a' }", NetState(Phase.TEST, ("b",)), True),
+        ("exclude { stage: 'a' } exclude { stage: 'b' }", NetState(Phase.TEST, ("b",)), False),
+        ("include { min_level: 2 }", NetState(Phase.TEST, (), 1), False),
+        ("include { min_level: 2 }", NetState(Phase.TEST, (), 2), True),
+        ("include { max_level: 2 }", NetState(Phase.TEST, (), 3), False),
+        ("include { min_level: 1 max_level: 2 }", NetState(Phase.TEST, (), 2), True),
         ("include { }", TEST, True),
     ],
 )
-def test_rules_are_held_against_the_state(rules: str, state: State, stays: bool) -> None:
+def test_rules_are_held_against_the_state(rules: str, state: NetState, stays: bool) -> None:
     """A rule holds when all it says does; one include suffices, and so does one exclude."""
     net = parse_net(f'layer {{ name: "a" type: "ReLU" {rules} }}')
-    assert bool(kept(net, state, "net")) is stays
+    assert bool(layers_kept(net, state, "net")) is stays
 
 
 def test_include_and_exclude_do_not_mix() -> None:
     """Caffe refuses it too."""
     net = parse_net('layer { name: "a" include { phase: TRAIN } exclude { stage: "b" } }')
     with pytest.raises(BadInput, match="net: layer a: has include and exclude rules"):
-        kept(net, TRAIN, "net")
+        layers_kept(net, TRAIN, "net")
 
 
 def test_version_1_layers_become_present_ones() -> None:
@@ -62,14 +62,14 @@ def test_version_1_layers_become_present_ones() -> None:
         layer { name: "l" type: "SoftmaxWithLoss" bottom: "c" bottom: "y" top: "l"
                 loss_weight: 0.5 }
     """)
-    assert modernised(old, "net") == new
+    assert upgrade(old, "net") == new
     assert len(old.layers) == 2, "the net passed in is left alone"
 
 
 def test_a_net_without_old_forms_is_itself() -> None:
     """Nothing is copied where nothing changes."""
     net = parse_net('layer { name: "a" type: "ReLU" }')
-    assert modernised(net, "net") is net
+    assert upgrade(net, "net") is net
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_net_without_old_forms_is_itself() -> None:
 )
 def test_inputs_at_the_top_become_layers(inputs: str) -> None:
     """Both ways of saying an input's shape; the inputs come before the layers."""
-    net = modernised(parse_net(f'layer {{ name: "r" type: "ReLU" }} {inputs}'), "net")
+    net = upgrade(parse_net(f'layer {{ name: "r" type: "ReLU" }} {inputs}'), "net")
     assert [layer.name for layer in net.layer] == ["a", "b", "r"]
     assert [list(layer.input_param.shape[0].dim) for layer in net.layer[:2]] == [
         [1, 2, 3, 4],
@@ -101,7 +101,7 @@ def test_inputs_at_the_top_become_layers(inputs: str) -> None:
 def test_an_older_form_that_makes_no_sense_is_refused(text: str, error: str) -> None:
     """One line that names the file."""
     with pytest.raises(BadInput, match=f"net: .*{error}"):
-        modernised(parse_net(text), "net")
+        upgrade(parse_net(text), "net")
 
 
 def test_old_type_names_are_known_to_the_registry() -> None:

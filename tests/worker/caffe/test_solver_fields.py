@@ -168,5 +168,5 @@ def test_numbers_that_would_do_nothing(tmp_path: Path, field: str, value: str, l
 )
 def test_the_page_shows_the_tables(heading: str, table: dict[str, str]) -> None:
     """A row for each field, in the order and the words of the code."""
-    told = rows(section(read_page("docs/solver.md"), f"## {heading}"))
+    told = rows(section(read_page("docs/reference/solver.md"), f"## {heading}"))
     assert told == [[f"`{field}`", meaning] for field, meaning in table.items()]

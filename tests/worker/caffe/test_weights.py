@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from shards.errors import BadInput
-from tests.ps.storage.saved import full_disk
+from tests.ps.snapshots.saved import full_disk
 from tests.worker.caffe.nets import SMALL, network
 from worker.caffe import weights
 from worker.caffe.caffe_pb2 import NetParameter, V1LayerParameter

@@ -1,0 +1,49 @@
+"""Dropout on the host: the mask is drawn once, by Philox over arrays, and kept for the way back."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cupy_kernels.rng_keys import WORD, RngKey, limit
+from cupy_kernels.types import Array, Kept
+from cupy_kernels.workspace import Workspace
+
+_BLOCK = 2048  # counters at a time, so that all temporaries stay in the cache
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+
+
+def philox(
+    counter: tuple[NDArray[np.uint64] | int, ...], key: tuple[int, int]
+) -> NDArray[np.uint32]:
+    """(..., 4) words for four counter words (numbers or uint64 arrays) and a key of two."""
+    c = [np.asarray(word, np.uint64) for word in counter]
+    half, low = np.uint64(32), np.uint64(WORD - 1)
+    for turn in range(10):
+        k = [np.uint64((word + turn * step) % WORD) for word, step in zip(key, _WEYL, strict=True)]
+        a, b = (np.uint64(m) * word for m, word in zip(_MULTIPLIERS, c[::2], strict=True))
+        c = [(b >> half) ^ c[1] ^ k[0], b & low, (a >> half) ^ c[3] ^ k[1], a & low]
+    return np.stack(np.broadcast_arrays(*c), axis=-1).astype(np.uint32)
+
+
+def words(size: int, draw: RngKey) -> NDArray[np.uint32]:
+    """One random word an element."""
+    seed, step, layer = draw.seed, int(draw.step), draw.layer
+    key = (seed % WORD, (seed >> 32) % WORD)
+    found = np.empty((-(-size // 4), 4), np.uint32)
+    for start in range(0, len(found), _BLOCK):
+        part = found[start : start + _BLOCK]
+        groups = np.arange(start, start + len(part), dtype=np.uint64)
+        part[:] = philox((groups, (step >> 32) % WORD, step % WORD, layer % WORD), key)
+    return found.reshape(-1)[:size]
+
+
+def forward(x: Array, ratio: float, draw: RngKey, work: Workspace) -> tuple[Array, Kept]:
+    mask = work.take("mask", x.shape)
+    flat = mask.reshape(-1)
+    np.greater_equal(words(x.size, draw), np.uint32(limit(ratio)), out=flat)
+    np.multiply(flat, np.float32(1.0 / (1.0 - ratio)), out=flat)
+    return np.multiply(x, mask, out=work.take("y", x.shape)), (mask,)
+
+
+def backward(dy: Array, kept: Kept, work: Workspace) -> Array:
+    return np.multiply(dy, kept[0], out=work.take("dx", dy.shape))

@@ -1,0 +1,65 @@
+"""Local response normalisation on the host: windows summed by shifted additions, never running."""
+
+import numpy as np
+
+from cupy_kernels.conv_shapes import Lrn
+from cupy_kernels.types import Array
+from cupy_kernels.workspace import Workspace
+
+
+def across(x: Array, rule: Lrn, work: Workspace) -> Array:
+    return np.multiply(x, _raised(_across_scale(x, rule, work), rule), out=work.take("y", x.shape))
+
+
+def across_backward(dy: Array, x: Array, rule: Lrn, work: Workspace) -> Array:
+    return _gradient(dy, x, _across_scale(x, rule, work), rule, (x.ndim - 1,), work)
+
+
+def within(x: Array, rule: Lrn, work: Workspace) -> tuple[Array, Array]:
+    scale = _window_sums(np.square(x), rule.size, (1, 2), work.take("scale", x.shape))
+    scale *= np.float32(rule.alpha / rule.size**2)
+    scale += np.float32(1)
+    return np.multiply(x, _raised(scale, rule), out=work.take("y", x.shape)), scale
+
+
+def within_backward(dy: Array, x: Array, scale: Array, rule: Lrn, work: Workspace) -> Array:
+    return _gradient(dy, x, scale, rule, (1, 2), work)
+
+
+def _across_scale(x: Array, rule: Lrn, work: Workspace) -> Array:
+    scale = _window_sums(np.square(x), rule.size, (x.ndim - 1,), work.take("scale", x.shape))
+    scale *= np.float32(rule.alpha / rule.size)
+    scale += np.float32(rule.k)
+    return scale
+
+
+def _gradient(
+    dy: Array, x: Array, scale: Array, rule: Lrn, axes: tuple[int, ...], work: Workspace
+) -> Array:
+    direct = np.multiply(dy, _raised(scale, rule), out=work.take("dx", x.shape))
+    sums = _window_sums(direct * x / scale, rule.size, axes, work.take("sums", x.shape))
+    sums *= x
+    sums *= np.float32(2 * rule.alpha * rule.beta / rule.size ** len(axes))
+    return np.subtract(direct, sums, out=direct)
+
+
+def _raised(scale: Array, rule: Lrn) -> Array:
+    """scale^-beta; two roots are faster than a power."""
+    if rule.beta == 0.75:
+        root = np.sqrt(scale)
+        root *= np.sqrt(root)
+        return np.reciprocal(root)
+    return np.asarray(np.power(scale, np.float32(-rule.beta)), np.float32)
+
+
+def _window_sums(values: Array, size: int, axes: tuple[int, ...], out: Array) -> Array:
+    """The sum over `size` places around each, along each axis; `values` is used up."""
+    for axis in axes:
+        lines, sums = np.moveaxis(values, axis, 0), np.moveaxis(out, axis, 0)
+        np.copyto(sums, lines)
+        for shift in range(1, min(size // 2 + 1, len(lines))):
+            sums[shift:] += lines[:-shift]
+            sums[:-shift] += lines[shift:]
+        if axis != axes[-1]:
+            np.copyto(values, out)
+    return out

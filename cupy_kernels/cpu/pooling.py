@@ -1,0 +1,161 @@
+"""Pooling on the host: a pass over the image for each cell of the window.
+
+A maximum's place is kept as a uint8 offset in its window, uint16 for windows of more than 256
+cells. 2x2 windows that tile the image have a shorter way.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cupy_kernels.conv_shapes import Pooling
+from cupy_kernels.types import Array, Kept
+from cupy_kernels.workspace import Workspace
+
+
+def max_forward(x: Array, shape: Pooling, work: Workspace) -> tuple[Array, Kept]:
+    n, h, w, c = x.shape
+    if shape.halves(h, w):
+        return _halve(x, work)
+    output = shape.output(h, w)
+    wide = _widen(x, output, shape, -np.inf, work)
+    cells = shape.kernel[0] * shape.kernel[1]
+    y = work.take("y", (n, *output, c))
+    kind = np.uint8 if cells <= 256 else np.uint16
+    where: NDArray[np.integer] = work.take_as(f"where{kind.__name__}", y.shape, kind)
+    better = work.take_as("better", y.shape, np.bool_)
+    offset = work.take_as(f"offset{kind.__name__}", y.shape, kind)
+    for cell in range(cells):
+        value = _cell(wide, cell, output, shape)
+        if cell == 0:
+            np.copyto(y, value)
+            where.fill(0)
+            continue
+        np.greater(value, y, out=better)
+        np.maximum(value, y, out=y)
+        # The cells come in rising order, so the highest one that was better is the last winner.
+        np.multiply(better, kind(cell), out=offset)
+        np.maximum(where, offset, out=where)
+    return y, (where,)
+
+
+def max_backward(
+    dy: Array, where: Kept, x_shape: tuple[int, ...], shape: Pooling, work: Workspace
+) -> Array:
+    _, h, w, _ = x_shape
+    if shape.halves(h, w):
+        return _halve_backward(dy, where, x_shape, work)
+    output = shape.output(h, w)
+    wide = work.zeros("dwide", _wide_shape(x_shape, output, shape))
+    chosen = work.take_as("better", dy.shape, np.bool_)
+    part = work.take("dpart", dy.shape)
+    for cell in range(shape.kernel[0] * shape.kernel[1]):
+        np.equal(where[0], cell, out=chosen)
+        np.multiply(dy, chosen, out=part)
+        target = _cell(wide, cell, output, shape)
+        np.add(target, part, out=target)
+    return _narrow(wide, x_shape, shape, work)
+
+
+def average_forward(x: Array, shape: Pooling, work: Workspace) -> Array:
+    n, h, w, c = x.shape
+    output = shape.output(h, w)
+    wide = _widen(x, output, shape, 0.0, work)
+    y = work.zeros("y", (n, *output, c))
+    for cell in range(shape.kernel[0] * shape.kernel[1]):
+        np.add(y, _cell(wide, cell, output, shape), out=y)
+    return np.multiply(y, _shares((h, w), output, shape), out=y)
+
+
+def average_backward(dy: Array, x_shape: tuple[int, ...], shape: Pooling, work: Workspace) -> Array:
+    _, h, w, _ = x_shape
+    output = shape.output(h, w)
+    share = np.multiply(dy, _shares((h, w), output, shape), out=work.take("share", dy.shape))
+    wide = work.zeros("dwide", _wide_shape(x_shape, output, shape))
+    for cell in range(shape.kernel[0] * shape.kernel[1]):
+        target = _cell(wide, cell, output, shape)
+        np.add(target, share, out=target)
+    return _narrow(wide, x_shape, shape, work)
+
+
+def _halve(x: Array, work: Workspace) -> tuple[Array, Kept]:
+    """Pairs in a row first, then the two rows: so that ties fall as in reading order."""
+    n, h, w, c = x.shape
+    pairs = x.reshape(n * h * w // 2, 2, c)
+    rows = work.take("rows", (n, h, w // 2, c))
+    right = work.take_as("right", rows.shape, np.bool_)
+    np.maximum(pairs[:, 0], pairs[:, 1], out=rows.reshape(-1, c))
+    np.greater(pairs[:, 1], pairs[:, 0], out=right.reshape(-1, c))
+    y = work.take("y", (n, h // 2, w // 2, c))
+    below = work.take_as("below", y.shape, np.bool_)
+    np.maximum(rows[:, 0::2], rows[:, 1::2], out=y)
+    np.greater(rows[:, 1::2], rows[:, 0::2], out=below)
+    return y, (right, below)
+
+
+def _halve_backward(dy: Array, where: Kept, x_shape: tuple[int, ...], work: Workspace) -> Array:
+    """What the winner did not get the other one does: a - a*1 = 0 and a - a*0 = a, both exact."""
+    right, below = where
+    n, h, w, c = x_shape
+    rows = work.take("drows", (n, h, w // 2, c))
+    np.multiply(dy, below, out=rows[:, 1::2])
+    np.subtract(dy, rows[:, 1::2], out=rows[:, 0::2])
+    dx = work.take("dx", x_shape)
+    pairs, flat = dx.reshape(n * h * w // 2, 2, c), rows.reshape(-1, c)
+    np.multiply(flat, right.reshape(-1, c), out=pairs[:, 1])
+    np.subtract(flat, pairs[:, 1], out=pairs[:, 0])
+    return dx
+
+
+def _wide_shape(
+    x_shape: tuple[int, ...], output: tuple[int, int], shape: Pooling
+) -> tuple[int, int, int, int]:
+    """The padded image, grown to what the last window reaches."""
+    n, h, w, c = x_shape
+    tall, broad = (
+        max((count - 1) * stride + kernel, size + pad)
+        for count, stride, kernel, size, pad in zip(
+            output, shape.stride, shape.kernel, (h, w), shape.pad, strict=True
+        )
+    )
+    return n, tall, broad, c
+
+
+def _widen(
+    x: Array, output: tuple[int, int], shape: Pooling, fill: float, work: Workspace
+) -> Array:
+    wanted = _wide_shape(x.shape, output, shape)
+    if wanted == x.shape:
+        return x
+    _, h, w, _ = x.shape
+    ph, pw = shape.pad
+    wide = work.take("wide", wanted)
+    wide.fill(fill)
+    wide[:, ph : ph + h, pw : pw + w] = x
+    return wide
+
+
+def _narrow(wide: Array, x_shape: tuple[int, ...], shape: Pooling, work: Workspace) -> Array:
+    if wide.shape == x_shape:
+        return wide
+    _, h, w, _ = x_shape
+    ph, pw = shape.pad
+    dx = work.take("dx", x_shape)
+    np.copyto(dx, wide[:, ph : ph + h, pw : pw + w])
+    return dx
+
+
+def _cell(wide: Array, cell: int, output: tuple[int, int], shape: Pooling) -> Array:
+    """The view of `wide` that every window sees at one of its cells, numbered in reading order."""
+    i, j = divmod(cell, shape.kernel[1])
+    (oh, ow), (sh, sw) = output, shape.stride
+    return wide[:, i : i + (oh - 1) * sh + 1 : sh, j : j + (ow - 1) * sw + 1 : sw]
+
+
+def _shares(size: tuple[int, int], output: tuple[int, int], shape: Pooling) -> Array:
+    """1 / cells of each window, as (oh, ow, 1): padding counts, what lies past it does not."""
+    counts = []
+    for axis in (0, 1):
+        start = np.arange(output[axis]) * shape.stride[axis]
+        edge = size[axis] + 2 * shape.pad[axis]
+        counts.append(np.minimum(start + shape.kernel[axis], edge) - start)
+    return (1.0 / np.outer(*counts)).astype(np.float32)[:, :, None]

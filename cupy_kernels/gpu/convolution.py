@@ -1,0 +1,123 @@
+"""Convolution in kernels: an implicit matrix product each way, see `cuda/convolution.cu`."""
+
+from math import prod
+from typing import Any
+
+from cupy_kernels.conv_shapes import Convolution
+from cupy_kernels.gpu.channels import sum_columns
+from cupy_kernels.kernel_specs.convolution import TILE
+from cupy_kernels.launch import launch
+from cupy_kernels.types import Array, Kept
+from cupy_kernels.workspace import Workspace
+
+# The weight's gradient is cut along its sum until it has this many tiles, as far as each part
+# keeps enough pixels to be worth its own tile. A function of the sizes: results repeat anywhere.
+BLOCKS, PART_PIXELS = 264, 256
+
+# From so many pixels on, weights whose windows hold whole quadruples of channels are first turned
+# so that these lie together: a launch more, and four times fewer reads in every block. An estimate,
+# not a measurement.
+PACKED_PIXELS = 8192
+
+
+def forward(
+    x: Array,
+    weight: Array,
+    bias: Array | None,
+    shape: Convolution,
+    work: Workspace,
+    *,
+    relu: bool,
+) -> tuple[Array, Kept]:
+    sizes = numbers(x.shape, len(weight), shape)
+    read, packed = _as_read(weight, sizes, work)
+    y = work.take("y", (sizes["n"], sizes["oh"], sizes["ow"], len(weight)), x)
+    launch(
+        f"conv_forward_{shape.precision}",
+        x=x,
+        weight=read,
+        bias=bias,
+        y=y,
+        relu=int(relu),
+        packed=packed,
+        **sizes,
+    )
+    return y, (x, read, packed)
+
+
+def backward(
+    dy: Array,
+    kept: Kept,
+    x_shape: tuple[int, ...],
+    weight: Array,
+    dweight: Array | None,
+    dbias: Array | None,
+    shape: Convolution,
+    work: Workspace,
+    *,
+    wanted: bool,
+) -> Array | None:
+    sizes, (x, read, packed) = numbers(x_shape, len(weight), shape), kept
+    if dbias is not None:
+        sum_columns(dy.reshape(-1, len(weight)), None, dbias, work)
+    if dweight is not None:
+        kernel = f"conv_weight_{shape.precision}"
+        _weight_gradient(kernel, x, dy, dweight, sizes | {"packed": packed}, work)
+    if not wanted:
+        return None
+    dx = work.take("dx", x_shape, dy)
+    given: dict[str, Any] = {"dy": dy, "weight": read, "mask": None, "dx": dx, "packed": packed}
+    launch(f"conv_data_{shape.precision}", **given, **sizes)
+    return dx
+
+
+def numbers(x_shape: tuple[int, ...], outputs: int, shape: Convolution) -> dict[str, Any]:
+    """The scalars that say a convolution to its kernels."""
+    n, h, w, c = x_shape
+    (oh, ow), (kh, kw) = shape.output(h, w), shape.kernel
+    (sh, sw), (ph, pw), (dh, dw) = shape.stride, shape.pad, shape.dilation
+    sizes = {"n": n, "h": h, "w": w, "c": c, "o": outputs, "oh": oh, "ow": ow}
+    rules = {"kh": kh, "kw": kw, "sh": sh, "sw": sw, "ph": ph, "pw": pw, "dh": dh, "dw": dw}
+    return sizes | rules | {"groups": shape.group}
+
+
+def _as_read(weight: Array, sizes: dict[str, Any], work: Workspace) -> tuple[Array, int]:
+    """The weights as the kernels are to read them, and whether they are packed."""
+    channels, window = weight.shape[1], sizes["kh"] * sizes["kw"]
+    pixels = sizes["n"] * sizes["oh"] * sizes["ow"]
+    if window == 1 or channels % 4 or pixels < PACKED_PIXELS:
+        return weight, 0
+    packed = work.take("packed", weight.shape, weight)
+    numbers = {"n": weight.size, "channels": channels, "window": window}
+    launch("pack_weights", weight=weight, packed=packed, **numbers)
+    return packed, 1
+
+
+def _weight_gradient(
+    kernel: str, x: Array, dy: Array, dweight: Array, sizes: dict[str, Any], work: Workspace
+) -> None:
+    """Straight into the tensor's slice of the arena, or in parts that are then added in order."""
+    count, packed = _splits(sizes, dweight.shape), sizes["packed"]
+    if count == 1 and not packed:
+        launch(kernel, x=x, dy=dy, parts=dweight, splits=1, **sizes)
+        return
+    parts = work.take("parts", (count, *dweight.shape), x)
+    launch(kernel, x=x, dy=dy, parts=parts, splits=count, **sizes)
+    turned = (dweight.shape[1], sizes["kh"] * sizes["kw"]) if packed else (1, 1)
+    launch(
+        "sum_splits",
+        parts=parts,
+        y=dweight,
+        n=dweight.size,
+        splits=count,
+        channels=turned[0],
+        window=turned[1],
+    )
+
+
+def _splits(sizes: dict[str, Any], weight_shape: tuple[int, ...]) -> int:
+    """Into how many parts the sum over an output's pixels is cut."""
+    rows, columns = weight_shape[0] // sizes["groups"], prod(weight_shape[1:])
+    tiles = -(-rows // TILE) * -(-columns // TILE) * sizes["groups"]
+    pixels = sizes["n"] * sizes["oh"] * sizes["ow"]
+    return int(max(1, min(BLOCKS // tiles, pixels // PART_PIXELS)))

@@ -1,0 +1,127 @@
+"""Softmax, its loss and accuracy in kernels.
+
+The loss's kernel writes the gradient as well, in the same pass over the scores.
+"""
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cupy_kernels.kernel_specs.softmax import FIXED, NOTHING_IGNORED, VALID
+from cupy_kernels.launch import launch
+from cupy_kernels.types import AnyArray, Array, Kept, Labels
+from cupy_kernels.workspace import Workspace
+
+WIDE = 1024
+"""Classes from which a row of scores is worth a block of its own."""
+
+
+def softmax(x: Array, work: Workspace) -> Array:
+    p = work.take("p", x.shape, x)
+    launch("softmax_forward", x=x, p=p, **_matrix(x))
+    return p
+
+
+def softmax_backward(dy: Array, p: Array, work: Workspace) -> Array:
+    dx = work.take("dx", p.shape, p)
+    launch("softmax_backward", dy=dy, p=p, dx=dx, **_matrix(p))
+    return dx
+
+
+def whole_labels(
+    values: AnyArray,
+    classes: int,  # noqa: ARG001  # as the host takes it
+    ignored: int | None,  # noqa: ARG001
+    work: Workspace,
+) -> Labels:
+    if values.dtype == np.int64:
+        return values
+    labels = work.take_as("labels", values.shape, np.int64, values)
+    launch("labels_from_floats", x=values, labels=labels, n=values.size)
+    return labels
+
+
+def cross_entropy(
+    x: Array, labels: Labels, ignored: int | None, divisor: float | None, work: Workspace
+) -> tuple[AnyArray, Kept]:
+    rows, k = x.shape
+    scale, total = work.take("scale", (1,), x), work.take("total", (1,), x)
+    losses, dx = work.take("losses", (rows,), x), work.take("dx", x.shape, x)
+    launch(
+        "loss_scale",
+        labels=labels,
+        scale=scale,
+        ignored=_ignored(ignored),
+        weight=1.0,
+        fixed=divisor or 1.0,
+        mode=VALID if divisor is None else FIXED,
+        rows=rows,
+    )
+    launch(
+        "softmax_loss_wide" if k >= WIDE else "softmax_loss",
+        x=x,
+        labels=labels,
+        scale=scale,
+        losses=losses,
+        dx=dx,
+        ignored=_ignored(ignored),
+        rows=rows,
+        k=k,
+    )
+    launch("scaled_total", values=losses, scale=scale, total=total, n=rows)
+    return total.reshape(()), (dx,)
+
+
+def cross_entropy_backward(kept: Kept, weight: float, work: Workspace) -> Array:
+    dx: Array = kept[0]
+    if weight == 1.0:
+        return dx
+    scaled = work.take("scaled", dx.shape, dx)
+    launch("add_scaled", x=dx, y=scaled, a=weight, b=0.0, n=dx.size)
+    return scaled
+
+
+def accuracy(
+    scores: Array, labels: Labels, ignored: int | None, top_k: int, work: Workspace
+) -> AnyArray:
+    share = work.take("share", (1,), scores)
+    hits = _hits(scores, labels, ignored, top_k, work)
+    launch("hit_share", hits=hits, share=share, rows=len(scores))
+    return share.reshape(())
+
+
+def class_accuracies(
+    scores: Array, labels: Labels, ignored: int | None, top_k: int, work: Workspace
+) -> Array:
+    rows, k = scores.shape
+    shares = work.take("shares", (k,), scores)
+    hits = _hits(scores, labels, ignored, top_k, work)
+    launch("class_shares", hits=hits, labels=labels, shares=shares, rows=rows, k=k)
+    return shares
+
+
+def _hits(
+    scores: Array, labels: Labels, ignored: int | None, top_k: int, work: Workspace
+) -> AnyArray:
+    rows, k = scores.shape
+    hits = work.take_as("hits", (rows,), np.uint8, scores)
+    launch(
+        "top_k_hits",
+        scores=scores,
+        labels=labels,
+        hits=hits,
+        ignored=_ignored(ignored),
+        rows=rows,
+        k=k,
+        top_k=top_k,
+    )
+    return hits
+
+
+def _ignored(label: int | None) -> int:
+    return NOTHING_IGNORED if label is None else label
+
+
+def _matrix(x: Array) -> dict[str, Any]:
+    return {"rows": prod(x.shape[:-1]), "k": x.shape[-1]}

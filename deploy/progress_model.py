@@ -1,0 +1,212 @@
+"""What a progress display shows, computed from one look at the shards after another.
+
+Statuses are counters, so speeds come from two looks: the latest, and the oldest of the last ten
+seconds, which is long enough to be calm and short enough to notice a change. No clock and no
+terminal here: the display (deploy/progress.py) passes the time in and draws what comes out.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+
+from deploy.summary import Rows, RunTally
+from shards.messages import ShardStatus, Standing, WorkerStatus
+from worker.loss_display import RecentLoss
+
+WINDOW_S = 10.0
+
+
+class WorkerReading(msgspec.Struct, frozen=True):
+    """A worker as the shards see it; `loss` is its last push's, None before the first."""
+
+    name: str
+    clock: int
+    step: int
+    standing: str
+    waits: bool
+    loss: float | None
+    restarts: int
+
+
+class ShardReading(msgspec.Struct, frozen=True):
+    """A shard; the rates are None until there is something to compare with."""
+
+    shard: int
+    version: int
+    updates_per_s: float | None
+    bytes_in_per_s: float | None
+    bytes_out_per_s: float | None
+    max_clock_gap: int
+
+
+class Readings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything at one moment. `loss` is the mean of the updates of the last seconds, or of as
+    many updates as the meter was given; `epoch` counts passes over the training data.
+
+    `steps` of `planned` are done, by all workers together; `absent` workers have not come yet.
+    `staleness_mean` and `staleness_max` are over all updates seen; None stands for unknown.
+    """
+
+    elapsed_s: float
+    steps: int
+    planned: int
+    remaining_s: float | None
+    samples_per_s: float | None
+    loss: float | None
+    rate: float
+    epoch: float | None
+    staleness_mean: float | None
+    staleness_max: int | None
+    bound: int | None
+    absent: int
+    workers: tuple[WorkerReading, ...]
+    shards: tuple[ShardReading, ...]
+
+    @property
+    def waiting(self) -> list[str]:
+        """Names of the workers that wait at the bound, or for the warm start."""
+        return [worker.name for worker in self.workers if worker.waits]
+
+    @property
+    def max_clock_gap(self) -> int:
+        return max(shard.max_clock_gap for shard in self.shards)
+
+
+class _Look(msgspec.Struct, frozen=True):
+    """What the shards said at `time`, and the losses of the updates since the look before."""
+
+    time: float
+    statuses: Sequence[ShardStatus]
+    loss_sum: float
+    losses: int
+
+
+class Meter:
+    """The looks of the last seconds, for speeds.
+
+    `steps` is each worker's plan, `workers` how many the job has, `bound` the staleness bound,
+    `rows` how many the training data has, if that is known. The loss is the mean of the last
+    `average` updates (None: of those of the last seconds).
+    """
+
+    def __init__(
+        self,
+        *,
+        steps: int,
+        workers: int,
+        bound: int | None,
+        started: float,
+        rows: int | None = None,
+        average: int | None = None,
+    ) -> None:
+        self._steps, self._workers, self._bound, self._rows = steps, workers, bound, rows
+        self._recent = RecentLoss(average) if average else None
+        self._started = started
+        self._looks: deque[_Look] = deque()
+        self._tally = RunTally()
+        self._loss: float | None = None
+
+    def look(
+        self, statuses: Sequence[ShardStatus], records: Sequence[Rows], now: float
+    ) -> Readings:
+        """The readings at `now`, from statuses and from the records since the last look, a shard
+        each."""
+        self._tally += RunTally.of(records)
+        losses = records[0]["loss"] if records else ()
+        if self._looks and _others(self._looks[-1].statuses, statuses):
+            self._looks.clear()
+        self._looks.append(_Look(now, statuses, float(sum(losses)), len(losses)))
+        while len(self._looks) > 2 and self._looks[1].time <= now - WINDOW_S:
+            self._looks.popleft()
+        count = sum(look.losses for look in self._looks)
+        if self._recent is not None:
+            self._recent.add(records)
+            self._loss = self._recent.mean
+        elif count:
+            self._loss = sum(look.loss_sum for look in self._looks) / count
+        earlier = self._looks[0]
+        first, planned = statuses[0], self._steps * self._workers
+        workers = self._read_workers(statuses)
+        steps_per_s = _rate(earlier.statuses[0].steps, first.steps, now - earlier.time)
+        return Readings(
+            elapsed_s=now - self._started,
+            steps=first.steps,
+            planned=planned,
+            remaining_s=max(0, planned - first.steps) / steps_per_s if steps_per_s else None,
+            samples_per_s=_rate(earlier.statuses[0].samples, first.samples, now - earlier.time),
+            loss=self._loss,
+            rate=first.rate,
+            epoch=first.samples / self._rows if self._rows else None,
+            staleness_mean=self._tally.staleness_mean,
+            staleness_max=self._tally.staleness_max if self._tally.rows else None,
+            bound=self._bound,
+            absent=max(0, self._workers - len(workers)),
+            workers=workers,
+            shards=tuple(
+                _read_shard(before, status, now - earlier.time)
+                for before, status in zip(earlier.statuses, statuses, strict=True)
+            ),
+        )
+
+    def _read_workers(self, statuses: Sequence[ShardStatus]) -> tuple[WorkerReading, ...]:
+        """One reading a worker: it waits if it waits anywhere, as shard 0 sees it otherwise."""
+        seen: dict[str, list[WorkerStatus]] = {}
+        for status in statuses:
+            for worker in status.workers:
+                seen.setdefault(worker.worker, []).append(worker)
+        return tuple(self._read_worker(seen[name]) for name in sorted(seen, key=_natural))
+
+    def _read_worker(self, views: Sequence[WorkerStatus]) -> WorkerReading:
+        first, waits = views[0], any(view.waiting for view in views)
+        return WorkerReading(
+            name=first.worker,
+            clock=first.clock,
+            step=first.step,
+            standing=_standing(first, waits, self._steps),
+            waits=waits,
+            loss=first.loss if first.seq else None,
+            restarts=max(view.takeovers for view in views),
+        )
+
+
+def _standing(worker: WorkerStatus, waits: bool, steps: int) -> str:
+    """A worker's standing in words."""
+    match worker.standing:
+        case Standing.GREETED:
+            return "waits for the warm start" if waits else "joins"
+        case Standing.ACTIVE:
+            return "waits at the bound" if waits else "runs"
+        case Standing.LEFT:
+            return "is done" if worker.step >= steps else "has left"
+        case Standing.EXPIRED:
+            return "is silent, no longer waited for"
+
+
+def _others(before: Sequence[ShardStatus], now: Sequence[ShardStatus]) -> bool:
+    """Whether these counters do not go on from those: the job has moved to other shards, or one has
+    come back with what it had saved."""
+    return len(before) != len(now) or any(
+        (new.version, new.pushes) < (old.version, old.pushes)
+        for old, new in zip(before, now, strict=True)
+    )
+
+
+def _read_shard(before: ShardStatus, now: ShardStatus, seconds: float) -> ShardReading:
+    return ShardReading(
+        shard=now.shard,
+        version=now.version,
+        updates_per_s=_rate(before.version, now.version, seconds),
+        bytes_in_per_s=_rate(before.bytes_in, now.bytes_in, seconds),
+        bytes_out_per_s=_rate(before.bytes_out, now.bytes_out, seconds),
+        max_clock_gap=now.max_clock_gap,
+    )
+
+
+def _rate(before: int, now: int, seconds: float) -> float | None:
+    return (now - before) / seconds if seconds > 0 else None
+
+
+def _natural(name: str) -> tuple[int, str]:
+    """So that w2 comes before w10."""
+    return len(name), name

@@ -1,0 +1,109 @@
+"""Bugs of shards that were rolled back: what they tell, and what they are told."""
+
+from collections.abc import Callable, Container
+from typing import Any
+
+import msgspec
+
+from deploy.simulation.config import ClusterConfig
+from deploy.simulation.mutants import Bugs, Patch
+from ps.session.membership import AppliedAtShard, Membership
+from shards.ledger import Ledger
+from shards.messages import Join, Push, Welcome
+from shards.worker_requests import WorkerRequests
+
+BUGS = Bugs(ClusterConfig.SINGLE)
+
+
+def _joining(patch: Patch, changed: Callable[[Membership, int, Join], Join]) -> None:
+    """Have workers say something else when they join."""
+
+    def join(self: Membership, shard: int, *told: Any) -> Any:
+        send = original(self, shard, *told)
+        pending = self._outstanding.to(shard)[-1]
+        assert isinstance(pending.message, Join)
+        pending.message = changed(self, shard, pending.message)
+        return msgspec.structs.replace(send, message=pending.message)
+
+    original = Membership._join
+    patch.setattr(Membership, "_join", join)
+
+
+@BUGS.add
+def a_roll_back_is_kept_secret(patch: Patch) -> None:
+    def hello(self: WorkerRequests, *told: Any) -> Any:
+        welcome, *others = original(self, *told)
+        assert isinstance(welcome.message, Welcome)
+        plain = msgspec.structs.replace(welcome.message, rolled_back=False)
+        return [msgspec.structs.replace(welcome, message=plain), *others]
+
+    original = WorkerRequests.hello
+    patch.setattr(WorkerRequests, "hello", hello)
+
+
+@BUGS.add
+def what_was_lost_in_a_roll_back_is_waited_for(patch: Patch) -> None:
+    patch.setattr(Ledger, "regain", lambda *_: None)
+
+
+@BUGS.add
+def what_a_worker_repeats_counts_as_lost(patch: Patch) -> None:
+    """It tells of the last push that it has sent, acknowledged or not."""
+
+    def changed(own: Membership, shard: int, join: Join) -> Join:
+        owed = [pending.message for pending in own._outstanding.to(shard)]
+        pushes = [message.seq for message in owed if isinstance(message, Push)]
+        return msgspec.structs.replace(join, seq=max([join.seq, *pushes]))
+
+    _joining(patch, changed)
+
+
+@BUGS.add
+def steps_are_forgotten_with_the_pushes(patch: Patch) -> None:
+    def regain(self: Ledger, worker: str, seq: int, _: int) -> None:
+        entry = self.entries[worker]
+        entry.seq = max(entry.seq, seq)
+
+    patch.setattr(Ledger, "regain", regain)
+
+
+@BUGS.add
+def a_worker_comes_back_with_the_clock_of_its_first_day(patch: Patch) -> None:
+    """All wait at a rolled back shard for pushes that were made long ago."""
+
+    def had(self: Membership, shard: int) -> AppliedAtShard:
+        return original(self, shard)._replace(clock=0)
+
+    original = Membership._applied
+    patch.setattr(Membership, "_had", had)
+
+
+@BUGS.add
+def who_has_not_come_back_is_where_the_save_has_it(patch: Patch) -> None:
+    patch.setattr(Ledger, "follow_up", lambda *_: [])
+
+
+@BUGS.add
+def who_was_let_in_waits_for_the_warm_up_again(patch: Patch) -> None:
+    _joining(patch, lambda _, __, join: msgspec.structs.replace(join, again=False))
+
+
+@BUGS.add
+def a_version_that_was_lost_was_never_there(patch: Patch) -> None:
+    def check(self: WorkerRequests, message: Push, now: float) -> Push:
+        original(self, message, now)
+        return message
+
+    original = WorkerRequests._check_push
+    patch.setattr(WorkerRequests, "_check_push", check)
+
+
+@BUGS.add
+def who_joined_a_rolled_back_shard_too_early_never_learns_it(patch: Patch) -> None:
+    """Others return with later clocks, and it is taken to have come near them."""
+
+    def follow_up(self: Ledger, clock: int, _: Container[str]) -> list[str]:
+        return original(self, clock, ())
+
+    original = Ledger.raise_clocks
+    patch.setattr(Ledger, "follow_up", follow_up)

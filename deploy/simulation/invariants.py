@@ -1,0 +1,305 @@
+"""What must hold, whatever goes wrong: the promises, and how a breach of each is seen.
+
+Worker i pushes, as its n-th push, SCALE at float 2i of every shard and SCALE * n beside it, at rate
+1 under plain SGD. Both sums are exact in float32, so any weights show how many pushes of which
+worker they hold, and a push that is lost, doubled or torn shows in them: this is the oracle, which
+knows nothing of the ledger that it checks. Where a rule keeps slots there is another
+(reference_model.py).
+
+The checks look only at what has just happened, so that a run costs little: an answer before it
+leaves, a view when it arrives, an entry when a backup has applied it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from deploy.simulation.config import SimulationConfig
+from ps.session.error_feedback import ERROR
+from ps.session.session import Session
+from shards.envelopes import Outgoing
+from shards.messages import Joined, Pull, Standing, Weights
+from shards.replica import ShardReplica
+from shards.shard import Shard
+from shards.spec import Merge
+from shards.tables import SHARD_ALIGNMENT
+
+SCALE = 12  # divisible by every size of a round up to four
+BLOCK = SHARD_ALIGNMENT  # floats a shard
+EXACT_PUSHES = ("none", "fp16", "bf16")  # codecs that lose nothing of a gradient
+
+Array = NDArray[np.float32]
+
+
+class Promise(StrEnum):
+    """What may be broken."""
+
+    EXACTLY_ONCE = "an acknowledged push is applied, exactly once"
+    DURABLE = "whoever may be promoted holds every acknowledged push"
+    ORDER = "pushes, clocks and incarnations of a worker follow each other"
+    BOUND = "the bound holds on every served pull"
+    VERSIONS = "versions never go back"
+    SERIAL = "weights and slots are what the recorded pushes make, one after another, bit for bit"
+    UNTORN = "what is sent does not change on its way"
+    ONE_CUT = "what is moved holds the same pushes of every living worker"
+    MOVED = "a job that has moved, as its operator was told, does not move back"
+    RECOVERY = "what a shard is made from again is what it was, bit for bit"
+    SAME_COPY = "a backup is what its primary was at the same entry"
+    ONE_PRIMARY = "at most one primary commits in an epoch"
+    PROGRESS = "when faults end, everyone comes to an end"
+    BOUNDED = "what is remembered is bounded"
+    NO_SURPRISE = "only errors that the faults explain are raised"
+
+
+class Violation(AssertionError):
+    """A promise was broken; the run ends here."""
+
+    def __init__(self, promise: Promise, text: str) -> None:
+        super().__init__(f"{promise}: {text}")
+        self.promise = promise
+
+
+def gradient(blocks: int, number: int, seq: int) -> Array:
+    """Push `seq` of worker `number`; the last float of each block tells which it is."""
+    made = np.zeros(BLOCK * blocks, np.float32)
+    made[2 * number :: BLOCK] = SCALE
+    made[2 * number + 1 :: BLOCK] = SCALE * seq
+    made[BLOCK - 1 :: BLOCK] = np.arange(1, blocks + 1)
+    return made
+
+
+def applied(weights: Array, number: int) -> tuple[float, float]:
+    """What a shard's weights hold of a worker: how many pushes, and the sum of their numbers."""
+    count, total = weights[2 * number : 2 * number + 2].tolist()
+    return -count / SCALE, -total / SCALE
+
+
+def check_prefix(weights: Array, workers: int, where: str) -> None:
+    """Each block of the weights holds the first pushes of each worker, each of them once."""
+    for start in range(0, len(weights), BLOCK):
+        _check_block(weights[start : start + 2 * workers].tolist(), workers, where)
+
+
+def _check_block(told: list[float], workers: int, where: str) -> None:
+    for number in range(workers):
+        pushes, total = -told[2 * number] / SCALE, -told[2 * number + 1] / SCALE
+        if 2 * total != pushes * (pushes + 1):
+            raise Violation(
+                Promise.EXACTLY_ONCE,
+                f"{where} holds {pushes:g} pushes of w{number} whose numbers add up to {total:g}",
+            )
+
+
+def check_pending(session: Session, in_flight: int) -> None:
+    """A session remembers what it asked, not what it was answered."""
+    most = session.map.shards * (in_flight + 6)
+    waits = len(session._outstanding)
+    if waits > most:
+        raise Violation(
+            Promise.BOUNDED,
+            f"{session.worker} waits for {waits} answers, at most {most} expected",
+        )
+
+
+def check_drained(shard: Shard, number: int) -> None:
+    """Nobody waits at a shard whose workers have all left."""
+    if shard.gate.parked or shard.updates.round:
+        raise Violation(
+            Promise.BOUNDED, f"shard {number} still holds requests of workers that left"
+        )
+
+
+def check_replica_drained(replica: ShardReplica) -> None:
+    """Nor does a primary hold back what its backup has."""
+    if replica._held or replica._unreported:
+        raise Violation(
+            Promise.PROGRESS,
+            f"copy {replica.boot} still holds {len(replica._held)} answers"
+            f" and {len(replica._unreported)} entries back",
+        )
+
+
+class PullWatch:
+    """One shard's pulls: what was asked at which clock, and whether the answer may be given."""
+
+    def __init__(
+        self,
+        number: int,
+        workers: int,
+        bound: int | None,
+        served: Callable[[Shard, int, Array | None], None],
+        *,
+        exact: bool,
+        fresh: bool,
+    ) -> None:
+        """`served` is called for each read, with the clock up to which it contains all pushes, and
+        with its weights if they can be counted.
+
+        `exact`: what is served can be counted, being float32 and no mean of a round. A `fresh`
+        shard, which a job moves to, knows of workers less than those that it has moved from.
+        """
+        self._number, self._workers, self._served = number, workers, served
+        self._bound, self.exact, self._fresh = bound, exact, fresh
+        self._clocks: dict[tuple[bytes, int], int] = {}
+        self._admitted: dict[bytes, int] = {}
+
+    def asked(self, sender: bytes, message: Any) -> None:
+        """A request has come."""
+        if type(message) is Pull:
+            self._clocks[sender, message.request] = message.clock
+
+    def check(self, shard: Shard, answers: Sequence[Outgoing]) -> None:
+        """Hold the answers to pulls against the bound."""
+        for answer in answers:
+            if type(answer.message) is Joined:
+                self._admitted[answer.to] = answer.message.clock
+            elif type(answer.message) is Weights and answer.to:
+                self._check_weights(shard, answer)
+        bound = self._bound
+        if bound is not None:
+            gap = max(shard.ledger.clock_gap, shard.journal.max_clock_gap)
+            if self._fresh:
+                gap = self._gap_of_known(shard)
+            if gap > bound + 1:
+                raise Violation(Promise.BOUND, f"a gap of {gap} under bound {bound}")
+
+    def _gap_of_known(self, shard: Shard) -> int:
+        """Between those that have joined this shard itself, and so told it their clocks."""
+        clocks = [
+            entry.clock
+            for name, entry in shard.ledger.entries.items()
+            if entry.standing is Standing.ACTIVE
+            and f"{name}/{entry.incarnation}".encode() in self._admitted
+        ]
+        return max(clocks, default=0) - min(clocks, default=0)
+
+    def _check_weights(self, shard: Shard, answer: Outgoing) -> None:
+        weights = answer.frames[0]
+        assert isinstance(weights, np.ndarray)
+        if self.exact:
+            check_prefix(weights, self._workers, f"a pull of shard {self._number}")
+        bound, slowest = self._bound, shard.ledger.min_clock
+        if bound is None or slowest is None:
+            return
+        clock = self._clocks[answer.to, answer.message.request]
+        if clock - bound > slowest:
+            raise Violation(
+                Promise.BOUND,
+                f"shard {self._number} serves a pull at clock {clock}, bound {bound},"
+                f" slowest {slowest}",
+            )
+        self._served(shard, clock - bound, weights if self.exact else None)
+
+    def check_open(self, shard: Shard) -> None:
+        """Nobody waits who may go."""
+        for waiting in shard.gate.parked.values():
+            if shard.workers.may_answer(waiting.message, shard.ledger.min_clock):
+                raise Violation(Promise.PROGRESS, f"left waiting at the gate: {waiting.message}")
+
+
+def image(shard: Shard) -> tuple[object, ...]:
+    """A shard's version, floats, ledger and open rounds, to compare what must be the same."""
+    arrays = (shard.held._weights, *shard.held._slots)
+    entries = sorted(shard.ledger.entries.items())
+    waiting = sorted(shard.updates.round.items())
+    return (
+        shard.version,
+        shard.updates.steps,
+        shard.ledger.floor,
+        tuple(array.tobytes() for array in arrays if array is not None),
+        tuple(
+            (n, e.incarnation, e.seq, e.clock, e.step, e.standing, e.takeovers, e.admitted)
+            for n, e in entries
+        ),
+        tuple((n, one.message.seq, one.gradient.tobytes()) for n, one in waiting),
+    )
+
+
+def check_records(
+    rows: NDArray[np.void],
+    steps: int,
+    names: Sequence[str],
+    excused: Mapping[str, set[int]],
+    forgotten: Mapping[str, set[int]],
+) -> None:
+    """Of every worker the updates are its pushes in order, none left out, none of a former life.
+
+    But those that are excused: their worker fell silent in the midst of them, and the job moved.
+    And of those forgotten, by a shard that was rolled back, the ones that nobody has repeated.
+    """
+    for name in names:
+        mine = rows[rows["worker"] == name.encode()]
+        out = excused.get(name, set()) | (forgotten.get(name, set()) - set(mine["seq"].tolist()))
+        wanted = [seq for seq in range(1, steps + 1) if seq not in out]
+        if mine["seq"].tolist() != wanted:
+            raise Violation(Promise.EXACTLY_ONCE, f"{name}'s pushes were {mine['seq'].tolist()}")
+        if np.any(np.diff(mine["incarnation"]) < 0):
+            raise Violation(Promise.ORDER, f"a former life of {name} wrote after a later one")
+        for life in set(mine["incarnation"].tolist()):
+            # A former one may have told this shard a clock that shard 0 never heard of.
+            clocks = mine["clock"][mine["incarnation"] == life]
+            if np.any(np.diff(clocks) < 1):
+                raise Violation(Promise.ORDER, f"{name}/{life}'s clocks were {clocks.tolist()}")
+
+
+def check_begun(rows: NDArray[np.void], where: str) -> None:
+    """Of every worker the updates are its first pushes, each of them once."""
+    for name in set(rows["worker"].tolist()):
+        found = rows["seq"][rows["worker"] == name].tolist()
+        if found != list(range(1, len(found) + 1)):
+            raise Violation(
+                Promise.EXACTLY_ONCE, f"{where} holds pushes {found} of {name.decode()}"
+            )
+
+
+def check_sums(rows: NDArray[np.void], weights: Array, number: int, residual: Array) -> None:
+    """Weights and what a compressed worker kept back are its pushes; of rounds, its shares."""
+    sizes = Counter(rows["apply_version"].tolist())
+    mine = rows[rows["worker"] == f"w{number}".encode()]
+    shares = [SCALE // sizes[version] for version in mine["apply_version"].tolist()]
+    wanted = (sum(shares), sum(s * q for s, q in zip(shares, mine["seq"].tolist(), strict=True)))
+    kept, held = residual[2 * number : 2 * number + 2], weights[2 * number : 2 * number + 2]
+    found = tuple((kept - held).tolist())
+    if found != wanted:
+        raise Violation(
+            Promise.EXACTLY_ONCE, f"w{number} has {found} in the weights, {wanted} expected"
+        )
+
+
+def check_place(block: Array, number: int, updates: int) -> None:
+    """It is block `number`, and no other that holds the same pushes."""
+    if block[-1] != -updates * (number + 1):
+        raise Violation(
+            Promise.EXACTLY_ONCE,
+            f"block {number} has {block[-1]:g} in its last float after {updates} updates",
+        )
+
+
+def residual(session: Session, number: int) -> Array:
+    """What a worker's compressed pushes have not brought yet to this block."""
+    block = slice(BLOCK * number, BLOCK * number + BLOCK)
+    if session.cargo.feedback is None:
+        return np.zeros(BLOCK, np.float32)
+    return session.cargo.feedback.state()[ERROR][block]
+
+
+def exact(setting: SimulationConfig, pull: str) -> bool:
+    """Whether the weights sent can be counted; reference_model.py checks rules with slots."""
+    plain = setting.merge is Merge.EACH and not setting.slots
+    return plain and pull == "none" and setting.push in EXACT_PUSHES
+
+
+class Counted(msgspec.Struct):
+    """What a run came to."""
+
+    delivered: int = 0
+    lost: int = 0
+    doubled: int = 0
+    mangled: int = 0
+    pushes: int = 0
+    deaths: int = 0

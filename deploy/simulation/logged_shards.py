@@ -1,0 +1,216 @@
+"""A shard with a log on a disk, at the levels `process` and `logged`: it dies, and is made again.
+
+Its log is the real one (ps/wal/writer.py) on a made-up disk (disks.py). Whenever it has died,
+what the disk holds is looked at, and must be what the shard was, bit for bit: of a death between
+two turns exactly that; of one in the midst of a turn's writing, from before that turn or behind it,
+for nobody has been answered.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deploy.simulation import invariants
+from deploy.simulation.clock import Party
+from deploy.simulation.disk import Died, Errand, SimulatedDisk
+from deploy.simulation.invariants import Promise, Violation
+from deploy.simulation.single_shards import Single
+from ps.wal.recovery import looked_at
+from ps.wal.writer import BackgroundTask, LoggedShard, WriteAheadLog
+from shards.envelopes import Arrival, Outgoing
+from shards.errors import DownpourError, GiveUp
+from shards.messages import Ack
+from shards.shard import Shard
+
+if TYPE_CHECKING:
+    from deploy.simulation.simulation import Simulation
+
+BACK_S = 0.3  # until a killed process is there again, and between attempts on a full disk
+ERRAND_S = 0.5  # at most, until a base is written
+
+Image = tuple[object, ...]
+
+
+class OnDisk(Single):
+    """One process, its lives, and the disk that outlives them."""
+
+    def __init__(self, world: "Simulation", number: int, *, fresh: bool = False) -> None:
+        self._disk = SimulatedDisk(f"disk {number}", world.clock.random)
+        self._power = False  # whether the death that the fuse leads to is the power's
+        self._back_s = BACK_S
+        self._expected: list[Image] = []
+        self._settled: tuple[str, int] | None = None  # the newest log, whole up to there
+        self._acknowledged: dict[str, int] = {}
+        self._lost = False
+        super().__init__(world, number, fresh=fresh)
+
+    def _be_born(self) -> None:
+        self._live()
+        if self._fresh:
+            return
+        install, frames = self.blank()
+        self._acts.handle_together([Arrival(b"operator", install, frames)], self._process.now)
+
+    def _live(self) -> None:
+        """A process begins, and goes on from what the disk holds."""
+        setting = self._world.setting
+        self._boot += 1
+        shard = Shard(self._world.spec(self.number, self.map), self._boot)
+        self._log = WriteAheadLog(self._disk, setting.durability, setting.log_bytes, self._aside)
+        self._log.recover(shard, self._process.now)
+        self._shard, self._acts = shard, LoggedShard(shard, self._log)
+
+    def _aside(self, work: Callable[[], None]) -> BackgroundTask:
+        errand = Errand(work)
+        when_s = self._world.clock.random.random() * ERRAND_S
+        self._process.after(when_s, self._guarded, errand.join)
+        return errand
+
+    # --- dying ------------------------------------------------------------------------------------
+
+    def _act(self, turn: Callable[[], Sequence[Outgoing]]) -> None:
+        endangered = self._disk.fuse is not None or self._disk.full or self._log._failure
+        before = [invariants.image(self._shard)] if endangered else []
+        answers: Sequence[Outgoing] = ()
+
+        def act() -> None:
+            nonlocal answers
+            answers = turn()
+
+        if self._guarded(act, before):
+            for answer in answers:
+                if type(answer.message) is Ack:
+                    worker = self._world.life_at(answer.to).name
+                    told = self._acknowledged.get(worker, 0)
+                    self._acknowledged[worker] = max(told, answer.message.seq)
+            self._look(answers)
+
+    def _guarded(self, action: Callable[[], None], before: Sequence[Image] = ()) -> bool:
+        """Do it; False if the process has died of it."""
+        try:
+            action()
+        except Died:
+            self._die([*before, invariants.image(self._shard)], self._back_s, power=self._power)
+        except GiveUp as error:
+            if not self._disk.full and self._log._failure is None:
+                raise
+            self._world.note(str(error))
+            self._die([*before, invariants.image(self._shard)], BACK_S, power=False)
+        else:
+            return True
+        return False
+
+    def restart(self, lost_s: float, *, told: bool) -> None:
+        """Be killed, and started again."""
+        self.die(BACK_S, power=False, operations=0)
+
+    def die(self, back_s: float, *, power: bool, operations: int) -> None:
+        if operations:
+            self._disk.fuse, self._power, self._back_s = operations - 1, power, back_s
+        elif self._process.alive:
+            self._die([invariants.image(self._shard)], back_s, power=power)
+        elif power:
+            self._disk.fail()
+            self._settled = None  # the mark was not flushed
+
+    def fill(self, for_s: float) -> None:
+        self._disk.full = True
+        self._world.clock.after(for_s, setattr, self._disk, "full", False)
+
+    def _die(self, expected: list[Image], back_s: float, *, power: bool) -> None:
+        """`expected` is what the disk may hold now."""
+        self._expected = expected
+        between_turns = len(expected) == 1 and not power
+        self._settled = (self._log.name, self._log.filled) if between_turns else None
+        self._rows = self.records()
+        self._process.alive = False
+        self._waiting.clear()
+        self._disk.fuse = None
+        if power:
+            self._disk.fail()
+        self._world.calm = False
+        self._world.counted.deaths += 1
+        how = "loses its power" if power else "dies"
+        self._world.note(f"shard {self.number} {how} at version {self._shard.version}")
+        self._world.clock.after(back_s, self._again)
+
+    def _again(self) -> None:
+        """The next life, or another attempt at it."""
+        self._process = Party(self._world.clock, self._process.name)
+        try:
+            found = self._check_disk() if self._world.durable else None
+            self._live()
+        except Died:
+            self._fail_again(power=self._power)
+        except GiveUp as error:
+            if self._disk.full:
+                self._fail_again(power=False)
+            elif self._world.durable:
+                raise Violation(Promise.DURABLE, f"shard {self.number}: {error}") from error
+            else:
+                self._process.alive = False  # what the disk has lost is found out
+        else:
+            # Not before: the power may fail in the midst of it, and take what is not flushed.
+            self._expected = [found] if found is not None else self._expected
+            self._world.note(f"shard {self.number} is back at version {self._shard.version}")
+            self.begin()
+
+    def _fail_again(self, *, power: bool) -> None:
+        self._process.alive = False
+        if power:
+            self._disk.fail()
+        self._world.clock.after(BACK_S, self._again)
+
+    def _check_disk(self) -> Image:
+        """What can be read is what was, bit for bit, with every push that was acknowledged."""
+        try:
+            shard = looked_at(self._disk, self._world.spec(self.number, self.map))
+        except DownpourError as error:
+            raise Violation(Promise.RECOVERY, f"shard {self.number}: {error}") from error
+        found = invariants.image(shard)
+        if found not in self._expected:
+            raise Violation(
+                Promise.RECOVERY,
+                f"shard {self.number} comes back at version {found[0]}, expected one of"
+                f" {[image[0] for image in self._expected]}, bit for bit",
+            )
+        for worker, seq in self._acknowledged.items():
+            entry = shard.ledger.entries.get(worker)
+            held = 0 if entry is None else entry.seq
+            if held < seq:
+                raise Violation(
+                    Promise.DURABLE,
+                    f"shard {self.number} comes back with {held} pushes of {worker},"
+                    f" {seq} are acknowledged",
+                )
+        self._check_loss_shows()
+        return found
+
+    def _check_loss_shows(self) -> None:
+        """Had somebody cut the newest log, the shard would not come back."""
+        if self._settled is None:
+            return
+        # Once: a life that dies while it begins may leave a mark of which only a part is written.
+        (name, filled), self._settled = self._settled, None
+        for size in (0, filled - 1):
+            try:
+                looked_at(self._disk.robbed(name, size), self._world.spec(self.number, self.map))
+            except DownpourError:
+                continue
+            raise Violation(
+                Promise.RECOVERY,
+                f"shard {self.number} comes back from {name} cut from {filled} to {size} bytes,"
+                " expected an error",
+            )
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def records(self) -> NDArray[np.void]:
+        """Those of pushes that were replayed replace what was collected before."""
+        first, rows = self._shard.journal.since(0)
+        return np.concatenate([self._rows[:first], rows])
+
+    def drained(self) -> bool:
+        return self._process.alive and super().drained()

@@ -1,0 +1,171 @@
+"""Whoever moves the job to other shards: the real plan (ps/session/admin_plans.py), over bad links.
+
+A question is repeated until each shard has answered, as a console repeats it. What the shards
+handed over is noted for the end of the run: the records of each block of floats, and pushes that a
+shard lacked when it was not heard from their worker any more. No part of those may be applied
+later, and that they are not whole is the one exception from exactly once.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from deploy.simulation.addresses import address_of
+from deploy.simulation.clock import Party
+from deploy.simulation.invariants import Promise, Violation
+from deploy.simulation.shard_hosts import ShardHost
+from ps.session.admin_plans import Answer, Answers, Ask, Pause, Plan, Side, reshard, state_in
+from ps.session.events import Unreachable
+from shards import wire_format
+from shards.error_codes import error_of
+from shards.errors import DownpourError
+from shards.messages import Export, HandOver, Install, Refusal, Remedy, Standing
+from shards.tables import cut_evenly
+
+if TYPE_CHECKING:
+    from deploy.simulation.faults import ReshardFault
+    from deploy.simulation.simulation import Simulation
+
+PATIENCE_S = 30.0
+RETRY_S = 0.7
+ELSEWHERE_S = 0.2  # until another copy is asked than the one that does not serve
+
+
+class Operator(Party):
+    """One attempt at one move."""
+
+    def __init__(self, world: "Simulation", wanted: "ReshardFault") -> None:
+        super().__init__(world.clock, "operator")
+        self._wanted, self._death_is_due = wanted, True
+        self._world = world
+        self._old: Sequence[ShardHost] = world.hosts
+        before = self._old[0].map
+        after = cut_evenly(world.table, wanted.shards, before.epoch + 1)
+        generation, self._new = world.add_generation(after)
+        self.address = f"operator/{generation}".encode()
+        self._sides = {
+            Side(world.job, before, PATIENCE_S): self._old,
+            Side(world.job, after, PATIENCE_S): self._new,
+        }
+        old, new = self._sides
+        self._plan: Plan[None] = reshard(old, new, address_of(generation))
+        self._request = 0
+        self._asked: Ask | None = None
+        self._answers: dict[int, Answer] = {}
+        self._exported: dict[int, Answer] = {}
+        self._since = 0.0
+        self._turns_elsewhere = False
+
+    def begin(self) -> None:
+        """Carry out the plan."""
+        self._go(lambda: next(self._plan))
+
+    def _go(self, on: Callable[[], Ask | Pause]) -> None:
+        self._asked = None
+        try:
+            step = on()
+        except StopIteration:
+            if self._old[0].moved_to is None:
+                raise Violation(Promise.MOVED, "shard 0 said so, and serves on") from None
+            self._end("the job has moved")
+        except DownpourError as error:
+            self._end(f"the move is off: {error}")
+        else:
+            if isinstance(step, Pause):
+                self.after(step.seconds, self._go, lambda: self._plan.send(Answers(self.now, {})))
+            else:
+                self._request += 1
+                question = step.question(0)
+                if isinstance(question, HandOver):
+                    self._hand_over(self._exported)
+                if self._death_is_due and type(question).__name__ == self._wanted.before:
+                    self._death_is_due = False
+                    side = self._new if self._wanted.fresh else self._old
+                    self._strike(side[self._wanted.shard % len(side)])
+                self._asked, self._answers, self._since = step, {}, self.now
+                self._ask(self._request, RETRY_S)
+
+    def _strike(self, host: ShardHost) -> None:
+        if self._wanted.after_s:
+            self._world.clock.after(self._wanted.after_s, host.struck)
+        else:
+            host.struck()
+
+    def _end(self, how: str) -> None:
+        self._world.note(how)
+        self.alive = False
+
+    def _ask(self, request: int, wait_s: float) -> None:
+        asked = self._asked
+        if asked is None or request != self._request:
+            return
+        missing = self._missing(asked)
+        if self.now - self._since > PATIENCE_S:
+            error = Unreachable(f"shard {missing[0]} has not answered the operator", missing[0])
+            self._go(lambda: self._plan.throw(error))
+            return
+        self._send(asked)
+        self.after(wait_s, self._ask, request, 2 * wait_s)
+
+    def _missing(self, asked: Ask) -> list[int]:
+        return [shard for shard in asked.shards if shard not in self._answers]
+
+    def _send(self, asked: Ask) -> None:
+        header = wire_format.encode(asked.question(self._request))
+        for shard in self._missing(asked):
+            route = self._sides[asked.of][shard].route(self)
+            if route is not None:
+                self._world.network.carry(self.name, route[0], header, asked.frames, route[1])
+
+    def _turn_elsewhere(self) -> None:
+        self._turns_elsewhere = False
+        if self._asked is not None:
+            self._send(self._asked)
+
+    def receive(self, host: ShardHost, header: bytes, frames: Sequence[Any]) -> None:
+        """An answer has come."""
+        asked = self._asked
+        if asked is None or host not in self._sides[asked.of]:
+            return
+        try:
+            reply = wire_format.decode_reply(header)
+        except DownpourError:
+            return  # and is asked for again
+        if reply.request not in {0, self._request}:
+            return
+        if isinstance(reply, Refusal):
+            if host.elsewhere(reply):
+                if not self._turns_elsewhere:
+                    self._turns_elsewhere = True
+                    self.after(ELSEWHERE_S, self._turn_elsewhere)
+                return
+            if isinstance(asked.question(0), Install) and reply.remedy is Remedy.GIVE_UP:
+                # Nobody else knows of the new shards; what they hold they have from here.
+                raise Violation(Promise.NO_SURPRISE, f"the operator is told {reply.text!r}")
+            error = error_of(reply)
+            self._go(lambda: self._plan.throw(error))
+        elif reply.request and host.number in asked.shards:
+            self._answers.setdefault(host.number, (reply, wire_format.wrap(frames)))
+            if len(self._answers) == len(asked.shards):
+                answers = self._answers
+                if isinstance(asked.question(0), Export):
+                    self._exported = answers
+                self._go(lambda: self._plan.send(Answers(self.now, answers)))
+
+    def _hand_over(self, answers: dict[int, Answer]) -> None:
+        """Note, for each block, which pushes the new shards begin with."""
+        states = [state_in(*answers[shard]).saved for shard in range(len(self._old))]
+        furthest: dict[str, int] = {}
+        for saved in states:
+            for worker, entry in saved.ledger.entries.items():
+                furthest[worker] = max(entry.seq, furthest.get(worker, 0))
+        for host, saved in zip(self._old, states, strict=True):
+            short: dict[str, set[int]] = {}
+            for worker, last in furthest.items():
+                one = saved.ledger.entries.get(worker)
+                seq = one.seq if one else 0
+                if seq < last and one and one.standing in (Standing.ACTIVE, Standing.GREETED):
+                    raise Violation(
+                        Promise.ONE_CUT, f"shard {host.number} is moved without push {last}"
+                    )
+                short[worker] = set(range(seq + 1, last + 1))
+            host.hand_over(self._new, saved, short)

@@ -1,0 +1,397 @@
+"""A replicated shard: all processes that are or were its copies, and what they answer.
+
+Copies are killed within the budget only while their group is in sync and whole, which is what
+`replicated` promises to survive; stops, cuts and the coordinator's deaths come at any time. A copy
+that dies or retires is followed by an empty one.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deploy.simulation import invariants
+from deploy.simulation.clock import Party
+from deploy.simulation.invariants import Promise, Violation
+from deploy.simulation.network import Deliver
+from deploy.simulation.shard_hosts import End, ShardHost
+from ps.replication.coordinator import ShardGroup
+from shards import wire_format
+from shards.envelopes import Outgoing
+from shards.errors import DownpourError
+from shards.messages import Ack, Refusal, Remedy
+from shards.parameters import SavedProgress
+from shards.replica import Effects, Post, ShardReplica
+from shards.replication_messages import Assignment, Beat, Replicate, Sync
+from shards.shard import Shard
+from shards.update_records import RECORD
+
+if TYPE_CHECKING:
+    from deploy.simulation.coordinator import CoordinatorSeat
+    from deploy.simulation.simulation import Simulation
+
+BEAT_S = 0.4
+TICK_S = 0.5
+RETRY_S = 0.4
+REBIRTH_S = 1.5
+FOLLOWED_S = 20.0  # within which a backup that nothing disturbs is in sync, or nearer to it
+KEPT = 64  # images of entries, to compare a backup with
+
+
+class Copy(Party):
+    """One life of one copy."""
+
+    def __init__(self, group: "Copies", boot: int) -> None:
+        super().__init__(group._world.clock, f"copy {boot}")
+        self.boot, self._group = boot, group
+        spec = group._world.spec(group.number, group.map)
+        self.replica = ShardReplica(group.number, boot, lambda: Shard(spec, boot), retry_s=RETRY_S)
+        self._before = np.empty(0, RECORD)
+        self._disturbed_at = 0.0
+        self._behind = inf  # the fewest entries that its backup was from being in sync
+
+    def __repr__(self) -> str:
+        return f"{'living' if self.alive else 'dead'} {self.replica.beat()}"
+
+    def begin(self) -> None:
+        """Say that it is there, and keep its own time."""
+        self.every(BEAT_S, lambda: self._group.report(self, self.replica.beat()))
+        self.every(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        if self.replica.serving and self.replica.shard.ledger.silent(self.now):
+            self._group._world.calm = False
+        self._group.perform(self, self.replica.tick(self.now))
+        self._check_followed()
+
+    def _check_followed(self) -> None:
+        """Once faults have ended, a backup does not stay behind for ever."""
+        world, active = self._group._world, self.replica._active
+        backup = active.backup if active is not None and self.replica.serving else None
+        apart = backup is not None and not self.replica.in_sync and self._group.copies[backup].alive
+        behind = inf if self.replica.behind is None else self.replica.behind
+        if not apart or world.network.disturbed or world.clock.now < world.setting.quiet_s:
+            self._disturbed_at, self._behind = world.clock.now, inf
+        elif behind < self._behind:
+            self._disturbed_at, self._behind = world.clock.now, behind
+        elif world.clock.now - self._disturbed_at > FOLLOWED_S:
+            raise Violation(
+                Promise.PROGRESS, f"copy {backup} comes no nearer for {FOLLOWED_S:g} s: {active}"
+            )
+
+    def assign(self, word: Assignment) -> None:
+        """The coordinator's word has come."""
+        self._group.perform(self, self.replica.assign(word, self.now))
+        if self.replica.serving:
+            self._group.install(self)
+
+    def records(self) -> NDArray[np.void]:
+        """Of all that its state holds, be it applied here or where the state is from."""
+        return np.concatenate([self._before, self.replica.shard.journal.since(0)[1]])
+
+    def take_after(self, other: "Copy") -> None:
+        """Its state, just taken, is what the other had at that version."""
+        rows = other.records()
+        self._before = rows[rows["apply_version"] <= self.replica.shard.version]
+
+    @property
+    def epoch(self) -> int:
+        """What it acts under."""
+        active = self.replica._active
+        return active.epoch if active else 0
+
+
+class Copies(ShardHost):
+    """All copies of one shard that ever were."""
+
+    seat: "CoordinatorSeat"
+
+    def __init__(self, world: "Simulation", number: int, *, fresh: bool = False) -> None:
+        super().__init__(world, number, fresh=fresh)
+        self.copies: dict[int, Copy] = {}
+        self._images: dict[tuple[int, int], tuple[object, ...]] = {}
+        self._installed = fresh
+        self._acknowledged: dict[str, int] = {}
+        self._primaries: dict[int, int] = {}
+        self._routes: dict[str, Copy] = {}
+
+    def begin(self) -> None:
+        self._bear()
+        self._world.clock.after(0.3, self._bear)
+
+    def _bear(self) -> None:
+        copy = Copy(self, self._world.next_boot())
+        self.copies[copy.boot] = copy
+        copy.begin()
+
+    @property
+    def _group(self) -> ShardGroup:
+        return self.seat.record[self.number]
+
+    @property
+    def _living(self) -> list[Copy]:
+        """Those that may be promoted, or serve."""
+        return [self.copies[boot] for boot in self._group.promotable if self.copies[boot].alive]
+
+    @property
+    def shard(self) -> Shard:
+        return self._living[0].replica.shard
+
+    def records(self) -> NDArray[np.void]:
+        return self._living[0].records()
+
+    @property
+    def moved_to(self) -> bytes | None:
+        """Where whoever may be promoted would send them, too."""
+        told = {copy.replica.shard.progress.moved_to for copy in self._living}
+        return told.pop() if len(told) == 1 else None
+
+    def party(self, role: str) -> Copy | None:
+        settled = self._group.settled
+        if settled is None:
+            return None
+        boot = settled.primary if role == "primary" else settled.backup
+        copy = self.copies.get(boot) if boot is not None else None
+        return copy if copy is not None and copy.alive else None
+
+    # --- requests and answers ---------------------------------------------------------------------
+
+    def route(self, life: End) -> tuple[str, Deliver] | None:
+        """The copy that this worker believes in; a dead one is found out and another tried."""
+        copy = self._routes.get(life.name)
+        if copy is None or not copy.alive:
+            living = [copy for copy in self.copies.values() if copy.alive]
+            if not living:
+                return None
+            copy = self._routes[life.name] = self._world.clock.random.choice(living)
+
+        def deliver(header: bytes, frames: Sequence[Any]) -> None:
+            copy.at(self._take, copy, life.address, header, frames)
+
+        return copy.name, deliver
+
+    def install(self, copy: Copy) -> None:
+        """The operator gives the first primary its weights."""
+        if not self._installed:
+            self._installed = True
+            self.perform(copy, copy.replica.handle(b"", *self.blank(), copy.now))
+
+    def _take(self, copy: Copy, sender: bytes, header: bytes, frames: Sequence[Any]) -> None:
+        try:
+            message = wire_format.decode_request(header)
+        except DownpourError as error:
+            self.answer(copy, [copy.replica.shard.refuse(sender, 0, error)])
+            return
+        self._pulls.asked(sender, message)
+        effects = copy.replica.handle(sender, message, wire_format.wrap(frames), copy.now)
+        self.perform(copy, effects)
+
+    def _receive(self, copy: Copy, origin: int, post: Post) -> None:
+        """A word of another copy has come."""
+        frames = [frame.data if isinstance(frame, np.ndarray) else frame for frame in post.frames]
+        replica, before, shard = copy.replica, copy.replica.position, copy.replica.shard
+        effects = replica.receive(origin, post.message, frames, copy.now)
+        if replica.shard is not shard:
+            copy.take_after(self.copies[origin])
+        if isinstance(post.message, Replicate) and replica.position == before + 1:
+            theirs = self._images.get((post.message.epoch, replica.position))
+            if theirs is not None and theirs != _image(replica.shard):
+                raise Violation(
+                    Promise.SAME_COPY, f"backup {copy.boot} after entry {replica.position}"
+                )
+        self.perform(copy, effects)
+
+    def perform(self, copy: Copy, effects: Effects) -> None:
+        """Check what a replica wants done, and do it."""
+        replica = copy.replica
+        if replica.serving:
+            self._keep_image(copy)
+        if effects.answers:
+            self._let_go(copy, [answer for answer in effects.answers if answer.to])
+        for post in effects.posts:
+            self._post(copy, post)
+        if effects.beat is not None:
+            self.report(copy, effects.beat)
+        if replica.retired and copy.alive:
+            copy.alive = False
+            self._world.note(f"copy {copy.boot} of shard {self.number} retires")
+            self._world.clock.after(REBIRTH_S, self._bear)
+
+    def _keep_image(self, copy: Copy) -> None:
+        key = copy.epoch, copy.replica.position
+        if key not in self._images:
+            self._images[key] = _image(copy.replica.shard)
+            if len(self._images) > KEPT:
+                del self._images[next(iter(self._images))]
+
+    def _let_go(self, copy: Copy, answers: Sequence[Outgoing]) -> None:
+        for answer in answers:
+            if type(answer.message) is Ack:
+                self._check_acknowledged(copy, answer.to, answer.message.seq)
+            elif type(answer.message) is Refusal and answer.message.remedy is Remedy.RETRY:
+                # Told that this copy does not serve, the worker tries another.
+                self._routes.pop(self._world.end_at(answer.to).name, None)
+        self._pulls.check(copy.replica.shard, answers)
+        self.answer(copy, answers)
+
+    def _post(self, copy: Copy, post: Post) -> None:
+        other = self.copies[post.to]
+
+        def deliver() -> None:
+            # What a killed process had queued may never have left it.
+            if copy.alive or self._world.clock.random.random() < 0.5:
+                other.at(self._receive, other, copy.boot, post)
+
+        size_s = self._world.setting.state_s if isinstance(post.message, Sync) else 0.0
+        self._world.network.post(copy.name, other.name, deliver, size_s=size_s)
+
+    def report(self, copy: Copy, beat: Beat) -> None:
+        """Tell the coordinator."""
+        seat = self.seat
+        self._world.network.post(copy.name, seat.name, seat.at, seat.hear, beat)
+
+    # --- promises ---------------------------------------------------------------------------------
+
+    def _check_acknowledged(self, copy: Copy, to: bytes, seq: int) -> None:
+        first = self._primaries.setdefault(copy.epoch, copy.boot)
+        if first != copy.boot:
+            raise Violation(
+                Promise.ONE_PRIMARY, f"copies {first} and {copy.boot} commit in {copy.epoch}"
+            )
+        worker = self._world.life_at(to).name
+        self._acknowledged[worker] = max(seq, self._acknowledged.get(worker, 0))
+        self._check_held(f"copy {copy.boot} acknowledges push {seq} of {worker}")
+
+    def check_applied(self, worker: str, seq: int) -> None:
+        if self._acknowledged.get(worker, 0) < seq:
+            raise Violation(
+                Promise.EXACTLY_ONCE, f"{worker} was told of push {seq}, which nobody acknowledged"
+            )
+
+    def _check_held(self, when: str) -> None:
+        """Every acknowledged push is in every copy that may be promoted."""
+        for boot in self._group.promotable:
+            entries = self.copies[boot].replica.shard.ledger.entries
+            for worker, seq in self._acknowledged.items():
+                held = entries[worker].seq if worker in entries else 0
+                if held < seq:
+                    raise Violation(
+                        Promise.DURABLE,
+                        f"when {when}, copy {boot} of shard {self.number} has {held} pushes of"
+                        f" {worker}, {seq} are acknowledged; {self._group}",
+                    )
+
+    def decided(self, before: ShardGroup, group: ShardGroup) -> None:
+        """The record has changed: the moment to test what it says."""
+        self._world.note(f"shard {self.number}: {_told(group)}")
+        self._check_held("the record changes")
+        if before.settled is not None and before.settled.primary != _primary(group):
+            self._world.calm = False
+        if group.in_sync and not before.in_sync and self.ambushes:
+            ambush = self.ambushes.pop()
+
+            def strike() -> None:
+                self.crash(ambush.who, ambush.back_s, reckless=False, told=False)
+
+            self._world.clock.after(ambush.after_s, strike)
+
+    # --- dying ------------------------------------------------------------------------------------
+
+    def _whole(self) -> bool:
+        """In sync by the record, with nothing else going wrong: one death is within the promise."""
+        group = self._group
+        if group.pending is not None or not group.in_sync or not self._installed:
+            return False
+        now, touched = self._world.clock.now, self._world.network.touched
+        return all(
+            copy.alive and copy.frozen_until <= now and not touched(copy.name)
+            for copy in (self.copies[boot] for boot in group.promotable)
+        )
+
+    def crash(self, role: str, back_s: float, *, reckless: bool, told: bool) -> bool:
+        if not reckless and (
+            not self._whole() or self._world.clock.now > self._world.setting.quiet_s
+        ):
+            return False
+        copy = self.party(role.partition(" ")[0])
+        if copy is not None:
+            copy.alive = False
+            self._world.calm = False
+            self._world.counted.deaths += 1
+            self._world.note(f"{copy.name}, {role}, dies")
+            if told:
+                self.seat.broken(copy.boot)
+            self._world.clock.after(back_s, self._bear)
+        return True
+
+    def struck(self) -> None:
+        told = self._world.clock.random.random() < 0.5
+        self.crash("primary", REBIRTH_S, reckless=False, told=told)
+
+    def lose_connection(self, role: str) -> None:
+        copy = self.party(role.partition(" ")[0])
+        if copy is not None:
+            self.seat.broken(copy.boot)
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def drained(self) -> bool:
+        group = self._group
+        if group.settled is None or group.pending is not None:
+            return False
+        primary = self.copies[group.settled.primary].replica
+        return primary.serving and not primary._held and not primary._unreported
+
+    def finish(self) -> None:
+        for boot in self._group.promotable:
+            copy = self.copies[boot]
+            shard, where = copy.replica.shard, f"copy {boot} of shard {self.number}"
+            if self._installed and shard.held._weights is not None:
+                self.check_held(shard, copy.records(), where)
+        if self._world.durable:
+            self._check_ledger()
+            self.check_whole()
+
+    def _check_ledger(self) -> None:
+        for life in self._world.lives.values():
+            held = self.shard.ledger.entries[life.name].seq
+            if held != self._world.setting.steps:
+                raise Violation(
+                    Promise.EXACTLY_ONCE, f"{life.name} has {held} pushes in the ledger"
+                )
+
+    # --- moving -----------------------------------------------------------------------------------
+
+    def elsewhere(self, reply: Refusal) -> bool:
+        return reply.remedy is Remedy.RETRY
+
+    def hand_over(
+        self, to: Sequence[ShardHost], saved: SavedProgress, short: Mapping[str, set[int]]
+    ) -> None:
+        super().hand_over(to, saved, short)
+        for heir in to:
+            assert isinstance(heir, Copies)
+            for worker, seq in self._acknowledged.items():
+                heir._acknowledged[worker] = max(seq, heir._acknowledged.get(worker, 0))
+            heir._check_held("it is given what was acknowledged elsewhere")
+
+
+def _image(shard: Shard) -> tuple[object, ...]:
+    """What a backup has in common with its primary."""
+    stands = shard.progress.standstill
+    # When one ends is forgotten when that is seen, which by itself is no entry.
+    return (*invariants.image(shard), stands.cut, stands.seconds, shard.progress.moved_to)
+
+
+def _primary(group: ShardGroup) -> int | None:
+    return group.newest.primary if group.newest is not None else None
+
+
+def _told(group: ShardGroup) -> str:
+    newest = group.newest
+    if newest is None:
+        return "nobody holds it"
+    state = "pending" if group.pending else "in sync" if group.in_sync else "settled"
+    return f"epoch {newest.epoch}, primary {newest.primary}, backup {newest.backup}, {state}"

@@ -1,0 +1,290 @@
+"""A simulated cluster: the real sessions, shards, replicas and coordinator, and what befalls them.
+
+    outcome = play(scenario)        the same scenario always comes to the same outcome
+
+After `quiet_s` no fault begins, and everyone must come to an end.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+
+from deploy.simulation.addresses import generation_of
+from deploy.simulation.clock import Clock, Party
+from deploy.simulation.config import ClusterConfig
+from deploy.simulation.coordinator import CoordinatorSeat
+from deploy.simulation.faults import AnyFault, ReshardFault
+from deploy.simulation.invariants import BLOCK, Counted, Promise, Violation
+from deploy.simulation.logged_shards import OnDisk
+from deploy.simulation.network import Network
+from deploy.simulation.operator import Operator
+from deploy.simulation.replicated_shards import Copies
+from deploy.simulation.scenarios import Profile, Scenario
+from deploy.simulation.shard_hosts import ShardHost
+from deploy.simulation.single_shards import Single
+from deploy.simulation.workers import WorkerLife
+from ps.durability import Durability
+from ps.session.compression import Compression
+from ps.session.events import Send
+from shards import wire_format
+from shards.errors import BadMessage, DownpourError, Fenced
+from shards.rules import RULES, Decay
+from shards.schedules import Fixed
+from shards.spec import ShardSpec
+from shards.tables import DenseTable, ShardMap, TensorSpec, cut_evenly
+
+HORIZON_S = 200.0  # a standstill of a minute that a death near its end has begin again, and more
+BEYOND_S = 12.0  # how long a run whose budget is exceeded goes on after its faults
+NOTED = 200  # lines of what happened
+
+
+class SimulationOutcome(msgspec.Struct, frozen=True):
+    """How a run ended: `violation` is empty if every promise held."""
+
+    scenario: Scenario
+    violation: str
+    seconds: float
+    counted: Counted
+    noted: list[str]
+
+
+class Simulation:
+    """One run; `play` is what to call."""
+
+    job, build = "sim-job", "sim-build"
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.setting = setting = scenario.setting
+        self.clock = Clock(scenario.seed)
+        self.counted = Counted()
+        self.network = Network(self.clock, setting.delay_s, self.counted)
+        self.compression = (
+            Compression.parse(setting.push, setting.pull)
+            if setting.cluster is ClusterConfig.COMPRESSED
+            else None
+        )
+        moves = [fault.shards for fault in scenario.faults if isinstance(fault, ReshardFault)]
+        self.blocks = max([setting.shards, *moves])
+        self.table = DenseTable("sim", (TensorSpec("w", (BLOCK * self.blocks,)),))
+        self.map = cut_evenly(self.table, setting.shards)
+        self.durable = scenario.profile is Profile.WITHIN
+        self.lossy = any(getattr(fault, "lost_s", 0.0) for fault in scenario.faults)
+        self.ordered = not self.lossy and not _forgetful(scenario)
+        # Until somebody is lost, clocks count exactly the pushes applied.
+        self.calm = True
+        self.thawed_at = 0.0  # when the last process that was stopped has continued, or will
+        self.noted: deque[str] = deque(maxlen=NOTED)
+        self.lives: dict[int, WorkerLife] = {}
+        self._lives: dict[bytes, WorkerLife] = {}
+        self._operators: dict[bytes, Operator] = {}
+        self._boots = 0
+        self._unfinished: set[int] = set()
+        self.generations: list[Sequence[ShardHost]] = []
+        self._seats: list[CoordinatorSeat] = []
+        self._settle(fresh=False)
+        for fault in scenario.faults:
+            self.clock.after(fault.at, self._strike, fault)
+
+    def _strike(self, fault: AnyFault) -> None:
+        self.note(f"fault: {fault}")
+        fault.strike(self)
+
+    def run(self) -> None:
+        """Play to the end; raises Violation, or whatever else the code under test raises."""
+        self._begin()
+        for number in range(self.setting.workers):
+            self._bear(number, 0, self.clock.random.random() * 1.5)
+        end = HORIZON_S if self.durable else self.setting.quiet_s + BEYOND_S
+        still = not self.clock.run(self._unfinished.__len__, end)
+        if self.durable:
+            still = still or not self.clock.run(self._busy, end)
+            if still:
+                self._stuck()
+        for host in self.hosts:
+            host.finish()
+        self._check_left()
+
+    def _busy(self) -> bool:
+        return not all(host.drained() for host in self.hosts)
+
+    def _stuck(self) -> None:
+        lives = [life for life in self.lives.values() if life.number in self._unfinished]
+        raise Violation(Promise.PROGRESS, f"{lives or 'a shard'} at {self.clock.now:.0f} s")
+
+    def note(self, text: str) -> None:
+        """Remember what happened, for whoever reads the outcome."""
+        self.noted.append(f"{self.clock.now:8.3f}  {text}")
+
+    # --- what parties ask -------------------------------------------------------------------------
+
+    def spec(self, shard: int, shard_map: ShardMap) -> ShardSpec:
+        """What a shard is told at its birth."""
+        setting = self.setting
+        return ShardSpec(
+            job=self.job,
+            shard=shard,
+            table=self.table,
+            map=shard_map,
+            rule=RULES[setting.rule](),
+            schedule=Fixed(base_rate=1.0),
+            decay=Decay(),
+            bound=setting.bound,
+            workers=setting.workers,
+            build=self.build,
+            merge=setting.merge,
+            lease_s=setting.lease_s,
+            warm_steps=setting.warm_steps,
+        )
+
+    def next_boot(self) -> int:
+        """A number that no process has had."""
+        self._boots += 1
+        return self._boots
+
+    def party(self, name: str) -> Party | None:
+        """Who is meant by a name as faults use it; None if there is nobody now."""
+        if name == "coordinator":
+            return self.seat if self._seats else None
+        role, _, number = name.partition(" ")
+        if number:
+            hosts = self.hosts
+            return hosts[int(number)].party(role) if int(number) < len(hosts) else None
+        return self.lives[int(name[1:])]
+
+    def life_at(self, address: bytes) -> WorkerLife:
+        """The life that has this address."""
+        return self._lives[address]
+
+    def end_at(self, address: bytes) -> WorkerLife | Operator:
+        """Whoever asked from this address."""
+        return self._operators.get(address) or self._lives[address]
+
+    def send(self, life: WorkerLife, send: Send) -> None:
+        """A worker's message sets out."""
+        route = life.hosts[send.shard].route(life)
+        if route is not None:
+            to, deliver = route
+            header = wire_format.encode(send.message)
+            self.network.carry(life.name, to, header, send.frames, deliver)
+
+    # --- moves ------------------------------------------------------------------------------------
+
+    @property
+    def hosts(self) -> Sequence[ShardHost]:
+        """The shards that hold the job: those that nobody is sent on from."""
+        hosts = self.generations[0]
+        while len(self.generations) > 1 and (to := _successors(hosts)) is not None:
+            hosts = self.generations[to]
+        return hosts
+
+    @property
+    def seat(self) -> CoordinatorSeat:
+        """The coordinator of the shards that hold the job."""
+        return self._seats[self.generations.index(self.hosts)]
+
+    def move(self, wanted: ReshardFault) -> None:
+        """Have an operator begin to move the job."""
+        operator = Operator(self, wanted)
+        self._operators[operator.address] = operator
+        operator.begin()
+
+    def add_generation(self, shard_map: ShardMap) -> tuple[int, Sequence[ShardHost]]:
+        """Fresh shards, and what an operator calls them."""
+        self.map = shard_map
+        self._settle(fresh=True)
+        self._begin()
+        return len(self.generations) - 1, self.generations[-1]
+
+    def _settle(self, *, fresh: bool) -> None:
+        """Make the shards of the newest map."""
+        numbers = range(self.map.shards)
+        match self.setting.cluster:
+            case ClusterConfig.REPLICATED:
+                groups = [Copies(self, shard, fresh=fresh) for shard in numbers]
+                self._seats.append(CoordinatorSeat(self, groups))
+                self.generations.append(groups)
+            case ClusterConfig.LOGGED:
+                self.generations.append([OnDisk(self, shard, fresh=fresh) for shard in numbers])
+            case _:
+                self.generations.append([Single(self, shard, fresh=fresh) for shard in numbers])
+
+    def _begin(self) -> None:
+        """Let the newest shards live, and whoever coordinates them."""
+        for seat in self._seats[-1:]:
+            seat.begin()
+        for host in self.generations[-1]:
+            host.begin()
+
+    def _check_left(self) -> None:
+        for hosts in self.generations:
+            if len(self.generations) > 1 and _successors(hosts) is not None:
+                for host in hosts:
+                    host.check_handed_over()
+
+    # --- lives of workers -------------------------------------------------------------------------
+
+    def _bear(self, number: int, incarnation: int, delay_s: float) -> None:
+        life = WorkerLife(self, number, incarnation)
+        self.lives[number] = self._lives[life.address] = life
+        self._unfinished.add(number)
+        life.after(delay_s, life.begin)
+
+    def kill(self, name: str, back_s: float, zombie: bool) -> None:
+        """End a life, or leave it as a zombie, and start the next one."""
+        life = self.lives[int(name[1:])]
+        life.alive = zombie
+        self.calm = False
+        self._bear(life.number, life.incarnation + 1, back_s)
+
+    def departed(self, life: WorkerLife) -> None:
+        """Every shard knows that it has left."""
+        if self.lives[life.number] is life:
+            self._unfinished.discard(life.number)
+
+    def failed(self, life: WorkerLife, error: DownpourError) -> None:
+        """A life has met an error that ends it: one that the faults explain, or a violation."""
+        life.alive = False
+        current = self.lives[life.number] is life
+        self.note(f"{life.name}/{life.incarnation} fails: {error}")
+        if isinstance(error, Fenced) and not current:
+            return
+        if isinstance(error, BadMessage) and self.counted.mangled:
+            if current:  # as Spark tries a failed task again
+                self.calm = False
+                self._bear(life.number, life.incarnation + 1, 0.5)
+            return
+        if self.durable or isinstance(error, Fenced):
+            raise Violation(
+                Promise.NO_SURPRISE, f"{life} met {type(error).__name__}: {error}"
+            ) from error
+        self._unfinished.discard(life.number)
+
+    def crash_coordinator(self, back_s: float) -> None:
+        """End the coordinators for a while, where there are any."""
+        for seat in self._seats:
+            seat.crash(back_s)
+
+
+def _successors(hosts: Sequence[ShardHost]) -> int | None:
+    told = [to for host in hosts if (to := host.moved_to) is not None]
+    return generation_of(told[0]) if told else None
+
+
+def _forgetful(scenario: Scenario) -> bool:
+    """Whether the power fails that a log is not meant to survive."""
+    process = scenario.setting.durability is Durability.PROCESS
+    return process and any(getattr(fault, "power", False) for fault in scenario.faults)
+
+
+def play(scenario: Scenario) -> SimulationOutcome:
+    """Run a scenario. Whatever its code trips over, an assertion of ours or not, is a violation."""
+    violation = ""
+    world = Simulation(scenario)
+    try:
+        world.run()
+    except Exception as error:  # noqa: BLE001  # the code under test may raise anything
+        violation = (
+            str(error) if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
+        )
+    return SimulationOutcome(scenario, violation, world.clock.now, world.counted, list(world.noted))

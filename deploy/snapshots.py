@@ -1,0 +1,281 @@
+"""What `downpour checkpoints` does: lists snapshots, checks them, brings weights out, compares two.
+
+Each takes an `SnapshotRef`, a run or a place or one snapshot there (snapshot_ref.py), and returns
+what it found; text is made of it at the end of the file. Nothing here writes into a place of
+snapshots, but a run that is asked for one does.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from deploy.run_folder import writer_of
+from deploy.settings import TrainSettings
+from deploy.snapshot_ref import SnapshotRef, read
+from ps.snapshots.catalog import CatalogEntry, LoadedSnapshot, SnapshotStatus
+from ps.snapshots.manifest import Manifest, damage
+from shards.errors import BadInput, GiveUp
+from shards.parameters import ShardState
+from shards.repartition import repartition
+from shards.tables import DenseTable, cut_evenly
+from worker.caffe.model import CaffeModel
+from worker.caffe.solver import read_solver
+from worker.caffe.weights import moved, write_caffemodel
+from worker.inference import write_safetensors
+
+_LOOK_S = 0.1
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One snapshot as it is listed; figures are None where the manifest cannot be read."""
+
+    number: str
+    state: SnapshotStatus
+    steps: int | None = None
+    versions: tuple[int, ...] | None = None
+    taken_at: float | None = None
+    bytes: int | None = None
+    aligned: bool | None = None
+    complaint: str = ""
+
+
+class SnapshotVerdict(msgspec.Struct, frozen=True):
+    """What a full reading of one snapshot found wrong: a line a file; nothing is good."""
+
+    number: str
+    complaints: tuple[str, ...]
+
+
+class TensorChange(msgspec.Struct, frozen=True):
+    """How far one tensor moved: the L2 norm and the largest of the differences, the former norm."""
+
+    name: str
+    l2: float
+    largest: float
+    norm: float
+
+
+class LedgerChange(msgspec.Struct, frozen=True):
+    """What the ledgers say otherwise of one worker: a field's name, then what and now."""
+
+    worker: str
+    field: str
+    before: str
+    after: str
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """Everything that two snapshots differ in; slots count as tensors of their own."""
+
+    first: str
+    second: str
+    steps: tuple[int, int]
+    tensors: tuple[TensorChange, ...]
+    ledger: tuple[LedgerChange, ...]
+
+
+def listed(origin: SnapshotRef) -> list[Row]:
+    """All snapshots at a place, the newest last, as far as their manifests tell."""
+    entries = origin.open().entries()
+    return [_row(one) for one in entries if origin.name in (None, one.name)]
+
+
+def verified(origin: SnapshotRef) -> Iterator[SnapshotVerdict]:
+    """Read every byte of the snapshots that are meant, one after another."""
+    shelf = origin.open()
+    rows = listed(origin)
+    if not rows:
+        named = "" if origin.name is None else f" {origin.name}"
+        raise BadInput(f"no snapshot{named} in {origin.place}")
+    for row in rows:
+        if row.state is SnapshotStatus.INCOMPLETE:
+            yield SnapshotVerdict(row.number, (row.complaint,))
+        else:
+            yield SnapshotVerdict(row.number, tuple(damage(shelf.store.below(row.number))))
+
+
+def restored(origin: SnapshotRef, target: Path, solver: Path | None = None) -> LoadedSnapshot:
+    """Write the weights of a snapshot to a .safetensors or .caffemodel file.
+
+    A .caffemodel needs the network: `solver`, or the one of the run. Returns what was read.
+    """
+    if target.suffix not in (".safetensors", ".caffemodel"):
+        raise BadInput(f"{target}: expected .safetensors or .caffemodel, got {target.suffix!r}")
+    found = read(origin)
+    weights = _whole(found.manifest, found.states).weights
+    if target.suffix == ".safetensors":
+        write_safetensors(target, found.manifest.table, weights)
+        return found
+    if solver is None and origin.run is not None:
+        solver = TrainSettings.load(origin.run / "settings.json").solver
+    if solver is None:
+        raise BadInput(f"{target}: expected --solver, whose network a .caffemodel holds")
+    net = CaffeModel(read_solver(solver).train).net
+    held, wanted = _shapes(found.manifest.table), _shapes(net.table)
+    for name in sorted(held.keys() | wanted.keys()):
+        if held.get(name) != wanted.get(name):
+            raise BadInput(
+                f"{solver}: expected the network of {found.place}, whose {name} is"
+                f" {held.get(name, 'missing')}; got {wanted.get(name, 'none')}"
+            )
+    write_caffemodel(target, net, moved(weights, found.manifest.table, net))
+    return found
+
+
+def compared(first: SnapshotRef, second: SnapshotRef) -> Difference:
+    """Two snapshots, tensor by tensor and worker by worker; raises BadInput if they do not fit."""
+    one, other = read(first), read(second)
+    tables = one.manifest.table, other.manifest.table
+    if tables[0].tensors != tables[1].tensors:
+        raise BadInput(
+            f"diff: {one.place} and {other.place}: expected the same tensors in both, got others"
+        )
+    states = _whole(one.manifest, one.states), _whole(other.manifest, other.states)
+    names = [name for name in states[0].slots if name in states[1].slots]
+    changes = [
+        change
+        for prefix, before, after in (
+            ("", states[0].weights, states[1].weights),
+            *((f"{name} of ", states[0].slots[name], states[1].slots[name]) for name in names),
+        )
+        for change in _changes(one.manifest, prefix, before, after)
+    ]
+    return Difference(
+        one.place,
+        other.place,
+        (one.manifest.steps, other.manifest.steps),
+        tuple(changes),
+        tuple(_ledger_changes(*states)),
+    )
+
+
+def taken(origin: SnapshotRef, wait_s: float) -> str:
+    """Ask the process that writes a run folder for a snapshot, and wait; returns its number.
+
+    Raises BadInput where no run is under way, GiveUp when none has come within `wait_s`.
+    """
+    if origin.run is None:
+        raise BadInput(f"take {origin.place}: expected the run folder of a run under way")
+    writer = writer_of(origin.run)
+    if writer is None:
+        raise BadInput(f"take {origin.run}: expected a run under way on this machine, got none")
+    shelf = origin.open()
+    asked_at = time.time()
+    os.kill(writer, signal.SIGUSR1)
+    until = time.monotonic() + wait_s
+    while time.monotonic() < until:
+        time.sleep(_LOOK_S)
+        for entry in shelf.entries():
+            if entry.manifest is not None and entry.manifest.taken_at > asked_at:
+                return entry.name
+    raise GiveUp(f"take {origin.run}: no snapshot for {wait_s:g} s; what the run says tells why")
+
+
+def _shapes(table: DenseTable) -> dict[str, tuple[int, ...]]:
+    return {tensor.name: tensor.shape for tensor in table.tensors}
+
+
+def _row(entry: CatalogEntry) -> Row:
+    manifest = entry.manifest
+    if manifest is None:
+        return Row(entry.name, entry.state, complaint=entry.complaint)
+    return Row(
+        entry.name,
+        entry.state,
+        manifest.steps,
+        tuple(part.version for part in manifest.parts),
+        manifest.taken_at,
+        manifest.bytes,
+        manifest.aligned,
+    )
+
+
+def _whole(manifest: Manifest, states: Sequence[ShardState]) -> ShardState:
+    """The state of a job as one shard would have it: its weights are the arena."""
+    return repartition(states, manifest.map, cut_evenly(manifest.table, 1))[0]
+
+
+def _changes(
+    manifest: Manifest, prefix: str, before: NDArray[np.float32], after: NDArray[np.float32]
+) -> Iterator[TensorChange]:
+    for (name, old), new in zip(
+        manifest.table.views(before).items(), manifest.table.views(after).values(), strict=True
+    ):
+        moved_by = new.astype(np.float64) - old
+        yield TensorChange(
+            prefix + name,
+            float(np.linalg.norm(moved_by)),
+            float(np.max(np.abs(moved_by))),
+            float(np.linalg.norm(old.astype(np.float64))),
+        )
+
+
+def _ledger_changes(before: ShardState, after: ShardState) -> Iterator[LedgerChange]:
+    old, new = before.saved.ledger.entries, after.saved.ledger.entries
+    for worker in sorted(old.keys() | new.keys()):
+        if worker not in old or worker not in new:
+            known = "known" if worker in old else "unknown", "known" if worker in new else "unknown"
+            yield LedgerChange(worker, "worker", *known)
+            continue
+        for field in ("incarnation", "seq", "clock", "step", "standing", "takeovers"):
+            pair = getattr(old[worker], field), getattr(new[worker], field)
+            if pair[0] != pair[1]:
+                yield LedgerChange(worker, field, *map(str, pair))
+
+
+# --- as text --------------------------------------------------------------------------------------
+
+
+def list_text(rows: Sequence[Row], place: str) -> str:
+    """A line a snapshot."""
+    if not rows:
+        return f"no snapshots in {place}"
+    cells = [("number", "state", "steps", "versions", "taken", "MB", "aligned")]
+    cells += [
+        (row.number, row.state, *_figures(row)) if row.steps is not None
+        else (row.number, row.state, "", "", "", "", "")
+        for row in rows
+    ]  # fmt: skip
+    lines = _columns(cells)
+    return "\n".join([*lines, *(row.complaint for row in rows if row.complaint)])
+
+
+def _figures(row: Row) -> tuple[str, str, str, str, str]:
+    assert row.versions is not None
+    assert row.taken_at is not None
+    assert row.bytes is not None
+    when = datetime.fromtimestamp(row.taken_at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    versions = " ".join(map(str, row.versions))
+    return str(row.steps), versions, when, f"{row.bytes / 1e6:.1f}", "yes" if row.aligned else "no"
+
+
+def verdict_text(verdict: SnapshotVerdict) -> str:
+    """One line if it is good, else a line a bad file."""
+    if not verdict.complaints:
+        return f"{verdict.number}  good"
+    return "\n".join(f"{verdict.number}  bad: {line}" for line in verdict.complaints)
+
+
+def diff_text(found: Difference) -> str:
+    """A line a tensor, then a line for whatever else changed."""
+    cells = [("tensor", "L2", "largest", "of norm")]
+    cells += [(t.name, f"{t.l2:.4g}", f"{t.largest:.4g}", f"{t.norm:.4g}") for t in found.tensors]
+    lines = [f"{found.first} -> {found.second}", "", *_columns(cells), ""]
+    lines.append(f"steps {found.steps[0]} -> {found.steps[1]}")
+    lines += [f"{c.worker}: {c.field} {c.before} -> {c.after}" for c in found.ledger]
+    return "\n".join(lines if found.ledger else [*lines, "the ledgers say the same"])
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,288 @@
+"""The operator's console: what whoever started a job asks its shards, past the gate.
+
+Install weights or a saved state, export everything at one version, read the weights, look at the
+counters, collect the records of applied updates. Blocking, one question at a time.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ps.cluster import Cluster, cluster_of
+from ps.security.enrolment import operator_key
+from ps.session import admin_plans
+from ps.session.admin_plans import Answer, Answers, Ask, Frames, Pause, Plan, Question, Result, Side
+from ps.session.events import Unreachable
+from ps.transport.links import Links
+from shards import arguments, wire_format
+from shards.error_codes import error_of
+from shards.errors import BadInput
+from shards.ledger import Ledger
+from shards.messages import (
+    AskRecords,
+    AskStatus,
+    FromOperator,
+    Quiesce,
+    Read,
+    Records,
+    Refusal,
+    Remedy,
+    Reply,
+    ShardStatus,
+)
+from shards.parameters import SavedProgress, ShardState
+from shards.update_records import RECORD
+
+__all__ = ["AdminClient", "ShardState"]
+
+_RETRY_S = 2.0
+_CHECK_S = 0.5
+
+
+class AdminClient:
+    """Connections of an operator to every shard of a job; `patience_s` bounds every answer.
+
+    `cluster` may be the path of a cluster file. While an answer is awaited, `check` is called now
+    and then; it may raise why none will come.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster | str | Path,
+        *,
+        patience_s: float = 30.0,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        patience_s = arguments.seconds("patience_s", patience_s, endless=True)
+        self.cluster = cluster = cluster_of(cluster)
+        self._check = arguments.function("check", check, "a function without arguments")
+        self._links = Links(cluster.endpoints, own=operator_key(cluster), guided=cluster)
+        self._links.await_connections(min(_RETRY_S, patience_s))
+        self._patience_s = patience_s
+        self._request = 0
+        self._put_off: dict[int, str] = {}  # why a shard does not answer yet, where it says so
+        self._collected = [0] * len(cluster.endpoints)
+        self._newest = [0] * len(cluster.endpoints)  # versions that records were collected of
+
+    def install(self, arena: NDArray[np.float32]) -> None:
+        """Give every shard its part of fresh weights, finite float32 of shape (table.size,)."""
+        table = self.cluster.table
+        arena = arguments.array(f"install in table {table.name}", arena, table.size)
+        if not np.isfinite(arena).all():
+            raise BadInput(
+                f"install in table {table.name}: expected finite weights, got NaN or infinity at"
+                f" {int(np.argmin(np.isfinite(arena)))}"
+            )
+        for shard in range(self.cluster.map.shards):
+            weights = np.concatenate(self.cluster.map.cut(arena, shard))
+            self.restore(shard, ShardState(SavedProgress(0, 0, 0, Ledger()), weights, {}))
+
+    def restore(self, shard: int, state: ShardState, *, goes_on: bool = False) -> None:
+        """Give one shard a state that `export` returned; `goes_on` if its workers live on."""
+        shard = arguments.whole("shard", shard, 0, self.cluster.map.shards - 1)
+        goes_on = arguments.flag("goes_on", goes_on)
+        arguments.instance("state", state, ShardState, "a ShardState, as `export` returns")
+        carry_out(admin_plans.restore(self.side, shard, state, goes_on=goes_on), self)
+
+    def export(self, *, going_on: bool = False) -> list[ShardState]:
+        """Every shard's state; each shard's is of one version. All are asked at one moment.
+
+        Where they stand still, `going_on` lets each go on as soon as it has been asked.
+        """
+        going_on = arguments.flag("going_on", going_on)
+        job, table = self.cluster.job, self.cluster.table.name
+        answers = self._ask_all(
+            admin_plans.export(self.side),
+            (lambda request: Quiesce(request, job, table, 0.0)) if going_on else None,
+        )
+        return [admin_plans.state_in(*answer) for answer in answers]
+
+    def quiesce(self, seconds: float) -> dict[str, int]:
+        """Bring all shards to the same pushes of every worker, and keep them there.
+
+        Returns each worker's last push. What the shards `export` then is of one moment of the whole
+        job. Workers' further pushes wait, and pulls are answered; after `seconds`, or `go_on`, they
+        go on. Raises Unreachable when the shards have not come together within `patience_s`.
+        """
+        seconds = arguments.seconds("seconds", seconds, zero=True)
+        return carry_out(admin_plans.quiesce(self.side, seconds), self)
+
+    def resume(self) -> None:
+        """End a standstill."""
+        carry_out(admin_plans.resume(self.side), self)
+
+    def hand_over(self, successors: Cluster, cut: Mapping[str, int]) -> None:
+        """Send the workers of shards that stand still at `cut` to their successors.
+
+        Raises GiveUp when the standstill has ended before: then nothing has changed.
+        """
+        told = cluster_of(successors).for_workers().encode()
+        arguments.instance("cut", cut, Mapping, "what `quiesce` returns")  # type: ignore[type-abstract]
+        carry_out(admin_plans.hand_over(self.side, told, [cut] * self.cluster.map.shards), self)
+
+    @property
+    def side(self) -> Side:
+        """Its shards, as the plans of admin_plans.py name them."""
+        return Side(self.cluster.job, self.cluster.map, self._patience_s)
+
+    def read(self) -> NDArray[np.float32]:
+        """The current weights as a new arena, float32 of shape (table.size,)."""
+        arena = self.cluster.table.empty()
+        for shard in range(self.cluster.map.shards):
+            _, frames = self._ask(
+                shard, lambda request: Read(request, self.cluster.job, self.cluster.table.name)
+            )
+            for part, frame in zip(self.cluster.map.cut(arena, shard), frames, strict=True):
+                part[:] = np.frombuffer(frame, np.float32)
+        return arena
+
+    def status(self) -> list[ShardStatus]:
+        """Every shard's counters and how each worker stands with it."""
+        answers = self._ask_all(
+            lambda request: AskStatus(request, self.cluster.job, self.cluster.table.name)
+        )
+        return [wire_format.decode_state(frames[0], ShardStatus) for _, frames in answers]
+
+    def records(self) -> list[NDArray[np.void]]:
+        """For each shard the records (dtype RECORD) of updates applied since the last call."""
+        fresh = []
+        for shard in range(self.cluster.map.shards):
+            reply, frames = self._ask(
+                shard,
+                lambda request, shard=shard: AskRecords(  # type: ignore[misc]
+                    request,
+                    self.cluster.job,
+                    self.cluster.table.name,
+                    self._collected[shard],
+                ),
+            )
+            assert isinstance(reply, Records)
+            rows = np.frombuffer(frames[0], RECORD)
+            self._collected[shard] = reply.first + len(rows)
+            fresh.append(rows if self.cluster.coordinator is None else self._unseen(shard, rows))
+        return fresh
+
+    def _unseen(self, shard: int, rows: NDArray[np.void]) -> NDArray[np.void]:
+        """A copy that took over numbers its records anew, and has some that were collected."""
+        unseen = rows[rows["apply_version"] > self._newest[shard]]
+        self._newest[shard] = int(unseen["apply_version"].max(initial=self._newest[shard]))
+        return unseen
+
+    def close(self) -> None:
+        self._links.close()
+
+    def __enter__(self) -> "AdminClient":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _ask(
+        self,
+        shard: int,
+        question: Question,
+        frames: Frames = (),
+    ) -> Answer:
+        return self._ask_each((shard,), question, frames)[shard]
+
+    def _ask_all(self, question: Question, behind: Question | None = None) -> list[Answer]:
+        shards = range(self.cluster.map.shards)
+        answers = self._ask_each(shards, question, behind=behind)
+        return [answers[shard] for shard in shards]
+
+    def _ask_each(
+        self,
+        shards: Sequence[int],
+        question: Question,
+        frames: Frames = (),
+        behind: Question | None = None,
+    ) -> dict[int, Answer]:
+        """Repeat a question until it is answered; every question may be repeated safely.
+
+        What is said `behind` it reaches a shard next, and its answer is not waited for.
+        """
+        self._request += 2
+        answers: dict[int, Answer] = {}
+        self._put_off.clear()
+        give_up_at, wait_s = time.monotonic() + self._patience_s, _RETRY_S
+        while missing := [shard for shard in shards if shard not in answers]:
+            now = time.monotonic()
+            if now >= give_up_at:
+                raise Unreachable(
+                    f"shard {missing[0]} at {self._links.where(missing[0])} has not answered"
+                    f" {type(question(0)).__name__.lower()} for {self._patience_s:g} s"
+                    f"{self._put_off.get(missing[0], '')}",
+                    missing[0],
+                )
+            # Anew each time: what is asked may depend on which copy is asked.
+            message = question(self._request)
+            together: list[tuple[FromOperator, Frames]] = [(message, frames)]
+            if behind is not None:
+                together.append((behind(self._request - 1), ()))
+            for shard in missing:
+                self._links.send_together(shard, together)
+            self._collect(answers, shards, min(now + wait_s, give_up_at))
+            wait_s *= 2  # on a slow link the first copy may still be on its way
+        return answers
+
+    def _collect(self, answers: dict[int, Answer], shards: Sequence[int], until: float) -> None:
+        """Add the answers to the present request that come until then, or until all have.
+
+        Or until a shard is served by another copy, which has not been asked.
+        """
+        while len(answers) < len(shards) and (now := time.monotonic()) < until:
+            for origin, reply, frames in self._links.receive(min(until - now, _CHECK_S)):
+                if self._elsewhere(reply):
+                    self._put_off[origin] = f": {reply.text}"
+                    continue
+                if isinstance(reply, Refusal) and reply.request in (0, self._request):
+                    raise error_of(reply)  # 0: the shard could not even read the question
+                if origin in shards and reply.request == self._request:
+                    answers.setdefault(origin, (reply, frames))
+            if len(answers) < len(shards):
+                self._check()
+            moved = self._links.moved()
+            for shard in moved:
+                self._collected[shard] = 0
+            if moved:
+                return
+
+    def _elsewhere(self, reply: Reply) -> TypeGuard[Refusal]:
+        """Whether a copy that does not serve says so: the links are about to follow another."""
+        refused = isinstance(reply, Refusal) and reply.remedy is Remedy.RETRY
+        return refused and self.cluster.coordinator is not None
+
+
+def carry_out(plan: Plan[Result], *consoles: AdminClient) -> Result:
+    """Ask what a plan wants asked, each question over the console of its side."""
+    by_side = {console.side: console for console in consoles}
+    try:
+        step = next(plan)
+        while True:
+            try:
+                heard = _done(step, by_side)
+            except BaseException as error:  # noqa: BLE001  # the plan tidies up and raises it
+                step = plan.throw(error)
+            else:
+                step = plan.send(heard)
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+
+
+def _done(step: Ask | Pause, by_side: Mapping[Side, AdminClient]) -> Answers:
+    if isinstance(step, Pause):
+        time.sleep(step.seconds)
+        return Answers(time.monotonic(), {})
+    answers = by_side[step.of]._ask_each(step.shards, step.question, step.frames)
+    return Answers(time.monotonic(), answers)

@@ -1,0 +1,188 @@
+"""Shards of one copy each: started, waited for, started again where they come back, and ended.
+
+The same for processes (processes.py) and for Ray actors (ray_launcher.py).
+"""
+
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+from msgspec.structs import replace
+
+from ps.cluster import Cluster
+from ps.launch import restart
+from ps.launch.child_protocol import ShardLaunch
+from ps.launch.launcher import START_S, bind_again, recovery_s
+from ps.launch.restart import RestartingProcess
+from ps.shared_memory.shm_files import temporary_folder
+from ps.wal.autosave import forget_saves
+from shards.errors import BadInput
+from shards.spec import ShardSpec
+
+_NAMED = 8  # shards, at most, in one error
+
+
+class SingleCopyProcess(restart.RestartableProcess, Protocol):
+    """A shard's process or actor, which can be ended for good."""
+
+    deaths: int
+    """None, for it has but one life; whoever keeps it counts those of all."""
+
+    empty: bool
+    """Whether it began without weights; known once it listens."""
+
+    def check(self) -> None:
+        """Raise GiveUp with how it ended, if it has."""
+        ...
+
+    def end(self) -> None:
+        """Wait until it has ended; kill it when that takes long."""
+        ...
+
+
+C = TypeVar("C", bound=SingleCopyProcess)
+
+
+class SingleCopies(Generic[C]):
+    """The shards of one job, one child each, and the cluster they form.
+
+    While `restart_enabled` is not set, no shard that `rolls_back` is started again: its death is
+    final.
+    """
+
+    degraded_reason = ""  # there are no second copies to miss
+
+    def __init__(
+        self, cluster: Cluster, children: Sequence[C | RestartingProcess[C]], *, rolls_back: bool
+    ) -> None:
+        """`rolls_back`: what follows one that has died goes on from its last save, not its log."""
+        self.cluster = cluster
+        self._children = children
+        self._rolls_back = rolls_back
+        self._following = True
+
+    @property
+    def restart_enabled(self) -> bool:
+        return self._following
+
+    @restart_enabled.setter
+    def restart_enabled(self, whether: bool) -> None:
+        self._following = whether
+        for child in self._kept() if self._rolls_back else ():
+            child.restart_enabled = whether
+
+    def lost_updates(self) -> list[str]:
+        """What deaths have cost since this was last asked, in words; with logs nothing."""
+        return [
+            f"{died}; another goes on from its last save, without what was pushed to it since"
+            for child in (self._kept() if self._rolls_back else ())
+            for died in child.lost_updates()
+        ]
+
+    @property
+    def deaths(self) -> int:
+        """How often one has died, serving or about to, and another was to take its place."""
+        return sum(child.deaths for child in self._children)
+
+    def check(self) -> None:
+        """Raise GiveUp naming a shard that has died for good or whose loop has failed, and how."""
+        for child in self._children:
+            child.check()
+
+    def _kept(self) -> list[RestartingProcess[C]]:
+        return [one for one in self._children if isinstance(one, RestartingProcess)]
+
+    def _present(self) -> list[C]:
+        return [one.child if isinstance(one, RestartingProcess) else one for one in self._children]
+
+
+Start = Callable[[ShardLaunch, C | None], C]
+"""Starts a shard without waiting for it: the first time, or in the place of one that has died."""
+
+
+@contextmanager
+def serving(
+    orders: Sequence[ShardLaunch], start: Start[C]
+) -> Iterator[tuple[list[str], Sequence[C | RestartingProcess[C]]]]:
+    """One child an order while the context lasts, and where each listens.
+
+    One that comes back is followed by another on the same endpoint when it dies (restart.py).
+    Raises what a child's `endpoint` does, for one that does not come to serve, and BadInput where
+    some shards have found weights in their logs and others have not.
+    """
+    children: list[C] = []
+    kept: list[RestartingProcess[C]] = []
+    try:
+        for order in orders:
+            # One by one, so that `finally` knows of each even if the next does not start.
+            children.append(start(order, None))  # noqa: PERF401  # for that reason
+        until = time.monotonic() + START_S
+        endpoints = [child.endpoint(until) for child in children]
+        _check_all_or_none(orders, children)
+        if all(order.restarts for order in orders):
+            kept += [
+                _kept(child, order, endpoint, start)
+                for child, order, endpoint in zip(children, orders, endpoints, strict=True)
+            ]
+        yield endpoints, kept or children
+    finally:
+        for one in kept or children:
+            one.ask_to_end()
+        for one in kept or children:
+            one.end()
+
+
+def _check_all_or_none(
+    orders: Sequence[ShardLaunch], children: Sequence[SingleCopyProcess]
+) -> None:
+    """Raise BadInput where some shards have recovered weights and others have none.
+
+    Clients of such a job would wait for ever, or go on with a part of what was acknowledged.
+    """
+    folders = [order.log_folder for order in orders]
+    empty = [child.name for child in children if child.empty]
+    held = [child.name for child in children if not child.empty]
+    if None in folders or not (empty and held):
+        return
+    logs = Path(str(folders[0])).parent
+    raise BadInput(
+        f"logs {logs}: expected weights of every shard or of none, got those of {_listed(held)} and"
+        f" none of {_listed(empty)}: put back the missing logs, or remove {logs} to begin without"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= _NAMED else f"{len(names)} shards"
+
+
+@contextmanager
+def saves_of(
+    specs: Sequence[ShardSpec], rollback_s: float, *, here: bool = False
+) -> Iterator[list[str | None]]:
+    """Where each shard's saves are, if it makes any: below the folder for temporary files, where it
+    runs. Those of shards on this machine go in the end, whatever they have died of.
+
+    If all of them run `here`, and this process is killed, the next start on this machine removes
+    them.
+    """
+    with ExitStack() as stack:
+        job = f"downpour-{secrets.token_hex(16)}"
+        if here and rollback_s:
+            job = stack.enter_context(temporary_folder("saves")).name
+        folders = [f"{job}/shard-{spec.shard}" for spec in specs] if rollback_s else []
+        try:
+            yield [*folders] or [None] * len(specs)
+        finally:
+            for folder in folders:
+                forget_saves(Path(tempfile.gettempdir()) / folder)
+
+
+def _kept(child: C, order: ShardLaunch, endpoint: str, start: Start[C]) -> RestartingProcess[C]:
+    again = replace(order, bind=bind_again(order.bind, endpoint))
+    spec = order.spec
+    values = sum(map(len, spec.map.ranges[spec.shard]))
+    return RestartingProcess(child, lambda: start(again, child), recovery_s(values, spec.rule))

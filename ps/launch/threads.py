@@ -1,0 +1,54 @@
+"""Shards in threads of this process: to try things out, for notebooks and tests.
+
+The same shard and the same server loop as on a cluster, without Ray.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ps.admin_client import AdminClient
+from ps.cluster import Cluster
+from ps.job_spec import make_cluster
+from ps.launch.launcher import ShardDevice, check_place, keys_for, place_of
+from ps.server.server import ShardServer
+from ps.transport.local_sockets import Transport, transport_named
+from shards import arguments
+from shards.spec import ShardSpec
+
+
+@contextmanager
+def local_shards(
+    specs: Sequence[ShardSpec],
+    weights: NDArray[np.float32] | None = None,
+    *,
+    transport: Transport | str = Transport.AUTO,
+    device: ShardDevice | str = ShardDevice.CPU,
+    secure: bool = False,
+) -> Iterator[Cluster]:
+    """Serve `specs` on loopback while the context lasts.
+
+    `weights`, float32 of shape (table.size,), is installed first (default: zeros). `transport` is
+    what workers are offered beside TCP (local_sockets.py); `device` what holds the weights;
+    `secure` has TCP speak CURVE, as it does beyond loopback.
+    """
+    check_place(specs, "127.0.0.1", secure=secure)
+    offered = transport_named(transport)
+    if weights is not None:
+        table = specs[0].table
+        weights = arguments.array(f"weights of table {table.name}", weights, table.size)
+    place = place_of(arguments.choice("device", device, ShardDevice))
+    access, admission = keys_for(specs, "127.0.0.1", secure)
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(
+                ShardServer(spec, boot=1, transport=offered, place=place, admission=admission)
+            )
+            for spec in specs
+        ]
+        cluster = make_cluster(specs, [server.endpoint for server in servers], access)
+        with AdminClient(cluster) as console:
+            console.install(cluster.table.empty() if weights is None else weights)
+        yield cluster

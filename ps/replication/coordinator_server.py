@@ -1,0 +1,273 @@
+"""The coordinator's loop: beats come in, decisions are saved and then told, to copies and clients.
+
+It decides nothing (coordinator.py does). To each copy it also holds a connection over which nothing
+is ever said: when a process is killed, the kernel closes it within a moment, which is sooner than
+anybody's silence could mean anything. Who asks where the primaries are is told at once whenever
+that changes, until it has not asked for a while.
+"""
+
+import contextlib
+import hmac
+import time
+from pathlib import Path
+
+import msgspec
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from ps.replication.coordinator import Coordinator, Decision
+from ps.replication.coordinator_store import CoordinatorStore
+from ps.replication.copy_registry import CopyRegistry
+from ps.security.authorization import Admission
+from ps.security.keys import KeyPair, address_of, expect, pinned, serve_with
+from ps.security.zap import ZapAuthenticator
+from ps.server.endpoint import HANDSHAKE_MS
+from ps.transport import coordinator_messages
+from ps.transport.addresses import is_private
+from ps.transport.connection_limits import LOOK_S, Accepted
+from ps.transport.coordinator_messages import (
+    AdmitCopies,
+    AssignmentNotice,
+    Heartbeat,
+    LocatePrimaries,
+    PrimaryInfo,
+    PrimaryList,
+)
+from ps.transport.server_thread import ServerThread
+from ps.transport.socket_options import NOTICE_THE_DEAD, drop_with
+from shards import wire_format
+from shards.errors import BadInput, BadMessage
+
+SILENCE_S = 0.5
+_TICKS_A_SILENCE = 5
+_ASKER_S = 10.0
+_MOST_FRAMES = 16  # of a message; ours have two: who sent it, and what
+_AT_ONCE = 64  # messages, before the clock is looked at
+_BROKEN = zmq.Event.DISCONNECTED | zmq.Event.CLOSED
+
+
+class _Watch:
+    """A connection to a copy that tells when it breaks.
+
+    Before the copy has taken it up, its breaking proves nothing: a busy one may be slow to ask whom
+    it lets in. Then its next beat begins another.
+    """
+
+    def __init__(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", peer: str, own: KeyPair | None
+    ) -> None:
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        self.events = self._socket.get_monitor_socket(_BROKEN | zmq.Event.HANDSHAKE_SUCCEEDED)
+        self.taken_up = False
+        plain, key = address_of(peer)
+        if key and own is not None:
+            expect(self._socket, key, own)
+        self._socket.connect(plain)
+
+    def broken(self) -> bool:
+        """Whether it has; call it when `events` can be read."""
+        with contextlib.suppress(zmq.Again):
+            event = recv_monitor_message(self.events, zmq.NOBLOCK)["event"]
+            self.taken_up |= event == zmq.Event.HANDSHAKE_SUCCEEDED
+            return bool(event & _BROKEN)
+        return False
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._socket.close(linger=0)
+
+
+class CoordinatorServer(ServerThread):
+    """The coordinator of one job's `shards`, whose record is the file `record`."""
+
+    def __init__(
+        self,
+        job: str,
+        shards: int,
+        record: Path,
+        *,
+        bind: str = "tcp://127.0.0.1:*",
+        silence_s: float = SILENCE_S,
+        admission: Admission | None = None,
+        plaintext: bool = False,
+    ) -> None:
+        """Raises BadInput when the address is taken, or the record is not this job's.
+
+        With `admission` it lets in whom its roll does (copy_registry.py), and `endpoint` pins its
+        key. One that others than this host can reach wants that, or to be told `plaintext`.
+        """
+        self._job = job
+        self._record = CoordinatorStore(record, job)
+        self._coordinator = Coordinator(shards, silence_s=silence_s, record=self._record.load())
+        self._roll = CopyRegistry(admission) if admission is not None else None
+        self._own = self._record.keys() if admission is not None else None
+        context = zmq.Context()
+        self._porter = ZapAuthenticator(context, self._roll) if self._roll is not None else None
+        self._socket = context.socket(zmq.ROUTER)
+        if self._own is not None:
+            serve_with(self._socket, self._own)
+        drop_with(self, context, (self._socket,))
+        for option, value in (
+            (zmq.ROUTER_MANDATORY, 1),
+            (zmq.MAXMSGSIZE, wire_format.MAX_HEADER_BYTES),
+            (zmq.HANDSHAKE_IVL, HANDSHAKE_MS),
+            (zmq.LINGER, 0),
+            *NOTICE_THE_DEAD,
+        ):
+            self._socket.setsockopt(option, value)
+        self._accepted = Accepted(
+            self._socket, wire_format.MAX_HEADER_BYTES, most_frames=_MOST_FRAMES
+        )
+        try:
+            self._socket.bind(bind)
+        except zmq.ZMQError as error:
+            context.destroy(linger=0)
+            self._record.close()
+            reason = f"cannot listen on {bind!r}: {zmq.strerror(error.errno or 0)}"
+            raise BadInput(f"coordinator {reason}") from None
+        self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        if not (admission or plaintext or is_private(self.endpoint)):
+            context.destroy(linger=0)
+            self._record.close()
+            raise BadInput(
+                f"coordinator on {bind}: expected keys to admit there, or plaintext asked for; got"
+                " neither"
+            )
+        if self._own is not None:
+            self.endpoint = pinned(self.endpoint, self._own.public)
+        super().__init__("coordinator", context)
+        self._period_s = silence_s / _TICKS_A_SILENCE
+        self._poller = zmq.Poller()
+        self._reports: dict[int, tuple[bytes, Heartbeat]] = {}
+        self._watches: dict[int, _Watch] = {}
+        self._askers: dict[bytes, float] = {}
+        self._lonely: list[int] = []
+        self._told: list[PrimaryInfo] = []
+
+    def _let_go(self) -> None:
+        self._record.close()
+
+    def _loop(self) -> None:
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._wake_in, zmq.POLLIN)
+        if self._porter is not None:
+            self._poller.register(self._porter.socket, zmq.POLLIN)
+        tick_at = time.monotonic()
+        try:
+            while True:
+                left_s = min(LOOK_S, max(0.0, tick_at - time.monotonic()))
+                ready = dict(self._poller.poll(int(left_s * 1000) + 1))
+                if self._wake_in in ready:
+                    return
+                self._look_at_watches(ready)
+                if self._porter is not None and self._porter.socket in ready:
+                    self._porter.answer()
+                if self._socket in ready:
+                    self._listen()
+                else:
+                    self._accepted.look()
+                if time.monotonic() >= tick_at:
+                    self._tick()
+                    tick_at = time.monotonic() + self._period_s
+        finally:
+            for boot in list(self._watches):
+                self._unwatch(boot)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        decision = self._coordinator.tick(now)
+        self._lonely = decision.lonely
+        self._carry_out(decision)
+        self._askers = {asker: until for asker, until in self._askers.items() if until > now}
+
+    def _listen(self) -> None:
+        # The time of all that wait: saving what one says may take long, and is no other's silence.
+        now = time.monotonic()
+        for sender, *frames in self._accepted.arrived(_AT_ONCE):
+            with contextlib.suppress(BadMessage):  # a stranger's; whoever is meant asks again
+                self._take(sender.bytes, frames, now)
+                self._accepted.vouch(sender)
+
+    def _take(self, sender: bytes, frames: list[zmq.Frame], now: float) -> None:
+        message = coordinator_messages.decode_coordinator_request(
+            frames[0].buffer if frames else b""
+        )
+        if self._roll is not None:
+            self._roll.check(str(frames[0].get("User-Id")), message)
+        if not hmac.compare_digest(message.job.encode(), self._job.encode()):
+            raise BadMessage("coordinator: a message for another job")
+        if isinstance(message, AdmitCopies):
+            if self._roll is not None:
+                self._roll.enter(message.copies)
+        elif isinstance(message, LocatePrimaries):
+            self._askers[sender] = now + _ASKER_S
+            self._send(sender, PrimaryList(self._seats()))
+        elif message.beat.shard in self._coordinator.groups:
+            boot = message.beat.boot
+            self._reports[boot] = sender, message
+            if boot not in self._watches:
+                self._watch(boot, message.peer)
+            self._carry_out(self._coordinator.receive_beat(message.beat, now))
+
+    def _carry_out(self, decision: Decision) -> None:
+        """Save first, then tell the copies, then whoever asked."""
+        if decision.record is not None:
+            self._record.save(decision.record)
+        for boot, assignment in decision.assignments:
+            if boot in self._reports:
+                heard = assignment.configuration.members & self._reports.keys()
+                peers = {member: self._reports[member][1].peer for member in heard}
+                self._send(self._reports[boot][0], AssignmentNotice(assignment, peers))
+        seats = self._seats()
+        if seats != self._told:
+            self._told = seats
+            for asker in self._askers:
+                self._send(asker, PrimaryList(seats))
+
+    def _seats(self) -> list[PrimaryInfo]:
+        seats = []
+        for shard, group in self._coordinator.groups.items():
+            settled = group.settled
+            if settled is not None and settled.primary in self._reports:
+                seats.append(
+                    PrimaryInfo(
+                        shard,
+                        settled.epoch,
+                        settled.primary,
+                        settled.backup,
+                        list(group.promotable),
+                        self._reports[settled.primary][1].endpoint,
+                        shard in self._lonely,
+                    )
+                )
+        return seats
+
+    def _send(self, to: bytes, message: AssignmentNotice | PrimaryList) -> None:
+        # Gone or stuck: a copy beats again, a client asks again.
+        with contextlib.suppress(zmq.ZMQError):
+            self._socket.send_multipart([to, msgspec.msgpack.encode(message)], zmq.NOBLOCK)
+
+    # --- who is there -----------------------------------------------------------------------------
+
+    def _watch(self, boot: int, peer: str) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # no address of ours: then silence must do
+            self._watches[boot] = watch = _Watch(self._context, peer, self._own)
+            self._poller.register(watch.events, zmq.POLLIN)
+
+    def _unwatch(self, boot: int) -> None:
+        watch = self._watches.pop(boot)
+        self._poller.unregister(watch.events)
+        watch.close()
+
+    def _look_at_watches(self, ready: "dict[zmq.Socket[bytes], int]") -> None:
+        broken = [
+            (boot, watch)
+            for boot, watch in self._watches.items()
+            if watch.events in ready and watch.broken()
+        ]
+        for boot, watch in broken:
+            self._unwatch(boot)
+            if watch.taken_up:
+                self._carry_out(self._coordinator.report_death(boot, time.monotonic()))

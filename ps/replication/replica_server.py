@@ -1,0 +1,149 @@
+"""The loop of one copy of a shard: carries messages between clients, its peer and the coordinator.
+
+It decides nothing (shards/replica.py does) and only orders its ears: the coordinator's word first,
+then the peer's, then clients'. A copy that has been called to be the primary lets clients wait
+until it is told that it is: they come as soon as they hear of it, often a moment too early.
+"""
+
+import time
+
+import zmq
+
+from ps.replication.heartbeat import HeartbeatSender
+from ps.replication.peer_link import PeerLink
+from ps.security.authorization import Admission
+from ps.security.keys import KeyPair, address_of
+from ps.server.endpoint import ShardEndpoint
+from ps.transport.addresses import public_endpoint
+from ps.transport.connection_limits import LOOK_S
+from ps.transport.coordinator_messages import Heartbeat
+from ps.transport.local_sockets import Transport
+from ps.transport.server_thread import ServerThread
+from ps.transport.socket_options import drop_with
+from shards.envelopes import Outgoing
+from shards.replica import Effects, ShardReplica
+from shards.replication_messages import Beat
+from shards.shard import Shard
+from shards.spec import ShardSpec
+from shards.versions import heap_allocator
+
+_TICK_S = 0.1
+
+
+class ReplicaServer(ServerThread):
+    """One copy of a shard, reached by TCP. Its loop ends when it has no part any more."""
+
+    def __init__(
+        self,
+        spec: ShardSpec,
+        boot: int,
+        coordinator: str,
+        bind: str,
+        admission: Admission | None = None,
+        *,
+        plaintext: bool = False,
+        address: str = "127.0.0.1",
+    ) -> None:
+        """Bind two ports at `bind`, for clients and for the peer; raises BadInput.
+
+        Where others than this host can reach them, `admission` says who may come as a client, and
+        the copy has a key of its own, made here; or `plaintext` says that anybody may. `address` is
+        what it is reached by where it listens on every one.
+        """
+        context = zmq.Context()
+        keys = KeyPair.new() if admission is not None else None
+        self._reception = ShardEndpoint(
+            spec,
+            context,
+            bind,
+            Transport.TCP,
+            heap_allocator,
+            admission,
+            plaintext=plaintext,
+            keys=keys,
+        )
+        drop_with(self, context, self._reception.sockets)
+        floats = sum(map(len, spec.map.ranges[spec.shard]))
+        pinned = address_of(coordinator).key
+        self._peers = PeerLink(spec.job, boot, floats, bind, keys, pinned, spec.workers)
+        super().__init__(f"copy-{boot}", context)
+        self.endpoint = public_endpoint(self._reception.endpoint, address)
+        first = Beat(spec.shard, boot, 0)
+        peer = public_endpoint(self._peers.endpoint, address)
+        self._report = Heartbeat(spec.job, first, self.endpoint, peer)
+        self.replica = ShardReplica(spec.shard, boot, lambda: Shard(spec, boot))
+        self._reporter = HeartbeatSender(context, coordinator, str(boot), self._report, keys)
+        self._spec = spec
+        self._answers: list[Outgoing] = []
+        spec.prepare()
+
+    def _let_go(self) -> None:
+        self._reception.close()
+        self._peers.close()
+
+    def _loop(self) -> None:
+        self._reporter.start()
+        try:
+            self._serve()
+        finally:
+            self._reporter.stop()
+
+    def _serve(self) -> None:
+        own = (self._wake_in, self._reporter.socket, *self._peers.sockets)
+        among_themselves, with_clients = zmq.Poller(), zmq.Poller()
+        for socket in own:
+            among_themselves.register(socket, zmq.POLLIN)
+        for socket in (*own, *self._reception.sockets):
+            with_clients.register(socket, zmq.POLLIN)
+        tick_at = time.monotonic()
+        forget_at = tick_at + self._spec.lease_s / 4  # how often a shard without copies ticks
+        while not self.replica.retired:
+            poller = among_themselves if self.replica.called else with_clients
+            left_s = min(LOOK_S, max(0.0, tick_at - time.monotonic()))
+            ready = dict(poller.poll(int(left_s * 1000) + 1 if self.replica.shard.prepared else 0))
+            if self._wake_in in ready:
+                return
+            self._take_turn(ready)
+            if not (ready or self.replica.shard.prepared):
+                self.replica.shard.prepare()
+            now = self._reporter.moved_at = time.monotonic()
+            if now >= forget_at:
+                self.replica.shard.forgive_silence(now - forget_at)
+                self._reception.tick()
+                forget_at = now + self._spec.lease_s / 4
+            if now >= tick_at:
+                self._perform(self.replica.tick(now))
+                tick_at = now + _TICK_S
+            self._reception.send(self._answers)
+            self._answers.clear()
+
+    def _take_turn(self, ready: "dict[zmq.Socket[bytes], int]") -> None:
+        """Hand the replica what has come; its answers leave together, its posts at once."""
+        if self._reporter.socket in ready:
+            self._reception.hear_operator()  # with whom the coordinator ends
+            for word in self._reporter.take_notices():
+                told = word.assignment.configuration
+                if told.holds(self.replica.boot):
+                    self._peers.know(told.members, word.peers)
+                self._perform(self.replica.assign(word.assignment, time.monotonic()))
+        if not ready.keys().isdisjoint(self._peers.sockets):
+            for origin, message, frames in self._peers.arrivals():
+                now = self._reporter.moved_at = time.monotonic()
+                self._perform(self.replica.receive(origin, message, frames, now))
+        self._peers.look()
+        if ready.keys().isdisjoint(self._reception.sockets):
+            self._reception.look()
+        else:
+            for one in self._reception.arrivals(self.replica.shard):
+                now = self._reporter.moved_at = time.monotonic()
+                effects = self.replica.handle(one.sender, one.message, one.frames, now)
+                self._perform(effects)
+
+    def _perform(self, effects: Effects) -> None:
+        for post in effects.posts:
+            self._peers.send(post)
+        if effects.beat is not None:
+            self._reporter.report(
+                Heartbeat(self._report.job, effects.beat, self._report.endpoint, self._report.peer)
+            )
+        self._answers += effects.answers

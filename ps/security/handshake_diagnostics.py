@@ -1,0 +1,128 @@
+"""Why a connection does not come about: what libzmq noticed of a handshake, in one line.
+
+A peer that is turned away is told little, by design; what it can be told is here.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from types import TracebackType
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from ps.security.keys import KeyPair, address_of, expect
+
+_LOOK_S = 1.0  # for a connection
+_WORD_S = 5.0  # for the other side's part of the handshake, once there is one
+_STEP_S = 0.1
+_BROKEN_OFF = 3  # times in a row: once may be a link that was cut just then
+
+
+class HandshakeProbe:
+    """A DEALER to `endpoint` whose handshake is watched; a context manager."""
+
+    def __init__(self, endpoint: str, own: KeyPair | None) -> None:
+        self.endpoint = endpoint
+        self._plain, key = address_of(endpoint)
+        self._curve = bool(key)
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        if key and own is not None:
+            expect(self._socket, key, own)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        self._monitor = self._socket.get_monitor_socket()
+        self._fault = ""
+        self._broken_off = 0
+        self.connected = self.shaken = False
+        self._socket.connect(self._plain)
+
+    def register(self, poller: zmq.Poller) -> None:
+        """Have `poller` wake for what concerns this connection."""
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._monitor, zmq.POLLIN)
+
+    def unregister(self, poller: zmq.Poller) -> None:
+        """Undo that."""
+        poller.unregister(self._socket)
+        poller.unregister(self._monitor)
+
+    def send(self, frame: bytes) -> None:
+        """Send as soon as there is a connection."""
+        with contextlib.suppress(zmq.Again):
+            self._socket.send(frame, zmq.NOBLOCK)
+
+    def received(self) -> Iterator[list[bytes]]:
+        """What has come."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                yield self._socket.recv_multipart(zmq.NOBLOCK)
+
+    def fault(self) -> str:
+        """What is wrong with the handshake, or nothing."""
+        while self._monitor.poll(0):
+            said = recv_monitor_message(self._monitor)
+            event = said["event"]
+            self.connected |= event == zmq.EVENT_CONNECTED
+            self.shaken |= event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            self._broken_off += event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or self._broken_off == _BROKEN_OFF:
+                self._fault = self._fault or _fault(event, said["value"], self._curve)
+        return self._fault
+
+    def __enter__(self) -> "HandshakeProbe":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._context.destroy(linger=0)
+
+
+def fault_at(endpoint: str, own: KeyPair | None) -> str:
+    """What is wrong with a handshake there, tried once; nothing if it works or nobody answers.
+
+    Of the time that passes between two looks a step counts: who was stopped meanwhile heard nothing
+    because nothing could come, and a server that accepted us may be stopped itself.
+    """
+    with HandshakeProbe(endpoint, own) as link:
+        poller = zmq.Poller()
+        link.register(poller)
+        spent_s, before = 0.0, time.monotonic()
+        while not (link.fault() or link.shaken) and (
+            spent_s < (_WORD_S if link.connected else _LOOK_S)
+        ):
+            poller.poll(int(_STEP_S * 1000))
+            now = time.monotonic()
+            spent_s, before = spent_s + min(_STEP_S, now - before), now
+        return link.fault()
+
+
+def _fault(event: int, value: int, curve: bool) -> str:
+    match event:
+        case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            return (
+                "turned away: it does not know our key; is the cluster's description of this very"
+                " job, and has it been started anew since?"
+            )
+        case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL if (
+            value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
+        ):
+            here, there = ("CURVE", "plain text") if curve else ("plain text", "CURVE")
+            return f"expected {here}, as the endpoint says, got a server that speaks {there}"
+        case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            return f"expected a CURVE handshake, got something else (ZeroMQ's error {value:#x})"
+        case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL if curve:
+            return (
+                "it broke off the handshake: its key is not the one that the endpoint pins, or it"
+                " is no shard"
+            )
+        case _:
+            return ""

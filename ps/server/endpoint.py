@@ -1,0 +1,212 @@
+"""A shard's reception: where its clients arrive, and all that lies behind the entrance.
+
+It makes messages of bytes and bytes of answers; what is answered is the shard's affair, and whose
+shard that is, its owner's. Payloads are wrapped and sent without a copy; a peer that has gone or
+reads too slowly loses answers, which it will ask for again.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from secrets import token_bytes
+
+import zmq
+
+from ps.security.authorization import Admission
+from ps.security.enrolment_store import EnrolmentStore
+from ps.security.keys import KeyPair
+from ps.server.sockets import ShardSockets
+from ps.shared_memory.shard_side import ShardSide
+from ps.transport.local_sockets import Transport
+from ps.transport.malloc_tuning import HeapTrimmer, tune_malloc
+from ps.transport.send_tracker import SendTracker
+from ps.transport.socket_options import NOTICE_THE_DEAD
+from ps.transport.striping import TOKEN_BYTES, Cutter, Gatherer
+from shards import wire_format
+from shards.envelopes import Arrival, Outgoing
+from shards.errors import BadMessage, DownpourError
+from shards.messages import Message, Probe
+from shards.shard import Shard
+from shards.spec import ShardSpec
+from shards.versions import Allocator
+from shards.wire_format import Buffer, Frames
+
+HANDSHAKE_MS = 2000
+_QUEUE = 16  # messages that wait for one peer, or from it, at most
+_LEAST_QUEUE = 4  # of any size
+_QUEUE_BYTES = 128 << 20
+
+
+class ShardEndpoint:
+    """The clients' socket of one shard. Not for use by two threads."""
+
+    def __init__(
+        self,
+        spec: ShardSpec,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        bind: str,
+        transport: Transport,
+        otherwise: Allocator,
+        admission: Admission | None = None,
+        *,
+        plaintext: bool = False,
+        keys: KeyPair | None = None,
+        book: EnrolmentStore | None = None,
+    ) -> None:
+        """Bind at once, so that `endpoint` is known; raises BadInput as the entrance does, which
+        takes `admission`, `plaintext`, `keys` and `book`.
+
+        `transport` is what workers on this host are offered beside TCP (local_sockets.py). What is
+        sent of the weights is to lie in `sharing.buffers`, which `otherwise` makes where no memory
+        is shared.
+        """
+        tune_malloc()
+        floats = sum(map(len, spec.map.ranges[spec.shard]))
+        self.sharing = ShardSide(spec.job, wanted=transport.shares, otherwise=otherwise)
+        self._cutter = Cutter(token_bytes(TOKEN_BYTES))
+        self._gatherer = Gatherer(max(_QUEUE_BYTES, 4 * _LEAST_QUEUE * floats))
+        try:
+            self._entrance = ShardSockets(
+                spec,
+                context,
+                bind,
+                transport,
+                router_options(floats),
+                admission,
+                plaintext,
+                keys,
+                book,
+            )
+        except BaseException:
+            self.sharing.close()
+            raise
+        self.endpoint = self._entrance.endpoint
+        self._surplus = HeapTrimmer()
+        self._leaving = SendTracker()
+
+    @property
+    def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
+        """What to wait at; when one can be read, call `arrivals`."""
+        return self._entrance.sockets
+
+    def arrivals(self, shard: Shard) -> list[Arrival]:
+        """The messages that have come so far, but no more than a few, so that clocks are looked at.
+
+        What is none is refused in the name of `shard`, and what asks about the link answered.
+        """
+        arrivals: list[Arrival] = []
+        seen: set[tuple[bytes, int]] = set()
+        for sender, key, came in self._entrance.received(_QUEUE):
+            self._surplus.received(sum(map(len, came)))
+            try:
+                for one in self._read(shard, sender, key, came):
+                    # Copies of a request that were held up together want one answer.
+                    asked = sender, one.message.request
+                    if one.message.request == 0 or asked not in seen:
+                        seen.add(asked)
+                        arrivals.append(one)
+            except DownpourError as error:
+                self.send([shard.refuse(sender, 0, error)])
+        return arrivals
+
+    def send(self, outgoing: Sequence[Outgoing]) -> None:
+        """Send answers, those for one client together."""
+        to_each: dict[bytes, list[tuple[Message, Frames]]] = {}
+        for answer in outgoing:
+            to_each.setdefault(answer.to, []).append((answer.message, answer.frames))
+        for to, messages in to_each.items():
+            stripes = self._gatherer.addresses(to)
+            if not stripes:
+                continue
+            for start in range(0, len(messages), wire_format.MAX_TOGETHER):
+                together = messages[start : start + wire_format.MAX_TOGETHER]
+                parts, loan = self.sharing.seal(to, together)
+                # Gone (EHOSTUNREACH) or stuck (EAGAIN): a live peer asks again, a dead one not.
+                cut = self._cutter.cut(parts, len(stripes))
+                requests = [message.request for message, _ in together]
+                each = []
+                for address, part in zip(stripes, cut, strict=True):
+                    socket, name = self._entrance.to(address)
+                    each.append((socket, [name, *part]))
+                try:
+                    self._hand_over(each, to, requests)
+                except zmq.ZMQError:
+                    self.sharing.withdraw(to, loan)
+
+    def hear_operator(self) -> None:
+        """Whoever speaks for the operator was heard: workers may go on joining."""
+        self._entrance.hear_operator()
+
+    def look(self) -> None:
+        """Reset connections whose unfinished messages cost too much; call it every LOOK_S."""
+        self._entrance.look()
+
+    def tick(self) -> None:
+        """Forget what the dead left; call it now and then."""
+        self.sharing.tick()
+        self._gatherer.tick()
+
+    def close(self) -> None:
+        """Give back what the socket does not hold."""
+        self.sharing.close()
+        self._entrance.close()
+
+    def _hand_over(
+        self,
+        each: Sequence[tuple[zmq.Socket[bytes], Sequence[Buffer]]],
+        to: bytes,
+        requests: Sequence[int],
+    ) -> None:
+        """Send; raises what the socket raises."""
+        try:
+            self._leaving.send(each, to, requests)
+        except zmq.Again:
+            # ZeroMQ looks only now and then whether its own thread has made room; asked for its
+            # events, it looks at once.
+            for socket, _ in each:
+                socket.getsockopt(zmq.EVENTS)
+            self._leaving.send(each, to, requests)
+
+    def _read(self, shard: Shard, sender: bytes, key: str, came: list[Buffer]) -> Iterator[Arrival]:
+        """The messages in what `sender` sent; raises BadMessage at one that is none.
+
+        What the holder of `key` may not say is refused.
+        """
+        whole = self._gatherer.take(sender, came)
+        if whole is None:
+            return
+        sender, parts = whole[0], self.sharing.open(*whole)
+        if parts is None:
+            return
+        if not parts:
+            raise BadMessage("expected a header, got an empty message")
+        for header, own in wire_format.disclose(parts[0], parts[1:]):
+            message = wire_format.decode_asked(header)
+            if message.job == shard.spec.job:
+                self._entrance.vouch()
+            if key:
+                try:
+                    self._entrance.check(key, message)
+                except DownpourError as error:
+                    self.send([shard.refuse(sender, message.request, error)])
+                    continue
+            if isinstance(message, Probe):
+                told = {"unix_s": time.time(), "cpu_s": time.process_time()}
+                self.send([shard.probed(sender, message, own, **told)])
+            elif not self._leaving.in_progress(sender, message.request):
+                # Else it is asked again while its answer is on the way.
+                yield Arrival(sender, message, own)
+
+
+def router_options(shard_floats: int) -> tuple[tuple[int, int], ...]:
+    """Limits on what a peer can cost; and dead links are noticed."""
+    largest_frame = 4 * shard_floats + wire_format.MAX_HEADER_BYTES
+    queue = min(_QUEUE, max(_LEAST_QUEUE, _QUEUE_BYTES // largest_frame))
+    return (
+        (zmq.ROUTER_MANDATORY, 1),
+        (zmq.MAXMSGSIZE, max(4 * largest_frame, wire_format.MAX_STATE_BYTES)),
+        (zmq.SNDHWM, queue),
+        (zmq.RCVHWM, queue),
+        (zmq.HANDSHAKE_IVL, HANDSHAKE_MS),
+        *NOTICE_THE_DEAD,
+        (zmq.LINGER, 1000),
+    )

@@ -1,0 +1,209 @@
+"""What travels between a worker and the shards in place of plain floats: a value of the job.
+
+    Compression.parse("int8")                     a byte a gradient value, 0.26 of the bytes
+    Compression.parse("topk:0.01,zstd", "bf16")   the largest hundredth; weights as halves
+
+How pushes and pulls are written is chosen by each worker for itself; a shard reads all of it.
+"""
+
+import contextlib
+from typing import Any, get_args
+
+import msgspec
+
+from shards import arguments
+from shards.delta_pulls import KINDS as CHANGES
+from shards.errors import BadInput
+from shards.messages import Kind
+from shards.payloads import ROUNDED
+from shards.pull_encodings import KINDS, MOST_SHARE
+
+NONE = "none"
+
+
+class Rounded(msgspec.Struct, frozen=True, tag="rounded"):
+    """Every value, in fewer bits: halves, or whole numbers with a scale for each 256 values."""
+
+    kind: Kind
+
+    def __post_init__(self) -> None:
+        if self.kind not in ROUNDED:
+            raise BadInput(f"compression: expected one of {', '.join(NAMES)}, got {self.kind}")
+
+
+class TopK(msgspec.Struct, frozen=True, tag="topk"):
+    """Of each key range the `share` of values that is largest (Lin et al. 2018, section 3).
+
+    `momentum` is kept here, before the choice, and then wants plain SGD at the shards; `clip`
+    bounds a gradient's norm (0: not); over the first `warm_up` pushes the share comes down from a
+    quarter.
+    """
+
+    share: float
+    momentum: float = 0.0
+    clip: float = 0.0
+    warm_up: int = 0
+
+    def __post_init__(self) -> None:
+        arguments.number("topk: share", self.share, expected="a share above 0, up to 0.5")
+        if not 0 < self.share <= MOST_SHARE:
+            raise BadInput(f"topk: expected a share above 0, up to 0.5, got {self.share:g}")
+        _demand(self)
+
+    def share_at(self, seq: int) -> float:
+        """The share of push `seq`, from 1."""
+        if self.share >= _FIRST_SHARE or seq > self.warm_up:
+            return self.share
+        return float(_FIRST_SHARE * (self.share / _FIRST_SHARE) ** ((seq - 1) / self.warm_up))
+
+
+class Threshold(msgspec.Struct, frozen=True, tag="threshold"):
+    """The values beyond `tau`, up to half of each key range; the rest as in TopK."""
+
+    tau: float
+    momentum: float = 0.0
+    clip: float = 0.0
+
+    def __post_init__(self) -> None:
+        arguments.number("threshold: tau", self.tau, expected="more than 0")
+        if not 0 < self.tau < _LARGEST:
+            raise BadInput(f"threshold: expected more than 0, got {self.tau:g}")
+        _demand(self)
+
+
+_FIRST_SHARE = 0.25
+_LARGEST = 3e38
+_MOST_PUSHES = 1 << 31
+
+Sparse = TopK | Threshold
+Writing = Rounded | TopK | Threshold
+
+NAMES = {
+    "fp16": Kind.FP16,
+    "bf16": Kind.BF16,
+    "int8": Kind.INT8,
+    "4bit": Kind.INT4,
+    "1bit": Kind.SIGN,
+}
+_SPARSE: dict[str, tuple[type[Sparse], str]] = {
+    "topk": (TopK, "share"),
+    "threshold": (Threshold, "tau"),
+}
+PUSHES = f"{', '.join(NAMES)}, topk:SHARE or threshold:TAU"
+_PULLS = {NONE: Kind.F4} | {n: k for n, k in NAMES.items() if k in KINDS + CHANGES}
+PULLS = f"{', '.join(_PULLS)} or topk:SHARE"
+
+
+class Compression(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker's pushes are written (None: as plain floats) and its pulls are wanted.
+
+    Pulls are whole, plain or as halves, or changes to what the worker has: rounded, or, as SPARSE,
+    the `pull_share` of them that is largest. With `zstd` pushes and pulls are packed once more,
+    which needs the package zstandard at both ends.
+    """
+
+    push: Writing | None = None
+    pull: Kind = Kind.F4
+    pull_share: float = 0.0
+    zstd: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.push, str):
+            raise arguments.wrong("compression: push", "Compression.parse for a text", self.push)
+        if self.push is not None:
+            expected = "Rounded, TopK or Threshold"
+            arguments.instance("compression: push", self.push, Writing, expected)  # type: ignore[arg-type]
+        arguments.number("compressed pull: pull_share", self.pull_share)
+        arguments.flag("compression: zstd", self.zstd)
+        if self.pull not in KINDS + CHANGES:
+            raise arguments.wrong("compressed pull", PULLS, self.pull)
+        if self.pull is Kind.SPARSE and not 0 < self.pull_share <= MOST_SHARE:
+            raise BadInput(
+                f"compressed pull: expected a share above 0, up to 0.5, got {self.pull_share:g}"
+            )
+
+    @property
+    def pushed(self) -> Kind:
+        """The kind of the payloads that pushes are."""
+        if self.push is None:
+            return Kind.F4
+        return self.push.kind if isinstance(self.push, Rounded) else Kind.SPARSE
+
+    @property
+    def pulls_changes(self) -> bool:
+        """Whether the shards keep a view of this worker's weights."""
+        return self.pull in CHANGES
+
+    @staticmethod
+    def parse(push: str = NONE, pull: str = NONE) -> "Compression":
+        """As people write it: `int8`, `topk:0.01,momentum=0.9,zstd`; raises BadInput."""
+        push = arguments.text("compression", push, f"{NONE}, {PUSHES}")
+        pull = arguments.text("compressed pull", pull, PULLS)
+        name, *options = (part.strip() for part in push.split(","))
+        given = [option for option in options if option != "zstd"]
+        kind, share = _wanted(pull)
+        return Compression(
+            push=_writing(name, given), pull=kind, pull_share=share, zstd="zstd" in options
+        )
+
+
+def compression_of(what: str, value: object) -> Compression:
+    """A compression: itself, None for none, or a text for pushes; raises BadInput."""
+    if value is None:
+        return Compression()
+    if isinstance(value, str):
+        return Compression.parse(value)
+    return arguments.instance(what, value, Compression, f"{NONE}, {PUSHES}, or a Compression")
+
+
+def _writing(name: str, options: list[str]) -> Writing | None:
+    word, colon, number = name.partition(":")
+    if word in _SPARSE and colon:
+        kind, field = _SPARSE[word]
+        plain: dict[str, Any] = {field: number}
+        for option in options:
+            key, _, value = option.partition("=")
+            plain[key] = value
+        if unknown := plain.keys() - set(kind.__struct_fields__):
+            raise BadInput(f"compression {word}: no such option: {min(unknown)}")
+        try:
+            return msgspec.convert(plain, kind, strict=False)
+        except msgspec.ValidationError as error:
+            key = str(error).rpartition("$.")[2].rstrip("`")
+            wanted = "a whole number" if key == "warm_up" else "a number"
+            raise BadInput(
+                f"compression {word}: {key}: expected {wanted}, got {plain[key]!r}"
+            ) from None
+    if (name not in NAMES and name != NONE) or options:
+        raise BadInput(
+            f"compression: expected {NONE}, {PUSHES}, and perhaps ,zstd;"
+            f" got {','.join([name, *options])!r}"
+        )
+    return Rounded(NAMES[name]) if name != NONE else None
+
+
+def _wanted(pull: str) -> tuple[Kind, float]:
+    if pull in _PULLS:
+        return _PULLS[pull], 0.0
+    word, _, number = pull.partition(":")
+    with contextlib.suppress(ValueError):
+        if word == "topk":
+            return Kind.SPARSE, float(number)
+    raise arguments.wrong("compressed pull", PULLS, pull)
+
+
+def _demand(sparse: Sparse) -> None:
+    name = sparse.__struct_config__.tag
+    arguments.number(f"{name}: momentum", sparse.momentum, expected="[0, 1)")
+    arguments.number(f"{name}: clip", sparse.clip, expected="0 or more")
+    if isinstance(sparse, TopK):
+        arguments.whole(f"{name}: warm_up", sparse.warm_up)
+    if not 0 <= sparse.momentum < 1:
+        raise BadInput(f"{name}: momentum: expected [0, 1), got {sparse.momentum:g}")
+    if not 0 <= sparse.clip < _LARGEST:
+        raise BadInput(f"{name}: clip: expected 0 or more, got {sparse.clip:g}")
+    if isinstance(sparse, TopK) and not 0 <= sparse.warm_up < _MOST_PUSHES:
+        raise BadInput(f"{name}: warm_up: expected 0 to {_MOST_PUSHES - 1}, got {sparse.warm_up}")
+
+
+assert set(get_args(Sparse)) == {kind for kind, _ in _SPARSE.values()}

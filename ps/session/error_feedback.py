@@ -1,0 +1,103 @@
+"""The writing end of a compressed link: gradients in, frames out, and what is left behind.
+
+What a codec does not send of a gradient is not lost: it is the residual, which is added to the next
+one. So over all pushes of one life, what the shards got and the residual add up to the gradients
+(docs/how-to/compression.md says how exactly). The session calls `encode` once a push and repeats
+the same frames as often as it must; a push that is refused for its content has changed nothing.
+
+A residual belongs to one place in a worker's line of pushes: brought back elsewhere, what it holds
+would be sent twice or never. `state` and `restore` carry it; whoever stores it stores the push
+number too.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cupy_kernels import codecs
+from cupy_kernels.updates import squared_norm
+from ps.session.compression import Compression, Rounded, Sparse, TopK
+from shards import payloads, zstd_frames
+from shards.errors import BadInput
+from shards.gradient_guard import Guard
+from shards.tables import KeyRange
+
+Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+
+ERROR, VELOCITY = "error", "velocity"
+
+
+class ErrorFeedback:
+    """The residual of one worker's pushes to one table, as `compression.push` says to write them.
+
+    They are of one `kind`, and cut at the key ranges that `encode` is given.
+    """
+
+    def __init__(self, compression: Compression, size: int) -> None:
+        assert compression.push is not None, "plain floats leave nothing behind"
+        if compression.zstd:
+            zstd_frames.require()
+        self.kind = compression.pushed
+        self._writing = compression.push
+        self._zstd = compression.zstd
+        self._error = np.zeros(size, np.float32)
+        momentum = 0.0 if isinstance(self._writing, Rounded) else self._writing.momentum
+        self._velocity = np.zeros(size, np.float32) if momentum else None
+
+    def encode(
+        self, gradient: Floats, seq: int, ranges: Sequence[Sequence[KeyRange]]
+    ) -> list[tuple[Bytes, ...]]:
+        """The frames of push `seq`: for each shard's key ranges one payload a range.
+
+        `gradient` is free again on return. Raises BadInput when it is not finite.
+        """
+        squares = squared_norm(gradient)
+        if not np.isfinite(squares):
+            fault = Guard().describe(squares, finite=bool(np.isfinite(gradient).all()))
+            raise BadInput(f"push {seq} {fault}; is the rate too high?")
+        return [
+            tuple(self._frame(gradient, seq, squares**0.5, keys) for keys in owned)
+            for owned in ranges
+        ]
+
+    def _frame(self, gradient: Floats, seq: int, norm: float, keys: KeyRange) -> Bytes:
+        part = slice(keys.start, keys.stop)
+        g, error = gradient[part], self._error[part]
+        if isinstance(self._writing, Rounded):
+            payload = payloads.rounded(self._writing.kind, g, error)
+        else:
+            velocity = self._velocity[part] if self._velocity is not None else None
+            payload = _sparse(self._writing, seq, norm, g, velocity, error)
+        return zstd_frames.pack(payload) if self._zstd else payload
+
+    def state(self) -> dict[str, Floats]:
+        """The residual's arrays by name, as they are: copy what is to outlive the next push."""
+        arrays = {ERROR: self._error}
+        return arrays if self._velocity is None else arrays | {VELOCITY: self._velocity}
+
+    def restore(self, arrays: Mapping[str, Floats]) -> None:
+        """Go on with what `state` gave; raises BadInput when it is another codec's."""
+        own = self.state()
+        if arrays.keys() != own.keys():
+            raise BadInput(f"residual: expected {', '.join(own)}, got {', '.join(arrays)}")
+        for name, array in arrays.items():
+            if array.shape != own[name].shape or array.dtype != np.float32:
+                raise BadInput(
+                    f"residual: {name}: expected float32 of shape {own[name].shape},"
+                    f" got {array.dtype} of shape {array.shape}"
+                )
+            own[name][:] = array
+
+
+def _sparse(
+    writing: Sparse, seq: int, norm: float, g: Floats, velocity: Floats | None, error: Floats
+) -> Bytes:
+    factor = np.float32(writing.clip / norm) if 0 < writing.clip < norm else np.float32(1)
+    codecs.accumulate(g, velocity, error, writing.momentum, factor)
+    if isinstance(writing, TopK):
+        count = payloads.pairs_of(writing.share_at(seq), g.size)
+        return payloads.largest(error, velocity, count)
+    most = payloads.most_pairs(g.size)
+    return payloads.sparse(*codecs.take_above(velocity, error, np.float32(writing.tau), most))

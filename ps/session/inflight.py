@@ -1,0 +1,128 @@
+"""What a worker has asked all its shards: one message to each, complete when each has answered."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from ps.session.events import Departed, Event, Frames, Pulled, Pushed
+from ps.session.membership import Membership
+from ps.session.payload_encoder import PayloadEncoder
+from ps.session.retransmit import RetransmitTable
+from shards.errors import BadMessage
+from shards.messages import Ack, FromWorker, Kind, Left, Pull, Push, Reply, Weights
+from shards.wire_format import Buffer
+
+Answer = TypeVar("Answer", bound=Reply)
+
+
+class InflightRequest(msgspec.Struct):
+    """One request: what it was, when, at which clock of the driver's, and the answers so far.
+
+    `spoilt` are parts that their shards would not have; late copies of them may still refer there.
+    """
+
+    kind: type[FromWorker]
+    since: float
+    clock: int
+    answers: dict[int, tuple[Reply, Sequence[Buffer]]]
+    spoilt: tuple[Frames, ...] = ()
+
+
+class InflightRequests:
+    """Those of one session that are not complete."""
+
+    def __init__(
+        self,
+        outstanding: RetransmitTable,
+        registration: Membership,
+        cargo: PayloadEncoder,
+        shards: int,
+    ) -> None:
+        self._outstanding = outstanding
+        self._registration = registration
+        self._cargo = cargo
+        self._shards = range(shards)
+        self._asked: dict[int, InflightRequest] = {}
+
+    def begin(self, kind: type[FromWorker], now: float, clock: int) -> int:
+        """Its number."""
+        assert self._registration.ready is not None, "the driver waits for Ready first"
+        request = self._outstanding.count()
+        self._asked[request] = InflightRequest(kind, now, clock, {})
+        return request
+
+    def record_answer(
+        self, shard: int, request: int, reply: Reply, frames: Sequence[Buffer], now: float
+    ) -> list[Event]:
+        """`shard` has answered it; what has come to pass if it was the last to.
+
+        Raises BadMessage for an answer to something else.
+        """
+        asked = self._asked.get(request)
+        if asked is None:
+            return []
+        asked.answers[shard] = (reply, frames)
+        if len(asked.answers) < len(self._shards):
+            return []
+        del self._asked[request]
+        replies, told = zip(*[asked.answers[one] for one in self._shards], strict=True)
+        if asked.kind is Pull:
+            own = self._registration
+            own.reached = max(own.reached, asked.clock + own.ahead + 1)
+            return [_pulled(request, _all(Weights, replies), told, self._cargo.arrives)]
+        if asked.kind is Push:
+            took_s = now - asked.since
+            self._outstanding.record_push_time(took_s)
+            return [_pushed(request, _all(Ack, replies), took_s)]
+        _all(Left, replies)
+        return [Departed()]
+
+    def mark_damaged(self, request: int, part: Frames) -> bool:
+        """A shard would not have its part of it; whether that is the first to be heard of."""
+        asked = self._asked[request]
+        asked.spoilt += (part,)
+        return len(asked.spoilt) == 1
+
+    def repeat_pulls(self) -> list[tuple[int, int]]:
+        """Every pull, and its clock: what has been answered of it counts no more."""
+        pulls = [(number, asked) for number, asked in self._asked.items() if asked.kind is Pull]
+        for _, asked in pulls:
+            asked.answers.clear()
+        return [(number, asked.clock) for number, asked in pulls]
+
+    @property
+    def unacknowledged(self) -> int:
+        """Pushes that not every shard has acknowledged."""
+        return sum([asked.kind is Push for asked in self._asked.values()])
+
+
+def _pulled(
+    request: int, weights: Sequence[Weights], frames: Sequence[Sequence[Buffer]], arrives: Kind
+) -> Pulled:
+    return Pulled(
+        request,
+        tuple([reply.version for reply in weights]),
+        tuple([tuple(of_shard) for of_shard in frames]),
+        max([reply.waited_s for reply in weights]),
+        arrives,
+    )
+
+
+def _pushed(request: int, acks: Sequence[Ack], took_s: float) -> Pushed:
+    return Pushed(
+        request,
+        acks[0].seq,
+        max([ack.staleness for ack in acks]),
+        sum([ack.duplicate for ack in acks]),
+        took_s,
+    )
+
+
+def _all(kind: type[Answer], replies: Sequence[Reply]) -> Sequence[Answer]:
+    """The replies, each of which is of this kind; raises BadMessage."""
+    found = [reply for reply in replies if isinstance(reply, kind)]
+    if len(found) < len(replies):
+        names = sorted({type(reply).__name__ for reply in replies})
+        raise BadMessage(f"expected {kind.__name__} of each shard, got {', '.join(names)}")
+    return found

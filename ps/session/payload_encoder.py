@@ -1,0 +1,90 @@
+"""What a session's messages carry: gradients out and weights in, each as the job compresses it.
+
+A compressed gradient is written once, for writing it takes what the last ones left over into it
+(error_feedback.py). Weights may come as changes to those that came before, of which there is one
+view a shard (pulled_view.py).
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ps.session.compression import Compression
+from ps.session.error_feedback import ErrorFeedback
+from ps.session.events import Frames
+from ps.session.pulled_view import PulledView, advanced
+from shards import payloads, zstd_frames
+from shards.errors import BadInput, BadMessage
+from shards.messages import Kind, Weights
+from shards.tables import DenseTable, ShardMap
+from shards.wire_format import Buffer
+
+
+class PayloadEncoder:
+    """The payloads of one worker's messages; `feedback` where its pushes are compressed."""
+
+    def __init__(self, table: DenseTable, shard_map: ShardMap, compression: Compression) -> None:
+        self.compression = compression
+        self.feedback = (
+            ErrorFeedback(compression, table.size) if compression.push is not None else None
+        )
+        self.views: dict[int, PulledView] = {}
+        self._map = shard_map
+        self._name = table.name
+        self._shape = (table.size,)  # which is summed over its tensors
+
+    def check(self, gradient: NDArray[np.float32]) -> None:
+        """Raises BadInput where `gradient` does not fit the table."""
+        what = f"push to table {self._name}"
+        if gradient.shape != self._shape or gradient.dtype != np.float32:
+            raise BadInput(
+                f"{what}: expected float32 of shape {self._shape},"
+                f" got {gradient.dtype} of shape {gradient.shape}"
+            )
+        if not gradient.flags.c_contiguous:
+            raise BadInput(f"{what}: expected a contiguous array, got strides {gradient.strides}")
+
+    def write(
+        self, gradient: NDArray[np.float32], seq: int, *, plain: bool
+    ) -> tuple[Kind, bool, list[Frames]]:
+        """Push `seq`: its kind, whether it is packed by zstd, and the frames for each shard."""
+        packed = self.compression.zstd and not plain
+        if self.feedback is not None and not plain:
+            frames = self.feedback.encode(gradient, seq, self._map.ranges)
+            return self.feedback.kind, packed, frames
+        cut: list[Frames] = [self._map.cut(gradient, shard) for shard in range(self._map.shards)]
+        if packed:
+            cut = [tuple(zstd_frames.pack(part) for part in parts) for parts in cut]
+        return Kind.F4, packed, cut
+
+    def base(self, shard: int) -> int:
+        """The number of the view that `shard` may send changes to; 0 for none."""
+        return self.views[shard].number if shard in self.views else 0
+
+    @property
+    def arrives(self) -> Kind:
+        """What `read` gives."""
+        return Kind.F4 if self.compression.pulls_changes else self.compression.pull
+
+    def read(
+        self, reply: Weights, frames: Sequence[Buffer]
+    ) -> tuple[Weights, Sequence[Buffer]] | None:
+        """The payloads in an answer, checked; of changes the weights that they lead to.
+
+        None if they are changes to a view that this worker has not, since its answer was lost.
+        Raises BadMessage.
+        """
+        ranges, wanted = self._map.ranges[reply.shard], self.compression.pull
+        changes = self.compression.pulls_changes
+        if reply.kind is not wanted and not (changes and reply.kind is Kind.F4):
+            raise BadMessage(f"weights: expected them as {wanted}, got {reply.kind}")
+        parts = payloads.checked("weights", reply.kind, reply.zstd, ranges, frames)
+        if not changes:
+            return reply, [part.data for part in parts]
+        view = advanced(self.views.get(reply.shard), reply, parts)
+        if view is None:
+            return None
+        self.views[reply.shard] = view
+        return msgspec.structs.replace(reply, version=view.version), view.frames

@@ -1,0 +1,101 @@
+"""What a worker takes along, and says first, when its job moves to other shards (resharding.py).
+
+The new shards know the last push of this worker that the old ones had applied, all of them or none.
+Whatever it pushed after that goes out again, cut by the new map. A push that was compressed travels
+as the floats that its payloads stand for: written anew it would take the residual a second time.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ps.session.events import Exported, Frames, Send
+from ps.session.session import Session
+from shards import payloads
+from shards.messages import Push
+
+Floats = NDArray[np.float32]
+
+
+class CarriedPush(msgspec.Struct, frozen=True):
+    """A push to repeat: what it said, and the gradient as the shards would have read it."""
+
+    message: Push
+    gradient: Floats
+    read_versions: tuple[int, ...]
+
+
+Asked = tuple[int, list[Send]]
+"""A request's number, and what to send for it."""
+
+
+def resume_at(former: Session, session: Session, now: float) -> tuple[list[Send], list[Asked]]:
+    """Go on at `session`, which is ready, as `former` did: what to say, the pushes to repeat.
+
+    Whatever else the driver was waiting for it asks for anew.
+    """
+    assert session.ready is not None, "the driver waits for Ready first"
+    pushes = carried(former, session.ready.seq)
+    joins = session.follow(former, now)
+    return joins, [_repeated(push, former.ahead, session, now) for push in pushes]
+
+
+def versions(read: Sequence[int], shards: int) -> Sequence[int]:
+    """One version a shard; of weights that were read where there were more or fewer, the least.
+
+    What moves is of one moment, so they hardly differ.
+    """
+    return read if len(read) == shards else [min(read)] * shards
+
+
+def _repeated(push: CarriedPush, ahead: int, session: Session, now: float) -> Asked:
+    message = push.message
+    return session.push(
+        push.gradient,
+        versions(push.read_versions, session.map.shards),
+        clock=message.clock - ahead,
+        step=message.step,
+        steps=message.steps,
+        samples=message.samples,
+        loss=message.loss,
+        rtt_s=message.rtt_s,
+        wait_s=message.wait_s,
+        now=now,
+        plain=True,
+    )
+
+
+def carried(former: Session, after: int) -> list[CarriedPush]:
+    """The pushes of `former` beyond number `after`, in order; none of them was applied anywhere."""
+    found: dict[int, dict[int, tuple[Push, Frames]]] = {}
+    for shard, message, frames in former.outstanding():
+        if isinstance(message, Push) and message.seq > after:
+            found.setdefault(message.seq, {})[shard] = message, frames
+    for parts in found.values():
+        assert len(parts) == former.map.shards, (
+            "what one shard has applied is no longer outstanding"
+        )
+    return [_whole(former, found[seq]) for seq in sorted(found)]
+
+
+def recorded(session: Session, exported: Exported) -> list[CarriedPush]:
+    """The pushes that the shards' exported state may lack, in order.
+
+    Zeros stand where a shard has the push, which will know it again.
+    """
+    return [_whole(session, exported.noted[seq]) for seq in sorted(exported.noted)]
+
+
+def _whole(former: Session, parts: Mapping[int, tuple[Push, Frames]]) -> CarriedPush:
+    gradient = former.table.empty()
+    for shard, (message, frames) in parts.items():
+        ranges, sent = former.map.ranges[shard], [frame.data for frame in frames]
+        written = payloads.checked("push", message.kind, message.zstd, ranges, sent)
+        for payload, part in zip(written, former.map.cut(gradient, shard), strict=True):
+            payloads.decode(message.kind, payload, part)
+    read = {shard: message.read_version for shard, (message, _) in parts.items()}
+    oldest = min(read.values())
+    versions = tuple(read.get(shard, oldest) for shard in range(former.map.shards))
+    return CarriedPush(next(iter(parts.values()))[0], gradient, versions)

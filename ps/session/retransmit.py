@@ -1,0 +1,204 @@
+"""The table of outstanding messages: what a session has sent and no shard has answered.
+
+Theory. Whatever is in the table is sent again until it is answered; the shards recognise what they
+have seen. How long an answer is waited for follows the link: `retry_s`, or twice what the last push
+took; then twice as long each time, up to eightfold, because on a slow link the first copy may still
+be on its way. Silence is a shard's, not a message's: it begins when the shard is asked something
+while it owes nothing, ends with any word from it, and does not count while the driver was away.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+import msgspec
+import numpy as np
+
+from ps.session.events import Frames, NotReady, Send, Unreachable
+from shards.messages import FromWorker, Hello, Join, Kind, Push, Registered
+
+_TRIES = 3  # at least, before patience ends
+_NOTHING = np.empty(0, np.uint8)
+_LONGEST = 8  # times the first wait: no later is a message repeated
+
+
+class UnansweredMessage(msgspec.Struct):
+    """One message to one shard that has not been answered; `asked` is the request it is part of.
+
+    `repeated`: more than one copy of it may have left.
+    """
+
+    message: FromWorker
+    frames: Frames
+    asked: int
+    resend_at: float
+    wait_s: float
+    repeated: bool = False
+
+
+class RetransmitTable:
+    """The messages of one session. All times are the driver's, in seconds."""
+
+    def __init__(self, worker: str, retry_s: float, patience_s: float) -> None:
+        self.retry_s = min(retry_s, patience_s / _TRIES)
+        self.patience_s = patience_s
+        self.rtt_s = 0.0
+        self._worker = worker
+        self._number = 0
+        self._pending: defaultdict[int, dict[int, UnansweredMessage]] = defaultdict(dict)
+        self._heard: dict[int, float] = {}
+        self._put_off: dict[int, tuple[float, str]] = {}  # since when, and why
+
+    def count(self) -> int:
+        """A number for the next request."""
+        self._number += 1
+        return self._number
+
+    def add(self, shard: int, asked: int, message: FromWorker, frames: Frames, now: float) -> Send:
+        """Note a message that is sent now, or once the shard may be sent it."""
+        owed = self._pending[shard]
+        if not owed:
+            self._heard[shard] = now  # it was asked nothing, so its silence begins here
+        wait_s = self.first_s
+        owed[message.request] = UnansweredMessage(message, frames, asked, now + wait_s, wait_s)
+        return Send(shard, message, frames)
+
+    def record_answer(self, shard: int, request: int, now: float) -> UnansweredMessage | None:
+        """`shard` has said something; what it answers, if that is still to be answered."""
+        self._heard[shard] = now
+        return self._pending[shard].get(request)
+
+    def put_off(self, shard: int, why: str, now: float) -> None:
+        """`shard` has answered a greeting, but cannot be joined at present."""
+        self._put_off.setdefault(shard, (now, why))
+
+    def welcomed(self, shard: int) -> None:
+        """`shard` can be joined, or another copy of it is asked from now on."""
+        self._put_off.pop(shard, None)
+
+    def remove(self, shard: int, request: int) -> None:
+        """This message has been answered."""
+        del self._pending[shard][request]
+
+    def to(self, shard: int) -> list[UnansweredMessage]:
+        """What `shard` has not answered, in the order asked."""
+        return list(self._pending[shard].values())
+
+    def __len__(self) -> int:
+        return sum(map(len, self._pending.values()))
+
+    def __iter__(self) -> Iterator[tuple[int, UnansweredMessage]]:
+        """Shard and message, each shard's in the order asked.
+
+        What is kept or settled meanwhile is not seen.
+        """
+        return iter([(to, one) for to, owed in self._pending.items() for one in owed.values()])
+
+    def empty(self, pending: UnansweredMessage, now: float) -> None:
+        """A push that its shard will not apply: from now on it brings no value, and is `due`."""
+        assert isinstance(pending.message, Push), "nothing else brings any"
+        bare = msgspec.structs.replace(pending.message, kind=Kind.SPARSE, zstd=False)
+        pending.message, pending.frames = bare, (_NOTHING,) * len(pending.frames)
+        pending.resend_at = now
+
+    # --- sending again ----------------------------------------------------------------------------
+
+    def due(self, now: float, may_send: Callable[[int, FromWorker], bool]) -> list[Send]:
+        """What has been silent too long.
+
+        Raises Unreachable when a shard stays silent, NotReady when it puts the worker off as long.
+        What may not be sent yet is put off all the same.
+        """
+        deadline = self.next_deadline
+        if deadline is None or deadline > now:
+            return []
+        if now - deadline > self.retry_s:
+            # The driver was away, computing or stopped: what it did not hear then is no silence.
+            away_s = now - deadline
+            self._heard = {shard: min(now, at + away_s) for shard, at in self._heard.items()}
+            self._put_off = {
+                shard: (min(now, at + away_s), why) for shard, (at, why) in self._put_off.items()
+            }
+        self._check_put_off(now)
+        sends = []
+        for shard, pending in self:
+            if pending.resend_at > now:
+                continue
+            self._check_patience(shard, pending, now)
+            pending.wait_s = min(2 * pending.wait_s, self._longest_s)
+            pending.resend_at = now + pending.wait_s
+            pending.repeated = True
+            if may_send(shard, pending.message):
+                sends.append(Send(shard, pending.message, pending.frames))
+        return sends
+
+    def repeated(self, shard: int, since: int, now: float) -> list[Send]:
+        """The pushes to `shard` from number `since` on, again."""
+        return [
+            self._again(shard, pending, now)
+            for pending in self.to(shard)
+            if isinstance(pending.message, Push) and pending.message.seq >= since
+        ]
+
+    def again(self, shard: int, now: float) -> list[Send]:
+        """Everything to `shard` again, in the order asked."""
+        return [self._again(shard, pending, now) for pending in self.to(shard)]
+
+    def readdressed(self, shard: int, boot: int, now: float) -> list[Send]:
+        """Everything to `shard` again, addressed to life `boot` of it, in the order asked."""
+        sends = []
+        for pending in self.to(shard):
+            if isinstance(pending.message, Registered):
+                pending.message = msgspec.structs.replace(pending.message, boot=boot)
+            sends.append(self._again(shard, pending, now))
+        return sends
+
+    def drop_greetings(self, shard: int) -> None:
+        """Another greeting of `shard` takes their place."""
+        owed = self._pending[shard]
+        for request, pending in list(owed.items()):
+            if isinstance(pending.message, Hello | Join):
+                del owed[request]
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When something is `due` next; None while nothing is outstanding."""
+        waits = [one.resend_at for owed in self._pending.values() for one in owed.values()]
+        return min(waits, default=None)
+
+    def record_push_time(self, push_s: float) -> None:
+        """A push was answered after so long, which tells what the link is like."""
+        # Doubled at most, or one outage would have every later message waited for as long.
+        self.rtt_s = min(push_s, max(self.retry_s, 2 * self.rtt_s))
+
+    @property
+    def first_s(self) -> float:
+        """How long the first answer is waited for."""
+        return min(max(self.retry_s, 2 * self.rtt_s), self.patience_s / _TRIES)
+
+    @property
+    def _longest_s(self) -> float:
+        """How long any later answer is waited for."""
+        return min(_LONGEST * self.first_s, self.patience_s / _TRIES)
+
+    def _again(self, shard: int, pending: UnansweredMessage, now: float) -> Send:
+        pending.repeated = True
+        pending.wait_s = self.first_s
+        pending.resend_at = now + pending.wait_s
+        return Send(shard, pending.message, pending.frames)
+
+    def _check_put_off(self, now: float) -> None:
+        if any(now - since > self.patience_s for since, _ in self._put_off.values()):
+            shards = sorted(self._put_off)
+            names = f"shard{'s' * (len(shards) > 1)} {', '.join(map(str, shards))}"
+            raise NotReady(
+                f"worker {self._worker} has waited {self.patience_s:g} s for {names}:"
+                f" {self._put_off[shards[0]][1]}"
+            )
+
+    def _check_patience(self, shard: int, pending: UnansweredMessage, now: float) -> None:
+        if now - self._heard[shard] > self.patience_s:
+            what = type(pending.message).__name__.lower()
+            raise Unreachable(
+                f"shard {shard} has not answered {self._worker}'s {what} for {self.patience_s:g} s",
+                shard,
+            )

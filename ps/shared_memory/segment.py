@@ -1,0 +1,254 @@
+"""Shared memory: arrays that another process on this host reads without a copy.
+
+A segment is a file in /dev/shm (shm_files.py): a page of header, then slots of one size, each on a
+page of its own. Its owner alone writes; others map it read-only. A slot's memory is reserved when
+the slot is first used, so that a full /dev/shm shows there, where ordinary memory takes its place,
+and never as a signal in the middle of an apply.
+
+What travels in place of an array is a `Reference`: slot, offset, length, and the slot's generation,
+which rises whenever the slot is about to be written anew. A window makes a view of it only if it
+lies inside one slot and is of the present generation. That is a second line: who still reads what
+is the business of the ledger (gradients) and of loans (versions).
+
+The header holds a random number. Whoever can tell it sees this very segment, which a container with
+a /dev/shm of its own does not. The two sides are processes of one user, who may do to each other
+what they like; strangers can neither open the file nor name a place outside a slot.
+"""
+
+import mmap
+import os
+import secrets
+import stat
+import struct
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ps.shared_memory import shm_files
+from ps.shared_memory.contiguous_mapping import PAGE, MappedPiece
+from shards.errors import BadMessage
+from shards.versions import Buffers, heap_allocator
+
+_MAGIC = b"downpour"
+_HEADER = struct.Struct("<8s32sQQ")
+_GENERATIONS = 64  # where they start in the header
+_REFERENCE = struct.Struct("<QQQQ")
+REFERENCE_BYTES = _REFERENCE.size
+MAX_SLOTS = 256
+
+
+class Reference(NamedTuple):
+    """`length` bytes from `offset` on in a slot, as its `generation`-th user left them."""
+
+    slot: int
+    offset: int
+    length: int
+    generation: int
+
+    def pack(self) -> bytes:
+        return _REFERENCE.pack(*self)
+
+    @staticmethod
+    def unpack(frame: bytes | bytearray | memoryview) -> "Reference":
+        """What `pack` made; raises BadMessage."""
+        size = memoryview(frame).nbytes
+        if size != REFERENCE_BYTES:
+            raise BadMessage(f"reference: expected {REFERENCE_BYTES} bytes, got {size}")
+        return Reference(*_REFERENCE.unpack(frame))
+
+
+class ShmSegment:
+    """Slots of `floats` float32 each that this process owns."""
+
+    def __init__(self, job: str, floats: int, slots: int) -> None:
+        """Raises OSError when there is no shared memory, or no room in it."""
+        assert 1 <= slots <= MAX_SLOTS
+        shm_files.sweep()
+        self.floats = floats
+        self.stride = -(-4 * floats // PAGE) * PAGE
+        self.nonce = secrets.token_hex(16)
+        self._slots = slots
+        self._used = 0
+        self._claim = shm_files.Claim(shm_files.memory_path(job))
+        try:
+            os.posix_fallocate(self._claim.fd, 0, PAGE)
+            os.ftruncate(self._claim.fd, PAGE + slots * self.stride)
+            memory = _mapped(self._claim.path, PAGE + slots * self.stride)
+        except OSError:
+            self._claim.release()
+            raise
+        self._memory = memory
+        _HEADER.pack_into(memory, 0, _MAGIC, self.nonce.encode(), self.stride, slots)
+        self._generations = _generations(memory, slots)
+        self._start = _address(np.frombuffer(memory, np.uint8)) + PAGE
+
+    @property
+    def name(self) -> str:
+        """How a peer finds it."""
+        return self._claim.path.name
+
+    def allocate(self, floats: int) -> NDArray[np.float32]:
+        """A new zeroed array of `floats`: in the next slot, or on the heap when none is left."""
+        assert floats <= self.floats
+        place = PAGE + self._used * self.stride
+        try:
+            if self._used == self._slots or not self._claim.held:
+                return heap_allocator(floats)
+            os.posix_fallocate(self._claim.fd, place, self.stride)
+        except OSError:  # full
+            return heap_allocator(floats)
+        self._used += 1
+        return np.frombuffer(self._memory, np.float32, floats, place)
+
+    def slot(self, array: NDArray[np.float32]) -> int | None:
+        """The slot that it lies in, if any."""
+        return self._slot(_address(array))
+
+    def renew(self, slot: int) -> None:
+        """Tell that this slot is about to be written: old references are void."""
+        self._generations[slot] += 1
+
+    def refer(self, frames: Sequence[object]) -> list[Reference] | None:
+        """A reference to each frame; None if there are none, or not all lie in one slot here."""
+        references: list[Reference] = []
+        for frame in frames:
+            if not isinstance(frame, np.ndarray):
+                return None
+            address = _address(frame)
+            slot = self._slot(address)
+            if slot is None or (references and slot != references[0].slot):
+                return None
+            offset = address - self._start - slot * self.stride
+            references.append(Reference(slot, offset, frame.nbytes, self._generations[slot]))
+        return references or None
+
+    def __contains__(self, array: NDArray[np.float32]) -> bool:
+        return self.slot(array) is not None
+
+    def close(self) -> None:
+        """Remove the name. Arrays in it, here and in peers, live on until they are dropped."""
+        self._claim.release()
+
+    def _slot(self, address: int) -> int | None:
+        slot = (address - self._start) // self.stride
+        return slot if 0 <= slot < self._used else None
+
+
+def _mapped(path: Path, size: int) -> mmap.mmap:
+    """Not by the claim's own descriptor: a mapping keeps a copy, and forked children that of it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(descriptor, size)
+    finally:
+        os.close(descriptor)
+
+
+class SharedBuffers(Buffers):
+    """Recycled arrays in a segment, which a peer may be referred to."""
+
+    def __init__(self, size: int, segment: ShmSegment) -> None:
+        super().__init__(size, segment.allocate)
+        self._segment = segment
+        self._slots: dict[int, int | None] = {}  # by id, for asking an array where it lies is slow
+
+    def take(self) -> NDArray[np.float32]:
+        buffer = super().take()
+        if id(buffer) not in self._slots:
+            self._slots[id(buffer)] = self._segment.slot(buffer)
+        slot = self._slots[id(buffer)]
+        if slot is not None:
+            self._segment.renew(slot)
+        return buffer
+
+    def _shrink(self, free: list[NDArray[np.float32]]) -> None:
+        """A slot stays a buffer for ever: a peer may have been told of it."""
+
+
+class Window:
+    """A peer's segment, seen from here: read-only, and a slot at a time."""
+
+    def __init__(self, job: str, name: str) -> None:
+        """Map it; raises BadMessage when `name` is no segment of this job and this user."""
+        self.name = name
+        self.path = _checked_path(job, name)
+        try:
+            self._fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise BadMessage(f"segment {name}: {error.strerror}") from None
+        self._release = weakref.finalize(self, os.close, self._fd)  # for owners that forget it
+        try:
+            self._map()
+        except (OSError, ValueError) as error:
+            self.close()
+            raise BadMessage(f"segment {name}: {error}") from None
+        except BadMessage:
+            self.close()
+            raise
+
+    def _map(self) -> None:
+        found = os.fstat(self._fd)
+        ours = found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o600
+        if not (ours and stat.S_ISREG(found.st_mode)):
+            raise BadMessage(f"segment {self.name}: expected this user's own file of mode 0600")
+        self._memory = mmap.mmap(self._fd, found.st_size, prot=mmap.PROT_READ)
+        magic, nonce, self.stride, self.slots = _HEADER.unpack_from(self._memory)
+        whole = PAGE + self.slots * self.stride
+        if magic != _MAGIC or self.slots > MAX_SLOTS or found.st_size != whole:
+            raise BadMessage(f"segment {self.name}: expected one of {whole} bytes with our header")
+        self.nonce = nonce.decode("ascii")
+        self._generations = _generations(self._memory, self.slots)
+        self._start = _address(np.frombuffer(self._memory, np.uint8)) + PAGE
+
+    def view(self, reference: Reference) -> NDArray[np.uint8] | None:
+        """The bytes referred to, an array that is the base of views of it; None if it is too late.
+
+        Raises BadMessage for a place that is not inside a slot.
+        """
+        slot, offset, length, generation = reference
+        inside = slot < self.slots and offset <= self.stride and length <= self.stride - offset
+        if not inside or not length or offset % 4:
+            raise BadMessage(
+                f"reference to {length} bytes at {offset} of slot {slot}: segment {self.name} has"
+                f" {self.slots} slots of {self.stride} bytes"
+            )
+        now = self._generations[slot]
+        if generation > now:
+            raise BadMessage(f"reference to generation {generation} of slot {slot}, at {now}")
+        if generation < now:
+            return None
+        return np.frombuffer(self._memory, np.uint8, length, PAGE + slot * self.stride + offset)
+
+    def tile(self, frame: NDArray[np.uint8]) -> MappedPiece | None:
+        """The place of `frame` in the file, if it is a slot's beginning; to lay beside others."""
+        place = _address(frame) - self._start
+        if self._fd < 0 or not 0 <= place < self.slots * self.stride or place % self.stride:
+            return None
+        return MappedPiece(self.name, self._fd, PAGE + place, frame.nbytes)
+
+    def owner_is_gone(self) -> bool:
+        """Whether the process that owns it has ended."""
+        return shm_files.owner_is_gone(self._fd)
+
+    def close(self) -> None:
+        """Forget it; views of it live on until they are dropped. May be called twice."""
+        self._release()
+        self._fd = -1
+
+
+def _checked_path(job: str, name: str) -> Path:
+    if not shm_files.is_memory(job, name):
+        raise BadMessage(f"segment {name[:80]!r}: expected a name of this job's")
+    return shm_files.ROOT / name
+
+
+def _generations(memory: mmap.mmap, slots: int) -> memoryview:
+    """Each slot's, as integers: an array's element is slower to take than all else about it."""
+    return memoryview(memory)[_GENERATIONS : _GENERATIONS + 8 * slots].cast("Q")
+
+
+def _address(array: NDArray[np.generic]) -> int:
+    return int(array.__array_interface__["data"][0])

@@ -1,0 +1,149 @@
+"""A worker's end of shared memory (references.py): it offers its segment, and reads what it is
+lent.
+
+It offers the segment with each Hello. From a shard that has accepted, weights are read where they
+lie, several shards' laid side by side if that can be (contiguous_mapping.py), and what was borrowed
+is returned when nothing refers to it any more.
+"""
+
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ps.shared_memory import handshake, references, shm_files
+from ps.shared_memory.contiguous_mapping import ContiguousMapping
+from ps.shared_memory.handshake import Accept, Decline, Lent, Offer, SharedFrames
+from ps.shared_memory.loans import Borrowed
+from ps.shared_memory.references import Parts, Together
+from ps.shared_memory.segment import MAX_SLOTS, SharedBuffers, ShmSegment, Window
+from shards import wire_format
+from shards.errors import BadMessage
+from shards.messages import Hello
+from shards.wire_format import Buffer
+
+
+class WorkerSide:
+    """A worker's end: offers its segment to every shard, and reads the weights where they lie."""
+
+    def __init__(self, job: str, floats: int, slots: int) -> None:
+        """Raises OSError when there is no shared memory, or no room in it."""
+        self._job = job
+        self._segment = ShmSegment(
+            job, floats, min(slots, MAX_SLOTS)
+        )  # what is beyond lies elsewhere
+        self._lenders: dict[int, tuple[Window, Borrowed]] = {}
+        self._mosaic = ContiguousMapping()
+        self.reasons: dict[int, str] = {}
+        self.buffers = SharedBuffers(floats, self._segment)
+
+    def shares_with(self, shard: int) -> bool:
+        """Whether this worker and `shard` have proved that they see each other's memory."""
+        return shard in self._lenders
+
+    def placed(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
+        """`array` where the shards see it: itself, or a copy if it lies elsewhere.
+
+        It stays where it is if no shard shares memory, or it does not fit, or there is no room.
+        """
+        fits = array.dtype == np.float32 and array.shape == (self.buffers.size,)
+        fits = fits and array.flags.c_contiguous
+        if not self._lenders or not fits or array in self._segment:
+            return array
+        copy = self.buffers.take()
+        if copy not in self._segment:
+            return array
+        copy[:] = array
+        return copy
+
+    def whole(self, frames: Sequence[Sequence[Buffer]]) -> NDArray[np.float32] | None:
+        """All shards' floats as one read-only array where they lie; None if that cannot be.
+
+        `frames` are what each shard sent, of plain floats and in the order of the arena.
+        """
+        parts = [np.frombuffer(frame, np.uint8) for of_shard in frames for frame in of_shard]
+        if len(parts) != len(frames) or len(self._lenders) < len(frames):
+            return None
+        places = [self._lenders[shard][0].tile(part) for shard, part in enumerate(parts)]
+        tiles = [place for place in places if place is not None]
+        if len(tiles) < len(places):
+            return None
+        if len(parts) == 1:
+            return parts[0].view(np.float32)
+        memory = self._mosaic.lay(tiles)
+        if memory is None:
+            return None
+        whole = np.frombuffer(memory, np.float32, sum(part.size for part in parts) // 4)
+        whole.flags.writeable = False
+        weakref.finalize(whole, references.let_go, parts).atexit = False
+        return whole
+
+    def seal(self, shard: int, messages: Together) -> Parts:
+        """The parts that tell `messages` to `shard`."""
+        if references.has(messages, Hello):
+            return [handshake.encode(Offer(self._segment.name)), *wire_format.enclose(messages)]
+        if shard not in self._lenders:
+            return wire_format.enclose(messages)
+        window, borrowed = self._lenders[shard]
+        referring = references.referring(self._segment, messages)
+        carried = SharedFrames(
+            self._segment.nonce,
+            window.nonce,
+            referring is not None,
+            borrowed.seen,
+            borrowed.held,
+        )
+        return [handshake.encode(carried), *wire_format.enclose(referring or messages)]
+
+    def open(self, shard: int, parts: Parts) -> Parts | None:
+        """What came from `shard` without its note, frames in place; None if it is too late.
+
+        Raises BadMessage.
+        """
+        if len(parts) < 2 or not handshake.is_note(parts[0]):
+            return parts
+        match handshake.decode_from_shard(parts[0]):
+            case Accept() as accept:
+                self._accepted(shard, accept)
+            case Decline(reason):
+                self._forget(shard)
+                self.reasons[shard] = reason
+            case Lent(loan):
+                return self._borrow(shard, loan, parts[1:])
+        return parts[1:]
+
+    def close(self) -> None:
+        """Stop sharing. Arrays that were read or handed out live on until they are dropped."""
+        for shard in list(self._lenders):
+            self._forget(shard)
+        self._segment.close()
+        shm_files.sweep()  # a shard that was killed cannot do it itself
+
+    def _accepted(self, shard: int, accept: Accept) -> None:
+        if accept.read != self._segment.nonce:
+            self.reasons[shard] = "the shard sees another segment than ours"
+            return
+        known = self._lenders.get(shard)
+        if known is not None and known[0].name == accept.segment:
+            return
+        self._forget(shard)  # it is another life of that shard
+        try:
+            self._lenders[shard] = Window(self._job, accept.segment), Borrowed()
+        except BadMessage as error:
+            self.reasons[shard] = str(error)
+
+    def _forget(self, shard: int) -> None:
+        """Read no more in its memory, and keep none of it but what arrays still show."""
+        if shard in self._lenders:
+            window, _ = self._lenders.pop(shard)
+            self._mosaic.forget(window.name)
+            window.close()
+
+    def _borrow(self, shard: int, loan: int, parts: Parts) -> Parts | None:
+        if shard not in self._lenders:
+            return None
+        window, borrowed = self._lenders[shard]
+        if not borrowed.borrow(loan):
+            return None
+        return references.looked_up(window, parts, references.Share(borrowed.give_back, loan))

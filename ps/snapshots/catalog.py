@@ -1,0 +1,240 @@
+"""The shelf: all snapshots of one job at one place, which is the newest, and which may go.
+
+A snapshot is named by its number, the iteration it was taken at; which one is the newest the time
+says that its manifest holds, for a job that was taken back to an earlier snapshot counts its
+iterations again. One place belongs to one job: what is not whole there is taken for the remains of
+a snapshot that was being written, and removed.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from enum import StrEnum
+
+import msgspec
+
+from ps.snapshots.manifest import (
+    MANIFEST,
+    Manifest,
+    discard,
+    load_manifest,
+    load_snapshot,
+    save_snapshot,
+    sweep,
+)
+from ps.snapshots.object_store import LocalStore, Place, Store, open_store
+from ps.snapshots.worker_state import SavedWorkerState
+from shards.errors import BadInput, DownpourError, GiveUp
+from shards.parameters import ShardState
+from shards.tables import DenseTable, ShardMap
+
+_PROBE = "probe"
+_TICK_S = 1e-3  # between two snapshots' times, whatever the clock does
+
+
+class Retention(msgspec.Struct, frozen=True):
+    """How many snapshots stay, and for how many seconds; None is without limit.
+
+    The newest stays in any case.
+    """
+
+    count: int | None = None
+    seconds: float | None = None
+
+
+EVERYTHING = Retention()
+
+
+class SnapshotStatus(StrEnum):
+    """A snapshot with a manifest; without one, as it is while it is written; with a bad one."""
+
+    WHOLE = "whole"
+    INCOMPLETE = "incomplete"
+    DAMAGED = "damaged"
+
+
+class CatalogEntry(msgspec.Struct, frozen=True):
+    """What stands under a name, as far as its manifest tells; `complaint` is what is wrong."""
+
+    name: str
+    state: SnapshotStatus
+    manifest: Manifest | None = None
+    complaint: str = ""
+
+
+class LoadedSnapshot(msgspec.Struct, frozen=True):
+    """A snapshot that was read whole, where, and what was wrong with each newer one."""
+
+    store: Store
+    name: str
+    manifest: Manifest
+    states: list[ShardState]
+    passed_over: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people."""
+        return self.store.place
+
+
+class SnapshotCatalog:
+    """The snapshots at a place, a path or URI."""
+
+    def __init__(self, place: Place | Store, keep: Retention = EVERYTHING) -> None:
+        """Nothing is made, or looked at, yet. Raises BadInput for what names no place."""
+        self.store = open_store(place) if isinstance(place, Place) else place
+        self._keep = keep
+        self._newest: tuple[str, float] | None = None
+
+    def __contains__(self, name: str) -> bool:
+        with self._reached():
+            return MANIFEST in self.store.below(name).names()
+
+    def check_writable(self) -> None:
+        """Raise BadInput for a folder of this machine that cannot be written to.
+
+        Stores elsewhere are not tried: they may be slow to say so.
+        """
+        if not isinstance(self.store, LocalStore):
+            return
+        made = not self.store.path.exists()
+        try:
+            self.store.put(_PROBE, ())
+            self.store.remove(_PROBE)
+            if made:
+                self.store.drop()
+        except OSError as error:
+            why = error.strerror or error
+            raise BadInput(f"snapshots {self.store.place}: cannot be written: {why}") from None
+
+    def entries(self) -> list[CatalogEntry]:
+        """All that stands here, the newest last; first what has no readable manifest."""
+        return sorted(map(self._entry, self._names()), key=_age)
+
+    def newest(self) -> CatalogEntry:
+        """The newest whole one, as its manifest says; raises BadInput if there is none."""
+        whole = [entry for entry in self.entries() if entry.manifest is not None]
+        if not whole:
+            raise BadInput(f"no snapshot in {self.store.place}")
+        return whole[-1]
+
+    def load(self, name: str) -> LoadedSnapshot:
+        """The snapshot `name`; raises BadInput naming the file that is missing or damaged."""
+        store = self.store.below(name)
+        if name not in self:
+            known = " ".join(entry.name for entry in self.entries()) or "none"
+            raise BadInput(f"no snapshot {name} in {self.store.place}; it has {known}")
+        return LoadedSnapshot(store, name, *load_snapshot(store))
+
+    def newest_good(
+        self, check: Callable[[str, Manifest], None] = lambda *_: None
+    ) -> LoadedSnapshot:
+        """The newest snapshot that reads back whole; damaged ones are passed over.
+
+        `check` is given each place and manifest before its files are read, and raises what is to
+        end the search. Raises BadInput naming what is wrong with the newest if none is good.
+        """
+        passed: list[str] = []
+        entries = self.entries()
+        passed += [entry.complaint for entry in entries if entry.state is SnapshotStatus.DAMAGED]
+        for entry in reversed(entries):
+            if entry.manifest is None:
+                continue
+            store = self.store.below(entry.name)
+            check(store.place, entry.manifest)
+            try:
+                return LoadedSnapshot(store, entry.name, *load_snapshot(store), tuple(passed))
+            except BadInput as error:
+                passed.append(str(error))
+        if not passed:
+            raise BadInput(f"no snapshot in {self.store.place}")
+        raise BadInput(f"{passed[0]}; no other snapshot in {self.store.place} is whole")
+
+    def save(
+        self,
+        number: int,
+        states: Sequence[ShardState],
+        *,
+        table: DenseTable,
+        shard_map: ShardMap,
+        rule: str,
+        workers: int,
+        residuals: Sequence[tuple[str, SavedWorkerState]] = (),
+    ) -> str:
+        """Write a snapshot, then remove what need not stay; returns its place.
+
+        `residuals` are files of workers, below this place. Raises GiveUp when it could not be
+        written; those before it are intact.
+        """
+        taken_at = max(time.time(), self._latest_time() + _TICK_S)
+        store = self.store.below(str(number))
+        save_snapshot(
+            store,
+            states,
+            table=table,
+            shard_map=shard_map,
+            rule=rule,
+            workers=workers,
+            taken_at=taken_at,
+            residuals=residuals,
+        )
+        self._newest = str(number), taken_at
+        with suppress(OSError, DownpourError):  # the next one tidies up
+            self.tidy()
+        return store.place
+
+    def tidy(self) -> None:
+        """Remove the remains of broken snapshots, and what `keep` does not want; or OSError."""
+        entries = self.entries()
+        for entry in entries:
+            if entry.state is SnapshotStatus.INCOMPLETE:
+                sweep(self.store.below(entry.name))
+        whole = [entry for entry in entries if entry.manifest is not None]
+        for entry in _unwanted(whole, self._keep, time.time()):
+            discard(self.store.below(entry.name))
+
+    def _names(self) -> list[str]:
+        with self._reached():
+            return [name for name in self.store.names() if name.isdecimal()]
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise GiveUp(f"snapshots {self.store.place}: {error.strerror}") from None
+
+    def _entry(self, name: str) -> CatalogEntry:
+        store = self.store.below(name)
+        if name not in self:
+            return CatalogEntry(
+                name, SnapshotStatus.INCOMPLETE, None, f"snapshot {store.place}: incomplete"
+            )
+        try:
+            return CatalogEntry(name, SnapshotStatus.WHOLE, load_manifest(store))
+        except BadInput as error:
+            return CatalogEntry(name, SnapshotStatus.DAMAGED, None, str(error))
+
+    def _latest_time(self) -> float:
+        if self._newest is None:
+            with suppress(BadInput):
+                entry = self.newest()
+                assert entry.manifest is not None
+                self._newest = entry.name, entry.manifest.taken_at
+        return self._newest[1] if self._newest is not None else 0.0
+
+
+def _age(entry: CatalogEntry) -> tuple[float, int]:
+    return entry.manifest.taken_at if entry.manifest else 0.0, int(entry.name)
+
+
+def _unwanted(whole: Sequence[CatalogEntry], keep: Retention, now: float) -> list[CatalogEntry]:
+    """Which may go, of snapshots that ascend by time; never the last."""
+    surplus = len(whole) - keep.count if keep.count is not None else 0
+    out: list[CatalogEntry] = []
+    for number, entry in enumerate(whole[:-1]):
+        assert entry.manifest is not None
+        old = keep.seconds is not None and entry.manifest.taken_at < now - keep.seconds
+        if number < surplus or old:
+            out.append(entry)
+    return out

@@ -1,0 +1,50 @@
+"""Files that hold secrets: this user's alone, which is looked at and not hoped for."""
+
+import os
+import stat
+from pathlib import Path
+
+from ps.snapshots.object_store import flush
+from shards.errors import BadInput
+
+_PARTIAL = ".partial"
+_ANEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def check_private(path: Path, what: str) -> None:
+    """Raise BadInput unless `path` is a file of this user's that nobody else may read or write."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise BadInput(f"{what}: {path}: {error.strerror}") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise BadInput(f"{what}: {path}: expected a file, got something else")
+    if found.st_uid != os.geteuid() or found.st_mode & _OTHERS:
+        mode = stat.S_IMODE(found.st_mode)
+        raise BadInput(
+            f"{what}: {path}: expected a file of yours of mode 600, got one of mode {mode:03o}"
+            f" of user {found.st_uid}: chmod 600 {path}"
+        )
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that only this user can read, at no moment otherwise."""
+    path.touch(mode=0o600)
+    path.chmod(0o600)  # it may have been there
+    path.write_bytes(content)
+
+
+def replace_private(path: Path, content: bytes) -> None:
+    """The same, whole or not at all; it survives the power's failure once this has returned."""
+    partial = path.with_name(path.name + _PARTIAL)
+    try:
+        with os.fdopen(os.open(partial, _ANEW, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+    flush(path.parent)

@@ -1,0 +1,288 @@
+"""One shard's saved state as a file: a safetensors file, and the checksums to know it by.
+
+The file holds the weights, the rule's slots and, in one metadata value, the ledger and counters,
+all of one version; the `safetensors` library reads it. It is written straight from the arrays, a
+few megabytes at a time, and each such chunk has a checksum of its own, so that damage is told by
+its place. The checksums are no part of the file: they are in the `StateFile` that `write_state`
+returns, which whoever keeps the file keeps beside it, and which `read_state` is given.
+
+The checksum is that of shards/checksums.py, which takes half the time of zlib's CRC-32; the base
+install has no faster one. It finds accidents, not malice.
+"""
+
+import json
+import zlib
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from ps.snapshots.object_store import Reader, Store
+from shards.checksums import checksum
+from shards.errors import UNDECODABLE, BadInput
+from shards.messages import Count
+from shards.parameters import SavedProgress, ShardState
+from shards.tables import KeyRange
+
+CHUNK_BYTES = 4 << 20
+_WEIGHTS, _SLOT, _SAVED, _METADATA = "weights", "slot.", "saved", "__metadata__"
+_LENGTH_BYTES = 8
+_ALIGNMENT = 8
+_HELPERS = 2  # threads that compute checksums beside the one that reads
+
+Floats = NDArray[np.float32]
+Check = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+
+
+class StateFile(msgspec.Struct, frozen=True):
+    """One file of saved state: its name, its length, and a checksum for each `chunk_bytes`."""
+
+    file: str
+    bytes: Count
+    version: Count
+    checks: tuple[Check, ...]
+    chunk_bytes: Annotated[int, Meta(ge=1, le=1 << 30)]
+
+
+class _Tensor(msgspec.Struct, frozen=True):
+    """What a safetensors header says of a tensor; offsets count from the header's end."""
+
+    dtype: str
+    shape: tuple[Count, ...]
+    data_offsets: tuple[Count, Count]
+
+
+class _Owned(msgspec.Struct, frozen=True):
+    """What a shard's file says besides its arrays: whose keys they are, and its other state."""
+
+    ranges: tuple[KeyRange, ...]
+    saved: SavedProgress
+
+
+def write_state(
+    store: Store, name: str, state: ShardState, ranges: tuple[KeyRange, ...]
+) -> StateFile:
+    """Write the state of the shard that owns `ranges` as the file `name`; returns what `read_state`
+    needs to check it.
+
+    The arrays are not copied, and must not change meanwhile. Raises OSError where the store fails.
+    """
+    arrays = {_WEIGHTS: state.weights} | {
+        _SLOT + slot: values for slot, values in state.slots.items()
+    }
+    owned = msgspec.json.encode(_Owned(ranges, state.saved)).decode()
+    return write_arrays(store, name, arrays, owned, state.saved.version)
+
+
+def write_arrays(
+    store: Store, name: str, arrays: Mapping[str, Floats], told: str, version: int
+) -> StateFile:
+    """Write arrays and what is `told` of them, which are of `version`, as `write_state` does."""
+    content = _Checked(_chunks([_header(told, arrays), *map(_bytes, arrays.values())]))
+    store.put(name, content)
+    return StateFile(name, content.bytes, version, tuple(content.sums), CHUNK_BYTES)
+
+
+def read_state(store: Store, part: StateFile, ranges: tuple[KeyRange, ...]) -> ShardState:
+    """Read the state of the shard that owns `ranges` back; its arrays are read-only.
+
+    Raises BadInput naming the file, also where it is another shard's, and the chunk where its
+    checksum is not what it was.
+    """
+    values = sum(map(len, ranges))
+    with _expected(store, part):
+        told, arrays = read_arrays(store, part)
+        owned = msgspec.json.decode(told, type=_Owned)
+        if owned.ranges != ranges or owned.saved.version != part.version:
+            raise ValueError(
+                f"that of keys {_keys(owned.ranges)} at version {owned.saved.version} where the"
+                f" manifest has keys {_keys(ranges)} at version {part.version}"
+            )
+        for name, array in arrays.items():
+            if len(array) != values:
+                raise ValueError(f"{name} of {len(array)} values for {values} keys")
+        weights = arrays.pop(_WEIGHTS)
+    return ShardState(owned.saved, weights, {k.removeprefix(_SLOT): a for k, a in arrays.items()})
+
+
+def read_arrays(store: Store, part: StateFile) -> tuple[str, dict[str, Floats]]:
+    """What `write_arrays` wrote: what was told, and the arrays. Raises as `read_state` does."""
+    content = _read(store, part).data.toreadonly()
+    size = int.from_bytes(content[:_LENGTH_BYTES], "little")
+    with _expected(store, part):
+        header = msgspec.json.decode(content[_LENGTH_BYTES:][:size], type=dict[str, msgspec.Raw])
+        metadata = msgspec.json.decode(header.pop(_METADATA), type=dict[str, str])
+        data = content[_LENGTH_BYTES + size :]
+        arrays = {
+            key: _floats(data, msgspec.json.decode(told, type=_Tensor))
+            for key, told in header.items()
+        }
+        return metadata[_SAVED], arrays
+
+
+@contextmanager
+def _expected(store: Store, part: StateFile) -> Iterator[None]:
+    """Whatever is wrong with the contents of a file is told of it."""
+    try:
+        yield
+    except BadInput:
+        raise
+    except (*UNDECODABLE, KeyError) as error:
+        detail = " ".join(str(error).split())
+        raise BadInput(f"{_path(store, part)}: expected a saved state, got {detail}") from None
+
+
+def _keys(ranges: tuple[KeyRange, ...]) -> str:
+    more = f" and {len(ranges) - 1} more ranges" if len(ranges) > 1 else ""
+    return f"{ranges[0]}{more}" if ranges else "none"
+
+
+CHECK_LENGTH = 8
+
+
+def tensors_check(arrays: Mapping[str, NDArray[Any]], told: str) -> str:
+    """The checksum of named arrays and of what is `told` of them, for a file that holds its own:
+    CHECK_LENGTH hexadecimal digits.
+    """
+    parts = [told.encode()]
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        content = checksum([array.reshape(-1).view(np.uint8).data])
+        parts.append(f"{name} {array.dtype.str} {array.shape} {content:08x}".encode())
+    whole = zlib.crc32(b"\0".join(parts))
+    return f"{whole:0{CHECK_LENGTH}x}"
+
+
+# --- the format -----------------------------------------------------------------------------------
+
+
+def _header(said: str, arrays: Mapping[str, Floats]) -> bytes:
+    # One metadata value: the library writes several in random order, and the file would differ.
+    told: dict[str, object] = {_METADATA: {_SAVED: said}}
+    start = 0
+    for name, array in arrays.items():
+        stop = start + array.nbytes
+        told[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(told, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+
+def _floats(data: memoryview, told: _Tensor) -> Floats:
+    start, stop = told.data_offsets
+    if told.dtype != "F32" or len(told.shape) != 1:
+        raise ValueError(f"a tensor of {told.dtype} and shape {list(told.shape)}")
+    if not start <= stop <= len(data) or stop - start != 4 * told.shape[0]:
+        raise ValueError(f"a tensor of {told.shape[0]} floats at [{start}, {stop})")
+    return np.frombuffer(data[start:stop], "<f4")
+
+
+def _bytes(array: Floats) -> memoryview:
+    return np.ascontiguousarray(array, "<f4").data.cast("B")
+
+
+# --- chunks and their checksums -------------------------------------------------------------------
+
+
+def _chunks(parts: Sequence[bytes | memoryview]) -> Iterator[tuple[memoryview, ...]]:
+    """The parts behind one another, cut where a chunk ends; a chunk is one piece, or several."""
+    chunk: list[memoryview] = []
+    room = CHUNK_BYTES
+    for whole in parts:
+        part = memoryview(whole)
+        while part:
+            chunk.append(part[:room])
+            part, room = part[room:], room - len(chunk[-1])  # what is left of it
+            if not room:
+                yield tuple(chunk)
+                chunk, room = [], CHUNK_BYTES
+    if chunk:
+        yield tuple(chunk)
+
+
+def _sum(chunk: Sequence[memoryview]) -> int:
+    """Of a chunk as one; few are of several pieces."""
+    return checksum([chunk[0] if len(chunk) == 1 else memoryview(b"".join(chunk))])
+
+
+class _Checked:
+    """Chunks on their way to a store, whose checksums are computed as they pass.
+
+    In the thread that writes: a snapshot is written beside a training, which would have to share
+    its cores with helpers; and what was just summed up is written from the cache.
+    """
+
+    def __init__(self, chunks: Iterator[tuple[memoryview, ...]]) -> None:
+        self.bytes = 0
+        self.sums: list[int] = []
+        self._chunks = chunks
+
+    def __iter__(self) -> Iterator[memoryview]:
+        for chunk in self._chunks:
+            self.sums.append(_sum(chunk))
+            for piece in chunk:
+                self.bytes += len(piece)
+                yield piece
+
+
+def _read(store: Store, part: StateFile) -> NDArray[np.uint8]:
+    """The whole file, checked; raises BadInput naming it and what is wrong."""
+    path = _path(store, part)
+    try:
+        found = store.size(part.file)
+        if found != part.bytes:
+            raise BadInput(f"{path}: expected {part.bytes} bytes, got {found}")
+        with store.open(part.file) as file:
+            return _fill(file, part, path)
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}") from None
+
+
+def _fill(file: Reader, part: StateFile, path: str) -> NDArray[np.uint8]:
+    content = np.empty(part.bytes, np.uint8)
+    whole, size = content.data, part.chunk_bytes
+    if len(part.checks) != -(-part.bytes // size):
+        raise BadInput(f"{path}: expected a checksum for each {size} bytes of {part.bytes}")
+    awaited: deque[tuple[int, Future[int]]] = deque()
+    with ThreadPoolExecutor(_HELPERS, "checksums") as helpers:
+        for number in range(len(part.checks)):
+            chunk = whole[number * size : (number + 1) * size]
+            _read_into(file, chunk, path)
+            awaited.append((number, helpers.submit(_sum, (chunk,))))
+            while len(awaited) > _HELPERS:
+                _compare(part, path, *awaited.popleft())
+        for number, future in awaited:
+            _compare(part, path, number, future)
+    return content
+
+
+def _read_into(file: Reader, chunk: memoryview, path: str) -> None:
+    while chunk:
+        count = file.readinto(chunk)
+        if not count:
+            raise BadInput(f"{path}: it ended {len(chunk)} bytes too early")
+        chunk = chunk[count:]
+
+
+def _compare(part: StateFile, path: str, number: int, future: Future[int]) -> None:
+    expected, got = part.checks[number], future.result()
+    if expected != got:
+        start = number * part.chunk_bytes
+        raise BadInput(
+            f"{path}: chunk {number} of {len(part.checks)}, bytes"
+            f" [{start}, {min(start + part.chunk_bytes, part.bytes)}): expected checksum"
+            f" {expected:08x}, got {got:08x}"
+        )
+
+
+def _path(store: Store, part: StateFile) -> str:
+    if not part.file or {"/", "\0"} & set(part.file) or part.file in (".", ".."):
+        raise BadInput(f"snapshot {store.place}: expected a file name, got {part.file!r}")
+    return f"snapshot {store.place}/{part.file}"

@@ -1,0 +1,253 @@
+"""Real bytes over a modelled link: local endpoints that lead to the shards, but slowly.
+
+A thread accepts connections beside the client and forwards each to its shard, holding every chunk
+back until `link_model.py` says that it comes out. Below it is the same ZeroMQ over the same TCP, so
+whatever speaks to an endpoint can be put behind a link without knowing it. All connections through
+one `LinkEmulator` share one line each way, as those of a worker on its own access link do.
+"""
+
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from errno import EAGAIN, EINPROGRESS
+from itertools import count
+
+from ps.security.keys import address_of, pinned
+from ps.transport.link_model import Lane, LinkModel, Stream
+from shards.errors import BadInput
+
+_CONNECTING = 0, EINPROGRESS, EAGAIN
+_IN, _OUT = select.POLLIN, select.POLLOUT
+_GONE = select.POLLERR | select.POLLHUP | select.POLLNVAL
+
+
+class LinkEmulator:
+    """Forwards `endpoints` (tcp://, curve:// or ipc://) in a thread until `close`.
+
+    `name` joins the model's seed, so that each worker's link has a chance of its own.
+    """
+
+    def __init__(self, endpoints: Sequence[str], model: LinkModel, name: str = "") -> None:
+        self._model = model
+        self._seed = f"{model.seed}/{name}"
+        since = time.monotonic()
+        self._lanes = Lane(model, self._seed, since), Lane(model, self._seed, since)
+        self._numbers = count()
+        whole = [address_of(endpoint) for endpoint in endpoints]
+        self._addresses = [_address(address.plain) for address in whole]
+        self._doors = [socket.create_server(("127.0.0.1", 0)) for _ in endpoints]
+        local = [f"tcp://127.0.0.1:{door.getsockname()[1]}" for door in self._doors]
+        # The line carries what it does not understand: who is expected behind it stays the same.
+        self.endpoints = tuple(
+            pinned(near, far.key) if far.key else near
+            for near, far in zip(local, whole, strict=True)
+        )
+        for door in self._doors:
+            door.setblocking(False)
+        self._woken, self._waker = socket.socketpair()
+        self._pipes: list[_Pipe] = []
+        self._thread = threading.Thread(target=self._run, name="slow-link", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Cut every connection; what is on its way is lost."""
+        self._waker.close()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        finally:
+            for pipe in self._pipes:
+                pipe.cut()
+            for door in (*self._doors, self._woken):
+                door.close()
+
+    def _turn(self) -> bool:
+        """Wait for the next byte or its time, and carry what may go; False at the end."""
+        now = time.monotonic()
+        events, wake_at = self._interests(now)
+        ready = _poll(events, wake_at)
+        if self._woken.fileno() in ready:
+            return False
+        for door, address in zip(self._doors, self._addresses, strict=True):
+            if door.fileno() in ready:
+                self._pipes += self._accept(door, address)
+        now = time.monotonic()
+        self._take_in(ready, now)
+        for pipe in self._pipes:
+            if not pipe.cut_off:
+                pipe.deliver(now)
+        self._pipes = [pipe for pipe in self._pipes if not pipe.cut_off]
+        return True
+
+    def _take_in(self, ready: dict[int, int], now: float) -> None:
+        """Fill the lines, a chunk of each connection in turn: they share a line as TCP's do.
+
+        Who was served last is last the next time. Otherwise the first would send all that waits
+        before the last has its first chunk, and messages that are cut among connections
+        (striping.py) would arrive together, as late as the last of them.
+        """
+        waiting = deque(self._pipes)
+        while waiting:
+            pipe = waiting.popleft()
+            if not pipe.cut_off and pipe.take(ready, now):
+                waiting.append(pipe)
+                self._pipes.remove(pipe)
+                self._pipes.append(pipe)
+
+    def _interests(self, now: float) -> tuple[dict[int, int], float | None]:
+        """Which sockets to wait for, for what, and until when."""
+        events = {door.fileno(): _IN for door in (*self._doors, self._woken)}
+        times: list[float] = []
+        for pipe in self._pipes:
+            for number, event in pipe.interests(now):
+                events[number] = events.get(number, 0) | event
+            times += pipe.times(now)
+        return events, min(times, default=None)
+
+    def _accept(self, door: socket.socket, address: "_Address") -> "list[_Pipe]":
+        """Both ways of a new connection; none when the shard cannot be reached."""
+        family, place = address
+        near, _ = door.accept()
+        far = socket.socket(family)
+        for end in (near, far):
+            end.setblocking(False)
+            if end.family == socket.AF_INET:
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if far.connect_ex(place) not in _CONNECTING:
+            near.close()
+            far.close()
+            return []
+        number = next(self._numbers)
+        up, down = (
+            Stream(lane, f"{self._seed}/{number}/{way}")
+            for way, lane in zip(("up", "down"), self._lanes, strict=True)
+        )
+        return [_Pipe(near, far, up, self._model), _Pipe(far, near, down, self._model)]
+
+
+_Address = tuple[socket.AddressFamily, tuple[str, int] | str]
+
+
+def _address(endpoint: str) -> _Address:
+    kind, _, rest = endpoint.partition("://")
+    if kind == "ipc" and rest:
+        return socket.AF_UNIX, f"\0{rest[1:]}" if rest.startswith("@") else rest
+    host, _, port = rest.rpartition(":")
+    if kind != "tcp" or not host or not port.isdecimal():
+        raise BadInput(f"shard endpoint: expected tcp://HOST:PORT or ipc://PATH, got {endpoint!r}")
+    return socket.AF_INET, (host, int(port))
+
+
+def _poll(events: dict[int, int], wake_at: float | None) -> dict[int, int]:
+    """Poll until `wake_at`, which is kept to better than the millisecond that poll counts in."""
+    poller = select.poll()
+    for number, event in events.items():
+        poller.register(number, event)
+    if wake_at is None:
+        return dict(poller.poll())
+    left_s = max(0.0, wake_at - time.monotonic())
+    ready = dict(poller.poll(int(left_s * 1000)))
+    if not ready and (left_s := wake_at - time.monotonic()) > 0:
+        time.sleep(min(left_s, 0.001))
+        ready = dict(poller.poll(0))
+    return ready
+
+
+class _Pipe:
+    """One way of a connection: what it has read and when that is due at the other end."""
+
+    def __init__(
+        self, source: socket.socket, target: socket.socket, stream: Stream, model: LinkModel
+    ) -> None:
+        self._source, self._target = source, target
+        self._stream = stream
+        self._chunk, self._window = model.chunk, model.window
+        self._due: deque[tuple[float, memoryview]] = deque()
+        self._held = 0
+        self._ended = False
+        self._more = False  # bytes are known to be there that have not entered
+        self._queued = False  # some have waited for the line since it last had no room
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether this way or the other has closed the connection."""
+        return self._source.fileno() < 0
+
+    def interests(self, now: float) -> Iterator[tuple[int, int]]:
+        if self._wants_more and self._stream.may_enter(self._chunk, now):
+            yield self._source.fileno(), _IN
+        if self._due and self._due[0][0] <= now:
+            yield self._target.fileno(), _OUT
+
+    def times(self, now: float) -> Iterator[float]:
+        """When to look at it again even if no socket moves."""
+        if self._wants_more and not self._stream.may_enter(self._chunk, now):
+            yield self._stream.enter_at(self._chunk, now)
+        if self._due and self._due[0][0] > now:
+            yield self._due[0][0]
+
+    @property
+    def _wants_more(self) -> bool:
+        # The peer may read more slowly than the link delivers.
+        return not self._ended and self._held < self._window
+
+    def take(self, ready: dict[int, int], now: float) -> bool:
+        """Take in one chunk, if one has come and may enter; whether it did."""
+        if self._ended or not ready.get(self._source.fileno(), 0) & (_IN | _GONE):
+            return False
+        if not self._wants_more or not self._stream.may_enter(self._chunk, now):
+            self._queued = self._more and self._stream.must_queue(self._chunk, now)
+            return False
+        try:
+            read = self._source.recv(self._chunk)
+        except BlockingIOError:
+            self._more = self._queued = False
+            return False
+        except OSError:
+            self.cut()
+            return False
+        if not read:
+            self._ended = True
+            return False
+        due = self._stream.enter(len(read), now, waited=self._queued)
+        self._due.append((due, memoryview(read)))
+        self._held += len(read)
+        self._more = len(read) == self._chunk
+        self._queued = self._queued and self._more
+        return True
+
+    def deliver(self, now: float) -> None:
+        """Pass on what is due; an end is passed on when it is its turn."""
+        try:
+            while self._due and self._due[0][0] <= now:
+                if not self._write():
+                    break
+            if self._ended and not self._due:
+                self.cut()
+        except OSError:
+            self.cut()
+
+    def _write(self) -> bool:
+        """Send the first chunk that is due, or what the socket takes of it."""
+        due, chunk = self._due[0]
+        try:
+            sent = self._target.send(chunk)
+        except BlockingIOError:
+            return False
+        self._held -= sent
+        if sent < len(chunk):
+            self._due[0] = due, chunk[sent:]
+            return False
+        self._due.popleft()
+        return True
+
+    def cut(self) -> None:
+        """Close both ends: the way back has nobody to talk to either."""
+        self._source.close()
+        self._target.close()

@@ -1,0 +1,443 @@
+"""Links: a DEALER socket to each shard, or several, typed messages out, typed answers in.
+
+The workers' client and the operator's console stand on this. `ZMQ_IMMEDIATE` keeps a message from
+being queued for a shard that is down and then delivered to its next life. Where several sockets
+lead to a shard, each message travels in parts (striping.py). Links to replicated shards follow the
+primary (primary_resolver.py); whoever holds them asks which have `moved`. Where keys are wanted, a
+worker joins each process that it is led to, and then its links go there. Links that were cut are
+closed and made anew as soon as they can be (link_monitor.py); whoever holds them asks which were
+`renewed`.
+"""
+
+import math
+import time
+from collections.abc import Collection, Iterator, Sequence
+from secrets import token_bytes
+
+import zmq
+
+from ps.cluster import Cluster
+from ps.security.enrolment import EnrolmentRequest, WorkerCredentials
+from ps.security.handshake_diagnostics import fault_at
+from ps.security.keys import KeyPair, address_of, expect
+from ps.shared_memory.worker_side import WorkerSide
+from ps.transport import multipart
+from ps.transport.link_monitor import LOOK_S, LinkMonitor, link_monitor_for
+from ps.transport.malloc_tuning import HeapTrimmer, tune_malloc
+from ps.transport.primary_resolver import ASK_S, PrimaryResolver
+from ps.transport.send_tracker import SendTracker
+from ps.transport.socket_options import NOTICE_THE_DEAD, drop_with
+from ps.transport.striping import TOKEN_BYTES, Cutter, Gatherer
+from shards import wire_format
+from shards.errors import BadInput, BadMessage, GiveUp
+from shards.messages import Message, Reply
+from shards.wire_format import Buffer, Frames
+
+_LOOK_AFTER_S = 1.0
+_AT_ONCE = 256  # messages of one connection that are taken in a turn, at most
+_FIRST_WORD_S = 0.5  # that a coordinator is waited for; without it, the cluster's word must do
+_NEW_LINK_S = 0.5
+_JOINING_LOOK_S = 0.1
+_UNFINISHED_BYTES = 1 << 30  # of answers that have come in part, at most; or so many large ones
+_ANSWERS = 4
+
+
+class Links:
+    """Connections to `endpoints`; shard numbers are positions in it. Not for use by two threads."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        sharing: WorkerSide | None = None,
+        own: KeyPair | None = None,
+        guided: Cluster | None = None,
+        badge: WorkerCredentials | None = None,
+    ) -> None:
+        """`sharing` lets arrays in shared memory go as references; its owner closes it.
+
+        `own` is shown to shards whose endpoints pin a key. `guided` is a cluster whose coordinator,
+        if it has one, says where its shards are by now; `badge` is what a worker gets in by there.
+        Raises GiveUp where the coordinator turns us away or is not who it should be.
+        """
+        tune_malloc()
+        self._sharing = sharing
+        self._surplus = HeapTrimmer()
+        self._leaving = SendTracker()
+        self._own = own
+        self._context = zmq.Context()
+        self._poller = zmq.Poller()
+        self._sockets: list[zmq.Socket[bytes]] = []
+        self._shard_of: dict[zmq.Socket[bytes], int] = {}
+        self._moved: set[int] = set()
+        self._watches: dict[int, LinkMonitor] = {}
+        self._monitors: set[zmq.Socket[bytes]] = set()
+        self._look_at = 0.0
+        self._coming: set[int] = set()  # links that are being renewed
+        self._renewed: set[int] = set()
+        self._badge = badge
+        self._joining: dict[int, EnrolmentRequest] = {}
+        self._wanted: dict[int, int] = {}  # connections to who is being joined
+        self._guide = self._guide_to(guided)
+        self.endpoints = tuple(self._first_led(endpoints))
+        self._stripes: list[list[zmq.Socket[bytes]]] = [[] for _ in self.endpoints]
+        for shard, endpoint in enumerate(self.endpoints):
+            self._go(shard, endpoint, 1)
+        self._cutter = Cutter(token_bytes(TOKEN_BYTES))
+        # A shard that comes back is a new sender, which puts an old one out.
+        self._gatherer = Gatherer(_UNFINISHED_BYTES, max(1, len(endpoints)))
+        drop_with(self, self._context, self._sockets)
+
+    def _connect(self, shard: int, endpoint: str, *, watched: bool = False) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.DEALER)
+        for option, value in (
+            (zmq.IMMEDIATE, 1),
+            (zmq.LINGER, 0),
+            (zmq.RECONNECT_IVL, 50),
+            (zmq.RECONNECT_IVL_MAX, 250),
+            *NOTICE_THE_DEAD,
+            # A cut is noticed by what is sent in vain (link_failure.py): something is to be.
+            (zmq.TCP_KEEPALIVE_IDLE, 1),
+            (zmq.TCP_KEEPALIVE_INTVL, 1),
+        ):
+            socket.setsockopt(option, value)
+        plain, key = address_of(endpoint)
+        if key:
+            assert self._own is not None, "whoever opens links has a key where one is wanted"
+            expect(socket, key, self._own)
+        if watched:
+            self._watch(shard, socket, plain)
+        try:
+            socket.connect(plain)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise BadInput(
+                f"shard endpoint: expected tcp://HOST:PORT, curve://KEY@HOST:PORT or"
+                f" ipc://PATH, got {endpoint!r}"
+                f" ({zmq.strerror(error.errno or 0)})"
+            ) from None
+        self._poller.register(socket, zmq.POLLIN)
+        self._sockets.append(socket)
+        self._shard_of[socket] = shard
+        return socket
+
+    def _watch(self, shard: int, socket: zmq.Socket[bytes], plain: str) -> None:
+        """Keep a watch over the first connection to a shard: the others take the same way."""
+        watch = self._watches.get(shard)
+        if watch is not None:
+            watch.watch(socket)
+        elif (watch := link_monitor_for(socket, plain)) is None:
+            return
+        self._watches[shard] = watch
+        self._poller.register(watch.monitor, zmq.POLLIN)
+        self._sockets.append(watch.monitor)
+        self._monitors.add(watch.monitor)
+
+    def where(self, shard: int) -> str:
+        """The address that its links lead to, for people."""
+        return address_of(self.endpoints[shard]).plain
+
+    def _guide_to(self, cluster: Cluster | None) -> PrimaryResolver | None:
+        if cluster is None or cluster.coordinator is None:
+            return None
+        guide = PrimaryResolver(
+            cluster, self._context, self._badge.token if self._badge else self._own
+        )
+        self._poller.register(guide.socket, zmq.POLLIN)
+        return guide
+
+    def _first_led(self, endpoints: Sequence[str]) -> Sequence[str]:
+        """Where the shards are; where nobody tells, by the cluster's word."""
+        if self._guide is None:
+            return endpoints
+        if self._guide.poll(_FIRST_WORD_S):
+            return self._guide.replace_endpoints(endpoints)
+        try:
+            self._guide.check()
+        except GiveUp:
+            self._context.destroy(linger=0)
+            raise
+        return endpoints
+
+    def follow(self, endpoints: Sequence[str]) -> None:
+        """Lead the links of shards that are elsewhere by now there; see `moved`."""
+        fresh: list[zmq.Socket[bytes]] = []
+        for shard, endpoint in enumerate(endpoints):
+            joining = self._joining.get(shard)
+            if endpoint == (self.endpoints[shard] if joining is None else joining.endpoint):
+                continue
+            wanted = len(self._stripes[shard]) if joining is None else self._wanted[shard]
+            self._drop(shard, for_good=True)
+            fresh += self._go(shard, endpoint, wanted)
+        self._unreached(fresh, _NEW_LINK_S)
+        self._take_greetings()
+
+    def _go(self, shard: int, endpoint: str, stripes: int) -> list[zmq.Socket[bytes]]:
+        """Begin so many connections there: at once, or when we have been let in."""
+        former = self._joining.pop(shard, None)
+        if former is not None:
+            former.close()
+        if self._badge is not None and address_of(endpoint).key:
+            self._joining[shard] = EnrolmentRequest(shard, endpoint, self._badge, self._poller)
+            self._joining[shard].ask(time.monotonic())
+            self._wanted[shard] = stripes
+            return []
+        return self._arrive(shard, endpoint, stripes)
+
+    def _arrive(self, shard: int, endpoint: str, stripes: int) -> list[zmq.Socket[bytes]]:
+        if endpoint != self.endpoints[shard]:
+            self._moved.add(shard)
+        self.endpoints = (*self.endpoints[:shard], endpoint, *self.endpoints[shard + 1 :])
+        return self._begin(shard, stripes)
+
+    def _let_in(self) -> None:
+        """Go where we have been let in meanwhile; raises GiveUp where we are told no."""
+        for shard, one in list(self._joining.items()):
+            one.ask(time.monotonic())
+            if one.let_in():
+                one.close()
+                del self._joining[shard]
+                self._unreached(self._arrive(shard, one.endpoint, self._wanted[shard]), _NEW_LINK_S)
+                self._take_greetings()
+
+    def _renew(self, shard: int) -> None:
+        """Close the connections to a shard, and begin as many."""
+        stripes = len(self._stripes[shard])
+        self._drop(shard, for_good=False)
+        self._begin(shard, stripes)
+
+    def _drop(self, shard: int, *, for_good: bool) -> None:
+        if shard in self._watches:
+            self._unwatch(shard, for_good=for_good)
+        for socket in self._stripes[shard]:
+            self._poller.unregister(socket)
+            self._sockets.remove(socket)
+            del self._shard_of[socket]
+            socket.close(linger=0)
+        self._stripes[shard] = []
+        self._leaving.forget(shard)
+
+    def _begin(self, shard: int, stripes: int) -> list[zmq.Socket[bytes]]:
+        self._stripes[shard] = [
+            self._connect(shard, self.endpoints[shard], watched=not number)
+            for number in range(stripes)
+        ]
+        return self._stripes[shard]
+
+    def _unwatch(self, shard: int, *, for_good: bool) -> None:
+        watch = self._watches[shard]
+        self._poller.unregister(watch.monitor)
+        self._sockets.remove(watch.monitor)
+        self._monitors.remove(watch.monitor)
+        if for_good:
+            self._watches.pop(shard).close()
+            self._coming.discard(shard)
+        else:
+            watch.unwatch()
+
+    def moved(self) -> set[int]:
+        """The shards whose links were led elsewhere since this was asked last."""
+        moved, self._moved = self._moved, set()
+        return moved
+
+    def renewed(self) -> set[int]:
+        """The shards whose links were cut and are whole since this was asked last.
+
+        What was on its way is lost, or late.
+        """
+        renewed, self._renewed = self._renewed, set()
+        return renewed
+
+    def stripe(self, shard: int, stripes: int, answer_bytes: int) -> None:
+        """Spread over so many connections, at least as many as there are, what is said to `shard`.
+
+        Its answers take up to `answer_bytes` each. Call `await_connections` then: a message needs
+        them all.
+        """
+        self._gatherer.allow(_ANSWERS * answer_bytes)
+        if shard in self._joining:
+            self._wanted[shard] = max(stripes, self._wanted[shard])
+            return
+        own = self._stripes[shard]
+        own += [self._connect(shard, self.endpoints[shard]) for _ in range(stripes - len(own))]
+
+    def await_connections(self, timeout_s: float) -> None:
+        """Wait until every shard has been reached, or `timeout_s`: what is sent before is lost.
+
+        Raises GiveUp when one that was not has turned us away, or is not who it should be.
+        """
+        self._await_joining(timeout_s)
+        unreached = self._unreached(self._shard_of, min(timeout_s, _LOOK_AFTER_S))
+        if unreached:
+            self._look_into(unreached)
+        self._unreached(unreached, timeout_s - _LOOK_AFTER_S)
+        self._take_greetings()
+
+    def _await_joining(self, timeout_s: float) -> None:
+        """Wait until all have let us in, or `timeout_s`; raises GiveUp when one does not.
+
+        Where the coordinator leads us, it may lead us elsewhere soon, and a fault is no last word.
+        """
+        until = time.monotonic() + timeout_s
+        while self._joining and (left_s := until - time.monotonic()) > 0:
+            list(self.receive(min(_JOINING_LOOK_S, left_s)))
+            for shard, one in self._joining.items():
+                if self._guide is None or shard not in self._guide.seats:
+                    one.check()
+
+    def _take_greetings(self) -> None:
+        """Connections that are there before anything was said over them are no news."""
+        for watch in self._watches.values():
+            watch.greeted()
+
+    def _unreached(
+        self, sockets: Collection[zmq.Socket[bytes]], timeout_s: float
+    ) -> set[zmq.Socket[bytes]]:
+        """Which have no connection by then."""
+        waiting = zmq.Poller()
+        for socket in sockets:
+            waiting.register(socket, zmq.POLLOUT)
+        until = time.monotonic() + timeout_s
+        while waiting.sockets and (reached := waiting.poll(_ms(until - time.monotonic()))):
+            for socket, _ in reached:
+                waiting.unregister(socket)
+        return {socket for socket, _ in waiting.sockets}
+
+    def _look_into(self, unreached: set[zmq.Socket[bytes]]) -> None:
+        """Raise GiveUp where waiting is of no use."""
+        for shard, stripes in enumerate(self._stripes):
+            missing = unreached.intersection(stripes)
+            if missing and (fault := fault_at(self.endpoints[shard], self._own)):
+                where = address_of(self.endpoints[shard]).plain
+                raise GiveUp(f"shard {shard} at {where}: {fault}")
+
+    def round_trip_s(self, shard: int, message: Message, timeout_s: float) -> float:
+        """How long `message` takes to be answered, `timeout_s` at most; other answers are dropped.
+
+        For when nothing else is asked.
+        """
+        started = time.monotonic()
+        self.send(shard, message)
+        while (taken_s := time.monotonic() - started) < timeout_s:
+            if shard in {answerer for answerer, _, _ in self.receive(timeout_s - taken_s)}:
+                break
+        return time.monotonic() - started
+
+    def send(self, shard: int, message: Message, multipart: Frames = ()) -> None:
+        """Hand a message to the network; arrays are sent without a copy and must not change.
+
+        While the shard cannot be reached nothing is sent: whoever keeps the message repeats it.
+        """
+        self.send_together(shard, [(message, multipart)])
+
+    def send_together(self, shard: int, messages: Sequence[tuple[Message, Frames]]) -> None:
+        """The same for several, which arrive at one moment, in order.
+
+        One that is large, and has not left since it was sent before, is not sent again.
+        """
+        fresh = messages
+        if self._leaving:
+            fresh = [
+                one for one in messages if not self._leaving.in_progress(shard, one[0].request)
+            ]
+        for start in range(0, len(fresh), wire_format.MAX_TOGETHER):
+            together = fresh[start : start + wire_format.MAX_TOGETHER]
+            sharing = self._sharing
+            parts = sharing.seal(shard, together) if sharing else wire_format.enclose(together)
+            stripes = self._stripes[shard]
+            if not stripes:
+                return  # we have yet to be let in
+            requests = [message.request for message, _ in together]
+            cut = self._cutter.cut(parts, len(stripes))
+            try:
+                self._leaving.send(zip(stripes, cut, strict=True), shard, requests)
+            except zmq.Again:
+                return  # nor would what follows it go
+
+    def receive(self, timeout_s: float) -> Iterator[tuple[int, Reply, Sequence[Buffer]]]:
+        """What has arrived within `timeout_s`, at least one message if any came: what waits.
+
+        Nothing may come, and soon, because a link has moved.
+        """
+        if self._guide is not None:
+            self._guide.ask()
+            timeout_s = min(timeout_s, ASK_S)
+        ready = self._await(timeout_s)
+        if self._guide is not None and self._guide.listen():
+            self.follow(self._guide.replace_endpoints(self.endpoints))
+        if self._joining:
+            self._let_in()
+        for socket, _ in ready:
+            shard = self._shard_of.get(socket)
+            if shard is None:  # the guide's, a monitor, or of a link that led elsewhere
+                continue
+            for came in multipart.arrived(socket, _AT_ONCE):
+                self._surplus.received(sum(map(len, came)))
+                for reply, own in self._read(shard, multipart.views(came)):
+                    yield shard, reply, own
+
+    def _await(self, timeout_s: float) -> list[tuple[zmq.Socket[bytes], int]]:
+        """The sockets that have something by then; perhaps none, if a link was renewed."""
+        until = time.monotonic() + timeout_s
+        while True:
+            left_s = until - time.monotonic()
+            ready = self._poller.poll(_ms(min(left_s, LOOK_S) if self._watches else left_s))
+            told = sum([socket in self._monitors for socket, _ in ready]) if self._monitors else 0
+            now = time.monotonic()
+            renewed = (told or now >= self._look_at) and self._look(now)
+            if renewed or left_s <= 0 or len(ready) > told:
+                return ready
+
+    def _look(self, now: float) -> bool:
+        """See to links that were cut; whether one is of use again, with all its connections."""
+        self._look_at = now + LOOK_S
+        for shard, watch in self._watches.items():
+            if watch.is_dead(now):
+                self._renew(shard)
+                self._coming.add(shard)
+            elif watch.greeted():
+                self._coming.add(shard)
+        there = {one for one in self._coming if not self._unreached(self._stripes[one], 0.0)}
+        self._coming -= there
+        self._renewed |= there
+        return bool(there)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether `receive` would have something at once."""
+        return bool(self._poller.poll(0))
+
+    def _read(self, shard: int, came: list[Buffer]) -> list[tuple[Reply, Sequence[Buffer]]]:
+        """The messages that are whole with what came; raises BadMessage naming who sent it."""
+        try:
+            parts = self._opened(shard, came)
+            told = wire_format.disclose(parts[0], parts[1:]) if parts else []
+            return [(wire_format.decode_reply(header), own) for header, own in told]
+        except BadMessage as error:
+            raise BadMessage(f"{address_of(self.endpoints[shard]).plain}: {error}") from None
+
+    def _opened(self, shard: int, came: list[Buffer]) -> list[Buffer] | None:
+        """The envelope that has come, or is whole with this part of it."""
+        whole = self._gatherer.take(b"", came)
+        if whole is None:
+            return None
+        _, parts = whole
+        return parts if self._sharing is None else self._sharing.open(shard, parts)
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Drop the connections, giving what is being sent up to `linger_s`.
+
+        Nothing is sent or heard any more: whoever goes on elsewhere repeats it there.
+        """
+        self._poller, self._stripes = zmq.Poller(), [[] for _ in self.endpoints]
+        for one in self._joining.values():
+            one.close()
+        self._joining.clear()
+        for watch in self._watches.values():
+            watch.close()
+        self._watches.clear()
+        self._context.destroy(linger=int(linger_s * 1000))
+
+
+def _ms(left_s: float) -> int:
+    """As ZeroMQ wants a time to wait: not less, and not for ever."""
+    return math.ceil(max(0.0, left_s) * 1000)

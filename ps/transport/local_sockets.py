@@ -1,0 +1,85 @@
+"""How a worker's bytes reach a shard: over TCP, a Unix socket, or in shared memory.
+
+A server opens a Unix socket beside its TCP port, in a folder that only its user can enter. Where
+the folder is follows from the job's id, which is a secret, the shard and the port, so a cluster's
+description need not say it: a worker on the same host looks and finds it, on another host it does
+not. Headers then go through that socket; where the two prove that they share memory, arrays stay in
+it.
+
+What cannot be had is done without: `auto` takes the best that there is, the others insist.
+"""
+
+import os
+import stat
+from enum import StrEnum
+from pathlib import Path
+
+from ps.security.keys import address_of
+from ps.shared_memory import shm_files
+from shards import arguments
+from shards.errors import BadInput
+
+_SOCKET = "socket"
+
+
+class Transport(StrEnum):
+    """What carries a job: `auto` is shared memory, else a Unix socket, else TCP."""
+
+    AUTO = "auto"
+    TCP = "tcp"
+    IPC = "ipc"
+    SHM = "shm"
+
+    @property
+    def shares(self) -> bool:
+        """Whether memory is shared where it can be."""
+        return self in (Transport.AUTO, Transport.SHM)
+
+
+def transport_named(name: str) -> Transport:
+    """The transport of that name; raises BadInput."""
+    return arguments.choice("transport", name, Transport)
+
+
+class UnixSocketFolder:
+    """A server's folder for its Unix socket, gone with the server."""
+
+    def __init__(self, job: str, shard: int, endpoint: str) -> None:
+        """Beside the TCP `endpoint`; raises OSError where there can be none."""
+        shm_files.sweep()
+        self._claim = shm_files.Claim(_folder(job, shard, endpoint), folder=True)
+        self.address = f"ipc://{self._claim.path / _SOCKET}"
+
+    def close(self) -> None:
+        self._claim.release()
+
+
+def nearest(job: str, shard: int, endpoint: str, transport: Transport) -> str:
+    """Where to connect for the shard at `endpoint`: to its Unix socket, if it is here and wanted.
+
+    Raises BadInput when `transport` insists on one and there is none.
+    """
+    if transport is Transport.TCP or not address_of(endpoint).plain.startswith("tcp://"):
+        return endpoint
+    folder = _folder(job, shard, endpoint)
+    if _is_ours(folder):
+        return f"ipc://{folder / _SOCKET}"
+    if transport is Transport.AUTO:
+        return endpoint
+    raise BadInput(
+        f"transport {transport}: shard {shard} at {endpoint}: expected its Unix socket on this host"
+        " and of this user, found none"
+    )
+
+
+def _folder(job: str, shard: int, endpoint: str) -> Path:
+    return shm_files.door_path(job, shard, endpoint.rpartition(":")[2])
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    private = stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o700
+    return private and found.st_uid == os.geteuid() and (folder / _SOCKET).exists()

@@ -1,0 +1,128 @@
+"""A client's guide to replicated shards: who is the primary of each, as the coordinator tells.
+
+It asks now and then, which also keeps the coordinator telling it of changes as they happen. While
+nobody answers, what it heard last is what it goes by.
+"""
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import zmq
+
+from ps.cluster import Cluster
+from ps.security.handshake_diagnostics import fault_at
+from ps.security.keys import KeyPair, address_of, expect
+from ps.transport import coordinator_messages
+from ps.transport.coordinator_messages import AdmitCopies, LocatePrimaries, PrimaryInfo
+from ps.transport.socket_options import NOTICE_THE_DEAD
+from shards.errors import BadInput, BadMessage, GiveUp
+
+ASK_S = 0.5
+_TOGETHER = 32  # keys, which fit into a header's bytes
+
+
+class PrimaryResolver:
+    """One line to the coordinator of a cluster. Not for use by two threads."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        own: KeyPair | None = None,
+    ) -> None:
+        """Raises BadInput for an address that is none.
+
+        `own` is shown to a coordinator whose address pins a key: the operator's, or the token's.
+        """
+        assert cluster.coordinator is not None, "shards that are not replicated stay where they are"
+        self._job, self._own, self._coordinator = cluster.job, own, cluster.coordinator
+        self._question = msgspec.msgpack.encode(LocatePrimaries(cluster.job))
+        self._asked_at = -ASK_S
+        self.seats: dict[int, PrimaryInfo] = {}
+        self.socket = context.socket(zmq.DEALER)
+        for option, value in (
+            (zmq.IMMEDIATE, 1),
+            (zmq.LINGER, 0),
+            (zmq.RECONNECT_IVL, 50),
+            (zmq.RECONNECT_IVL_MAX, 500),
+            *NOTICE_THE_DEAD,
+        ):
+            self.socket.setsockopt(option, value)
+        plain, key = address_of(cluster.coordinator)
+        if key and own is not None:
+            expect(self.socket, key, own)
+        try:
+            self.socket.connect(plain)
+        except zmq.ZMQError as error:
+            text = zmq.strerror(error.errno or 0)
+            raise BadInput(
+                f"coordinator: expected tcp://HOST:PORT, got {cluster.coordinator!r} ({text})"
+            ) from None
+
+    def check(self) -> None:
+        """Raise GiveUp where its handshake goes wrong, for which waiting is of no use."""
+        if fault := fault_at(self._coordinator, self._own):
+            raise GiveUp(f"coordinator at {address_of(self._coordinator).plain}: {fault}")
+
+    def admit(self, copies: Mapping[int, str]) -> None:
+        """Tell the coordinator these copies' keys; to be repeated, for it may not be there."""
+        known = sorted(copies.items())
+        for start in range(0, len(known), _TOGETHER):
+            told = AdmitCopies(self._job, dict(known[start : start + _TOGETHER]))
+            with contextlib.suppress(zmq.Again):
+                self.socket.send(msgspec.msgpack.encode(told), zmq.NOBLOCK)
+
+    def ask(self, *, again: bool = False) -> None:
+        """Ask where the primaries are, unless that was asked a moment ago."""
+        now = time.monotonic()
+        if again or now - self._asked_at >= ASK_S:
+            self._asked_at = now
+            with contextlib.suppress(zmq.Again):
+                self.socket.send(self._question, zmq.NOBLOCK)
+
+    def listen(self, timeout_s: float = 0.0) -> bool:
+        """Take in what the coordinator has said within `timeout_s`; whether it said anything.
+
+        No seat is replaced by one of an older epoch.
+        """
+        heard = False
+        while self.socket.poll(0 if heard else int(timeout_s * 1000)):
+            with contextlib.suppress(BadMessage):
+                for seat in coordinator_messages.decode_primaries(self.socket.recv()).seats:
+                    known = self.seats.get(seat.shard)
+                    if known is None or seat.epoch >= known.epoch:
+                        self.seats[seat.shard] = seat
+                heard = True
+        return heard
+
+    def poll(self, timeout_s: float) -> bool:
+        """Ask, and wait for the answer up to `timeout_s`; whether one came."""
+        self.socket.poll(int(timeout_s * 1000), zmq.POLLOUT)
+        self.ask(again=True)
+        return self.listen(timeout_s)
+
+    def replace_endpoints(self, endpoints: Sequence[str]) -> list[str]:
+        """Where the shards are, as far as was heard; of the others, where `endpoints` say."""
+        led = list(endpoints)
+        for shard, seat in self.seats.items():
+            led[shard] = seat.endpoint
+        return led
+
+
+def as_led(cluster: Cluster, own: KeyPair | None, timeout_s: float) -> Cluster | None:
+    """The same cluster with the endpoints of those primaries that serve now.
+
+    None when the coordinator does not answer within `timeout_s`; raises GiveUp where it turns us
+    away or is not who it should be.
+    """
+    with zmq.Context() as context:
+        guide = PrimaryResolver(cluster, context, own)
+        with guide.socket:
+            if not guide.poll(timeout_s):
+                guide.check()
+                return None
+            return msgspec.structs.replace(
+                cluster, endpoints=tuple(guide.replace_endpoints(cluster.endpoints))
+            )

@@ -1,0 +1,86 @@
+"""What is still on its way out: large messages that the system has not had time to send.
+
+On a slow link a message of megabytes takes longer than anybody's patience for an answer, and a
+second copy queued behind the first one only makes it longer. So whoever is about to send a message
+again asks here first, and leaves it while the first copy has not left: until ZeroMQ has handed it
+to the system, and for a part of that time beyond, in which the system's own buffers empty.
+Messages are told apart by who they are for and their request number; small ones are not looked at.
+"""
+
+import time
+from collections.abc import Hashable, Iterable, Sequence
+
+import zmq
+
+from ps.transport import multipart
+from shards.wire_format import Buffer
+
+LARGE_BYTES = 1 << 20
+_COPIED_BYTES = 1 << 16  # sharing so little costs more than a copy
+_BEYOND = 0.25  # of the time that it took ZeroMQ
+
+
+class _Sent:
+    """One large message, in one part or several."""
+
+    def __init__(self, trackers: Sequence[zmq.MessageTracker]) -> None:
+        self._trackers = trackers
+        self._since = time.monotonic()
+        self._gone_at: float | None = None
+
+    @property
+    def leaving(self) -> bool:
+        now = time.monotonic()
+        if self._gone_at is None:
+            if not all(tracker.done for tracker in self._trackers):
+                return True
+            self._gone_at = now
+        return now < self._gone_at + _BEYOND * (self._gone_at - self._since)
+
+
+class SendTracker:
+    """The large messages of one socket's owner, by peer and request."""
+
+    def __init__(self) -> None:
+        self._sent: dict[tuple[Hashable, int], _Sent] = {}
+
+    def __bool__(self) -> bool:
+        """Whether any message may not have left yet."""
+        return bool(self._sent)
+
+    def in_progress(self, peer: Hashable, request: int) -> bool:
+        """Whether a message of this request to this peer has not left yet."""
+        if not self._sent:
+            return False
+        sent = self._sent.get((peer, request))
+        return sent is not None and sent.leaving
+
+    def send(
+        self,
+        parts: Iterable[tuple[zmq.Socket[bytes], Sequence[Buffer]]],
+        peer: Hashable,
+        requests: Iterable[int],
+    ) -> None:
+        """Send what a message was cut into, each by its socket, without waiting.
+
+        What is not small is not copied, and must not change.
+
+        Raises what a socket raises.
+        """
+        given = list(parts)
+        total = 0
+        for _, part in given:
+            for one in part:
+                total += memoryview(one).nbytes
+        large = total >= LARGE_BYTES
+        copied, trackers = total < _COPIED_BYTES, []
+        for socket, part in given:
+            trackers.append(multipart.send(socket, part, copy=copied, track=large))
+        if large:
+            self._sent = {key: sent for key, sent in self._sent.items() if sent.leaving}
+            sent = _Sent([tracker for tracker in trackers if tracker is not None])
+            self._sent.update(((peer, request), sent) for request in requests)
+
+    def forget(self, peer: Hashable) -> None:
+        """Whatever was on its way to this peer will not arrive: its sockets were closed."""
+        self._sent = {key: sent for key, sent in self._sent.items() if key[0] != peer}

@@ -1,0 +1,78 @@
+"""A loop in a thread of its own, so that whoever hosts it stays responsive.
+
+What serves sockets has one: it waits at them, and at one more by which it is asked to end.
+"""
+
+import threading
+from abc import ABC, abstractmethod
+from typing import Self
+
+import zmq
+
+from ps.transport.socket_options import drop_with
+
+
+class ServerThread(ABC):
+    """Use it as a context manager, or call `start` and `stop`.
+
+    A failure inside the loop ends it and is raised again by `stop` and by `check`.
+    """
+
+    empty = False  # only a shard may have nothing to serve
+
+    def __init__(self, name: str, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+        """`context` is its own: it is closed by `stop`, or when this is dropped."""
+        self._context = context
+        self._wake_out = context.socket(zmq.PAIR)
+        self._wake_in = context.socket(zmq.PAIR)
+        self._wake_in.bind("inproc://wake")
+        self._wake_out.connect("inproc://wake")
+        drop_with(self, context, (self._wake_out, self._wake_in))
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @abstractmethod
+    def _loop(self) -> None:
+        """Serve until `_wake_in` can be read."""
+
+    @abstractmethod
+    def _let_go(self) -> None:
+        """Give back what the sockets do not hold; the loop has ended."""
+
+    def start(self) -> Self:
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """End the loop, give what is under way a moment to leave, and free the port."""
+        if self._thread.is_alive():
+            self.end()
+            self.wait()
+        self._context.destroy(linger=1000)
+        self._let_go()
+        self.check()
+
+    def end(self) -> None:
+        """Ask the loop to end, without waiting for it."""
+        self._wake_out.send(b"")
+
+    def wait(self) -> None:
+        """Return when the loop has ended, because it was asked to or because it failed."""
+        self._thread.join()
+
+    def check(self) -> None:
+        """Raise what ended the loop, if anything did."""
+        if self._failure is not None:
+            raise self._failure
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except BaseException as error:  # noqa: BLE001  # whatever it is, `check` raises it
+            self._failure = error

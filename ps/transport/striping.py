@@ -1,0 +1,275 @@
+"""Several connections in place of one: messages cut into parts, and put together again. No I/O.
+
+Theory. A TCP connection carries at most its window in a round trip, and systems come with windows
+of some megabytes: less than a long link holds. Several connections carry so much more. Every
+message then has one part on each of them, numbered alike: an even share of its bytes if it is
+large; all of them on the first connection, and nothing on the others, if it is not.
+
+That each connection has a part of each message is what makes the rest simple. A connection keeps
+its order. So when all parts of a message are there, whatever part of an earlier one is not will
+never come: the earlier message is lost, as messages can be, and its session asks again. Hence
+messages come out in order, nothing waits for what is lost, and no clock is looked at.
+
+A part is a small frame and its share of the bytes:
+
+    mark(2) token(16) number(8) part(1) parts(1)    and, in the first part, the frames' lengths(8)
+
+The token is a random number that names the sender: whoever shows it is that sender, whatever
+connections it comes over, and is answered over as many. The mark is one that neither envelopes
+(shards/wire_format.py) nor notes (handshake.py) begin with, so a message that came whole is told
+apart.
+
+Nothing is copied to be sent, and only frames that were cut are copied when they are put together.
+What a stranger's part can cost is its own bytes, up to a limit: they are held as they came, and no
+memory is allocated for what a header merely says.
+"""
+
+import math
+import struct
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import count
+
+import msgspec
+import numpy as np
+
+from shards import wire_format
+from shards.errors import BadMessage
+from shards.wire_format import Buffer
+
+Parts = list[Buffer]
+
+TOKEN_BYTES = 16
+LEAST_BYTES = 256 << 10  # smaller messages are not cut
+MOST = 16
+_FAR_S = 0.02
+_WINDOW_S = 0.0125  # of 1 Gbit/s are 1.6 MB: what is surely on its way in a buffer of 4 MB
+_HEADER = struct.Struct(f"<2s{TOKEN_BYTES}sQBB")
+_LENGTH = struct.Struct("<Q")
+_MARK = b"\xff\xfe"
+_PART_BYTES = 1024  # what holding a part costs beside its bytes
+_SENDERS = 1024
+assert int.from_bytes(_MARK, "little") > wire_format.MAX_HEADER_BYTES
+
+
+def stripes_for(rtt_s: float, message_bytes: int) -> int:
+    """How many connections fill 1 Gbit/s at that round trip with windows of 4 MB, up to MOST.
+
+    One where the round trip is short, or messages are too small to be cut.
+    """
+    if rtt_s <= _FAR_S or message_bytes < LEAST_BYTES:
+        return 1
+    return math.ceil(min(MOST, rtt_s / _WINDOW_S))
+
+
+class Cutter:
+    """Cuts what one sender sends. Its numbers rise over all receivers: gaps do not matter."""
+
+    def __init__(self, token: bytes) -> None:
+        assert len(token) == TOKEN_BYTES, "a token is a random number of that length"
+        self._token = token
+        self._numbers = count(1)
+
+    def cut(self, parts: Parts, stripes: int) -> list[Parts]:
+        """What to send over each of so many connections; over one, the message itself."""
+        if stripes == 1:
+            return [parts]
+        frames = [_flat(part) for part in parts]
+        number = next(self._numbers)
+        headers = [
+            _HEADER.pack(_MARK, self._token, number, index, stripes) for index in range(stripes)
+        ]
+        headers[0] += b"".join(_LENGTH.pack(len(frame)) for frame in frames)
+        shares = _shared_out(frames, stripes)
+        return [[header, *share] for header, share in zip(headers, shares, strict=True)]
+
+
+class _Part(msgspec.Struct, frozen=True):
+    token: bytes
+    number: int
+    index: int
+    stripes: int
+    lengths: tuple[int, ...]
+    pieces: list[memoryview]
+
+    @property
+    def cost(self) -> int:
+        return _PART_BYTES + 8 * len(self.lengths) + sum(map(len, self.pieces))
+
+
+class _Stream:
+    """What one sender has begun to say, and from where its parts come."""
+
+    def __init__(self, stripes: int) -> None:
+        self.stripes = stripes
+        self.addresses: dict[int, bytes] = {}
+        self.done = 0
+        self.begun: dict[int, dict[int, _Part]] = {}
+        self.held = 0
+        self.stirred = True
+
+    def take(self, part: _Part, address: bytes) -> list[_Part] | None:
+        """All parts of the message that this one completes, in order; late ones are dropped."""
+        self.stirred = True
+        if part.number <= self.done:
+            return None  # perhaps of a connection that is gone: nothing is to be sent there
+        self.addresses[part.index] = address
+        parts = self.begun.setdefault(part.number, {})
+        if part.index in parts:
+            return None
+        parts[part.index] = part
+        self.held += part.cost
+        if len(parts) < self.stripes:
+            return None
+        self.done = part.number
+        for number in [number for number in self.begun if number <= self.done]:
+            self.drop(number)
+        return [parts[index] for index in range(self.stripes)]
+
+    def drop(self, number: int) -> None:
+        self.held -= sum(part.cost for part in self.begun.pop(number).values())
+
+    def drop_all(self) -> None:
+        self.begun.clear()
+        self.held = 0
+
+
+class Gatherer:
+    """Puts together what one receiver receives, from any number of senders."""
+
+    def __init__(self, most_bytes: int, most_senders: int = _SENDERS) -> None:
+        """Holds at most `most_bytes` of unfinished messages of a sender, of all four times that."""
+        self._most_bytes = most_bytes
+        self._most_senders = most_senders
+        self._streams: dict[bytes, _Stream] = {}  # the last heard last
+
+    def allow(self, most_bytes: int) -> None:
+        """Hold at least so much of a sender's."""
+        self._most_bytes = max(self._most_bytes, most_bytes)
+
+    @property
+    def held_bytes(self) -> int:
+        """What unfinished messages take."""
+        return sum(stream.held for stream in self._streams.values())
+
+    def take(self, address: bytes, parts: Parts) -> tuple[bytes, Parts] | None:
+        """The message that is whole with what came from `address`, and whom to answer.
+
+        That is `address` for one that came in one piece, else the sender by its token; addresses
+        do not begin with the mark, which tells the two apart. Raises BadMessage.
+        """
+        if not parts or bytes(parts[0][: len(_MARK)]) != _MARK:
+            return address, parts
+        part = _parsed(parts)
+        stream = self._stream(part)
+        whole = stream.take(part, address)
+        self._keep_within(stream)
+        return None if whole is None else (_MARK + part.token, _joined(whole))
+
+    def addresses(self, to: bytes) -> list[bytes]:
+        """Where to send the parts of an answer to whom `take` named.
+
+        Nowhere if that was a sender in parts that others have put out since: one who still waits
+        will ask again, and tell anew where its connections are.
+        """
+        if not to.startswith(_MARK):
+            return [to]
+        stream = self._streams.get(to.removeprefix(_MARK))
+        if stream is None or len(stream.addresses) < stream.stripes:
+            return []
+        return [stream.addresses[index] for index in range(stream.stripes)]
+
+    def tick(self) -> None:
+        """Drop what has not moved since the last call; call it now and then, in seconds."""
+        for stream in self._streams.values():
+            if not stream.stirred:
+                stream.drop_all()
+            stream.stirred = False
+
+    def _stream(self, part: _Part) -> _Stream:
+        """The sender's, now the last heard one; the one longest silent makes room for a new one."""
+        stream = self._streams.get(part.token) or _Stream(part.stripes)
+        if stream.stripes != part.stripes:
+            raise BadMessage(f"part: expected one of {stream.stripes}, got one of {part.stripes}")
+        self._streams.pop(part.token, None)
+        if len(self._streams) == self._most_senders:
+            del self._streams[next(iter(self._streams))]
+        self._streams[part.token] = stream
+        return stream
+
+    def _keep_within(self, stream: _Stream) -> None:
+        while stream.held > self._most_bytes:
+            stream.drop(min(stream.begun))
+        if stream.held and self.held_bytes > 4 * self._most_bytes:
+            next(stream for stream in self._streams.values() if stream.held).drop_all()
+
+
+def _flat(part: Buffer) -> memoryview:
+    view = memoryview(part)
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def _shared_out(frames: Sequence[memoryview], stripes: int) -> list[list[memoryview]]:
+    """Views of the frames' bytes, in order: even shares of many, all of few in the first one."""
+    total = sum(map(len, frames))
+    share = math.ceil(total / stripes) if total >= LEAST_BYTES else total
+    shares: list[list[memoryview]] = [[] for _ in range(stripes)]
+    position = 0
+    for frame in frames:
+        start = 0
+        while start < len(frame):
+            index, used = divmod(position, share)
+            stop = min(len(frame), start + share - used)
+            shares[index].append(frame[start:stop])
+            position, start = position + stop - start, stop
+    return shares
+
+
+def _parsed(parts: Parts) -> _Part:
+    header = parts[0]
+    rest = len(header) - _HEADER.size
+    if rest < 0 or rest % _LENGTH.size:
+        raise BadMessage(
+            f"part: expected a header of {_HEADER.size} bytes and lengths of {_LENGTH.size} each,"
+            f" got {len(header)} bytes"
+        )
+    _, token, number, index, stripes = _HEADER.unpack_from(header)
+    if not (1 < stripes <= MOST and index < stripes and number > 0):
+        raise BadMessage(
+            f"part: expected a number and one of 2 to {MOST} parts,"
+            f" got number {number}, part {index} of {stripes}"
+        )
+    if (index == 0) != (rest > 0):
+        raise BadMessage(f"part {index}: expected lengths in the first one, got {rest} bytes")
+    lengths = tuple(size for (size,) in _LENGTH.iter_unpack(header[_HEADER.size :]))
+    pieces = [memoryview(piece) for piece in parts[1:]]
+    return _Part(token, number, index, stripes, lengths, pieces)
+
+
+def _joined(parts: Iterable[_Part]) -> Parts:
+    """The message's frames; those that were cut are copied into one piece, the others are not."""
+    lengths: list[int] = []
+    pieces: deque[memoryview] = deque()
+    for part in parts:
+        lengths += part.lengths
+        pieces += (piece for piece in part.pieces if len(piece))
+    expected, got = sum(lengths), sum(map(len, pieces))
+    if expected != got:
+        raise BadMessage(f"parts: expected {expected} bytes by their lengths, got {got}")
+    return [_frame(length, pieces) for length in lengths]
+
+
+def _frame(length: int, pieces: deque[memoryview]) -> Buffer:
+    """The first `length` bytes of `pieces`, which are taken off them."""
+    if pieces and len(pieces[0]) == length:
+        return pieces.popleft()
+    frame = np.empty(length, np.uint8)
+    filled = 0
+    while filled < length:
+        piece = pieces.popleft()
+        own, rest = piece[: length - filled], piece[length - filled :]
+        frame[filled : filled + len(own)] = np.frombuffer(own, np.uint8)
+        filled += len(own)
+        if len(rest):
+            pieces.appendleft(rest)
+    return frame.data

@@ -1,0 +1,149 @@
+"""What operators ask of a shard: to take a state or give it away, to stand still, to tell figures.
+
+None of these is held to incarnation, lease or bound. What each answers goes back to who asked it;
+the only workers it frees are those whose shard has moved, and they ask again.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from shards import wire_format
+from shards.errors import BadMessage, GiveUp
+from shards.messages import (
+    PROTOCOL,
+    AskRecords,
+    AskStatus,
+    Cut,
+    Export,
+    FromShard,
+    HandedOver,
+    HandOver,
+    Install,
+    Installed,
+    Probe,
+    Probed,
+    Quiesce,
+    Quiesced,
+    Read,
+    Records,
+    ShardStatus,
+    State,
+    Status,
+)
+from shards.reshard_state import ReshardState
+from shards.shard_part import ShardPart
+from shards.wire_format import Buffer
+from shards.worker_requests import WorkerRequests
+
+FromOperator = Install | Quiesce | HandOver | Export | Read | AskStatus | AskRecords
+
+Answer = tuple[FromShard, tuple[NDArray[Any] | bytes, ...]]
+"""The header, and the frames behind it."""
+
+
+class AdminRequests:
+    """What one life of a shard answers its operators."""
+
+    def __init__(self, part: ShardPart, workers: WorkerRequests, move: ReshardState) -> None:
+        self._part = part
+        self._workers = workers
+        self._move = move
+        self._shard, self._boot = part.spec.shard, part.boot
+
+    def answer(self, message: FromOperator, frames: Sequence[Buffer], now: float) -> Answer:
+        """Do what is asked; raises BadMessage, BadInput, Retry or GiveUp, and nothing is done."""
+        match message:
+            case Install():
+                return self._install(message, frames, now)
+            case Quiesce():
+                return self._quiesce(message, frames, now)
+            case HandOver():
+                return self._hand_over(message, frames, now)
+            case Export():
+                return self._export(message)
+            case Read():
+                return self._part.serving.whole(message.request)
+            case AskStatus():
+                reply = Status(message.request, self._shard, self._boot)
+                return reply, (wire_format.encode_state(self.status()),)
+            case AskRecords():
+                first, rows = self._part.journal.since(message.after)
+                return Records(message.request, self._shard, self._boot, first), (rows.tobytes(),)
+
+    def probed(
+        self, probe: Probe, frames: Sequence[Buffer], *, unix_s: float, cpu_s: float
+    ) -> Answer:
+        """Tell of the link: bytes there, bytes back."""
+        reply = Probed(
+            probe.request,
+            self._shard,
+            self._boot,
+            PROTOCOL,
+            self._part.spec.build,
+            unix_s,
+            cpu_s,
+            sum(memoryview(frame).nbytes for frame in frames),
+        )
+        return reply, (bytes(probe.payload_bytes),)
+
+    def status(self) -> ShardStatus:
+        """The shard's counters and how each worker stands."""
+        updates, journal = self._part.updates, self._part.journal
+        return ShardStatus(
+            self._shard,
+            self._part.held.version,
+            updates.steps,
+            updates.samples,
+            updates.rate,
+            journal.pushes,
+            journal.pulls,
+            journal.duplicates,
+            journal.refused,
+            journal.bytes_in,
+            journal.bytes_out,
+            journal.max_clock_gap,
+            self._part.ledger.standings(self._workers.waits),
+        )
+
+    def _install(self, message: Install, frames: Sequence[Buffer], now: float) -> Answer:
+        part = self._part
+        offered = part.held.read(message.slots, frames)
+        # Who asks again need not know that the first answer died with a copy, or a process.
+        if not (message.goes_on and part.is_at(*offered)):
+            if self._workers.greeted:  # one that comes late would undo what they have been told
+                raise GiveUp(
+                    f"install: shard {self._shard} serves workers by now; expected a fresh one"
+                )
+            part.restore(*offered)
+        if message.goes_on:
+            part.ledger.renew(now + part.spec.lease_s)
+        else:
+            part.ledger.detach_workers()
+        return Installed(message.request, self._shard, self._boot, part.held.version), ()
+
+    def _quiesce(self, message: Quiesce, frames: Sequence[Buffer], now: float) -> Answer:
+        ledger = self._part.ledger
+        asked = wire_format.decode_state(frames[0], Cut).pushes if frames else ledger.cut
+        self._move.standstill.begin(asked, message.seconds, now)
+        reply = Quiesced(message.request, self._shard, self._boot, ledger.short_of(asked))
+        return reply, (wire_format.encode_state(Cut(ledger.cut)),)
+
+    def _hand_over(self, message: HandOver, frames: Sequence[Buffer], now: float) -> Answer:
+        if len(frames) != 1:
+            raise BadMessage(f"retire: expected one frame, got {len(frames)}")
+        successors = bytes(frames[0])
+        if len(successors) != message.size:
+            raise BadMessage(f"retire: expected {message.size} bytes, got {len(successors)}")
+        self._move.hand_over(successors, now)
+        self._workers.redirect_waiting()
+        return HandedOver(message.request, self._shard, self._boot), ()
+
+    def _export(self, message: Export) -> Answer:
+        saved, weights, slots = self._part.copy()
+        self._part.exported = self._part.ledger.cut
+        reply = State(
+            message.request, self._shard, self._boot, self._part.held.version, list(slots)
+        )
+        return reply, (wire_format.encode_state(saved), weights, *slots.values())

@@ -1,0 +1,96 @@
+"""What each worker has of a shard's weights, for those who pull only the changes.
+
+The shard keeps a copy of every such worker's weights, its view, and sends the difference to the
+version it serves, rounded or only its largest values. Both sides add the very floats that the
+payload stands for, so the view is what the worker holds, to the bit; what a payload leaves out is
+still a difference at the next pull. A pull names the view that its worker has, which may be some
+answers behind, those that are on their way. If one of them is lost, the worker cannot use the next
+and asks for the weights whole; so they are sent where either side began anew, and that is the new
+view. A life of a shard uses no number twice; an answer tells the life beside it, so a worker takes
+no life's changes for another's.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shards import payloads
+from shards.messages import Kind
+from shards.tables import KeyRange
+
+Floats = NDArray[np.float32]
+
+KINDS = (Kind.INT8, Kind.INT4, Kind.SPARSE)
+
+
+class _View(NamedTuple):
+    """The numbers that have followed `first`, sent whole, to `last`, which is `weights`."""
+
+    first: int
+    last: int
+    weights: Floats
+
+
+class Change(NamedTuple):
+    """What to send: payloads of `kind` to add to view `base`, or whole weights where that is 0."""
+
+    kind: Kind
+    base: int
+    number: int
+    frames: tuple[NDArray[Any], ...]
+
+
+class DeltaViews:
+    """The views of one life of a shard, one a worker that pulls changes."""
+
+    def __init__(self, ranges: Sequence[KeyRange]) -> None:
+        self._ranges = ranges
+        self._last = 0
+        self._views: dict[str, _View] = {}
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def forget(self, worker: str) -> None:
+        """Its next pull gets the weights whole."""
+        self._views.pop(worker, None)
+
+    def serve(self, worker: str, weights: Floats, kind: Kind, share: float, base: int) -> Change:
+        """What takes `worker`, who has view `base`, to `weights` or near them; its new view."""
+        view = self._views.get(worker)
+        self._last += 1
+        if view is None or not view.first <= base <= view.last:
+            self._views[worker] = _View(self._last, self._last, weights.copy())
+            whole = tuple(part.view(np.uint8) for part in self._cut(weights))
+            return Change(Kind.F4, 0, self._last, whole)
+        frames = tuple(
+            _difference(kind, share, new, old)
+            for new, old in zip(self._cut(weights), self._cut(view.weights), strict=True)
+        )
+        self._views[worker] = view._replace(last=self._last)
+        return Change(kind, view.last, self._last, frames)
+
+    def _cut(self, whole: Floats) -> list[Floats]:
+        ends = np.cumsum([len(keys) for keys in self._ranges])[:-1]
+        return np.split(whole, ends)
+
+
+def _difference(kind: Kind, share: float, new: Floats, view: Floats) -> NDArray[np.uint8]:
+    """The payload of new - view, which `view` then has in it."""
+    left = -view
+    if kind is Kind.SPARSE:
+        left += new
+        payload = payloads.largest(left, None, payloads.pairs_of(share, new.size))
+    else:
+        payload = payloads.rounded(kind, new, left)
+    add(kind, payload, view, view)
+    return payload
+
+
+def add(kind: Kind, payload: NDArray[np.uint8], view: Floats, out: Floats) -> None:
+    """out = view + what a checked payload stands for; both ends do it with this."""
+    change = np.empty_like(view)
+    payloads.decode(kind, payload, change)
+    np.add(view, change, out=out)

@@ -1,0 +1,36 @@
+"""The values of a shard's transitions: what comes in, and what goes out."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from numpy.typing import NDArray
+
+from shards.error_codes import refusal
+from shards.errors import DownpourError, Moved
+from shards.messages import FromShard, Request
+from shards.shard_part import ShardPart
+from shards.wire_format import Buffer
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """A message that has come, and who from."""
+
+    sender: bytes
+    message: Request
+    frames: Sequence[Buffer] = ()
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    """An answer: `to` is the address its request came from; `frames` follow the header."""
+
+    to: bytes
+    message: FromShard
+    frames: tuple[NDArray[Any] | bytes, ...] = ()
+
+
+def refused(part: ShardPart, sender: bytes, request: int, error: DownpourError) -> Outgoing:
+    """The Refusal that tells `error`, which the journal counts."""
+    part.journal.refused += 1
+    where = (error.cluster,) if isinstance(error, Moved) else ()
+    return Outgoing(sender, refusal(request, part.spec.shard, part.boot, error), where)

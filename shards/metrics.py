@@ -1,0 +1,130 @@
+"""What a shard remembers of what happened: counters, and a record of every update.
+
+Nothing here decides anything. Records wait until an operator collects them; a shard that nobody
+asks keeps the newest `MAX_RECORDS`. They wait as the bytes that they will be sent as: a row of
+Python objects would take three times as much.
+"""
+
+import struct
+from collections import deque
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from shards.messages import Count, Push
+from shards.update_records import RECORD
+
+MAX_RECORDS = 1 << 17
+MAX_READS = 64
+
+_FORMATS = {"f": "d", "i": "q", "S": "128s"}
+_ROW = struct.Struct("<" + "".join(_FORMATS[RECORD[name].kind] for name in RECORD.names or ()))
+assert _ROW.size == RECORD.itemsize, "a record has no gaps"
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """A journal's counters, which a later life of the shard goes on from."""
+
+    pushes: Count
+    pulls: Count
+    duplicates: Count
+    refused: Count
+    bytes_in: Count
+    bytes_out: Count
+    max_clock_gap: Count
+
+
+class Metrics:
+    """Counters since birth (payload bytes, not headers), and the records not yet collected."""
+
+    def __init__(self) -> None:
+        self.pushes = self.pulls = self.duplicates = self.refused = 0
+        self.bytes_in = self.bytes_out = 0
+        self.max_clock_gap = 0
+        self._records: deque[bytes] = deque(maxlen=MAX_RECORDS)
+        self._first = 0
+        self._reads: dict[str, dict[int, float]] = {}
+
+    def counts(self) -> Counts:
+        """The counters, as they are now."""
+        return Counts(*(getattr(self, name) for name in Counts.__struct_fields__))
+
+    def resume(self, counts: Counts) -> None:
+        """Count on from there; records are numbered by the push they tell of, in every life."""
+        for name in Counts.__struct_fields__:
+            setattr(self, name, getattr(counts, name))
+        self._records.clear()
+        self._first = counts.pushes
+
+    def roll_back(self, boot: int) -> None:
+        """Whoever collects has had records of later updates than the last that is known here.
+
+        So the next are numbered from `boot` on, a time in microseconds, which no life counts to.
+        """
+        self._first = boot
+
+    def read(self, worker: str, version: int, now: float) -> None:
+        """`worker` is given `version`; a push computed from it will be that much older."""
+        reads = self._reads.setdefault(worker, {})
+        reads[version] = now
+        if len(reads) > MAX_READS:  # it pulls and never pushes
+            del reads[next(iter(reads))]
+
+    def forget(self, worker: str) -> None:
+        """It left: nothing that it read will come back as a push."""
+        self._reads.pop(worker, None)
+
+    def applied(
+        self,
+        push: Push,
+        *,
+        version: int,
+        staleness: int,
+        clock_gap: int,
+        rate: float,
+        norm: float,
+        payload_bytes: int,
+        now: float,
+    ) -> None:
+        """Write the record of a push that made `version`."""
+        self.pushes += 1
+        self.bytes_in += payload_bytes
+        self.max_clock_gap = max(self.max_clock_gap, clock_gap)
+        reads = self._reads.get(push.worker, {})
+        read_at = reads.get(push.read_version, now)
+        self._reads[push.worker] = {v: t for v, t in reads.items() if v >= push.read_version}
+        if len(self._records) == MAX_RECORDS:
+            self._first += 1
+        self._records.append(
+            _ROW.pack(
+                now,
+                push.worker.encode(),
+                push.incarnation,
+                push.seq,
+                push.clock,
+                push.steps,
+                push.samples,
+                push.read_version,
+                version,
+                staleness,
+                now - read_at,
+                clock_gap,
+                push.wait_s,
+                payload_bytes,
+                push.rtt_s,
+                rate,
+                norm,
+                push.loss,
+            )
+        )
+
+    def since(self, after: int) -> tuple[int, NDArray[np.void]]:
+        """Forget the records before number `after`; the number of the first that is left, and all.
+
+        The array has dtype RECORD.
+        """
+        while self._records and self._first < after:
+            self._records.popleft()
+            self._first += 1
+        return self._first, np.frombuffer(b"".join(self._records), RECORD)

@@ -1,0 +1,107 @@
+"""A job's state, cut anew: the parts of so many shards become the parts of others.
+
+Arrays are moved by key; everything else is known of the whole job, and each new shard is told the
+same. At a consistent cut (quiesce.py) all shards say the same of every worker that lives. Of a
+worker that died in the midst of a push, whose parts some shards have and some lack, the furthest is
+told: that push was acknowledged to nobody, and no part of it is ever applied twice.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from shards.errors import BadInput
+from shards.ledger import Ledger, LedgerEntry
+from shards.parameters import SavedProgress, ShardState
+from shards.tables import KeyRange, ShardMap
+
+Floats = NDArray[np.float32]
+
+
+def repartition(
+    states: Sequence[ShardState], before: ShardMap, after: ShardMap
+) -> list[ShardState]:
+    """The same state, one for each shard of `after`; arrays are new.
+
+    Raises BadInput when the two maps do not hold the same keys, or a state not those of its shard.
+    """
+    held, wanted = _keys(before), _keys(after)
+    if held != wanted:
+        raise BadInput(f"recut of table {before.table}: expected keys {held}, got {wanted}")
+
+    for shard, state in enumerate(states):
+        _check_whole(state, shard, sum(map(len, before.ranges[shard])))
+
+    def cut_anew(parts: Sequence[Floats]) -> list[Floats]:
+        arena = np.zeros(held.stop, np.float32)
+        before.join(parts, arena)
+        return [np.concatenate(after.cut(arena, shard)) for shard in range(after.shards)]
+
+    saved = _merged([state.saved for state in states])
+    weights = cut_anew([state.weights for state in states])
+    slots = {name: cut_anew([state.slots[name] for state in states]) for name in states[0].slots}
+    return [
+        ShardState(
+            msgspec.structs.replace(saved, ledger=_copied(saved.ledger)),
+            weights[shard],
+            {name: parts[shard] for name, parts in slots.items()},
+        )
+        for shard in range(after.shards)
+    ]
+
+
+def _check_whole(state: ShardState, shard: int, size: int) -> None:
+    for what, array in {"weights": state.weights, **state.slots}.items():
+        if len(array) != size:
+            raise BadInput(
+                f"recut: shard {shard}: expected {size} floats of {what}, got {len(array)}"
+            )
+
+
+def _keys(shard_map: ShardMap) -> KeyRange:
+    """The keys that a map's shards hold together; they begin at 0 and have no gaps."""
+    ranges = sorted(keys for ranges in shard_map.ranges for keys in ranges)
+    reached = 0
+    for keys in ranges:
+        if keys.start != reached:
+            raise BadInput(f"shard map: expected a range from key {reached}, got {keys}")
+        reached = keys.stop
+    return KeyRange(0, reached)
+
+
+def _merged(all_saved: Sequence[SavedProgress]) -> SavedProgress:
+    ledgers = [saved.ledger for saved in all_saved]
+    workers = {worker for ledger in ledgers for worker in ledger.entries}
+    entries = {
+        worker: _furthest(ledger.entries[worker] for ledger in ledgers if worker in ledger.entries)
+        for worker in sorted(workers)
+    }
+    floor = max(ledger.floor for ledger in ledgers)
+    furthest = max(all_saved, key=lambda saved: saved.version)
+    return msgspec.structs.replace(furthest, ledger=Ledger(entries, floor))
+
+
+def _furthest(entries: Iterable[LedgerEntry]) -> LedgerEntry:
+    """What is known of one worker: its newest life, and the furthest that any life has pushed.
+
+    They may be known to different shards, where a life has greeted one of them alone.
+    """
+    known = list(entries)
+    newest = max(known, key=lambda entry: (entry.incarnation, entry.seq))
+    furthest = max(known, key=lambda entry: entry.seq)
+    return msgspec.structs.replace(
+        newest,
+        seq=furthest.seq,
+        step=furthest.step,
+        clock=max(newest.clock, furthest.clock),
+        refused=max(entry.refused for entry in known),
+        acknowledged=max(entry.acknowledged for entry in known),
+    )
+
+
+def _copied(ledger: Ledger) -> Ledger:
+    """A ledger of its own: one is changed by the shard that has it."""
+    entries = {name: msgspec.structs.replace(entry) for name, entry in ledger.entries.items()}
+    return Ledger(entries, ledger.floor)

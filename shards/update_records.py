@@ -1,0 +1,32 @@
+"""One row for each applied update: what happened to it, measured rather than assumed.
+
+Shards write these rows, the operator collects them, and `updates.parquet` is made of them. The
+columns' meanings are fixed in docs/reference/glossary.md; times are seconds, `time` is the shard's
+own monotonic clock, `staleness` is how many updates the shard applied between the read that the
+gradient was computed from and its own application, `wall_age_s` is the same span in seconds.
+"""
+
+import numpy as np
+
+RECORD = np.dtype(
+    [
+        ("time", "<f8"),
+        ("worker", "S128"),
+        ("incarnation", "<i8"),
+        ("seq", "<i8"),
+        ("clock", "<i8"),
+        ("steps", "<i8"),
+        ("samples", "<i8"),
+        ("read_version", "<i8"),
+        ("apply_version", "<i8"),
+        ("staleness", "<i8"),
+        ("wall_age_s", "<f8"),
+        ("clock_gap", "<i8"),
+        ("wait_s", "<f8"),
+        ("bytes", "<i8"),
+        ("rtt_s", "<f8"),
+        ("rate", "<f8"),
+        ("gradient_norm", "<f8"),
+        ("loss", "<f8"),
+    ]
+)

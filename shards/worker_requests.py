@@ -1,0 +1,309 @@
+"""What workers ask of a shard, and the two promises to them.
+
+- *Exactly once.* The ledger judges each push by incarnation and seq before anything is touched, and
+  it is updated in the same transition as the weights.
+- *Bounded staleness.* A pull beyond the bound is parked in the gate. After every transition that
+  may have raised the slowest clock, `_open` answers whoever may go.
+
+A push of a synchronous round is acknowledged only when its round is applied: until then it is not
+in the ledger, and its worker repeats it if the shard forgets, as it does when the worker says hello
+again: what a Welcome reports of the past must not change any more.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from shards.envelopes import Outgoing, refused
+from shards.errors import DownpourError, Resynchronise, WrongBuild
+from shards.gate import Gate
+from shards.ledger import Verdict
+from shards.messages import (
+    PROTOCOL,
+    Ack,
+    FromWorker,
+    Hello,
+    Join,
+    Joined,
+    Leave,
+    Left,
+    Parked,
+    Pull,
+    Push,
+    Renew,
+    Renewed,
+    Request,
+    Standing,
+    Welcome,
+)
+from shards.pushes import Arrived, Pushes
+from shards.reshard_state import ReshardState
+from shards.shard_part import ShardPart
+from shards.updates import Applied
+from shards.wire_format import Buffer
+
+
+class WorkerRequests:
+    """The workers of one life of a shard: what they are answered, and who of them waits.
+
+    `greeted` says whether any has been told what this life holds: nothing may take its place then.
+    `_joined` are those that have joined in this life of the shard.
+    """
+
+    def __init__(self, part: ShardPart, move: ReshardState) -> None:
+        self.gate = Gate(part.spec.bound)
+        self.greeted = False
+        self._joined: set[str] = set()
+        self._part = part
+        self._move = move
+        self._spec, self._boot = part.spec, part.boot
+        self._held, self._ledger = part.held, part.ledger
+        self._updates, self._serving = part.updates, part.serving
+        self._pushes = Pushes(part.spec, part.held)
+
+    # --- coming and going -----------------------------------------------------------------------
+
+    def hello(self, sender: bytes, message: Hello, now: float) -> list[Outgoing]:
+        if message.protocol != PROTOCOL or message.build != self._spec.build:
+            raise WrongBuild(
+                f"shard {self._spec.shard} runs protocol {PROTOCOL} build {self._spec.build},"
+                f" worker {message.worker} runs protocol {message.protocol} build {message.build}"
+            )
+        self._held.weights()
+        entry = self._ledger.greet(message.worker, message.incarnation, now + self._spec.lease_s)
+        self.greeted = True
+        self._serving.forget(message.worker)
+        if entry.standing is Standing.GREETED:
+            self.gate.forget(message.worker)
+            self._updates.round.pop(message.worker, None)
+        welcome = Outgoing(
+            sender,
+            Welcome(
+                message.request,
+                self._spec.shard,
+                self._boot,
+                self._spec.map.epoch,
+                self._held.version,
+                entry.seq,
+                entry.step,
+                self._spec.lease_s,
+                self._part.rolled_back,
+                entry.acknowledged,
+            ),
+        )
+        # A new life does not count before it joins, so the slowest clock may have risen.
+        return [welcome, *self._open(now)]
+
+    def join(self, sender: bytes, message: Join, now: float) -> list[Outgoing]:
+        self._identify(message, now)
+        self._ledger.check_clock(message.worker, message.clock)
+        if not self.may_answer(message, self._ledger.min_clock):
+            return self._park(sender, message, now)
+        return [self._admit(sender, message), *self._open(now)]
+
+    def renew(self, sender: bytes, message: Renew, now: float) -> list[Outgoing]:
+        self._identify(message, now)
+        return [Outgoing(sender, Renewed(message.request, self._spec.shard, self._boot))]
+
+    def leave(self, sender: bytes, message: Leave, now: float) -> list[Outgoing]:
+        self._identify(message, now)
+        self._ledger.leave(message.worker)
+        self.gate.forget(message.worker)
+        self._part.journal.forget(message.worker)
+        self._serving.forget(message.worker)
+        left = Outgoing(sender, Left(message.request, self._spec.shard, self._boot))
+        return [left, *self._open(now)]
+
+    def expire(self, workers: Sequence[str], now: float) -> list[Outgoing]:
+        """Count these no longer, whose leases ran out."""
+        self._ledger.expire(workers)
+        self.gate.forget(*workers)
+        for worker in workers:
+            self._serving.forget(worker)
+        return self._open(now)
+
+    def redirect_waiting(self) -> None:
+        """Their shard has moved: forget what they wait for; they ask again, and are told where."""
+        self.gate.clear()
+        self._updates.round.clear()  # or it closes here when the leases of who went on run out
+
+    def take_over(self, now: float) -> None:
+        """They come from another copy or life of this shard, and must say hello to this one."""
+        # A copy of the install that came before them must not undo what they brought.
+        self.greeted = any(e.standing is not Standing.LEFT for e in self._ledger.entries.values())
+        self._ledger.renew(now + self._spec.lease_s)
+        self.gate.clear()
+
+    # --- waiting --------------------------------------------------------------------------------
+
+    def waits(self, worker: str) -> bool:
+        """Whether something of its is parked, or waits for its round."""
+        return self.gate.waits(worker) or worker in self._updates.round
+
+    def waiting(self) -> list[tuple[FromWorker, tuple[Buffer, ...]]]:
+        """Requests that will change something and wait: pushes of open rounds, parked joins."""
+        pushes = [(one.message, one.frames) for one in self._updates.round.values()]
+        joins = [one.message for one in self.gate.waiting if isinstance(one.message, Join)]
+        return [*pushes, *((join, ()) for join in joins)]
+
+    def park_request(self, message: Request, frames: Sequence[Buffer], now: float) -> None:
+        """Have a request wait here, unjudged, as it does at another copy."""
+        if isinstance(message, Push):
+            self._updates.add_to_round(self._pushes.examine(b"", message, frames, now))
+        elif isinstance(message, Join):
+            self.gate.park(b"", message, now)
+
+    def may_answer(self, message: Pull | Join, slowest: int | None) -> bool:
+        """Whether it need not wait, or not any longer; `slowest` is the ledger's slowest clock."""
+        if isinstance(message, Pull):
+            in_round = message.worker in self._updates.round
+            return not in_round and self.gate.passes(message.clock, slowest)
+        # Shard 0 alone decides who warms up, or two shards might choose different replicas. Who was
+        # admitted once and comes back still counts elsewhere, so it must not wait here.
+        return (
+            self._spec.shard > 0
+            or self._ledger.entries[message.worker].admitted
+            or (self._part.rolled_back and message.again)
+            or self._updates.steps >= self._spec.warm_steps
+            or not [worker for worker in self._ledger.active if worker != message.worker]
+        )
+
+    def _park(self, sender: bytes, message: Pull | Join, now: float) -> list[Outgoing]:
+        """Make it wait; a repetition is told so, which shows its sender that this shard lives."""
+        return [] if self.gate.park(sender, message, now) else [self._parked(sender, message)]
+
+    def _parked(self, sender: bytes, message: Request) -> Outgoing:
+        slowest = self._ledger.min_clock or 0
+        return Outgoing(sender, Parked(message.request, self._spec.shard, self._boot, slowest))
+
+    def _admit(self, sender: bytes, message: Join) -> Outgoing:
+        clock = self._ledger.join(message.worker, message.clock)
+        self._joined.add(message.worker)
+        if self._part.rolled_back:
+            self._ledger.restore_seq(message.worker, message.seq, message.step)
+            self._raise_clocks(clock)
+        return Outgoing(sender, Joined(message.request, self._spec.shard, self._boot, clock))
+
+    def _open(self, now: float) -> list[Outgoing]:
+        """Apply a round that is complete, then answer whoever may go."""
+        out: list[Outgoing] = []
+        if self._updates.round:
+            closed = self._updates.close_rounds(self._ledger, now, self._move.standstill)
+            out += self._acknowledge_all(closed)
+        if not self.gate.parked:
+            return out
+        # Looked for once, however many wait: neither an answered pull nor who is let in lowers it.
+        slowest = self._ledger.min_clock
+        for waiting in self.gate.release(lambda message: self.may_answer(message, slowest)):
+            if isinstance(waiting.message, Join):
+                out.append(self._admit(waiting.sender, waiting.message))
+            else:
+                waited = now - waiting.since
+                answer = self._serving.pull(waiting.message, waited, now)
+                out.append(Outgoing(waiting.sender, *answer))
+        return out
+
+    # --- pulls and pushes -----------------------------------------------------------------------
+
+    def pull(self, sender: bytes, message: Pull, now: float) -> list[Outgoing]:
+        self._ledger.identify(message, now + self._spec.lease_s)
+        self._check_epoch(message.epoch)
+        self._serving.check(message)
+        if not self.may_answer(message, self._ledger.min_clock):
+            return self._park(sender, message, now)
+        return [Outgoing(sender, *self._serving.pull(message, 0.0, now))]
+
+    def push(
+        self, sender: bytes, message: Push, frames: Sequence[Buffer], now: float
+    ) -> list[Outgoing]:
+        message = self._check_push(message, now)
+        ahead_of = self._updates.round.get(message.worker)
+        if ahead_of is not None and message.seq > ahead_of.message.seq:
+            return [self._parked(sender, message)]
+        if self._ledger.judge(message.worker, message.seq) is Verdict.DUPLICATE:
+            self._part.journal.duplicates += 1
+            # It was applied, so its steps are done: a retried worker catches up with its clock.
+            self._ledger.advance(message.worker, message.clock)
+            version = self._held.version
+            return [
+                self._acknowledge(sender, message, version, duplicate=True),
+                *self._open(now),
+            ]
+        arrived = self._pushes.examine(sender, message, frames, now)
+        applied = self._updates.apply_push(arrived, self._ledger, now)
+        return [*self._acknowledge_all(applied), *self._open(now)]
+
+    def examine(
+        self, sender: bytes, message: Push, frames: Sequence[Buffer], now: float
+    ) -> Arrived:
+        """A push that may go in one pass with others (`Updates.joins`), for `apply`."""
+        message = self._check_push(message, now)
+        return self._pushes.examine(sender, message, frames, now)
+
+    def apply(self, run: Sequence[Arrived], now: float) -> list[Outgoing]:
+        """Apply a run of pushes in one pass; one by one where that cannot be."""
+        together = self._updates.apply_run(run, self._ledger, now) if len(run) > 1 else None
+        if together is not None:
+            return [*self._acknowledge_all(together), *self._open(now)]
+        out: list[Outgoing] = []
+        for one in run:
+            out += self._apply_one(one, now)
+        return out + self._open(now)
+
+    def _apply_one(self, arrived: Arrived, now: float) -> list[Outgoing]:
+        try:
+            return self._acknowledge_all(self._updates.apply_push(arrived, self._ledger, now))
+        except DownpourError as error:
+            return [refused(self._part, arrived.sender, arrived.message.request, error)]
+
+    def _acknowledge_all(self, applied: Sequence[Applied]) -> list[Outgoing]:
+        return [
+            self._acknowledge(push.sender, push.message, version, staleness)
+            for push, version, staleness in applied
+        ]
+
+    def _acknowledge(
+        self,
+        sender: bytes,
+        message: Push,
+        version: int,
+        staleness: int = 0,
+        *,
+        duplicate: bool = False,
+    ) -> Outgoing:
+        asked, shard, boot = message.request, self._spec.shard, self._boot
+        saved = self._part.exported.get(message.worker, 0)
+        ack = Ack(asked, shard, boot, message.seq, version, staleness, duplicate, saved)
+        return Outgoing(sender, ack)
+
+    # --- checks ---------------------------------------------------------------------------------
+
+    def _check_push(self, message: Push, now: float) -> Push:
+        """The push, which may come here; from before a roll back, as if it read the present."""
+        self._ledger.identify(message, now + self._spec.lease_s)
+        self._check_epoch(message.epoch)
+        self._ledger.check_clock(message.worker, message.clock)
+        self._move.standstill.check(message.worker, message.seq, now)
+        if self._part.rolled_back:
+            self._raise_clocks(message.clock)
+            read = min(message.read_version, self._held.version)
+            return msgspec.structs.replace(message, read_version=read)
+        return message
+
+    def _raise_clocks(self, clock: int) -> None:
+        """A worker has come to this clock, so it was let through the gate a step before that: who
+        counted then was no further behind than the bound allows, whatever is known here.
+        """
+        if self._spec.bound is not None:
+            late = self._ledger.raise_clocks(clock - 1 - self._spec.bound, self._joined)
+            self.gate.forget(*late)
+
+    def _check_epoch(self, epoch: int) -> None:
+        if epoch != self._spec.map.epoch:
+            raise Resynchronise(
+                f"shard {self._spec.shard} is at map epoch {self._spec.map.epoch},"
+                f" the message at {epoch}"
+            )
+
+    def _identify(self, message: FromWorker, now: float) -> None:
+        self._ledger.identify(message, now + self._spec.lease_s)

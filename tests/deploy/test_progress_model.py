@@ -1,0 +1,163 @@
+"""What the display says, computed from statuses, against sums done by hand."""
+
+from typing import Any
+
+import pytest
+
+from deploy.progress_model import Meter, Readings, WorkerReading
+from shards.messages import Standing
+from tests.deploy.rows import records, status, worker
+
+
+def meter(steps: int = 100, workers: int = 2, bound: int | None = 4) -> Meter:
+    return Meter(steps=steps, workers=workers, bound=bound, started=1000.0)
+
+
+def test_the_first_look_has_no_speeds() -> None:
+    """With nothing to compare, speeds and what follows from them are unknown, not zero."""
+    got = meter().look([status(steps=3, samples=192)], [records(0)], 1002.0)
+    assert got == Readings(
+        elapsed_s=2.0,
+        steps=3,
+        planned=200,
+        remaining_s=None,
+        samples_per_s=None,
+        loss=None,
+        rate=0.01,
+        epoch=None,
+        staleness_mean=None,
+        staleness_max=None,
+        bound=4,
+        absent=2,
+        workers=(),
+        shards=got.shards,
+    )
+    shard = got.shards[0]
+    assert (shard.updates_per_s, shard.bytes_in_per_s, shard.bytes_out_per_s) == (None, None, None)
+
+
+def test_speeds_come_from_the_last_ten_seconds() -> None:
+    """A slow start is forgotten: the rate is that between the looks at 10 s and at 20 s."""
+    watch = meter()
+    looks = [(0.0, 0), (5.0, 1), (10.0, 2), (15.0, 32), (20.0, 62)]
+    for time, steps in looks:
+        counters: dict[str, Any] = {
+            "version": steps,
+            "steps": steps,
+            "samples": steps * 64,
+            "bytes_in": steps * 1000,
+            "bytes_out": steps * 2000,
+        }
+        got = watch.look([status(**counters)], [records(0)], 1000.0 + time)
+    assert got.samples_per_s == 60 / 10 * 64
+    assert got.remaining_s == (200 - 62) / 6
+    shard = got.shards[0]
+    assert (shard.updates_per_s, shard.bytes_in_per_s) == (6.0, 6000.0)
+    assert shard.bytes_out_per_s == 12000.0
+
+
+def test_a_job_that_moves_is_measured_anew() -> None:
+    """Other shards count from nothing: what the former had counted makes no speed."""
+    watch = meter()
+    watch.look([status(version=9, bytes_in=900)], [records(0)], 1000.0)
+    got = watch.look([status(version=9)] * 2, [records(0)] * 2, 1001.0)
+    assert [shard.updates_per_s for shard in got.shards] == [None, None]
+    got = watch.look([status(version=12)] * 2, [records(0)] * 2, 1002.0)
+    assert [shard.updates_per_s for shard in got.shards] == [3.0, 3.0]
+
+
+def test_a_shard_that_was_rolled_back_is_measured_anew() -> None:
+    """It counts from its last save: a run goes on slower for a while, and never backwards."""
+    watch = meter()
+    both = [status(version=9, steps=9, samples=576)] * 2
+    watch.look(both, [records(0)] * 2, 1000.0)
+    back = [status(version=4, steps=4, samples=256), both[1]]
+    got = watch.look(back, [records(0)] * 2, 1001.0)
+    assert (got.samples_per_s, got.remaining_s, got.steps) == (None, None, 4)
+    assert [shard.updates_per_s for shard in got.shards] == [None, None]
+    on = [status(version=6, steps=6, samples=384), status(version=11, steps=11, samples=704)]
+    got = watch.look(on, [records(0)] * 2, 1002.0)
+    assert got.samples_per_s == 128.0
+    assert [shard.updates_per_s for shard in got.shards] == [2.0, 2.0]
+
+
+def test_a_run_that_stands_still_has_no_end() -> None:
+    """At zero steps a second the time left is unknown, and the last loss stays."""
+    watch = meter()
+    watch.look([status(steps=5)], [records(1, loss=0.25)], 1000.0)
+    for time in range(1, 40):
+        got = watch.look([status(steps=5)], [records(0)], 1000.0 + time)
+    assert (got.samples_per_s, got.remaining_s, got.loss) == (0.0, None, 0.25)
+
+
+def test_the_loss_is_the_mean_of_recent_updates() -> None:
+    """Updates of the last ten seconds count alike, whichever look brought them; shard 0's only."""
+    watch = meter()
+    watch.look([status(), status(1)], [records(1, loss=50.0), records(1)], 1000.0)
+    watch.look([status(), status(1)], [records(3, loss=[1, 2, 3]), records(3)], 1012.0)
+    watch.look([status(), status(1)], [records(0), records(0)], 1015.0)
+    got = watch.look([status(), status(1)], [records(1, loss=6.0), records(1)], 1022.0)
+    assert got.loss == pytest.approx((1 + 2 + 3 + 6) / 4)
+
+
+def test_the_loss_may_be_the_mean_of_so_many_updates() -> None:
+    """As a solver's average_loss wants it, whatever the time between looks."""
+    watch = Meter(steps=100, workers=2, bound=4, started=1000.0, average=3)
+    watch.look([status()], [records(3, loss=[9, 9, 1])], 1000.0)
+    assert watch.look([status()], [records(2, loss=[2, 3])], 1100.0).loss == 2.0
+
+
+def test_epochs_are_passes_over_the_rows() -> None:
+    """Samples of all workers together, over the rows of the training data."""
+    watch = Meter(steps=100, workers=2, bound=4, started=1000.0, rows=200)
+    got = watch.look([status(samples=500, rate=0.02)], [records(0)], 1000.0)
+    assert (got.epoch, got.rate) == (2.5, 0.02)
+
+
+def test_staleness_is_over_all_updates_seen() -> None:
+    """Mean and maximum are of every record of every shard since the start."""
+    watch = meter()
+    watch.look([status(), status(1)], [records(1, staleness=7), records(1, staleness=1)], 1000.0)
+    got = watch.look([status(), status(1)], [records(2, staleness=2), records(0)], 1100.0)
+    assert (got.staleness_mean, got.staleness_max) == (3.0, 7)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "runs"),
+        ({"waiting": True}, "waits at the bound"),
+        ({"standing": Standing.GREETED}, "joins"),
+        ({"standing": Standing.GREETED, "waiting": True}, "waits for the warm start"),
+        ({"standing": Standing.LEFT, "step": 100}, "is done"),
+        ({"standing": Standing.LEFT, "step": 99}, "has left"),
+        ({"standing": Standing.EXPIRED}, "is silent, no longer waited for"),
+    ],
+)
+def test_a_standing_is_told_in_words(fields: dict[str, Any], words: str) -> None:
+    """Each state that the shards know of a worker reads differently."""
+    got = meter().look([status(workers=[worker(**fields)])], [records(0)], 1000.0)
+    assert got.workers[0].standing == words
+
+
+def test_a_worker_waits_if_it_waits_anywhere() -> None:
+    """Shards are put together: parked at one, restarts as the one that saw most of them."""
+    statuses = [
+        status(0, [worker("w0", clock=7, takeovers=1), worker("w1", seq=0)]),
+        status(1, [worker("w0", clock=8, waiting=True, takeovers=2)]),
+    ]
+    got = meter().look(statuses, [records(0), records(0)], 1000.0)
+    assert got.workers == (
+        WorkerReading("w0", 7, 10, "waits at the bound", True, 0.5, 2),
+        WorkerReading("w1", 10, 10, "runs", False, None, 0),
+    )
+    assert got.waiting == ["w0"]
+    assert got.absent == 0
+
+
+def test_workers_stand_in_the_order_of_their_numbers() -> None:
+    """w10 comes after w2; one that only a later shard has greeted is there too."""
+    statuses = [status(0, [worker("w10"), worker("w2")]), status(1, [worker("w1")])]
+    got = meter(workers=5).look(statuses, [records(0), records(0)], 1000.0)
+    assert [one.name for one in got.workers] == ["w1", "w2", "w10"]
+    assert got.absent == 2

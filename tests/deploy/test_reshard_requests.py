@@ -1,0 +1,108 @@
+"""What a run is asked for through its folder, from both sides."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from deploy.reshard_requests import ReshardInbox, resharded
+from deploy.run_folder import SETTINGS, RunFolder
+from deploy.snapshot_ref import SnapshotRef
+from shards.errors import BadInput, DownpourError, GiveUp
+
+
+class Asking(threading.Thread):
+    """`downpour reshard` with this number of shards, and what it came to."""
+
+    def __init__(self, run: Path, shards: int, wait_s: float = 60.0) -> None:
+        super().__init__(daemon=True)
+        self.run_folder, self.shards, self.wait_s = run, shards, wait_s
+        self.error: DownpourError | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            resharded(SnapshotRef("", run=self.run_folder), self.shards, self.wait_s)
+        except DownpourError as error:
+            self.error = error
+
+    def ended(self) -> DownpourError | None:
+        self.join(60)
+        assert not self.is_alive()
+        return self.error
+
+
+def left(run: Path) -> list[str]:
+    return sorted(path.name for path in run.iterdir() if "reshard" in path.name)
+
+
+@pytest.mark.parametrize("error", [None, BadInput("too many"), GiveUp("it died")])
+def test_a_wish_is_answered(tmp_path: Path, error: DownpourError | None) -> None:
+    """The run learns how many shards are wanted, once; whoever asked learns what came of it; and
+    nothing is left of it in the folder."""
+    with RunFolder.create(tmp_path / "run", {}) as folder:
+        wishes = ReshardInbox(folder.path)
+        assert wishes() is None
+        asking = Asking(folder.path, 3)
+        while (wish := wishes()) is None:
+            assert asking.is_alive()
+        assert wish.shards == 3
+        assert wishes() is None
+        wish.answer(error)
+        found = asking.ended()
+        assert (type(found), str(found)) == (type(error), str(error))
+        assert left(folder.path) == []
+
+
+def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wish that is not heard is taken back, and the error says that nothing has begun; of one
+    that was heard it says so."""
+    with RunFolder.create(tmp_path / "run", {}) as folder:
+        wishes = ReshardInbox(folder.path)
+        asking = Asking(folder.path, 3, wait_s=0.2)
+        line = f"reshard {folder.path}: it has not begun to move, and said no more for 0.2 s"
+        assert str(asking.ended()) == line
+        assert wishes() is None
+        monkeypatch.setattr(
+            "deploy.reshard_requests.write_whole", lambda *_: None
+        )  # gone: taken up
+        asking = Asking(folder.path, 3, wait_s=0.2)
+        line = f"reshard {folder.path}: it has begun to move, and said no more for 0.2 s"
+        assert str(asking.ended()) == line
+
+
+def test_the_run_ends_first(tmp_path: Path) -> None:
+    """Whoever asked is not left waiting."""
+    with RunFolder.create(tmp_path / "run", {}) as folder:
+        asking = Asking(folder.path, 3)
+        wishes = ReshardInbox(folder.path)
+        while not left(folder.path):
+            assert asking.is_alive()
+    assert str(asking.ended()) == f"reshard {folder.path}: the run ended before it had moved"
+    assert wishes() is None
+
+
+def test_where_no_run_is_under_way(tmp_path: Path) -> None:
+    """It is said at once, and nothing is written."""
+    (tmp_path / SETTINGS).write_text("{}")
+    with pytest.raises(BadInput) as caught:
+        resharded(SnapshotRef("", run=tmp_path), 3, 60.0)
+    line = f"reshard {tmp_path}: expected a run under way on this machine, got none"
+    assert str(caught.value) == line
+    assert [path.name for path in tmp_path.iterdir()] == [SETTINGS]
+
+
+def test_what_an_earlier_run_was_asked_for_is_forgotten(tmp_path: Path) -> None:
+    """What another process was asked for, that wrote the folder before, is nobody's; nor is what is
+    no wish at all. A wish may come before the run looks for any."""
+    ours = f".reshard-{os.getpid()}-"
+    (tmp_path / ".reshard-1-00.json").write_text('{"shards": 3}')
+    (tmp_path / f"{ours}01.json").write_text('{"shards": 2}')
+    wishes = ReshardInbox(tmp_path)
+    (tmp_path / f"{ours}00.json").write_text("garbage")
+    wish = wishes()
+    assert wish is not None
+    assert wish.shards == 2
+    assert wishes() is None
+    assert left(tmp_path) == [f"{ours}00.json", f"{ours}01.taken"]

@@ -1,0 +1,147 @@
+"""What a run that goes on is told: what is said now, over what holds still of what it was told."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import asdict
+
+from deploy import train as training
+from deploy.resume_settings import resumed
+from deploy.run_folder import RunFolder
+from deploy.settings import TrainSettings
+from deploy.snapshot_ref import SnapshotRef
+from ps.durability import Durability
+from ps.launch.launcher import Placement
+from shards.errors import BadInput
+from tests.deploy.refusing import refuses
+from tests.in_process import Run
+
+
+def told(**more: Any) -> TrainSettings:
+    return TrainSettings(solver=Path("/s"), data=Path("/d"), out=Path("/o"), **more)
+
+
+def test_what_is_unset_takes_its_default() -> None:
+    """Any option of the earlier run, and nothing else; that of the bound is the strategy's."""
+    earlier = told(ray="h:1", link="rtt=1ms", n_push=2, plaintext=True, seed=7, staleness=9)
+    unset = ["ray", "link", "n-push", "plaintext", "staleness"]
+    assert resumed(earlier, {"max_iter": 5}, unset) == (told(seed=7, max_iter=5), [])
+    bsp = told(strategy="bsp", staleness=0)
+    now = resumed(earlier, {"strategy": "bsp"}, unset)[0]
+    assert now == told(strategy="bsp", staleness=0, seed=7)
+    assert resumed(bsp, {}, ["staleness"])[0] == bsp
+    assert resumed(bsp, {}, ["staleness", "strategy"])[0] == told()
+
+
+SENSELESS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (
+        {"durability": Durability.REPLICATED, "silence_s": 3.0},
+        {"durability": Durability.LOGGED},
+        (
+            "--silence-s 3 of the earlier run holds no longer:"
+            " expected --durability replicated, got logged"
+        ),
+    ),
+    (
+        {"durability": Durability.LOGGED, "logs": Path("/l")},
+        {"durability": Durability.REPLICATED},
+        (
+            "--logs /l of the earlier run holds no longer:"
+            " expected --durability process or logged, got replicated"
+        ),
+    ),
+    (
+        {"ray": "h:1"},
+        {"shards_in": Placement.PROCESSES},
+        (
+            "--ray h:1 of the earlier run holds no longer:"
+            " expected shards in Ray, got --shards-in processes"
+        ),
+    ),
+    (
+        {"warm_steps": 4},
+        {"strategy": "bsp", "staleness": 0},
+        "--warm-steps 4 of the earlier run holds no longer: strategy bsp has no such option",
+    ),
+]
+
+
+@pytest.mark.parametrize(("then", "now", "word"), SENSELESS)
+def test_what_means_nothing_any_more_takes_its_default(
+    then: dict[str, Any], now: dict[str, Any], word: str
+) -> None:
+    """Said in words, and all else holds; what is given now and means nothing is refused."""
+    assert resumed(told(seed=7, **then), now, []) == (told(seed=7, **now), [word])
+    (name,) = then.keys() - {"durability"}
+    with pytest.raises(BadInput, match=word.partition(" of the")[0]):
+        resumed(told(), now | {name: then[name]}, [])
+
+
+def test_what_still_means_something_holds() -> None:
+    """Also where the default would do."""
+    earlier = told(durability=Durability.REPLICATED, silence_s=3.0, ray="h:1", n_fetch=2)
+    settings, words = resumed(earlier, {"lease_s": 20.0}, [])
+    assert asdict(settings) == asdict(earlier) | {"lease_s": 20.0}
+    assert words == []
+
+
+def test_a_conflict_is_not_settled_silently() -> None:
+    """A setting that means something, but cannot be had beside another, is not dropped."""
+    with pytest.raises(BadInput, match="--link: expected shards with one copy each"):
+        resumed(told(link="rtt=1ms"), {"durability": Durability.REPLICATED}, [])
+    settings, _ = resumed(told(link="rtt=1ms"), {"durability": Durability.REPLICATED}, ["link"])
+    assert settings == told(durability=Durability.REPLICATED)
+
+
+@pytest.fixture
+def run(job: Path) -> Path:
+    """A run folder with an option that is not the default, and no snapshot yet."""
+    settings = TrainSettings(
+        solver=job / "solver.prototxt",
+        data=job / "data",
+        out=job / "run",
+        durability=Durability.REPLICATED,
+        silence_s=3.0,
+        n_push=2,
+    )
+    RunFolder.create(settings.out, settings.plain()).close()
+    return settings.out
+
+
+@pytest.mark.usefixtures("run")
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("--resume run --unset out", "--unset out: expected an option that has a default, as ray"),
+        ("--resume run --unset resume", "--unset resume: expected an option that has a default.*"),
+        ("--resume run --unset seed --seed 2", "--seed: expected it or --unset seed, got both"),
+        ("--resume run --unset snapshots", "train: expected --snapshots or --resume, got both"),
+        ("--out new --unset seed", "--unset seed: expected --resume with an earlier run, got none"),
+    ],
+)
+def test_what_cannot_be_unset(downpour: Run, job: Path, arguments: str, line: str) -> None:
+    """What every run is told, what is given now, and anything where no run is gone on with."""
+    refuses(downpour, job, f"train {arguments}", line)
+
+
+def test_the_command_says_what_holds_no_longer(
+    downpour: Run, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On standard error, before anything begins."""
+    seen: list[TrainSettings] = []
+
+    def begun(settings: TrainSettings, *, origin: SnapshotRef) -> None:
+        seen.append(settings)
+
+    monkeypatch.setattr(training, "run", begun)
+    options = ("--durability", "memory", "--unset", "n-push", "--unset", "durability")
+    _, _, err = downpour("train", "--resume", run, *options[2:])
+    assert err == (
+        "--silence-s 3 of the earlier run holds no longer:"
+        " expected --durability replicated, got memory\n"
+    )
+    _, _, said = downpour("train", "--resume", run, *options[:4])
+    assert said == err
+    expected = TrainSettings(solver=seen[0].solver, data=seen[0].data, out=run)
+    assert seen == [expected, expected]

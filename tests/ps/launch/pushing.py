@@ -1,0 +1,83 @@
+"""Workers that push ones to replicated shards until told to stop, while a test kills processes.
+
+With plain SGD at rate 1 a weight is minus the number of pushes that were applied: it proves that
+each was, and once.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+import ps
+from ps.launch.replica_supervisor import ReplicatedShards
+from shards.schedules import Fixed
+from shards.spec import ShardSpec
+
+TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
+PRIMARY, BACKUP, COORDINATOR = "shard 0 primary", "shard 0 backup", "coordinator"
+SILENCE_S = 5.0  # a busy machine stands still for longer than the usual half a second
+
+
+class Worker:
+    """Pushes ones until told to stop, in a thread."""
+
+    def __init__(self, cluster: ps.Cluster, name: str) -> None:
+        self.acknowledged = 0
+        self._cluster, self._name = cluster, name
+        self._ended = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with ps.Client(self._cluster, worker=self._name, patience_s=120) as client:
+                client.pull()
+                while not self._ended.wait(0.002):
+                    client.push(np.ones(self._cluster.table.size, np.float32))
+                    client.flush()
+                    self.acknowledged = client.seq
+        except BaseException as error:  # noqa: BLE001  # the test's thread raises it
+            self._failure = error
+
+    def goes_on(self) -> None:
+        """Return once pushes that are begun from now on have been acknowledged."""
+        enough = self.acknowledged + 5
+        await_that(lambda: self._failure is not None or self.acknowledged >= enough)
+        if self._failure is not None:
+            raise self._failure
+
+    def end(self) -> int:
+        """Stop; returns how many pushes were acknowledged."""
+        self._ended.set()
+        self._thread.join(120)
+        if self._failure is not None:
+            raise self._failure
+        return self.acknowledged
+
+
+def await_that(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + 110
+    while not holds():
+        assert time.monotonic() < until, "it has not come to hold"
+        time.sleep(0.02)
+
+
+def whole_again(hosts: ReplicatedShards, changed: str, was: int) -> None:
+    """Wait until another process has that part, and no copy is missing."""
+    await_that(lambda: hosts.redundant and hosts.pids.get(changed, was) != was)
+    hosts.check()
+
+
+def specs_of() -> list[ShardSpec]:
+    return ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0), lease_s=60.0)
+
+
+def check_applied_once(cluster: ps.Cluster, workers: Sequence[Worker]) -> None:
+    """End the workers, and hold what they were acknowledged against what the shards hold."""
+    acknowledged = sum(worker.end() for worker in workers)
+    with ps.AdminClient(cluster) as console:
+        assert set(console.read()[: TABLE.size]) == {-float(acknowledged)}
+        assert {status.version for status in console.status()} == {acknowledged}

@@ -1,0 +1,39 @@
+"""A small job on shards of one copy each: what is asked of it wherever they live."""
+
+import time
+
+import numpy as np
+
+import ps
+from ps.launch.launcher import LaunchedShards
+from shards.schedules import Fixed
+from shards.spec import ShardSpec
+
+TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (600,)),))
+
+
+def specs_of(shards: int = 2) -> list[ShardSpec]:
+    return ps.shard_specs(TABLE, shards=shards, bound=0, schedule=Fixed(base_rate=1.0))
+
+
+def train(cluster: ps.Cluster, console: ps.AdminClient) -> None:
+    """One worker pushes ones; then that is what the weights hold.
+
+    Listening on every address, each of two shards is told as its host's own: 0.0.0.0 leads nowhere.
+    """
+    assert not any("0.0.0.0" in endpoint for endpoint in cluster.endpoints)
+    assert all(endpoint.startswith("curve://") for endpoint in cluster.endpoints)
+    console.install(TABLE.empty())
+    with ps.Client(cluster, worker="w") as client:
+        for step in range(20):
+            assert client.pull().versions == (step, step)
+            client.push(np.ones(TABLE.size, np.float32))
+    assert set(console.read()[:600]) == {-20.0}
+
+
+def check_until_it_fails(hosts: LaunchedShards) -> None:
+    """For as long as a busy machine may need to notice a death."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        hosts.check()
+        time.sleep(0.02)

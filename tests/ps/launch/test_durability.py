@@ -1,0 +1,266 @@
+"""Shards that keep a log, as processes that are killed: no acknowledged push is lost or doubled.
+
+Workers push whole numbers at rate 1, so the weights count the pushes that were applied: one lost or
+doubled would show. Real processes, real signals; the driver that is killed is one, too.
+"""
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ps
+from ps import AdminClient, Client, Cluster, Durability, process_shards
+from ps.launch import launcher, processes, restart
+from ps.wal.recovery import recovered, spec_in
+from shards.errors import BadInput, GiveUp
+from shards.schedules import Fixed
+from shards.spec import ShardSpec
+
+TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (3000,)),))
+PATIENCE_S = 180
+PARENT = """
+import sys, time
+from pathlib import Path
+from ps import Durability, process_shards
+from tests.ps.launch.test_durability import specs_of
+
+folder = Path(sys.argv[1])
+with process_shards(specs_of(1), durability=Durability.LOGGED, logs=folder) as hosts:
+    hosts.cluster.save(folder / "cluster.json.partial")
+    (folder / "cluster.json.partial").rename(folder / "cluster.json")
+    print(*hosts.pids, flush=True)
+    time.sleep(600)
+"""
+
+
+def specs_of(shards: int) -> list[ShardSpec]:
+    return ps.shard_specs(
+        TABLE, shards=shards, bound=None, workers=3, schedule=Fixed(base_rate=1.0), lease_s=600
+    )
+
+
+def until(
+    holds: Callable[[], bool], what: str, hosts: launcher.LaunchedShards | None = None
+) -> None:
+    """Wait until something holds; fail when that takes long, or a shard is given up."""
+    give_up_at = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < give_up_at, what
+        if hosts is not None:
+            hosts.check()
+        time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def quick_start(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes as where no compiler is installed, for loading it takes most of their start."""
+    folder = tmp_path_factory.mktemp("no_numba")
+    (folder / "numba.py").write_text("raise ImportError")
+    paths = os.pathsep.join([str(folder), processes._import_path()])
+    monkeypatch.setattr(processes, "_import_path", lambda: paths)
+    monkeypatch.setenv("PYTHONPATH", paths)
+
+
+class Pusher(threading.Thread):
+    """A worker that pushes ones, again and again, until it has been told how many to reach."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self.cluster = cluster
+        self.acknowledged = self.lost = 0
+        self.ending = threading.Event()
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            with Client(
+                self.cluster, worker=self.name, retry_s=0.2, patience_s=PATIENCE_S
+            ) as client:
+                one = np.ones(TABLE.size, np.float32)
+                while not self.ending.is_set():
+                    client.pull()
+                    client.push(one)
+                    client.flush()
+                    self.acknowledged += 1
+                self.lost = client.lost
+        except BaseException as error:  # noqa: BLE001  # the test raises it
+            self.failure = error
+
+
+@contextmanager
+def pushing(cluster: Cluster, workers: int = 3) -> Iterator[list[Pusher]]:
+    """Workers under way; on leaving they finish the push they are at."""
+    pushers = [Pusher(cluster, f"w{number}") for number in range(workers)]
+    for one in pushers:
+        one.start()
+    try:
+        yield pushers
+    finally:
+        for one in pushers:
+            one.ending.set()
+    for one in pushers:
+        one.join(PATIENCE_S)
+        assert not one.is_alive()
+        assert one.failure is None, one.failure
+
+
+def more(pushers: Sequence[Pusher], hosts: launcher.LaunchedShards | None = None) -> None:
+    """Wait until each has been acknowledged some more pushes."""
+    wanted = [one.acknowledged + 5 for one in pushers]
+
+    def reached() -> bool:
+        for one in pushers:
+            assert one.failure is None, one.failure
+        return all(one.acknowledged >= n for one, n in zip(pushers, wanted, strict=True))
+
+    until(reached, "the workers do not get on", hosts)
+
+
+def arena(folder: Path, cluster: Cluster) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """The weights that the logs below `folder` lead to."""
+    whole = cluster.table.empty()
+    for shard in range(cluster.map.shards):
+        _, state = recovered(folder / f"shard-{shard}")
+        for part in cluster.map.cut(whole, shard):
+            part[:] = state.weights
+    return whole
+
+
+@pytest.mark.timeout(600)  # a process starts in a second or two, on a busy machine in twenty
+def test_kill_any_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One, then both at once, in the midst of pushes: training goes on, each push counts once, and
+    the logs hold the very weights."""
+    monkeypatch.setattr(restart, "QUICK_S", 0.0)
+    with process_shards(specs_of(2), durability=Durability.PROCESS, logs=tmp_path) as hosts:
+        with AdminClient(hosts.cluster, patience_s=PATIENCE_S) as console:
+            console.install(TABLE.empty())
+            with pushing(hosts.cluster) as pushers:
+                for killed in ((1,), (0, 1)):
+                    more(pushers, hosts)
+                    for shard in killed:
+                        os.kill(hosts.pids[shard], signal.SIGKILL)
+                more(pushers, hosts)
+            total = sum(one.acknowledged for one in pushers)
+            weights = console.read()
+            assert set(weights[:3000]) == {-float(total)}
+            assert [status.version for status in console.status()] == [total, total]
+            assert [status.pushes for status in console.status()] == [total, total]
+            rows = console.records()[0]
+            assert sorted(rows["apply_version"]) == list(range(1, total + 1)), "none is missing"
+        assert hosts.deaths == 3
+    assert (arena(tmp_path, hosts.cluster) == weights).all()
+
+
+@pytest.mark.timeout(600)
+def test_kill_everything(tmp_path: Path) -> None:
+    """The driver and its shard are killed at one moment; another driver's shard goes on from the
+    log, on the same port, and the workers with it, without having noticed more than a silence."""
+    command = [sys.executable, "-c", PARENT, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        (pid,) = map(int, parent.stdout.readline().split())
+        cluster = Cluster.load(tmp_path / "cluster.json")
+        with AdminClient(cluster, patience_s=PATIENCE_S) as console:
+            console.install(TABLE.empty())
+        with pushing(cluster) as pushers:
+            more(pushers)
+            os.kill(parent.pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
+            parent.wait()
+            specs = [spec_in(tmp_path / "shard-0")]
+            port = int(cluster.endpoints[0].rpartition(":")[2])
+            again = process_shards(specs, port=port, durability=Durability.LOGGED, logs=tmp_path)
+            hosts = again.__enter__()
+            try:
+                assert hosts.cluster == cluster
+                more(pushers, hosts)
+            except BaseException:
+                again.__exit__(None, None, None)
+                raise
+        with AdminClient(cluster, patience_s=PATIENCE_S) as console:
+            total = sum(one.acknowledged for one in pushers)
+            assert set(console.read()[:3000]) == {-float(total)}
+        again.__exit__(None, None, None)
+    assert set(arena(tmp_path, cluster)[:3000]) == {-float(total)}
+
+
+@pytest.mark.timeout(600)
+def test_a_shard_whose_log_is_gone(tmp_path: Path) -> None:
+    """Of two, one's folder was removed: neither serves, and the error names it. With the folder
+    back, both do; one whose newest log alone was removed is named by its own process."""
+    specs = specs_of(2)
+    with process_shards(specs, durability=Durability.PROCESS, logs=tmp_path) as hosts:
+        with AdminClient(hosts.cluster, patience_s=PATIENCE_S) as console:
+            console.install(TABLE.empty())
+        with pushing(hosts.cluster, workers=1) as pushers:
+            more(pushers, hosts)
+    folder, aside = tmp_path / "shard-1", tmp_path / "aside"
+    folder.rename(aside)
+
+    def started() -> None:
+        with process_shards(specs, durability=Durability.PROCESS, logs=tmp_path):
+            pass
+
+    with pytest.raises(BadInput) as caught:
+        started()
+    assert str(caught.value) == (
+        f"logs {tmp_path}: expected weights of every shard or of none, got those of shard 0 and"
+        f" none of shard 1: put back the missing logs, or remove {tmp_path} to begin without"
+    )
+    shutil.rmtree(folder)
+    aside.rename(folder)
+    started()
+    newest = max(folder.glob("log-*"))
+    newest.unlink()
+    with pytest.raises(BadInput, match=rf"^log {newest}: expected it, got none, or one without"):
+        started()
+
+
+@pytest.mark.timeout(300)
+def test_what_failed_is_not_started_again(tmp_path: Path) -> None:
+    """A log that can be written no more (a limit on files stands for a full disk) ends the shard:
+    the error names the file, and what was acknowledged is in it."""
+    specs = specs_of(1)
+    with process_shards(specs, durability=Durability.PROCESS, logs=tmp_path) as hosts:
+        resource.prlimit(hosts.pids[0], resource.RLIMIT_FSIZE, (100_000, 100_000))
+        with AdminClient(hosts.cluster) as console:
+            console.install(TABLE.empty())
+        client, acknowledged = Client(hosts.cluster, worker="w", retry_s=0.2, patience_s=2), 0
+        path = tmp_path / "shard-0" / "log-00000000"
+        line = rf"^shard 0 has failed: log {path}: File too large; what was acknowledged is in it$"
+
+        def push_on() -> None:
+            nonlocal acknowledged
+            while acknowledged < 100:
+                with suppress(ps.Unreachable):  # or the machine is busy, and it answers yet
+                    client.flush()
+                    acknowledged = client.seq
+                    client.pull()
+                    client.push(np.ones(TABLE.size, np.float32))
+                hosts.check()
+
+        with pytest.raises(GiveUp, match=line):
+            push_on()
+        client.abort()
+    assert arena(tmp_path, hosts.cluster)[0] == -acknowledged
+    assert 0 < acknowledged < 10
+
+
+@pytest.mark.parametrize("home", launcher.Placement)
+def test_a_log_needs_a_folder(home: launcher.Placement) -> None:
+    """Wherever the shards are, who does not say where their logs are to lie is told so."""
+    with pytest.raises(BadInput) as caught:
+        launcher.start_shards(home, specs_of(1), durability=Durability.PROCESS).__enter__()
+    text = "durability process: expected a folder for the shards' logs, got none"
+    assert str(caught.value) == text

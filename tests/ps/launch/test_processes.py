@@ -1,0 +1,196 @@
+"""Shards in processes: they serve, their death is told with its cause, and none outlives its end.
+
+Real children, signals and pipes. The first answer of a shard's process takes about a second, for it
+imports all that a shard needs.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+import ps
+from ps import AdminClient, ShardDevice, process_shards
+from ps.launch import launcher, processes, single_copies
+from shards.errors import BadInput, GiveUp, WrongBuild
+from tests.clusters import free_port
+from tests.ps.launch.sample_job import check_until_it_fails, specs_of, train
+
+PARENT = """
+import sys, time
+from tests.ps.launch.sample_job import specs_of
+from ps import process_shards
+
+with process_shards(specs_of()) as hosts:
+    print(*hosts.pids, flush=True)
+    time.sleep(600)
+"""
+
+
+def within_s(seconds: float, holds: Callable[[], bool]) -> bool:
+    """Whether something comes to hold in time."""
+    until = time.monotonic() + seconds
+    while not (held := holds()) and time.monotonic() < until:
+        time.sleep(0.02)
+    return held
+
+
+def gone(pids: tuple[int, ...]) -> bool:
+    return not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_two_processes_serve_a_job_until_one_is_killed() -> None:
+    """They train and are read; one's death is told, naming it, each time; then none is left.
+
+    Listening on every address, each is told to workers as this machine's own. A terminal's Ctrl-C
+    is not theirs: it goes to the foreground group.
+    """
+    with process_shards(specs_of(), host="0.0.0.0") as hosts:
+        cluster = hosts.cluster
+        assert not {os.getpgid(pid) for pid in hosts.pids} & {os.getpgrp()}
+        with AdminClient(cluster) as console:
+            train(cluster, console)
+        hosts.check()
+        os.kill(hosts.pids[1], signal.SIGKILL)
+        line = r"^shard 1 has died: its process was ended by signal 9 \(Killed\)$"
+        for _ in range(2):
+            with pytest.raises(GiveUp, match=line):
+                check_until_it_fails(hosts)
+        unreachable = pytest.raises(ps.Unreachable, match=r"shard 1 at tcp://")
+        with AdminClient(cluster, patience_s=3) as console, unreachable:
+            console.read()
+    assert gone(hosts.pids)
+
+
+def test_a_parent_that_is_killed_leaves_no_child() -> None:
+    """kill -9 gives it no chance to say goodbye; its shards end all the same."""
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pids = tuple(map(int, parent.stdout.readline().split()))
+        assert len(pids) == 2
+        assert not gone(pids)
+        parent.kill()
+        assert within_s(60, lambda: gone(pids))
+
+
+def test_children_are_told_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the block ends, however it does; and not by the closing of their pipe alone, which a
+    process that was forked meanwhile holds open."""
+    monkeypatch.setattr(processes, "_END_S", 60.0)
+    block = process_shards(specs_of(1))
+    hosts = block.__enter__()
+    (child,) = hosts._children
+    assert isinstance(child, processes.ChildProcess)
+    with subprocess.Popen(["sleep", "600"], pass_fds=[child._orders.fileno()]) as holder:
+        assert not block.__exit__(ZeroDivisionError, ZeroDivisionError(), None), "it goes on"
+        holder.kill()
+    assert (child.process.returncode, gone(hosts.pids)) == (0, True)
+
+
+def test_a_stuck_child_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that does not hear is not waited for longer than said."""
+    monkeypatch.setattr(processes, "_END_S", 0.1)
+    with process_shards(specs_of(1)) as hosts:
+        os.kill(hosts.pids[0], signal.SIGSTOP)
+    assert gone(hosts.pids)
+
+
+def test_a_port_in_use() -> None:
+    """The error is the shard's own line, whichever shard it is; the others end as well."""
+    port = free_port()
+    while (free := port) + 1 != (port := free_port()):
+        pass  # not beside the one before it
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(BadInput) as caught,
+        process_shards(specs_of(2), port=free),
+    ):
+        pass
+    address = f"tcp://127.0.0.1:{port}"
+    assert str(caught.value) == f"shard 1 cannot listen on {address!r}: Address already in use"
+    assert not [child for child in psutil.Process().children() if "shard_process" in str(child)]
+
+
+def test_a_child_with_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard that runs another build than this process is refused before anyone speaks to it."""
+    theirs = ps.build_id()
+    monkeypatch.setattr(launcher, "build_id", lambda: "0" * 16)
+    with pytest.raises(WrongBuild) as caught, process_shards(specs_of(1)):
+        pass
+    assert str(caught.value) == f"shard 0: expected build {'0' * 16} where it runs, got {theirs}"
+
+
+def test_a_child_that_cannot_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The error carries the last line that the child said; or that there is no interpreter."""
+    (tmp_path / "ps").mkdir()
+    (tmp_path / "ps" / "__init__.py").write_text("import nothing_of_this_name")
+    monkeypatch.setattr(processes, "_import_path", lambda: str(tmp_path))
+    with pytest.raises(GiveUp) as caught, process_shards(specs_of(1)):
+        pass
+    assert str(caught.value) == (
+        "shard 0 did not start: its process ended with status 1:"
+        " ModuleNotFoundError: No module named 'nothing_of_this_name'"
+    )
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
+    with pytest.raises(GiveUp, match=r"^shard 0 did not start: No such file or directory$"):
+        process_shards(specs_of(1)).__enter__()
+
+
+def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards on a GPU need one; the child looks for it, for it is the child's."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(BadInput) as caught, process_shards(specs_of(1), device=ShardDevice.GPU):
+        pass
+    assert str(caught.value) == (
+        "shard device gpu: expected a GPU that answers, got none here, or no CuPy (the extra `gpu`)"
+    )
+
+
+def test_a_child_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is waited for as long as said, and is gone."""
+    monkeypatch.setattr(single_copies, "START_S", 0.01)
+    monkeypatch.setattr(processes, "_END_S", 0.1)
+    # However late we look, it has not come as far as to answer.
+    monkeypatch.setattr(processes, "_import_path", lambda: str(tmp_path))
+    (tmp_path / "ps").mkdir()
+    (tmp_path / "ps" / "__init__.py").write_text("import time; time.sleep(600)")
+    with pytest.raises(GiveUp, match=r"^shard 0 did not start within 0 s$"):
+        process_shards(specs_of(1)).__enter__()
+
+
+def test_a_loop_that_failed_is_told() -> None:
+    """A process whose loop has died ends, and says of what (here: of a lease without end)."""
+    specs = [msgspec.structs.replace(specs_of(1)[0], lease_s=float("inf"))]
+    with process_shards(specs) as hosts, pytest.raises(GiveUp, match=r"^shard 0 has failed: Over"):
+        check_until_it_fails(hosts)
+
+
+def test_shards_in_processes_need_no_extra() -> None:
+    """Nothing beyond the base install is loaded in the child, nor Ray by `downpour train`."""
+    for modules, extras in (
+        ("ps.launch.shard_process", {"ray", "numba", "cupy", "pyspark", "pyarrow"}),
+        ("deploy.train, worker.job_runner", {"ray"}),
+    ):
+        script = f"import sys, {modules}; print(*{extras} & set(sys.modules))"
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stdout.split() == []
+
+
+def test_who_ended_a_process_is_known() -> None:
+    """One that was killed from outside is told apart from one that crashed."""
+    table = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
+    with ps.process_shards(ps.shard_specs(table, shards=2)) as hosts:
+        for child, number, killed in zip(
+            hosts._present(), (signal.SIGKILL, signal.SIGSEGV), (True, False), strict=True
+        ):
+            os.kill(child.pid, number)
+            assert child.wait().killed is killed

@@ -1,0 +1,125 @@
+"""Shards that keep a log, as Ray actors that are killed: no acknowledged push is lost or doubled.
+
+What the workers and the logs prove is told in test_durability.py, whose workers these are.
+"""
+
+import os
+import secrets
+import signal
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+
+from ps import AdminClient, Durability
+from ps.launch import ray_launcher
+from ps.launch.ray_launcher import RayShards, ray_shards
+from shards.errors import BadInput, GiveUp
+from tests.ps.launch.test_durability import PATIENCE_S, TABLE, more, pushing, specs_of, until
+from tests.ps.launch.test_rollback import losses
+
+
+class Unmade:
+    """A folder that is made on another machine."""
+
+    def make(self) -> None:
+        pass
+
+
+def pid_of(hosts: RayShards, shard: int) -> int:
+    """Its process, once it has told."""
+    until(lambda: hosts.pids[shard] is not None, "it does not start", hosts)
+    pid = hosts.pids[shard]
+    assert pid is not None
+    return pid
+
+
+@pytest.mark.timeout(300)
+def test_kill_both_actors(ray_local: str, tmp_path: Path) -> None:
+    """At once, in the midst of pushes: others go on from the logs, at the same ports and with the
+    same keys, and each push counts once. The nodes' own logs go when nobody needs them any more."""
+    logs = tmp_path / "logs"
+    started = ray_shards(
+        specs_of(2), secure=True, durability=Durability.LOGGED, logs=logs, logs_apart=True
+    )
+    with started as hosts:
+        assert all(endpoint.startswith("curve://") for endpoint in hosts.cluster.endpoints)
+        with AdminClient(hosts.cluster, patience_s=PATIENCE_S, check=hosts.check) as console:
+            console.install(TABLE.empty())
+            with pushing(hosts.cluster.for_workers()) as pushers:
+                more(pushers, hosts)
+                for pid in [pid_of(hosts, shard) for shard in range(2)]:
+                    os.kill(pid, signal.SIGKILL)
+                more(pushers, hosts)
+            total = sum(one.acknowledged for one in pushers)
+            assert set(console.read()[:3000]) == {-float(total)}
+            assert [status.pushes for status in console.status()] == [total, total]
+        assert hosts.deaths == 2
+        assert [(logs / f"shard-{n}/key").stat().st_mode & 0o777 for n in range(2)] == [0o600] * 2
+        hosts.delete_logs()
+    assert not logs.exists()
+
+
+@pytest.mark.timeout(300)
+def test_an_actor_that_comes_back_with_its_save(
+    ray_local: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At `memory`, on its node and at its port: with what it saved last, and it is told. Then its
+    saves go."""
+    drawn = secrets.token_hex(16)
+    monkeypatch.setattr(secrets, "token_hex", lambda _: drawn)
+    folder = Path(tempfile.gettempdir()) / f"downpour-{drawn}"
+    with ray_shards(specs_of(2), secure=True, rollback_s=600.0) as hosts:
+        with AdminClient(hosts.cluster, patience_s=PATIENCE_S, check=hosts.check) as console:
+            console.install(np.full(TABLE.size, 7.0, np.float32))
+            until((folder / "shard-1" / "save").exists, "it is not saved", hosts)
+            os.kill(pid_of(hosts, 1), signal.SIGKILL)
+            (told,) = losses(hosts)
+            assert told == (
+                "shard 1 has died: its Ray actor is gone; another goes on from its last save,"
+                " without what was pushed to it since"
+            )
+            assert set(console.read()[:3000]) == {7.0}
+        assert hosts.deaths == 1
+    assert not folder.exists()
+
+
+def test_a_node_that_is_gone(
+    ray_local: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job ends at once with a line that names shard and node. (Ray lists it no more: of nodes
+    that really go tells tests/chaos/nodes.py.)"""
+    with ray_shards(specs_of(1), durability=Durability.PROCESS, logs=tmp_path) as hosts:
+        (node,) = ray.nodes()
+        monkeypatch.setattr(ray, "nodes", lambda: [node | {"Alive": False}])
+        gone = "0" * len(node["NodeID"])
+        monkeypatch.setattr(hosts._present()[0], "_node", gone)
+        os.kill(pid_of(hosts, 0), signal.SIGKILL)
+        with pytest.raises(GiveUp) as caught:
+            until(lambda: False, "it does not fail", hosts)
+        assert str(caught.value) == f"shard 0 cannot go on: node {gone} of Ray is gone"
+        assert hosts.deaths == 1
+
+
+def test_a_node_that_does_not_see_the_folder(
+    ray_local: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is another machine, whose disk nobody has named."""
+    monkeypatch.setattr(ray_launcher, "Folder", lambda _: Unmade())
+    with pytest.raises(BadInput) as caught:
+        ray_shards(specs_of(1), durability=Durability.PROCESS, logs=tmp_path).__enter__()
+    folder = tmp_path / "shard-0"
+    assert str(caught.value) == (
+        f"shard 0 on node 127.0.0.2: expected the folder for its log, {folder}, there; that is"
+        " another machine: name a folder that each node has to itself (--logs)"
+    )
+
+
+def test_what_cannot_be_had(ray_local: str) -> None:
+    """A log needs a folder; copies have a host of their own."""
+    with pytest.raises(BadInput, match=r"^durability logged: expected a folder for the shards' l"):
+        ray_shards(specs_of(1), durability=Durability.LOGGED).__enter__()
+    with pytest.raises(BadInput, match=r"expected `replicated_ray_shards`, got `ray_shards`$"):
+        ray_shards(specs_of(1), durability=Durability.REPLICATED).__enter__()

@@ -1,0 +1,108 @@
+"""Shards as Ray actors: they serve, their death is told, and nothing is left when they end."""
+
+import socket
+import time
+
+import msgspec
+import pytest
+import ray
+
+import ps
+from ps import AdminClient
+from ps.launch import launcher
+from ps.launch.ray_launcher import ray_shards
+from ps.security.keys import address_of
+from shards.errors import BadInput, GiveUp, WrongBuild
+from shards.schedules import Fixed
+from tests.ps.launch.pushing import Worker, check_applied_once
+from tests.ps.launch.sample_job import TABLE, check_until_it_fails, specs_of, train
+
+
+def listening(cluster: ps.Cluster) -> list[bool]:
+    """Whether anybody accepts connections at each shard's endpoint."""
+    found = []
+    for endpoint in cluster.endpoints:
+        host, port = address_of(endpoint).plain.removeprefix("tcp://").split(":")
+        with socket.socket() as probe:
+            probe.settimeout(30)
+            found.append(probe.connect_ex((host, int(port))) == 0)
+    return found
+
+
+def test_two_actors_serve_a_job_until_one_dies(ray_local: str) -> None:
+    """They train and are read; one's death is told, naming it; then nobody listens any more.
+
+    Listening on every address, each is told to workers as its node's own: 0.0.0.0 leads nowhere.
+    """
+    with ray_shards(specs_of(), host="0.0.0.0") as hosts:
+        cluster = hosts.cluster
+        with AdminClient(cluster) as console:
+            train(cluster, console)
+        hosts.check()
+        ray.kill(hosts._present()[1]._actor)
+        with pytest.raises(GiveUp, match=r"^shard 1 has died: its Ray actor is gone$"):
+            check_until_it_fails(hosts)
+        until = time.monotonic() + 60
+        while listening(cluster)[1] and time.monotonic() < until:
+            time.sleep(0.05)  # Ray tells of a death before the process has gone
+        unreachable = pytest.raises(ps.Unreachable, match=r"shard 1 at tcp://")
+        with AdminClient(cluster, patience_s=3) as console, unreachable:
+            console.read()
+        assert listening(cluster) == [True, False]
+    assert listening(cluster) == [False, False]
+
+
+def test_a_job_moves_to_more_actors(ray_local: str) -> None:
+    """From two to three while a worker pushes: the sum proves that each push counts once."""
+    specs = ps.shard_specs(TABLE, shards=2, schedule=Fixed(base_rate=1.0), lease_s=60.0, workers=1)
+    with (
+        ray_shards(specs) as old,
+        ray_shards(ps.resharded_specs(specs, 3)) as new,
+        AdminClient(old.cluster) as console,
+        AdminClient(new.cluster) as successor,
+    ):
+        console.install(TABLE.empty())
+        worker = Worker(old.cluster, "w")
+        worker.goes_on()
+        ps.reshard(console, successor)
+        (moved_at,) = {status.version for status in console.status()}  # where nothing moves now
+        worker.goes_on()
+        check_applied_once(new.cluster, [worker])
+        assert 0 < moved_at < successor.status()[2].version == worker.acknowledged
+        assert {status.version for status in console.status()} == {moved_at}
+
+
+def test_a_port_in_use(ray_local: str) -> None:
+    """The error is the shard's own line."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(BadInput) as caught, ray_shards(specs_of(1), port=port):
+            pass
+    address = f"tcp://127.0.0.1:{port}"
+    assert str(caught.value) == f"shard 0 cannot listen on {address!r}: Address already in use"
+
+
+def test_a_node_with_other_code(ray_local: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard that runs another build than this process is refused before anyone speaks to it."""
+    theirs = ps.build_id()
+    monkeypatch.setattr(launcher, "build_id", lambda: "0" * 16)
+    with pytest.raises(WrongBuild) as caught, ray_shards(specs_of(1)):
+        pass
+    assert str(caught.value) == f"shard 0: expected build {'0' * 16} where it runs, got {theirs}"
+
+
+def test_too_few_gpus(ray_local: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would wait for ever for a node that has one."""
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0, "GPU": 1.0})
+    with pytest.raises(BadInput) as caught, ray_shards(specs_of(2), device=ps.ShardDevice.GPU):
+        pass
+    assert str(caught.value) == (
+        "shard device gpu: expected a Ray with 2 GPUs, one a shard, got one with 1"
+    )
+
+
+def test_a_loop_that_failed_is_told(ray_local: str) -> None:
+    """An actor that lives while its loop has died is no shard (here: of a lease without end)."""
+    specs = [msgspec.structs.replace(specs_of(1)[0], lease_s=float("inf"))]
+    with ray_shards(specs) as hosts, pytest.raises(GiveUp, match=r"^shard 0 has failed: Overflow"):
+        check_until_it_fails(hosts)

@@ -1,0 +1,112 @@
+"""Replicated shards as Ray actors that are killed: no acknowledged push is lost, none counts twice.
+
+What the weights then hold proves it (pushing.py).
+"""
+
+import os
+import signal
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import psutil
+import pytest
+
+import ps
+from ps.launch import ray_actors
+from ps.launch.ray_actors import Actor
+from ps.launch.ray_launcher import _InRay, apart, replicated_ray_shards
+from shards.errors import GiveUp
+from tests.ps.launch.pushing import (
+    BACKUP,
+    COORDINATOR,
+    PRIMARY,
+    SILENCE_S,
+    TABLE,
+    Worker,
+    await_that,
+    check_applied_once,
+    specs_of,
+    whole_again,
+)
+from tests.ps.launch.sample_job import check_until_it_fails
+
+
+def record_of(pid: int) -> Path:
+    """The record that a coordinator's process holds open."""
+    (record,) = {
+        path
+        for path in Path(tempfile.gettempdir()).glob("downpour-*/coordinator.json")
+        if any(Path(one.path) == path for one in psutil.Process(pid).open_files())
+    }
+    return record
+
+
+@pytest.mark.timeout(300)
+def test_actors_die_in_turn(ray_local: str) -> None:
+    """Coordinator, primary and, at last, both copies are killed while two workers push.
+
+    While the coordinator is dead they go on, and nobody takes over. The next one knows what was
+    decided: the backup of then takes over when the primary is killed, long before Ray has started
+    an actor, and another actor becomes the backup. A shard of which no copy is left is named. All
+    of them speak CURVE, as on a cluster.
+    """
+    with (
+        replicated_ray_shards(specs_of(), silence_s=SILENCE_S, secure=True) as hosts,
+        ps.AdminClient(hosts.cluster) as console,
+    ):
+        console.install(TABLE.empty())
+        assert str(hosts.cluster.coordinator).startswith("curve://")
+        pids = dict(hosts.pids)
+        assert sorted(pids) == [COORDINATOR, BACKUP, PRIMARY]
+        workers = [Worker(hosts.cluster, name) for name in ("a", "b")]
+        for worker in workers:
+            worker.goes_on()
+        record = record_of(pids[COORDINATOR])
+        assert record.parent.stat().st_mode & 0o777 == 0o700
+
+        os.kill(pids[COORDINATOR], signal.SIGKILL)
+        await_that(lambda: not psutil.pid_exists(pids[COORDINATOR]))
+        for worker in workers:
+            worker.goes_on()
+        whole_again(hosts, COORDINATOR, pids[COORDINATOR])
+        assert hosts.pids == pids | {COORDINATOR: hosts.pids[COORDINATOR]}
+
+        os.kill(pids[PRIMARY], signal.SIGKILL)
+        for worker in workers:
+            worker.goes_on()
+        whole_again(hosts, PRIMARY, pids[PRIMARY])
+        assert hosts.pids[PRIMARY] == pids[BACKUP]
+        assert hosts.pids[BACKUP] not in pids.values()
+        check_applied_once(hosts.cluster, workers)
+
+        for part in (PRIMARY, BACKUP):
+            os.kill(hosts.pids[part], signal.SIGKILL)
+        with pytest.raises(GiveUp, match=r"^shard 0 has no copy left that holds its pushes: shard"):
+            check_until_it_fails(hosts)
+        left = list(hosts.pids.values())
+    await_that(lambda: not any(map(psutil.pid_exists, left)))
+    assert not record.parent.exists()
+
+
+def test_a_copy_is_put_apart() -> None:
+    """On a node without the other copy, where one lives; among several on the emptiest."""
+    assert apart(["a", "b"], {"a"}, {"a": 1, "b": 7}) == "b"
+    assert apart(["a", "b", "c"], {"a"}, {"a": 1, "b": 2, "c": 1}) == "c"
+    assert apart(["a", "b"], (), {"a": 1}) == "b"
+    assert apart(["a"], {"a"}, {"a": 5}) == "a"
+
+
+def test_who_would_die_with_whom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of which it is known that they are on one node; and whether there is another."""
+    starts, nodes = _InRay(), ["a"]
+    monkeypatch.setattr(ray_actors, "nodes", lambda: nodes)
+    places = {1: "a", 2: "a", 3: "b", 4: None, 5: None}
+    copies = {boot: cast("Actor", SimpleNamespace(node=node)) for boot, node in places.items()}
+    monkeypatch.setattr(starts, "_copies", copies)
+    pairs = [(1, 2), (1, 3), (1, 4), (4, 5), (6, 7)]
+    assert [starts.together(*pair) for pair in pairs] == [True, False, False, False, False]
+    assert not starts.elsewhere(1)
+    nodes.append("b")
+    assert starts.elsewhere(1)

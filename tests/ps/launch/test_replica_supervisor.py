@@ -1,0 +1,211 @@
+"""What is told and done where a coordinator or a copy cannot live. No processes, and no waiting."""
+
+from collections.abc import Callable, Collection, Iterator
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+
+from ps.launch import replica_supervisor
+from ps.launch.child_protocol import CoordinatorLaunch, CopyLaunch
+from ps.launch.replica_supervisor import ReplicatedShards, _ReplicaSupervisor
+from ps.launch.risks import Risks
+from ps.transport.coordinator_messages import PrimaryInfo
+from shards.errors import GiveUp, WrongBuild
+from tests.ps.launch.pushing import specs_of
+
+BROKEN = "coordinator has failed: coordinator's record r: file is not a database"
+KILLED = "shard 0 has died: its process was ended by signal 9 (Killed)"
+
+
+class Life:
+    """A process that has `died` of something, or lives; without a `pid` it has not told yet."""
+
+    def __init__(self, died: str = "", pid: int | None = 1, build: str = "") -> None:
+        self.died, self.pid, self.build = died, pid, build
+
+    @property
+    def alive(self) -> bool:
+        return not self.died
+
+    def endpoint(self, until: float) -> str:
+        if self.build:
+            raise WrongBuild(self.build)
+        return "tcp://127.0.0.1:1"
+
+    def check(self) -> None:
+        if self.died:
+            raise GiveUp(self.died)
+
+    def ask_to_end(self) -> None:
+        self.died = "shard 0 has ended"
+
+    def end(self) -> None: ...
+
+
+class Host:
+    """Starts coordinators, all of which die of the same, and copies that live."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.dies_of = BROKEN
+        self.began: list[float] = []
+        self.copies: list[Life] = []
+        self.next: Callable[[], Life] = Life
+        self.seats: dict[int, PrimaryInfo] = {}
+        self.machines = 1
+        self.places: dict[int, str] = {}  # of a copy, where it is not "old"
+        self.goes = "new"  # where the next ones come up
+
+    def coordinator(self, order: CoordinatorLaunch) -> Life:
+        self.began.append(self.now)
+        return Life(self.dies_of)
+
+    def copy(self, order: CopyLaunch, beside: Collection[int]) -> Life:
+        self.copies.append(self.next())
+        self.places[order.boot] = self.goes
+        return self.copies[-1]
+
+    def together(self, boot: int, other: int) -> bool:
+        return self.places.get(boot, "old") == self.places.get(other, "old")
+
+    def elsewhere(self, boot: int) -> bool:
+        return self.machines > 1
+
+    # --- the guide to the coordinator ---
+
+    def ask(self, *, again: bool) -> None: ...
+
+    def listen(self, timeout_s: float) -> bool:
+        self.now += timeout_s
+        return not self.dies_of
+
+
+class Kept:
+    """A shard of two copies whose keeper is called as its thread would, on a clock of ours."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.keeper = _ReplicaSupervisor(specs_of(), host, "127.0.0.1", 1.0, "r", (None, None))
+        self.keeper._guide = host  # type: ignore[assignment]
+        self.hosts = ReplicatedShards(None, self.keeper)  # type: ignore[arg-type]
+        self.primary, self.backup = Life(), Life()
+        self.keeper._coordinator = host.coordinator(self.keeper._order)
+        self.keeper._copies = {1: (0, self.primary), 2: (0, self.backup)}
+        self.keeper._boot = 2
+        self.keeper._offered = {0: (2, host.now)}
+        self.keeper._heard_at = host.now
+        host.seats = {0: PrimaryInfo(0, 1, 1, 2, [1, 2], "", lonely=False)}
+        self.keeper._seats = dict(host.seats)
+
+    def goes_on(self, seconds: float) -> None:
+        until = self.host.now + seconds
+        while self.host.now < until:
+            self.keeper._keep()
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
+    host = Host()
+    clock = SimpleNamespace(monotonic=lambda: host.now, time_ns=lambda: 0)
+    monkeypatch.setattr(replica_supervisor, "time", clock)
+    kept = Kept(host)
+    yield kept
+    kept.keeper.stop()
+
+
+def test_a_coordinator_that_cannot_live(kept: Kept) -> None:
+    """It is tried again at longer and longer intervals, and what it dies of is told; when it
+    lives, that is over."""
+    assert kept.hosts.degraded_reason == ""
+    kept.goes_on(300.0)
+    began = kept.host.began[1:]
+    pauses = [after - before for before, after in pairwise(began)]
+    assert [round(pause / 2) * 2 for pause in pauses] == [4, 8, 16, 32, 60, 60, 60]
+    assert kept.hosts.degraded_reason == f"no coordinator answers: {BROKEN}"
+    kept.hosts.check()
+    kept.host.dies_of = ""
+    kept.goes_on(61.0)
+    assert kept.hosts.degraded_reason == ""
+    assert len(kept.host.began) == len(began) + 2
+
+
+def test_a_copy_that_nobody_follows(kept: Kept) -> None:
+    """The shard goes on with one, and how the other ended is told."""
+    kept.host.dies_of = ""
+    kept.goes_on(3.0)
+    assert kept.hosts.degraded_reason == ""
+    kept.backup.died = KILLED
+    kept.host.seats = {0: PrimaryInfo(0, 1, 1, None, [1], "", lonely=True)}
+    kept.goes_on(3.0)
+    assert len(kept.host.copies) == 1
+    assert kept.hosts.degraded_reason == f"shard 0 has one copy only: {KILLED}"
+
+
+def test_a_backup_goes_where_it_would_not_die_with_its_primary(kept: Kept) -> None:
+    """Once there is another machine, and a process there that serves: until then nothing ends. The
+    primary goes on, and when the new one is in sync nothing more is done."""
+    kept.host.dies_of = ""
+    kept.goes_on(120.0)
+    assert kept.host.copies == [], "there is nowhere to go"
+    kept.host.machines = 2
+    kept.host.next = lambda: Life(pid=None)
+    kept.goes_on(60.0)
+    (spare,) = kept.host.copies
+    assert kept.hosts.redundant, "it has not told that it serves"
+    boot, _ = kept.keeper._offered[0]
+    spare.pid = 2
+    kept.goes_on(6.0)
+    assert (kept.primary.alive, kept.backup.alive, spare.alive) == (True, False, True)
+    assert (
+        kept.hosts.degraded_reason == "shard 0 has one copy only: the other goes to another machine"
+    )
+    kept.hosts.check()
+    kept.host.seats = {0: PrimaryInfo(0, 2, 1, boot, [1, boot], "", lonely=False)}
+    kept.goes_on(120.0)
+    assert kept.host.copies == [spare]
+    assert (kept.primary.alive, spare.alive, kept.hosts.degraded_reason) == (True, True, "")
+
+
+@pytest.mark.parametrize(("comes_up", "build"), [("old", ""), ("new", "another build")])
+def test_a_backup_stays_where_none_comes_elsewhere(kept: Kept, comes_up: str, build: str) -> None:
+    """A process that came up beside it all the same, or runs other code, is of no use: it is ended,
+    and another is tried half a minute later."""
+    kept.host.dies_of, kept.host.machines = "", 2
+    kept.host.next, kept.host.goes = (lambda: Life(build=build)), comes_up
+    kept.goes_on(100.0)
+    assert len(kept.host.copies) == 3
+    assert [one.alive for one in kept.host.copies] == [False, False, False]
+    assert (kept.primary.alive, kept.backup.alive, kept.hosts.degraded_reason) == (True, True, "")
+
+
+def test_copies_are_not_parted_while_something_else_is_at_risk(kept: Kept) -> None:
+    """Without a coordinator nobody could be given the part."""
+    kept.host.machines = 2
+    kept.goes_on(120.0)
+    assert kept.host.copies == []
+    assert kept.backup.alive
+
+
+def test_what_lasts_is_told_once() -> None:
+    """A copy that is followed within seconds is not worth a word; one that is not is, and so is
+    the end of it."""
+    risks = Risks()
+    for risk, now, told in (
+        ("", 0.0, False),
+        ("shard 0 has one copy only: x", 1.0, False),
+        ("", 20.0, False),
+        ("shard 0 has one copy only: x", 21.0, False),
+        ("shard 0 has one copy only: y", 50.9, False),
+        ("shard 0 has one copy only: y", 51.0, True),
+        ("shard 0 has one copy only: z", 90.0, False),
+    ):
+        text = risks.due_message(risk, now)
+        assert (text is not None) is told
+    assert risks.due_message("", 91.0) == "every shard has two copies again, and a coordinator"
+    assert risks.due_message("", 92.0) is None
+    risks.due_message("no coordinator answers: w", 100.0)
+    assert risks.due_message("no coordinator answers: w", 130.0) == (
+        "for 30 s now no coordinator answers: w; training goes on, but another death may take back"
+        " acknowledged pushes, or end the run"
+    )

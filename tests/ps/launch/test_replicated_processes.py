@@ -1,0 +1,134 @@
+"""Replicated shards as real processes that are killed and stopped: no acknowledged push is lost.
+
+What the weights then hold proves that each was applied, and once (pushing.py).
+"""
+
+import os
+import re
+import signal
+from collections.abc import Collection, Iterator
+
+import psutil
+import pytest
+
+import ps
+from ps.launch.child_protocol import CoordinatorLaunch, CopyLaunch
+from ps.launch.replica_supervisor import ProcessHandle, ReplicatedShards, supervise
+from ps.launch.replicated_processes import replicated_shards
+from shards.errors import BadInput, GiveUp
+from tests.ps.launch.pushing import (
+    BACKUP,
+    COORDINATOR,
+    PRIMARY,
+    SILENCE_S,
+    TABLE,
+    Worker,
+    await_that,
+    check_applied_once,
+    specs_of,
+    whole_again,
+)
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[ReplicatedShards]:
+    """One shard with zeros installed, ready to lose a copy."""
+    with (
+        replicated_shards(specs_of(), silence_s=SILENCE_S) as hosts,
+        ps.AdminClient(hosts.cluster) as console,
+    ):
+        console.install(TABLE.empty())
+        yield hosts
+
+
+@pytest.mark.timeout(400)
+def test_each_process_in_turn(hosts: ReplicatedShards) -> None:
+    """Primary, backup and coordinator are killed, a primary is stopped and goes on too late.
+
+    Meanwhile two workers push. Each dead copy is followed by an empty process, which is brought up
+    to date, and by which the next death is survived; the coordinator by one that knows as much.
+    """
+    workers = [Worker(hosts.cluster, name) for name in ("a", "b")]
+    seen = set(hosts.pids.values())
+    for victim, how in (
+        (PRIMARY, signal.SIGKILL),
+        (BACKUP, signal.SIGKILL),
+        (COORDINATOR, signal.SIGKILL),
+        (PRIMARY, signal.SIGSTOP),
+    ):
+        for worker in workers:
+            worker.goes_on()
+        pid = hosts.pids[victim]
+        os.kill(pid, how)
+        for worker in workers:
+            worker.goes_on()
+        whole_again(hosts, victim, pid)
+        seen |= set(hosts.pids.values())
+        if how is signal.SIGSTOP:
+            os.kill(pid, signal.SIGCONT)
+            await_that(lambda pid=pid: not psutil.pid_exists(pid))  # type: ignore[misc]
+    assert len(seen) >= 7, "three processes, and one for each that was killed or stopped"
+    check_applied_once(hosts.cluster, workers)
+
+
+@pytest.mark.timeout(400)
+def test_the_loss_of_both_copies_is_told(hosts: ReplicatedShards) -> None:
+    """Whoever looks learns that the shard is gone, and how; no empty one takes its place."""
+    pids = [hosts.pids[part] for part in (PRIMARY, BACKUP)]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    await_that(lambda: not set(pids) & set(hosts.pids.values()))
+    with pytest.raises(GiveUp, match=r"^shard 0 has no copy left that holds its pushes: "):
+        hosts.check()
+
+
+@pytest.mark.parametrize("silence_s", [0.0, 0.1, 60.0, float("nan"), float("inf")])
+def test_arguments_that_make_no_sense(silence_s: float) -> None:
+    """A silence that says nothing, or too late, is named before anything starts."""
+    told = (
+        "silence_s: expected at least 0.2 s, in which a copy says 4 times that it lives, and less"
+        f" than the lease of a worker, 60 s, got {silence_s:g}"
+    )
+    with pytest.raises(BadInput, match=re.escape(told)):
+        replicated_shards(specs_of(), silence_s=silence_s).__enter__()
+
+
+class Starts:
+    """Starts nothing, and knows what it was to start."""
+
+    def __init__(self) -> None:
+        self.orders: list[CoordinatorLaunch] = []
+
+    def coordinator(self, order: CoordinatorLaunch) -> ProcessHandle:
+        self.orders.append(order)
+        raise GiveUp("no room")
+
+    def copy(self, order: CopyLaunch, beside: Collection[int]) -> ProcessHandle:
+        raise AssertionError("before its coordinator")
+
+    def together(self, boot: int, other: int) -> bool:
+        raise AssertionError("there are no copies")
+
+    def elsewhere(self, boot: int) -> bool:
+        raise AssertionError("there are no copies")
+
+
+@pytest.mark.parametrize(
+    ("host", "secure", "guarded"),
+    [
+        ("127.0.0.1", None, False),
+        ("127.0.0.1", True, True),
+        ("0.0.0.0", None, True),
+        ("10.0.0.1", None, True),
+        ("10.0.0.1", False, False),
+    ],
+)
+def test_keys_wherever_others_can_reach(host: str, secure: bool | None, guarded: bool) -> None:
+    """Who may come is told from the beginning, unless anybody may; nothing secret is told."""
+    starts = Starts()
+    kept = supervise(specs_of(), starts, host=host, silence_s=1.0, record="r", secure=secure)
+    with pytest.raises(GiveUp, match="no room"):
+        kept.__enter__()
+    (order,) = starts.orders
+    assert order.bind == f"tcp://{host}:*"
+    assert (order.admission is not None) is guarded

@@ -1,0 +1,292 @@
+"""Which deaths of a process are followed by another one, and when that ends. No real processes."""
+
+import queue
+import threading
+import time
+
+import pytest
+
+from ps.launch import restart
+from ps.launch.restart import CrashLoop, ExitReason, RestartingProcess, Stranded
+from shards.errors import GiveUp
+
+KILLED = ExitReason("died: its process was ended by signal 9 (Killed)", told=False)
+KILLED_LATER = ExitReason(
+    "died: its process was ended by signal 9 (Killed)", told=False, killed=True
+)
+FULL = ExitReason("failed: log x: No space left on device", told=True)
+
+
+class Fake:
+    """A process that ends when it is told how; one that is `broken` does not come to serve."""
+
+    def __init__(self, pid: int, broken: str | Exception = "") -> None:
+        self.name = "shard 3"
+        self.pid = pid
+        self.broken = broken
+        self.fates: queue.Queue[ExitReason] = queue.Queue()
+        self.stopped = self.closed = False
+
+    def wait(self) -> ExitReason:
+        return self.fates.get()
+
+    def endpoint(self, until: float) -> str:
+        if self.broken:
+            raise self.broken if isinstance(self.broken, Exception) else GiveUp(self.broken)
+        return "tcp://x"
+
+    def ask_to_end(self) -> None:
+        self.fates.put(ExitReason("ended", told=False))
+
+    def stop(self) -> None:
+        self.stopped = True
+        self.fates.put(ExitReason("ended", told=False))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Shard:
+    """A kept shard: `made` has every process there was; `served` is told of each start."""
+
+    def __init__(self, *broken: str | Exception) -> None:
+        self.made = [Fake(0)]
+        self._broken = [*broken]
+        self.left: list[int] = []  # those that were left to themselves while another was started
+        self.started = threading.Semaphore(0)
+        self.kept = RestartingProcess(self.made[0], self._restart, 1.0)
+
+    def _restart(self) -> Fake:
+        self.left += [one.pid for one in self.made if one.broken and not one.stopped]
+        self.made.append(Fake(len(self.made), self._broken.pop(0) if self._broken else ""))
+        self.started.release()
+        return self.made[-1]
+
+    def dies(self, fate: ExitReason = KILLED) -> None:
+        """Its present process dies; returns when the next is started."""
+        self.made[-1].fates.put(fate)
+        self.await_start()
+
+    def await_start(self) -> None:
+        assert self.started.acquire(timeout=30)
+        with self.kept._lock:  # held until it is known to be the present one
+            pass
+
+    def ends(self) -> None:
+        self.kept.ask_to_end()
+        self.kept.end()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every life is a short one, and the pauses between them, too."""
+    monkeypatch.setattr(restart, "QUICK_S", 1e6)
+    monkeypatch.setattr(restart, "PAUSE_S", 0.001)
+
+
+def test_one_that_was_killed_is_started_again() -> None:
+    """And the next one; whoever leaves ends the last."""
+    shard = Shard()
+    for pid in (1, 2):
+        shard.dies()
+        assert shard.kept.child.pid == pid
+        shard.kept.check()
+    shard.ends()
+    assert shard.kept.deaths == 2
+    assert [one.closed for one in shard.made] == [True, True, True]
+
+
+def test_quick_deaths_in_a_row_are_bounded() -> None:
+    """Five are enough, and the last one's cause is told."""
+    shard = Shard()
+    for _ in range(4):
+        shard.dies()
+    shard.made[-1].fates.put(KILLED)
+    shard.kept._thread.join(30)
+    line = (
+        r"^shard 3 has died 5 times in a row, each before it had served for 1e\+06 s; the last"
+        r" time: died: its process was ended by signal 9 \(Killed\)$"
+    )
+    with pytest.raises(GiveUp, match=line):
+        shard.kept.check()
+    shard.ends()
+    assert len(shard.made) == 5
+
+
+def test_one_that_is_killed_while_it_serves_is_never_given_up() -> None:
+    """However soon it is killed, and however often: that is not its own failure. A failure of its
+    own still counts, and a kill ends the row."""
+    shard = Shard()
+    for _ in range(12):
+        shard.dies(KILLED_LATER)
+    for _ in range(3):
+        for _ in range(4):
+            shard.dies()
+        shard.dies(KILLED_LATER)
+    shard.kept.check()
+    assert shard.kept.deaths == 27
+    shard.ends()
+
+
+def test_a_long_life_forgives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deaths count only while they come quickly one after another."""
+    monkeypatch.setattr(restart, "QUICK_S", 0.0)
+    shard = Shard()
+    for _ in range(12):
+        shard.dies()
+    shard.kept.check()
+    shard.ends()
+
+
+@pytest.mark.parametrize(
+    ("served", "too_many"),
+    [
+        ([0.3, 0.9, 0.0, 0.5, 0.9], True),
+        ([None, 0.2, None, None, 0.2], True),
+        ([0.3, 0.3, 0.3, 0.3], False),
+        ([0.3, 0.3, 0.3, 1.0, 0.3, None], False),
+        ([2.0, 1.1, 1.4, 2.8, 1.0, 4.5, 1.2, 3.0], False),
+    ],
+)
+def test_what_counts_is_how_long_it_served(
+    monkeypatch: pytest.MonkeyPatch, served: list[float | None], too_many: bool
+) -> None:
+    """Less than a second, or never, five times in a row: it cannot live.
+
+    One that somebody kills every few seconds can, though a busy machine may take most of them to
+    start it.
+    """
+    monkeypatch.undo()
+    deaths = CrashLoop()
+    for served_s in served:
+        deaths.died(served_s)
+    assert deaths.too_many is too_many
+    assert deaths.all == len(served)
+
+
+def test_pauses_between_quick_deaths_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is twice the one before; after a life that lasted there is none."""
+    monkeypatch.undo()
+    deaths, pauses = CrashLoop(), []
+    for served_s in (8.0, 0.1, None, 0.1, 8.0, 0.1):
+        deaths.died(served_s)
+        pauses.append(deaths.pause_s)
+    assert pauses == [0.0, 0.1, 0.2, 0.4, 0.0, 0.1]
+
+
+def test_one_that_does_not_come_to_serve() -> None:
+    """Is tried again, too: its port may have been taken for a moment. It is ended first: one that
+    only takes long has the log that the next one wants."""
+    shard = Shard("shard 3 cannot listen")
+    shard.dies()
+    shard.await_start()
+    assert shard.kept.child.pid == 2
+    assert shard.kept.deaths == 2, "one that never served has died, too"
+    shard.kept.check()
+    shard.ends()
+    hopeless = Shard(*["shard 3 cannot listen"] * 9)
+    hopeless.made[0].fates.put(KILLED)
+    hopeless.kept._thread.join(30)
+    with pytest.raises(GiveUp, match=r"the last time: shard 3 cannot listen$"):
+        hopeless.kept.check()
+    hopeless.ends()
+    assert len(hopeless.made) == 5
+    assert shard.left == hopeless.left == []
+
+
+def test_one_that_says_what_failed_is_not() -> None:
+    """It would fail again."""
+    shard = Shard()
+    shard.made[0].fates.put(FULL)
+    shard.kept._thread.join(30)
+    with pytest.raises(GiveUp, match=r"^shard 3 has failed: log x: No space left on device$"):
+        shard.kept.check()
+    shard.ends()
+    assert len(shard.made) == 1
+
+
+def test_one_whose_machine_is_gone_is_not() -> None:
+    """There is nothing to start it on: it is tried once, and the error is told as it is."""
+    shard = Shard(Stranded("shard 3 cannot go on: node 10.0.0.7 of Ray is gone"))
+    shard.dies()
+    shard.kept._thread.join(30)
+    with pytest.raises(GiveUp, match=r"^shard 3 cannot go on: node 10\.0\.0\.7 of Ray is gone$"):
+        shard.kept.check()
+    shard.ends()
+    assert len(shard.made) == 2
+
+
+def test_what_a_death_has_cost() -> None:
+    """Each that was followed is told once, with how it died: not how another failed to start."""
+    shard = Shard("shard 3 cannot listen")
+    assert shard.kept.lost_updates() == []
+    shard.dies()
+    shard.await_start()
+    shard.dies()
+    told: list[str] = []
+    until = time.monotonic() + 30
+    while len(told) < 2 and time.monotonic() < until:
+        told += shard.kept.lost_updates()
+    assert told == ["shard 3 has died: its process was ended by signal 9 (Killed)"] * 2
+    shard.ends()
+    assert shard.kept.lost_updates() == []
+
+
+def test_a_death_that_is_not_followed() -> None:
+    """While nobody may follow, a death is the end, told as it is where none is ever followed; who
+    may again is followed again."""
+    shard = Shard()
+    shard.kept.restart_enabled = False
+    shard.kept.restart_enabled = True
+    shard.dies()
+    assert shard.kept.child.pid == 1
+    shard.kept.restart_enabled = False
+    shard.made[-1].fates.put(KILLED)
+    shard.kept._thread.join(30)
+    line = r"^shard 3 has died: its process was ended by signal 9 \(Killed\)$"
+    for _ in range(2):
+        with pytest.raises(GiveUp, match=line):
+            shard.kept.check()
+        shard.kept.restart_enabled = True  # too late
+    shard.ends()
+    assert len(shard.made) == 2
+
+
+def test_a_start_under_way_is_the_last() -> None:
+    """Who is no longer followed while another is being started has that one, which was told nothing
+    yet; if that does not come to serve, no further one is tried."""
+    starts, goes_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    class Slow(Fake):
+        def endpoint(self, until: float) -> str:
+            starts.release()
+            assert goes_on.acquire(timeout=30)
+            return super().endpoint(until)
+
+    for broken in ("", "shard 3 cannot listen"):
+        shard = Shard()
+        shard.made.append(Slow(1, broken))
+        shard.kept._restart = lambda: shard.made[1]  # noqa: B023
+        shard.made[0].fates.put(KILLED)
+        assert starts.acquire(timeout=30)
+        shard.kept.restart_enabled = False
+        goes_on.release()
+        if not broken:
+            shard.kept.check()
+            shard.made[1].fates.put(KILLED)
+        shard.kept._thread.join(30)
+        assert not shard.kept._thread.is_alive()
+        with pytest.raises(GiveUp, match=r"^shard 3 has died: its process was ended by signal 9"):
+            shard.kept.check()
+        shard.ends()
+
+
+def test_what_nobody_has_thought_of() -> None:
+    """Is told, too: a shard that nobody keeps any more must not look like one that is kept."""
+    shard = Shard(ConnectionError("Ray is away"))
+    shard.dies()
+    shard.kept._thread.join(30)
+    line = r"^shard 3 is not followed by another: ConnectionError: Ray is away$"
+    with pytest.raises(GiveUp, match=line):
+        shard.kept.check()
+    shard.ends()

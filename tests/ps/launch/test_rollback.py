@@ -1,0 +1,178 @@
+"""Shards at `memory` that are killed and come back with their last save: what is told, and kept.
+
+Real processes and signals. Workers push whole numbers at rate 1, so the weights count the pushes
+that were applied, and are left.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ps import AdminClient, Client, Cluster, Durability, process_shards
+from ps.launch import launcher, restart
+from ps.launch.processes import ProcessShards
+from ps.transport.local_sockets import Transport
+from shards.errors import BadInput, GiveUp
+from tests.ps.launch import test_durability
+from tests.ps.launch.test_durability import PATIENCE_S, TABLE, more, pushing, specs_of, until
+
+quick_start = test_durability.quick_start
+PARENT = """
+import time
+from ps import process_shards
+from tests.ps.launch.test_durability import specs_of
+
+with process_shards(specs_of(1), rollback_s=600.0) as hosts:
+    print(*hosts.pids, flush=True)
+    time.sleep(600)
+"""
+KILLED = "its process was ended by signal 9 (Killed)"
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where temporary files lie; nothing is left there."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield tmp_path
+    assert list(tmp_path.iterdir()) == []
+
+
+def push(cluster: Cluster, worker: str, pushes: int) -> None:
+    with Client(cluster, worker=worker, retry_s=0.2, patience_s=PATIENCE_S) as client:
+        for _ in range(pushes):
+            client.pull()
+            client.push(np.ones(TABLE.size, np.float32))
+            client.flush()
+
+
+def parts(console: AdminClient) -> list[set[float]]:
+    """What each shard's weights are."""
+    whole, cluster = console.read(), console.cluster
+    return [
+        {float(value) for part in cluster.map.cut(whole, shard) for value in part if value}
+        for shard in range(cluster.map.shards)
+    ]
+
+
+def losses(hosts: launcher.LaunchedShards) -> list[str]:
+    """What deaths have cost, once that is told."""
+    told: list[str] = []
+
+    def come() -> bool:
+        told.extend(hosts.lost_updates())
+        return bool(told)
+
+    until(come, "nothing is told", hosts)
+    return told
+
+
+def killed(hosts: ProcessShards, shard: int) -> None:
+    """Kill a shard's process; returns once the next one serves, whose loss is told then."""
+    before = hosts.pids[shard]
+    os.kill(before, signal.SIGKILL)
+    until(lambda: hosts.pids[shard] != before, "it is not followed", hosts)
+
+
+@pytest.mark.timeout(600)  # a process starts in a second or two, on a busy machine in twenty
+def test_kill_one_of_two(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That shard alone goes back to its last save, and it is told once; it is found at its place,
+    with its key, by who had joined and by who had not. Its saves lie where nobody else may look.
+    While nobody may follow, the next death is the end. Then no save is left."""
+    monkeypatch.setattr(restart, "QUICK_S", 0.0)
+    started = process_shards(specs_of(2), secure=True, transport=Transport.TCP, rollback_s=600.0)
+    with started as hosts:
+        with AdminClient(hosts.cluster, patience_s=PATIENCE_S) as console:
+            console.install(TABLE.empty())
+            (job,) = temporary.iterdir()
+            assert job.name.startswith("downpour-")
+            assert {path.stat().st_mode & 0o777 for path in (job, *job.iterdir())} == {0o700}
+            for shard in range(2):
+                until((job / f"shard-{shard}" / "save").exists, "it is not saved", hosts)
+            key = (job / "shard-1" / "key").read_bytes()
+            push(hosts.cluster.for_workers(), "w0", 3)
+            assert parts(console) == [{-3.0}, {-3.0}]
+            assert hosts.lost_updates() == []
+            killed(hosts, 1)
+            (told,) = losses(hosts)
+            assert told == (
+                f"shard 1 has died: {KILLED}; another goes on from its last save, without what was"
+                " pushed to it since"
+            )
+            assert parts(console) == [{-3.0}, set()]
+            assert (job / "shard-1" / "key").read_bytes() == key
+            push(hosts.cluster.for_workers(), "w1", 1)
+            assert parts(console) == [{-4.0}, {-1.0}]
+            hosts.check()
+        assert (hosts.deaths, hosts.lost_updates()) == (1, [])
+        hosts.restart_enabled = False
+        os.kill(hosts.pids[0], signal.SIGKILL)
+        with pytest.raises(GiveUp) as caught:
+            until(lambda: False, "it is not told", hosts)
+        assert str(caught.value) == f"shard 0 has died: {KILLED}"
+        assert hosts.lost_updates() == []
+
+
+@pytest.mark.timeout(600)
+def test_workers_go_on(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through deaths in the midst of pushes: what one shard takes back the others keep, workers
+    are told how much it is, and nothing that is there counts twice, or is pushed again."""
+    monkeypatch.setattr(restart, "QUICK_S", 0.0)
+    with process_shards(specs_of(2), transport=Transport.TCP, rollback_s=0.2) as hosts:
+        with AdminClient(hosts.cluster, patience_s=PATIENCE_S) as console:
+            console.install(TABLE.empty())
+            (job,) = temporary.iterdir()
+            until((job / "shard-1" / "save").exists, "it is not saved", hosts)
+            with pushing(hosts.cluster) as pushers:
+                for _ in range(3):
+                    more(pushers, hosts)
+                    killed(hosts, 1)
+                more(pushers, hosts)
+            total = sum(one.acknowledged for one in pushers)
+            lost = sum(one.lost for one in pushers)
+            assert parts(console) == [{-float(total)}, {float(lost - total)}]
+            assert [status.version for status in console.status()] == [total, total - lost]
+        assert 0 <= lost < total
+        assert hosts.deaths == 3
+
+
+@pytest.mark.timeout(300)
+def test_a_parent_that_is_killed_leaves_no_saves(temporary: Path) -> None:
+    """Its shards end, and take along what nobody will go on from."""
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        assert any(temporary.glob("downpour-*/shard-0"))
+        parent.kill()
+        until(lambda: not any(temporary.iterdir()), "they are left")
+
+
+@pytest.mark.parametrize("home", launcher.Placement)
+@pytest.mark.parametrize(
+    ("durability", "rollback_s", "line"),
+    [
+        (Durability.PROCESS, 5.0, "rollback_s 5: expected durability memory, got process"),
+        (Durability.REPLICATED, 5.0, "rollback_s 5: expected durability memory, got replicated"),
+        (
+            Durability.MEMORY,
+            -1.0,
+            "rollback_s: expected 0 s or more, and finite, got -1",
+        ),
+    ],
+)
+def test_where_nothing_is_taken_back(
+    home: launcher.Placement, durability: Durability, rollback_s: float, line: str
+) -> None:
+    """Who asks for saves there is told so, wherever the shards are to be."""
+    with pytest.raises(BadInput) as caught:
+        launcher.start_shards(home, specs_of(1), durability=durability, rollback_s=rollback_s)
+    assert str(caught.value) == line
+    with pytest.raises(BadInput), process_shards(specs_of(1), rollback_s=float("nan")):
+        pass

@@ -1,0 +1,118 @@
+"""How long a shard is waited for that is started again. No processes."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from ps import DenseTable, TensorSpec, shard_specs
+from ps.durability import Durability
+from ps.launch.child_protocol import ShardLaunch
+from ps.launch.launcher import ShardDevice, recovery_s
+from ps.launch.restart import ExitReason
+from ps.launch.single_copies import serving
+from ps.transport.local_sockets import Transport
+from shards.errors import BadInput
+from shards.rules import SGD, Momentum
+
+
+class Child:
+    """A process that serves, and ends when it is told to."""
+
+    name = "shard 0"
+    deaths = 0
+    empty = False
+
+    def __init__(self) -> None:
+        self.given_s = 0.0
+        self.ended = threading.Event()
+
+    def endpoint(self, until: float) -> str:
+        self.given_s = until - time.monotonic()
+        return "tcp://127.0.0.1:9"
+
+    def wait(self) -> ExitReason:
+        self.ended.wait()
+        return ExitReason("died: its process was ended by signal 9 (Killed)", told=False)
+
+    def check(self) -> None: ...
+
+    def ask_to_end(self) -> None:
+        self.ended.set()
+
+    def stop(self) -> None:
+        self.ended.set()
+
+    def end(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_time_to_read_the_log() -> None:
+    """A shard may be silent for a start, and longer the more state it has to read."""
+    assert recovery_s(180_000_000, SGD()) == 192.0
+    assert recovery_s(90_000_000, Momentum(0.9)) == 192.0
+
+
+def test_a_large_shard_is_given_time() -> None:
+    """The life after the first one has a log to read: 16 GB may take half an hour."""
+    table = DenseTable("net", (TensorSpec("w", (1_000_000, 2_000)),))
+    (spec,) = shard_specs(table, rule=Momentum(0.9))
+    order = ShardLaunch(
+        spec, "tcp://127.0.0.1:*", Transport.TCP, ShardDevice.CPU, durability=Durability.PROCESS
+    )
+    made: list[Child] = []
+    again = threading.Event()
+
+    def start(_: ShardLaunch, former: Child | None) -> Child:
+        made.append(Child())
+        if former is not None:
+            again.set()
+        return made[-1]
+
+    with serving([order], start):
+        made[0].ended.set()
+        assert again.wait(30)
+        until = time.monotonic() + 30
+        while not made[1].given_s and time.monotonic() < until:
+            time.sleep(0.01)
+    assert made[0].given_s <= 120
+    assert made[1].given_s > 1000
+
+
+def test_some_shards_with_weights_and_some_without() -> None:
+    """Every shard is named, whichever it is; all with weights serve, and all without."""
+    specs = shard_specs(DenseTable("net", (TensorSpec("w", (1000,)),)), shards=3)
+    orders = [
+        ShardLaunch(
+            spec,
+            *("tcp://127.0.0.1:*", Transport.TCP, ShardDevice.CPU),
+            durability=Durability.PROCESS,
+            log_folder=f"/logs/shard-{spec.shard}",
+        )
+        for spec in specs
+    ]
+
+    def start_with(empty: str) -> Callable[[ShardLaunch, Child | None], Child]:
+        def start(order: ShardLaunch, _: Child | None) -> Child:
+            child = Child()
+            child.name, child.empty = f"shard {order.spec.shard}", empty[order.spec.shard] == "-"
+            return child
+
+        return start
+
+    for empty, found in (
+        ("-##", "those of shard 1, shard 2 and none of shard 0"),
+        ("#-#", "those of shard 0, shard 2 and none of shard 1"),
+        ("--#", "those of shard 2 and none of shard 0, shard 1"),
+    ):
+        with pytest.raises(BadInput) as caught, serving(orders, start_with(empty)):
+            pass
+        assert str(caught.value) == (
+            f"logs /logs: expected weights of every shard or of none, got {found}: put back the"
+            " missing logs, or remove /logs to begin without"
+        )
+    for empty in ("---", "###"):
+        with serving(orders, start_with(empty)):
+            pass

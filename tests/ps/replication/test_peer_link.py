@@ -1,0 +1,60 @@
+"""How copies reach each other, over real sockets."""
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from ps.replication.peer_link import PeerLink
+from shards.replica import Post
+from shards.replication_messages import Replicate, Sync, ToPeer
+from tests.clusters import free_port
+
+FLOATS = 1 << 19  # 2 MB: large
+HERE = "tcp://127.0.0.1:*"
+
+
+@pytest.fixture
+def primary() -> Iterator[PeerLink]:
+    peers = PeerLink("job", 1, FLOATS, HERE)
+    yield peers
+    peers.close()
+
+
+def state(epoch: int, position: int) -> Post:
+    return Post(2, Sync(epoch, position, []), (np.zeros(FLOATS, np.float32),))
+
+
+def heard(peers: PeerLink, last: ToPeer) -> list[ToPeer]:
+    """What arrives, up to and with the `last`."""
+    found: list[ToPeer] = []
+    until = time.monotonic() + 60
+    while last not in found:
+        assert time.monotonic() < until, f"{last} has not come, only {found}"
+        found += [message for _, message, _ in peers.arrivals()]
+        time.sleep(0.005)
+    return found
+
+
+def test_of_an_epoch_one_state_leaves_at_a_time(primary: PeerLink) -> None:
+    """Whatever its position: behind the one on its way another would hold on to more memory, and
+    hold up every entry. Once that has left, another may follow."""
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    primary.know({1, 2}, {2: endpoint})
+    entry, last = Replicate(4, 8, 0.0), Replicate(5, 9, 0.0)
+    for post in (state(4, 7), Post(2, entry), state(4, 8), state(4, 9), state(5, 8), state(5, 9)):
+        primary.send(post)
+    primary.send(Post(2, last))
+    backup = PeerLink("job", 2, FLOATS, endpoint)  # nothing could leave before it was there
+    try:
+        found = heard(backup, last)
+        assert found == [Sync(4, 7, []), entry, Sync(5, 8, []), last]
+        until = time.monotonic() + 60
+        while primary._leaving.in_progress(2, -6):
+            assert time.monotonic() < until, "it never leaves"
+            time.sleep(0.01)
+        primary.send(state(5, 10))
+        assert heard(backup, Sync(5, 10, [])) == [Sync(5, 10, [])]
+    finally:
+        backup.close()

@@ -1,0 +1,409 @@
+"""Copies, their coordinator and clients over real sockets, all in this process.
+
+The rules are simulated in test_groups.py; here is what the drivers add: who is told what by whom,
+and that a client follows. A copy that is stopped drops its connections, as a killed one does.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+
+import ps
+from ps import admin_client
+from ps.cluster import Access
+from ps.job_spec import make_cluster
+from ps.replication import replica_server
+from ps.replication.coordinator_server import CoordinatorServer
+from ps.replication.replica_server import ReplicaServer
+from ps.security.authorization import Admission
+from ps.session import admin_plans
+from ps.transport.coordinator_messages import (
+    Heartbeat,
+    LocatePrimaries,
+    PrimaryList,
+    decode_primaries,
+)
+from ps.transport.link_model import parse_link
+from shards.errors import BadInput, BadMessage
+from shards.messages import Standing
+from shards.replication_messages import Beat
+from shards.rules import Adam
+from shards.schedules import Fixed
+from shards.spec import ShardSpec
+from tests.ps.slow_clock import held_up, standings
+
+TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
+ANYWHERE = "tcp://127.0.0.1:*"
+ONE = np.ones(512, np.float32)
+
+
+class Group:
+    """One shard's coordinator and copies, with keys where others than these are kept out."""
+
+    def __init__(
+        self,
+        folder: Path,
+        keys: tuple[Access, Admission] | None = None,
+        specs: Sequence[ShardSpec] | None = None,
+    ) -> None:
+        self.access = None if keys is None else keys[0]
+        self.admission = None if keys is None else keys[1]
+        self.specs = specs or ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0), lease_s=60.0)
+        self._record = folder / "record"
+        self.coordinator = self.coordinate(ANYWHERE)
+        self.copies: list[ReplicaServer] = []
+
+    def coordinate(self, bind: str) -> CoordinatorServer:
+        job = self.specs[0].job
+        until = time.monotonic() + 60
+        while True:
+            try:
+                # Nobody is to be suspected for the machine's sake: connections alone tell of
+                # deaths.
+                return CoordinatorServer(
+                    job, 1, self._record, bind=bind, silence_s=30.0, admission=self.admission
+                ).start()
+            except BadInput as error:
+                # ZeroMQ's thread closes a former one's socket when it gets its turn.
+                if "Address already in use" not in str(error) or time.monotonic() > until:
+                    raise
+                time.sleep(0.02)
+
+    def join(self) -> ReplicaServer:
+        boot = len(self.copies) + 1
+        at = self.coordinator.endpoint
+        copy = ReplicaServer(self.specs[0], boot, at, ANYWHERE, self.admission).start()
+        self.copies.append(copy)
+        return copy
+
+    @property
+    def cluster(self) -> ps.Cluster:
+        cluster = make_cluster(self.specs, ["tcp://127.0.0.1:1"], self.access)  # where nobody is
+        return msgspec.structs.replace(cluster, coordinator=self.coordinator.endpoint)
+
+    def holders(self) -> tuple[int, ...]:
+        return self.coordinator._coordinator.groups[0].promotable
+
+    def stop(self) -> None:
+        for copy in self.copies:
+            copy.stop()
+        self.coordinator.stop()
+
+
+def await_that(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < until, "it has not come to hold"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Group]:
+    """A primary, boot 1, and its backup, boot 2, in sync, before any weights."""
+    group = Group(tmp_path)
+    group.join()
+    await_that(lambda: group.holders() == (1,))
+    group.join()
+    await_that(lambda: group.holders() == (1, 2))
+    yield group
+    group.stop()
+
+
+def push(client: ps.Client, times: int) -> None:
+    for _ in range(times):
+        client.push(ONE)
+    client.flush()
+
+
+def test_a_client_follows_the_primary_through_two_deaths(group: Group) -> None:
+    """Weights that came after the backup, pushes and who pushed them: the successor has all.
+
+    The next process is brought up to date, and succeeds in its turn. The console follows, too, and
+    collects the record of each update once.
+    """
+    with ps.AdminClient(group.cluster) as admin_client:
+        admin_client.install(TABLE.empty())
+        client = ps.Client(group.cluster, worker="w")
+        client.pull()
+        push(client, 10)
+        assert len(admin_client.records()[0]) == 10
+        group.copies[0].stop()
+        push(client, 10)
+        group.join()
+        await_that(lambda: group.holders() == (2, 3))
+        push(client, 10)
+        assert len(admin_client.records()[0]) == 20
+        group.copies[1].stop()
+        push(client, 10)
+        assert client.pull().versions == (40,)
+        assert len(admin_client.records()[0]) == 10
+        assert set(admin_client.read()) == {-40.0}
+        client.close()
+    assert group.holders() == (3,)
+
+
+def test_a_coordinator_that_comes_back_goes_on(group: Group) -> None:
+    """While it is away training goes on; then it knows whom to promote, and its clients find it."""
+    with ps.AdminClient(group.cluster) as admin_client:
+        admin_client.install(TABLE.empty())
+    with ps.Client(group.cluster, worker="w") as client:
+        client.pull()
+        group.coordinator.stop()
+        push(client, 10)
+        group.coordinator = group.coordinate(group.coordinator.endpoint)
+        await_that(lambda: set(group.coordinator._reports) == {1, 2})
+        group.copies[0].stop()
+        push(client, 10)
+        assert client.pull().versions == (20,)
+
+
+def test_a_client_that_is_told_an_old_address(group: Group) -> None:
+    """It asks first; and where nobody answers it goes by what the cluster says."""
+    with ps.AdminClient(group.cluster) as admin_client:
+        admin_client.install(TABLE.empty())
+        cluster = group.cluster
+        group.coordinator.stop()
+        known = msgspec.structs.replace(cluster, endpoints=(group.copies[0].endpoint,))
+        with ps.Client(known, worker="w") as client:
+            assert client.pull().versions == (0,)
+
+
+def test_a_copy_without_a_part_ends_by_itself(group: Group) -> None:
+    """Told by its coordinator that others hold the shard, its loop ends and nothing has failed."""
+    boot, now = group.copies[1].replica.boot, time.monotonic()
+    carry_out, bury = group.coordinator._carry_out, group.coordinator._coordinator.report_death
+    group.coordinator.end()
+    group.coordinator.wait()
+    carry_out(bury(boot, now))  # a false suspicion
+    group.coordinator._socket.close()
+    group.coordinator._record.close()
+    group.coordinator = group.coordinate(group.coordinator.endpoint)
+    group.copies[1].wait()
+    assert group.copies[1].replica.retired
+    group.copies[1].check()
+    assert group.holders() == (1,)
+
+
+def test_strangers_at_the_coordinator(group: Group) -> None:
+    """What is no message, of another job, or about a shard that there is not, changes nothing."""
+    job = group.specs[0].job
+    stranger = Heartbeat("another", Beat(0, 99, 0), "tcp://127.0.0.1:1", "tcp://127.0.0.1:1")
+    beyond = Heartbeat(job, Beat(7, 99, 0), "tcp://127.0.0.1:1", "tcp://127.0.0.1:1")
+    context = zmq.Context()
+    with context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVTIMEO, 30_000)
+        socket.connect(group.coordinator.endpoint)
+        for frames in ([b""], [b"\xc1"], [b"x"] * 5, [msgspec.msgpack.encode(stranger)]):
+            socket.send_multipart(frames)
+        socket.send(msgspec.msgpack.encode(LocatePrimaries("another")))
+        socket.send(msgspec.msgpack.encode(beyond))
+        socket.send(msgspec.msgpack.encode(LocatePrimaries(job)))
+        (seat,) = decode_primaries(socket.recv()).seats
+        assert (seat.primary, seat.backup, seat.promotable) == (1, 2, [1, 2])
+        assert seat.endpoint == group.copies[0].endpoint
+    context.destroy(linger=0)
+    with pytest.raises(BadMessage):
+        decode_primaries(msgspec.msgpack.encode(LocatePrimaries("no seats")))
+    assert decode_primaries(msgspec.msgpack.encode(PrimaryList([]))).seats == []
+
+
+class Waiting:
+    """A coordinator's connections, over which these reports have come."""
+
+    def __init__(self, reports: Sequence[Heartbeat]) -> None:
+        self._reports = list(reports)
+
+    def arrived(self, most: int) -> Iterator[list[zmq.Frame]]:
+        for report in self._reports[:most]:
+            yield [zmq.Frame(b"sender"), zmq.Frame(msgspec.msgpack.encode(report))]
+
+    def vouch(self, _: zmq.Frame) -> None:
+        pass
+
+
+def test_saving_what_one_copy_says_is_no_silence_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four other shards begin, and each save takes 0.2 s; then come the beats of a primary and its
+    backup, which had waited with them. Silence is death after 0.5 s, and nobody is suspected."""
+    now = 100.0
+    told: list[int] = []
+
+    def save(record: Any) -> None:
+        nonlocal now
+        now += 0.2
+        told.append(len(record))
+
+    monkeypatch.setattr(
+        "ps.replication.coordinator_server.time", SimpleNamespace(monotonic=lambda: now)
+    )
+    server = CoordinatorServer("job", 5, tmp_path / "record", silence_s=0.5)
+    try:
+        monkeypatch.setattr(server._record, "save", save)
+        beats = [Beat(0, 1, 0), Beat(0, 1, 1), Beat(0, 2, 0), Beat(0, 1, 2), Beat(0, 1, 2, True)]
+        for beat in beats:
+            server._coordinator.receive_beat(beat, now)
+        whole = server._coordinator.groups[0]
+        assert whole.promotable == (1, 2)
+        waiting = [Beat(shard, 2 + shard, 0) for shard in (1, 2, 3, 4)]
+        waiting += [Beat(0, 1, 2, True), Beat(0, 2, 2)]
+        nowhere = "tcp://127.0.0.1:1"
+        reports = [Heartbeat("job", beat, nowhere, nowhere) for beat in waiting]
+        monkeypatch.setattr(server, "_accepted", Waiting(reports))
+        server._listen()
+        server._tick()
+        assert len(told) == 4
+        assert server._coordinator.groups[0] == whole
+    finally:
+        server.stop()
+
+
+def test_an_address_that_is_none(tmp_path: Path) -> None:
+    """It is named as it was given."""
+    with pytest.raises(BadInput, match=r"^coordinator cannot listen on 'tcp://nowhere:x'"):
+        CoordinatorServer("job", 1, tmp_path / "record", bind="tcp://nowhere:x")
+    cluster = make_cluster(ps.shard_specs(TABLE), ["tcp://127.0.0.1:1"])
+    cluster = msgspec.structs.replace(cluster, coordinator="nonsense")
+    with pytest.raises(BadInput, match=r"^coordinator: expected tcp://HOST:PORT, got 'nonsense'"):
+        ps.Client(cluster, worker="w")
+
+
+def test_what_replicated_shards_cannot_do_yet(group: Group) -> None:
+    """A modelled link leads to one place, and these move."""
+    with pytest.raises(BadInput, match="expected shards with one copy each, got replicated ones"):
+        ps.Client(group.cluster, worker="w", link=parse_link("rtt=10ms"))
+
+
+def test_a_copy_is_prepared_before_it_is_reached(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A primary that compiled for seconds would be taken for dead."""
+    prepared: list[ShardSpec] = []
+
+    def prepare(spec: ShardSpec) -> None:
+        prepared.append(spec)
+
+    monkeypatch.setattr(ShardSpec, "prepare", prepare)
+    group = Group(tmp_path)
+    try:
+        group.join()
+        assert prepared == group.specs
+    finally:
+        group.stop()
+
+
+def test_a_stall_is_nobodys_silence(group: Group) -> None:
+    """Of a primary neither: a push takes many leases, and all who were there count as before."""
+    with ps.AdminClient(group.cluster) as admin_client:
+        admin_client.install(TABLE.empty())
+        with ps.Client(group.cluster, worker="a") as client, ps.Client(group.cluster, worker="b"):
+            client.pull()
+            with held_up(replica_server, 1000.0) as spent:
+                push(client, 1)
+                found = standings(admin_client)
+            assert len(spent) >= 1
+            assert found == dict.fromkeys("ab", Standing.ACTIVE)
+
+
+def test_a_group_moves_to_another(group: Group, tmp_path: Path) -> None:
+    """A worker follows, each push counting once; and every copy of the group that was left sends
+    newcomers on: its backup, and one that was made of that when the job had moved."""
+    (tmp_path / "next").mkdir()
+    following = Group(tmp_path / "next", specs=ps.resharded_specs(group.specs, 1))
+    try:
+        following.join()
+        await_that(lambda: following.holders() == (1,))
+        with ps.AdminClient(group.cluster) as old, ps.AdminClient(following.cluster) as new:
+            old.install(TABLE.empty())
+            with ps.Client(group.cluster, worker="w") as client:
+                client.pull()
+                push(client, 5)
+                ps.reshard(old, new)
+                push(client, 5)
+                assert client.cluster == following.cluster
+            assert set(new.read()) == {-10.0}
+            group.copies[0].stop()
+            group.join()
+            await_that(lambda: group.holders() == (2, 3))
+            check_sent_on(group, following, "late")
+            group.copies[1].stop()
+            await_that(lambda: group.holders() == (3,))
+            check_sent_on(group, following, "later")
+    finally:
+        following.stop()
+
+
+@pytest.mark.parametrize("question", ["Hold", "Export", "Install", "Retire"])
+def test_a_primary_dies_in_the_midst_of_a_move(
+    question: str, group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Just before it is first asked this, while a worker has pushes under way that no shard has
+    applied: its backup, or that of the new group, goes on with the move, and each counts once."""
+    (tmp_path / "next").mkdir()
+    following = Group(tmp_path / "next", specs=ps.resharded_specs(group.specs, 1))
+    dies = following if question == "Install" else group
+    asked: list[str] = []
+
+    def done(step: Any, by_side: Any) -> Any:
+        kind = type(step.question(0)).__name__ if isinstance(step, admin_plans.Ask) else ""
+        if kind == question and not asked:
+            asked.append(kind)
+            dies.copies[0].stop()
+        return carried_out(step, by_side)
+
+    carried_out = admin_client._done
+    monkeypatch.setattr(admin_client, "_done", done)
+    try:
+        following.join()
+        await_that(lambda: following.holders() == (1,))
+        following.join()
+        await_that(lambda: following.holders() == (1, 2))
+        with ps.AdminClient(group.cluster) as old, ps.AdminClient(following.cluster) as new:
+            old.install(TABLE.empty())
+            with ps.Client(group.cluster, worker="w", in_flight=4) as client:
+                client.pull()
+                push(client, 5)
+                old.quiesce(60.0)
+                for _ in range(3):
+                    client.push(ONE)
+                ps.reshard(old, new)
+                push(client, 5)
+                assert client.cluster == following.cluster
+            assert asked == [question]
+            assert set(new.read()) == {-13.0}
+    finally:
+        following.stop()
+
+
+def check_sent_on(group: Group, following: Group, worker: str) -> None:
+    with ps.Client(group.cluster, worker=worker) as late:
+        assert late.cluster == following.cluster
+        assert set(late.pull().weights) == {-10.0}
+
+
+def test_copies_use_free_moments(tmp_path: Path) -> None:
+    """Slots that somebody reads are copied while nothing comes, by the primary and its backup."""
+    group = Group(tmp_path, specs=ps.shard_specs(TABLE, rule=Adam(), lease_s=60.0))
+    try:
+        group.join()
+        await_that(lambda: group.holders() == (1,))
+        group.join()
+        await_that(lambda: group.holders() == (1, 2))
+        with ps.AdminClient(group.cluster) as admin_client:
+            admin_client.install(TABLE.empty())
+        shards = [copy.replica.shard for copy in group.copies]
+        await_that(lambda: not shards[1].held.empty)
+        held = [shard.copy() for shard in shards]
+        await_that(lambda: all(shard.prepared for shard in shards))
+        assert [shard.held._moved for shard in shards] == [TABLE.size] * 2
+        del held
+    finally:
+        group.stop()

@@ -1,0 +1,478 @@
+"""Sharing below the protocol: who is let in, what is kept for whom, and what the dead leave."""
+
+import contextlib
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+import ps
+from ps import AdminClient, Client, Cluster
+from ps.launch.processes import ProcessShards
+from ps.server.server import ShardServer
+from ps.shared_memory import handshake, shm_files
+from ps.shared_memory.handshake import Accept, Decline, Lent, Offer, SharedFrames
+from ps.shared_memory.references import Parts
+from ps.shared_memory.shard_side import LOANS, ShardSide
+from ps.shared_memory.worker_side import WorkerSide
+from ps.transport.local_sockets import Transport
+from shards import wire_format
+from shards.errors import BadMessage, GiveUp
+from shards.messages import (
+    PROTOCOL,
+    Ack,
+    Hello,
+    Kind,
+    Leave,
+    Renew,
+    Weights,
+    Welcome,
+)
+from shards.schedules import Fixed
+from shards.versions import Buffers
+
+# The job's names in shared memory are nobody else's.
+JOB, SIZE, SEED = f"shared-{secrets.token_hex(8)}", 1024, 31
+TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (SIZE,)),))
+HELLO = Hello(1, JOB, "w", 0, PROTOCOL, "build")
+WELCOME = Welcome(1, 0, 1, 1, 0, 0, 0, 10.0)
+PULL = Renew(2, JOB, "w", 0, 1)
+ACK = Ack(3, 0, 1, 1, 1, 0, False)
+WEIGHTS = Weights(2, 0, 1, 1, "net", 5, Kind.F4, [0, SIZE], 0.0)
+
+
+class Pair:
+    """A worker's and a shard's end, and what goes between them by hand."""
+
+    def __init__(self, job: str = JOB) -> None:
+        self.shard, self.worker = ShardSide(job), WorkerSide(job, SIZE, 4)
+        self.versions: Buffers = self.shard.buffers(SIZE)
+
+    def greet(self) -> None:
+        """Hello and Welcome."""
+        assert self.shard.open(b"a", self.worker.seal(0, [(HELLO, ())])) is not None
+        parts, loan = self.shard.seal(b"a", [(WELCOME, ())])
+        assert loan is None
+        assert self.worker.open(0, parts) is not None
+
+    def ask(self) -> None:
+        assert self.shard.open(b"a", self.worker.seal(0, [(PULL, ())])) is not None
+
+    def lend(self, value: float) -> tuple[Parts, int | None]:
+        """A version on its way to the worker."""
+        version = self.versions.take()
+        version[:] = value
+        return self.shard.seal(b"a", [(WEIGHTS, (version,))])
+
+    def close(self) -> None:
+        self.worker.close()
+        self.shard.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    made.close()
+
+
+def floats(part: wire_format.Buffer) -> set[float]:
+    return set(np.frombuffer(part, np.float32).tolist())
+
+
+# --- the proof ------------------------------------------------------------------------------------
+
+
+def test_nothing_is_lent_before_both_have_proved_it(pair: Pair) -> None:
+    """Weights go as they are to a stranger, and to a worker that has not shown both numbers."""
+    version = pair.versions.take()
+    for _ in range(2):
+        parts, loan = pair.shard.seal(b"a", [(WEIGHTS, (version,))])
+        assert (memoryview(parts[1]).nbytes, loan) == (4 * SIZE, None)
+        pair.greet()
+    assert pair.worker.shares_with(0)
+    pair.ask()
+    parts, loan = pair.shard.seal(b"a", [(WEIGHTS, (version,))])
+    assert ([len(part) for part in parts[2:]], loan) == ([32], 1)
+    assert pair.shard.seal(b"b", [(WEIGHTS, (version,))])[1] is None, "another's address"
+
+
+def test_an_offer_is_looked_at_only_with_a_welcome(pair: Pair, tmp_path: Path) -> None:
+    """Until the shard has welcomed who offers, it opens nothing; and then it says why not."""
+    offer = handshake.encode(Offer("../../etc/passwd"))
+    assert pair.shard.open(b"s", [offer, *wire_format.enclose([(HELLO, ())])]) is not None
+    parts, _ = pair.shard.seal(b"s", [(ACK, ())])
+    assert not handshake.is_note(parts[0])
+    parts, _ = pair.shard.seal(b"s", [(WELCOME, ())])
+    decline = handshake.decode_from_shard(parts[0])
+    assert isinstance(decline, Decline)
+    assert "expected a name of this job's" in decline.reason
+    pair.worker.open(0, parts)
+    assert not pair.worker.shares_with(0)
+    assert "expected a name of this job's" in pair.worker.reasons[0]
+
+
+def test_offers_that_come_together(pair: Pair) -> None:
+    """Each Welcome answers its own offer, though the shard reads several before it answers any;
+    and those whom it never welcomes do not add up."""
+    workers = {b"a": pair.worker, b"b": WorkerSide(JOB, SIZE, 1)}
+    for address, worker in workers.items():
+        pair.shard.open(address, worker.seal(0, [(HELLO, ())]))
+    pair.shard.open(b"c", wire_format.enclose([(PULL, ())]))
+    for address, worker in workers.items():
+        worker.open(0, pair.shard.seal(address, [(WELCOME, ())])[0])
+        assert worker.shares_with(0)
+    for number in range(1000):
+        pair.shard.open(b"%d" % number, pair.worker.seal(0, [(HELLO, ())]))
+    assert len(pair.shard._offers) <= 256
+    workers[b"b"].close()
+
+
+def test_a_wrong_number_is_no_proof(pair: Pair) -> None:
+    """A worker that is told another number than its own shares nothing; a shard neither."""
+    other = WorkerSide(JOB, SIZE, 1)
+    pair.worker.open(0, [handshake.encode(Accept("f" * 32, other._segment.name)), b"x"])
+    assert not pair.worker.shares_with(0)
+    pair.greet()
+    mine = pair.worker._segment.nonce
+    lie = handshake.encode(SharedFrames(mine, "f" * 32, False, 0, []))
+    assert pair.shard.open(b"a", [lie, *wire_format.enclose([(PULL, ())])]) is not None
+    assert pair.lend(1)[1] is None
+    other.close()
+
+
+def test_a_shard_in_its_next_life(pair: Pair) -> None:
+    """It cannot see what was meant for the one before: it gets the headers and empty frames, its
+    core asks for a new greeting, and after that they share again."""
+    pair.greet()
+    gradient = pair.worker.buffers.take()
+    pair.shard.close()
+    pair.shard = ShardSide(JOB)
+    pair.versions = pair.shard.buffers(SIZE)
+    sent = pair.worker.seal(0, [(PULL, (gradient,)), (PULL, ())])
+    parts = pair.shard.open(b"a", sent)
+    assert parts is not None
+    assert parts[1:] == [b""]
+    assert len(list(wire_format.disclose(parts[0], parts[1:]))) == 2
+    pair.greet()
+    pair.ask()
+    parts, loan = pair.lend(3)
+    opened = pair.worker.open(0, parts)
+    assert (opened is not None and floats(opened[1]), loan) == ({3.0}, 1)
+
+
+def test_lives_that_are_over_are_let_go(pair: Pair) -> None:
+    """Of a shard that comes back again and again one life is held open, beside what is read."""
+    pair.greet()
+    pair.ask()
+    opened = pair.worker.open(0, pair.lend(1)[0])
+    assert opened is not None
+    view = np.frombuffer(opened[1], np.float32)
+    del opened
+    for _ in range(5):
+        pair.shard.close()
+        pair.shard = ShardSide(JOB)
+        pair.versions = pair.shard.buffers(SIZE)
+        pair.greet()
+    # Of two files, this worker's and the shard's, the owner's descriptor and the peer's; a mapping
+    # has a descriptor of its own.
+    assert len(open_files()) == 2 * 4 + 1
+    assert set(view) == {1.0}
+    del view
+    assert len(open_files()) == 2 * 4
+
+
+def test_a_worker_that_is_dropped_leaves_nothing_open() -> None:
+    """Not even what its peer is seen by."""
+    pair = Pair()
+    pair.greet()
+    pair.shard.close()
+    del pair
+    assert open_files() == []
+
+
+def open_files() -> list[str]:
+    """What this process has open of the job's shared memory, once for each descriptor."""
+    found = []
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(str(path.readlink()))
+    return [name for name in found if shm_files.job_prefix(JOB) in name]
+
+
+# --- what is kept ---------------------------------------------------------------------------------
+
+
+def test_a_version_is_kept_for_who_reads_it(pair: Pair) -> None:
+    """As long as any view of it lives, and until the worker has said so, no apply writes there."""
+    pair.greet()
+    pair.ask()
+    parts, _ = pair.lend(1)
+    opened = pair.worker.open(0, parts)
+    assert opened is not None
+    view = np.frombuffer(opened[1], np.float32)[100:200]
+    del opened
+    for value in range(2, 9):
+        pair.ask()
+        version = pair.versions.take()
+        version[:] = value
+        del version
+        assert set(view) == {1.0}
+    before = len(pair.versions)
+    del view
+    version = pair.versions.take()
+    assert len(pair.versions) == before
+    pair.ask()
+    again = [pair.versions.take() for _ in range(before - 1)]
+    assert len(pair.versions) == before, "the one that was read is free"
+    del again, version
+
+
+def test_what_is_lost_or_late_is_not_read(pair: Pair) -> None:
+    """A loan that was overtaken is not looked at, and one that was lost is returned; a gradient's
+    reference that is older than its slot's present use is dropped with its message."""
+    pair.greet()
+    pair.ask()
+    (late, _), (seen, _) = pair.lend(1), pair.lend(2)
+    opened = pair.worker.open(0, seen)
+    assert opened is not None
+    assert pair.worker.open(0, late) is None
+    pair.ask()
+    assert [len(t.loans) for t in pair.shard._tenants.values()] == [1]
+    gradient = pair.worker.buffers.take()
+    gradient[:] = 7
+    push = pair.worker.seal(0, [(PULL, (gradient,))])
+    for _ in range(2):
+        arrived = pair.shard.open(b"a", push)
+        assert arrived is not None
+        assert floats(arrived[1]) == {7.0}
+    del gradient, arrived
+    pair.worker.buffers.take()
+    assert pair.shard.open(b"a", push) is None
+
+
+def test_what_could_not_be_sent_is_not_lent(pair: Pair) -> None:
+    """A worker holds at most so much, and messages that never left do not count."""
+    pair.greet()
+    pair.ask()
+    for _ in range(3 * LOANS):
+        _, loan = pair.lend(1)
+        assert loan is not None
+        pair.shard.withdraw(b"a", loan)
+    assert [pair.lend(1)[1] is None for _ in range(LOANS + 1)] == [False] * LOANS + [True]
+
+
+def test_addresses_that_a_worker_had(pair: Pair) -> None:
+    """After many reconnections the shard knows the last few, and lends to those."""
+    pair.greet()
+    for number in range(100):
+        parts = pair.worker.seal(0, [(PULL, ())])
+        assert pair.shard.open(b"%d" % number, parts) is not None
+    assert len(pair.shard._by_address) == 16
+    version = pair.versions.take()
+    assert pair.shard.seal(b"99", [(WEIGHTS, (version,))])[1] == 1
+    assert pair.shard.seal(b"0", [(WEIGHTS, (version,))])[1] is None
+
+
+def test_no_bytes_harm(pair: Pair) -> None:
+    """Mutated notes, envelopes and references are refused, dropped, or name what lies in a slot."""
+    pair.greet()
+    gradient = pair.worker.buffers.take()
+    good = [bytes(part) for part in pair.worker.seal(0, [(PULL, (gradient, gradient[:64]))])]
+    carried = handshake.decode_from_worker(good[0])
+    dice = random.Random(SEED)
+    outcomes = set()
+    for _ in range(4000):
+        parts = list(good)
+        for _ in range(dice.randint(1, 3)):
+            at = dice.randrange(len(parts))
+            part = bytearray(parts[at])
+            if part and dice.random() < 0.8:
+                part[dice.randrange(len(part))] = dice.randrange(256)
+            else:
+                del part[dice.randint(0, len(part)) :]
+            parts[at] = bytes(part)
+        if dice.random() < 0.1:
+            del parts[dice.randrange(1, len(parts)) :]
+        try:
+            opened = pair.shard.open(b"a", list(parts))
+        except BadMessage:
+            outcomes.add("refused")
+            continue
+        outcomes.add("dropped" if opened is None else "opened")
+        for frame in (opened or [])[1:]:
+            assert memoryview(frame).nbytes <= 4 * SIZE, f"seed {SEED}"
+            bytes(frame)
+    assert outcomes >= {"refused", "opened"}
+    assert isinstance(carried, SharedFrames)
+    for note in (
+        SharedFrames(carried.mine, carried.yours, False, 99, []),
+        Lent(1),
+        Accept("a", "b"),
+    ):
+        with pytest.raises(BadMessage):
+            pair.shard.open(b"a", [handshake.encode(note), *wire_format.enclose([(PULL, ())])])
+
+
+def test_a_hostile_peer_over_the_socket() -> None:
+    """Forged notes are answered or dropped, and the shard serves on; so it does for its neighbour
+    that shares memory."""
+    (spec,) = ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0))
+    dice = random.Random(SEED)
+    context = zmq.Context()
+    try:
+        with ShardServer(spec, boot=1) as server:
+            cluster = installed(server)
+            with Client(cluster, worker="neighbour") as client:
+                peer = context.socket(zmq.DEALER)
+                peer.setsockopt(zmq.LINGER, 0)
+                peer.connect(server.endpoint)
+                leave = wire_format.enclose([(Leave(1, spec.job, "neighbour", 0, 1), ())])
+                hello = wire_format.enclose([(Hello(1, spec.job, "x", 0, PROTOCOL, "b"), ())])
+                for number in range(300):
+                    match number % 4:
+                        case 0:
+                            note = handshake.encode(Offer(shm_files.memory_path(spec.job).name))
+                        case 1:
+                            note = handshake.encode(
+                                SharedFrames("0" * 32, "0" * 32, True, 5, [1, 2])
+                            )
+                        case 2:
+                            note = b"\xff\xff" + dice.randbytes(dice.randint(0, 300))
+                        case _:
+                            note = b"\xff\xff"
+                    peer.send_multipart([note, *dice.choice([hello, leave[:0]]), b"x" * 32])
+                before = client.pull().versions[0]
+                client.push(np.ones(SIZE, np.float32))
+                assert client.pull().versions == (before + 1,)
+                assert client.transports == ("shm",)
+            server.check()
+            assert server._reception.sharing.tenants <= 1
+    finally:
+        context.destroy(linger=0)
+
+
+# --- death ----------------------------------------------------------------------------------------
+
+_READER = """
+import sys, time
+from pathlib import Path
+import ps
+client = ps.Client(ps.Cluster.load(Path(sys.argv[1])), worker="reader", transport="shm")
+held = [client.pull() for _ in range(3)]
+print("holds", flush=True)
+sys.stdin.readline()
+print(*({float(x) for x in set(one.weights)} == {-float(one.versions[0])} for one in held))
+"""
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[tuple[ShardServer, Cluster, "subprocess.Popen[str]"]]:
+    """A shard with a short lease, and a process that holds three of its versions."""
+    (spec,) = ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0), lease_s=1.0)
+    with ShardServer(spec, boot=1) as server:
+        cluster = installed(server)
+        cluster.save(tmp_path / "cluster.json")
+        process = subprocess.Popen(
+            [sys.executable, "-c", _READER, str(tmp_path / "cluster.json")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "holds\n"
+            yield server, cluster, process
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def installed(server: ShardServer) -> Cluster:
+    cluster = ps.make_cluster([server.shard.spec], [server.endpoint])
+    with AdminClient(cluster) as console:
+        console.install(TABLE.empty())
+    return cluster
+
+
+def push_many(cluster: Cluster, times: int) -> None:
+    with Client(cluster, worker="pusher") as client:
+        for _ in range(times):
+            replica = client.pull()
+            assert set(replica.weights) == {-float(replica.versions[0])}
+            gradient = client.new_gradient()
+            gradient[:] = 1
+            client.push(gradient)
+
+
+def left(cluster: Cluster) -> int:
+    """Segments of the job that are still there."""
+    return len(list(shm_files.ROOT.glob(f"{shm_files.job_prefix(cluster.job)}memory-*")))
+
+
+def test_a_stopped_reader_sees_nothing_change(
+    reader: tuple[ShardServer, Cluster, "subprocess.Popen[str]"],
+) -> None:
+    """Its lease runs out many times over, hundreds of versions pass, and what it holds stays."""
+    server, cluster, process = reader
+    (its,) = server._reception.sharing._tenants
+    process.send_signal(signal.SIGSTOP)
+    for _ in range(3):
+        push_many(cluster, 100)
+        time.sleep(0.5)
+    assert its in server._reception.sharing._tenants
+    process.send_signal(signal.SIGCONT)
+    said, _ = process.communicate("\n", timeout=120)
+    assert said == "True True True\n"
+
+
+def test_a_killed_reader_leaves_nothing(
+    reader: tuple[ShardServer, Cluster, "subprocess.Popen[str]"],
+) -> None:
+    """The shard takes back what it had and removes its segment; others go on."""
+    server, cluster, process = reader
+    assert left(cluster) == 2
+    process.kill()
+    process.wait()
+    push_many(cluster, 20)
+    until = time.monotonic() + 60
+    while (server._reception.sharing.tenants or left(cluster) > 1) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert (server._reception.sharing.tenants, left(cluster)) == (0, 1)
+    push_many(cluster, 20)
+
+
+def test_a_killed_shard_leaves_nothing() -> None:
+    """What was pulled from it stays as it was, and its names go with the last who used them."""
+    specs = ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0))
+    with ps.process_shards(specs) as hosts:
+        with AdminClient(hosts.cluster) as console:
+            console.install(TABLE.empty())
+        client = Client(hosts.cluster, worker="w", transport=Transport.SHM)
+        client.pull()
+        client.push(np.ones(SIZE, np.float32))
+        held = client.pull().weights
+        assert left(hosts.cluster) == 2
+        subprocess.run(["kill", "-9", str(hosts.pids[0])], check=True)
+        await_death(hosts)  # from now on any other job's process may sweep what it left, too
+        assert set(held) == {-1.0}
+        client.abort()
+        assert not list(shm_files.ROOT.glob(f"{shm_files.job_prefix(hosts.cluster.job)}*"))
+        assert set(held) == {-1.0}
+
+
+def await_death(hosts: ProcessShards) -> None:
+    while True:
+        try:
+            hosts.check()
+        except GiveUp:
+            return
+        time.sleep(0.02)

@@ -1,0 +1,89 @@
+"""States to save that no two of are alike, and places to save them at."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+from pyarrow import fs
+
+import ps
+from ps import ShardState
+from ps.snapshots.object_store import ArrowStore
+from shards.ledger import Ledger, LedgerEntry
+from shards.messages import Standing
+from shards.parameters import SavedProgress
+from shards.tables import cut_evenly
+
+TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (700,)),))
+MAP = cut_evenly(TABLE, 2)
+JOB: dict[str, Any] = {"table": TABLE, "shard_map": MAP, "rule": "momentum", "workers": 3}
+
+
+def states_of(version: int = 5) -> list[ShardState]:
+    """Two shards' states, all numbers different, with a ledger that no header could hold."""
+    return [
+        ShardState(
+            SavedProgress(version + shard, 7, 9, Ledger(_entries(), floor=3)),
+            np.arange(len(keys), dtype=np.float32) + 1000 * shard,
+            {"history": -np.arange(len(keys), dtype=np.float32)},
+        )
+        for shard, (keys,) in enumerate(MAP.ranges)
+    ]
+
+
+def _entries() -> dict[str, LedgerEntry]:
+    return {
+        f"w{n}": LedgerEntry(n, seq=n + 1, clock=n, step=n, standing=Standing.ACTIVE, loss=0.1 * n)
+        for n in range(200)
+    }
+
+
+def same(states: list[ShardState], others: list[ShardState]) -> bool:
+    return all(
+        one.saved == other.saved
+        and one.weights.tobytes() == other.weights.tobytes()
+        and {name: a.tobytes() for name, a in one.slots.items()}
+        == {name: a.tobytes() for name, a in other.slots.items()}
+        for one, other in zip(states, others, strict=True)
+    )
+
+
+def mocked() -> ArrowStore:
+    """A folder of a file system of pyarrow's that lives in memory."""
+    return ArrowStore(
+        fs._MockFileSystem(datetime.now(UTC)), "bucket/run", *2 * ["mock://bucket/run"]
+    )
+
+
+class Keyed:
+    """In the place of `pyarrow.fs.FileSystem`: a store in a folder, closed without key and option.
+
+    `URI` opens it; put it there with `monkeypatch.setattr("pyarrow.fs.FileSystem", Keyed(folder))`.
+    """
+
+    URI = "s3://key:the-secret@bucket/run?endpoint_override=localhost:9"
+
+    def __init__(self, folder: Path) -> None:
+        self._system = fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem())
+
+    def from_uri(self, uri: str) -> tuple[Any, str]:
+        parts = urlsplit(uri)
+        if (parts.password, parts.query) != ("the-secret", "endpoint_override=localhost:9"):
+            raise OSError("access denied")
+        return self._system, f"bucket{parts.path}"
+
+
+@contextmanager
+def full_disk(most_bytes: int = 2000) -> Iterator[None]:
+    """No file of this process may grow beyond `most_bytes`."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -1,0 +1,285 @@
+"""Workers' residuals in snapshots: a resumed run goes on as one that nothing happened to."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import ps
+from ps import AdminClient, Client, Cluster, Compression
+from ps.snapshot_scheduler import SnapshotScheduler
+from ps.snapshots import checked_json
+from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
+from ps.snapshots.manifest import damage
+from ps.snapshots.residual_writer import FOLDER, gathered, residual_in, sweep_kept
+from ps.snapshots.shard_file import StateFile
+from ps.snapshots.worker_state import SavedWorkerState
+from shards.errors import BadInput
+from shards.rules import Momentum
+from shards.schedules import Fixed
+from tests.ps.snapshots.saved import MAP, TABLE
+
+STEPS = 24
+DEADLINE_S = 60.0
+
+
+@contextmanager
+def served(found: LoadedSnapshot | None = None) -> Iterator[tuple[Cluster, AdminClient]]:
+    """Two shards of a rule with slots and bound 0: fresh ones, or what a snapshot holds."""
+    specs = ps.shard_specs(
+        TABLE, shards=MAP.shards, bound=0, rule=Momentum(0.9), schedule=Fixed(base_rate=0.1)
+    )
+    with ps.local_shards(specs) as cluster, AdminClient(cluster) as console:
+        for shard, state in enumerate(found.states if found is not None else ()):
+            console.restore(shard, state)
+        yield cluster, console
+
+
+def client_of(cluster: Cluster, push: str, incarnation: int = 0, **options: Any) -> Client:
+    return Client(
+        cluster,
+        worker="w",
+        incarnation=incarnation,
+        compression=Compression.parse(push),
+        **options,
+    )
+
+
+def step(client: Client) -> None:
+    """One step, whose gradient depends on the weights and on the step's own noise."""
+    weights = client.pull().weights
+    gradient = client.new_gradient()
+    gradient[:] = 0
+    noise = np.random.default_rng(client.step).standard_normal(700).astype(np.float32)
+    TABLE.views(gradient)["w"][:] = noise + TABLE.views(weights.copy())["w"]
+    client.push(gradient)
+
+
+def snapshotter(cluster: Cluster, place: Path, told: list[str] | None = None) -> SnapshotScheduler:
+    told = [] if told is None else told
+    return SnapshotScheduler(
+        cluster,
+        SnapshotCatalog(place),
+        rule="momentum",
+        workers=1,
+        residuals=True,
+        told=told.append,
+    )
+
+
+def train_with_snapshot(client: Client, taker: SnapshotScheduler) -> None:
+    """Steps until a snapshot that was asked for is there; it is asked for while pushes fly."""
+    for _ in range(4):
+        step(client)
+    taker.look(0, asked=True)
+    until = time.monotonic() + DEADLINE_S
+    while taker.latest is None and time.monotonic() < until:
+        step(client)
+        taker.look(0)
+    assert taker.latest is not None
+
+
+def finish(client: Client, steps: int) -> None:
+    while client.step < steps:
+        step(client)
+    client.close()
+
+
+def undisturbed(push: str, steps: int) -> bytes:
+    with served() as (cluster, console):
+        finish(client_of(cluster, push), steps)
+        return console.read().tobytes()
+
+
+@pytest.mark.parametrize("push", ["int8", "topk:0.05,momentum=0.9", "1bit,zstd"])
+def test_a_resumed_run_goes_on_to_the_bit(push: str, tmp_path: Path) -> None:
+    """One worker at bound 0, killed with its shards at any moment after a snapshot: from there the
+    weights are those of a run that nothing happened to; without the residual they are not."""
+    if "zstd" in push:
+        pytest.importorskip("zstandard")
+    told: list[str] = []
+    with served() as (cluster, _):
+        client = client_of(cluster, push, keep=tmp_path)
+        with snapshotter(cluster, tmp_path, told) as taker:
+            train_with_snapshot(client, taker)
+        steps = client.step + STEPS
+        client.abort()
+    found = SnapshotCatalog(tmp_path).newest_good()
+    (kept,) = found.manifest.residuals
+    at = min(state.saved.ledger.entries["w"].seq for state in found.states)
+    assert (kept.worker, kept.base) == ("w", at)
+    assert [name for name in told if "without" in name] == []
+    expected = undisturbed(push, steps)
+    for takes_up in (True, False):
+        with served(found) as (cluster, console):
+            client = client_of(cluster, push, 1)
+            assert client.seq == client.step == at
+            state = residual_in(found.place, "w")
+            assert state is not None
+            if takes_up:
+                client.restore_residual(*state)
+                assert client.seq == client.step == kept.seq
+            finish(client, steps)
+            assert (console.read().tobytes() == expected) == takes_up
+
+
+def test_the_last_snapshot_holds_the_last_residual(tmp_path: Path) -> None:
+    """A worker that leaves in peace writes once more; nothing stays beside the snapshots, and a
+    snapshot taken right after a resumed start holds what it was resumed with."""
+    with served() as (cluster, console), snapshotter(cluster, tmp_path) as taker:
+        finish(client_of(cluster, "int8", keep=tmp_path), 5)
+        taker.save(console.export())
+    assert [path.name for path in tmp_path.iterdir()] == ["5"]
+    found = SnapshotCatalog(tmp_path).newest_good()
+    (kept,) = found.manifest.residuals
+    assert (kept.base, kept.seq) == (5, 5)
+    with served(found) as (cluster, console), snapshotter(cluster, tmp_path / "again") as taker:
+        client = client_of(cluster, "int8", 1, keep=tmp_path / "again")
+        client.restore_residual(*_held(found))
+        client.abort()
+        taker.save(console.export())
+    again = SnapshotCatalog(tmp_path / "again").newest_good()
+    for name, array in _held(found)[1].items():
+        assert _held(again)[1][name].tobytes() == array.tobytes()
+    with served(again) as (cluster, console):
+        client = client_of(cluster, "int8", 2)
+        client.restore_residual(*_held(again))
+        finish(client, 9)
+        assert console.read().tobytes() == undisturbed("int8", 9)
+
+
+def test_a_residual_that_does_not_come_is_told_of(tmp_path: Path) -> None:
+    """The snapshot is whole without; a worker that was killed before it heard of it wrote none."""
+    told: list[str] = []
+    with served() as (cluster, console), snapshotter(cluster, tmp_path, told) as taker:
+        client = client_of(cluster, "int8", keep=tmp_path)
+        step(client)
+        client.flush()
+        client.abort()
+        taker.save(console.export())
+    assert told == [f"snapshot {tmp_path / '1'}: without the residuals of w"]
+    found = SnapshotCatalog(tmp_path).newest_good()
+    assert found.manifest.residuals == ()
+    assert residual_in(found.place, "w") is None
+
+
+def test_a_damaged_or_foreign_residual_is_refused(tmp_path: Path) -> None:
+    """Each is an error that names file or field; the worker can go on without it."""
+    with served() as (cluster, console), snapshotter(cluster, tmp_path) as taker:
+        finish(client_of(cluster, "int8", keep=tmp_path), 3)
+        taker.save(console.export())
+    found = SnapshotCatalog(tmp_path).newest_good()
+    state, arrays = _held(found)
+    with served(found) as (cluster, _):
+        with client_of(cluster, "4bit", 1) as client, pytest.raises(BadInput, match="push: expec"):
+            client.restore_residual(state, arrays)
+        with client_of(cluster, "int8", 2) as client:
+            step(client)
+            with pytest.raises(BadInput, match=r"expected one after push 4.* got one after push 3"):
+                client.restore_residual(state, arrays)
+    file = Path(found.place) / found.manifest.residuals[0].part.file
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert any(file.name in line for line in damage(found.place))
+    with pytest.raises(BadInput, match=f"{file.name}: chunk 0"):
+        residual_in(found.place, "w")
+
+
+def test_what_cannot_be_written_holds_up_nobody(tmp_path: Path) -> None:
+    """A worker that does not reach the place trains on, and its keeper says why."""
+    (tmp_path / FOLDER).write_text("in the way")
+    with served() as (cluster, _):
+        client = client_of(cluster, "int8", keep=tmp_path)
+        finish(client, 3)
+        assert client._keeper is not None
+        assert client._keeper.failure.startswith(f"residual in {tmp_path / FOLDER}: ")
+    sweep_kept(SnapshotCatalog(tmp_path).store)
+    assert (tmp_path / FOLDER).read_text() == "in the way"
+
+
+SECRET = b"only the driver may read this"
+OWN = "w.0.1-1.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("note", "file", "size"),
+    [
+        ("w.0.1-1.json", "../../secret", len(SECRET)),
+        ("w.0.1-1.json", "{secret}", len(SECRET)),
+        ("w.0.1-1.json", "other.safetensors", len(SECRET)),
+        ("..json", "..safetensors", len(SECRET)),
+        ("w.0.1-1.json", OWN, len(SECRET) - 1),
+    ],
+    ids=["upwards", "absolute", "another's", "another name", "larger than told"],
+)
+def test_a_note_speaks_of_no_file_but_its_own(
+    tmp_path: Path, note: str, file: str, size: int
+) -> None:
+    """A worker's word never has the driver take another file into a snapshot; and one that is not
+    as long as it says is not whole."""
+    place, secret = tmp_path / "snapshots", tmp_path / "secret"
+    (place / FOLDER).mkdir(parents=True)
+    secret.write_bytes(SECRET)
+    for name in (OWN, "other.safetensors", "..safetensors"):
+        (place / FOLDER / name).write_bytes(SECRET)
+    part = StateFile(file.format(secret=secret), size, 1, (0,), 4096)
+    kept = SavedWorkerState(worker="w", incarnation=0, base=1, seq=1, part=part)
+    (place / FOLDER / note).write_bytes(checked_json.encode(kept))
+    assert gathered(SnapshotCatalog(place).store, {"w": (0, 1)}, 0.0) == ([], ["w"])
+    good = msgspec.structs.replace(kept, part=StateFile(OWN, len(SECRET), 1, (0,), 4096))
+    (place / FOLDER / "w.0.1-1.json").write_bytes(checked_json.encode(good))
+    found = [(f"{FOLDER}/{OWN}", good)]
+    assert gathered(SnapshotCatalog(place).store, {"w": (0, 1)}, 0.0) == (found, [])
+
+
+@pytest.mark.parametrize("hard_links", [True, False])
+@pytest.mark.parametrize("what", ["link", "pipe"])
+def test_what_is_no_file_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, hard_links: bool
+) -> None:
+    """A link in a file's place leads to none, and a pipe is waited for by nobody."""
+    store = SnapshotCatalog(tmp_path).store
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / "secret").write_bytes(SECRET)
+    own = tmp_path / FOLDER / OWN
+    own.symlink_to(tmp_path / "secret") if what == "link" else os.mkfifo(own)
+    if not hard_links:
+        monkeypatch.setattr(Path, "hardlink_to", _without_hard_links)
+    with pytest.raises(OSError, match=f"expected {OWN} to be a file|symbolic links"):
+        store.below("1").take("worker-0.safetensors", f"{FOLDER}/{OWN}")
+    assert store.below("1").names() == []
+    own.unlink()
+    own.write_bytes(SECRET)
+    store.below("1").take("worker-0.safetensors", f"{FOLDER}/{OWN}")
+    assert (tmp_path / "1" / "worker-0.safetensors").read_bytes() == SECRET
+
+
+def test_a_pipe_among_the_notes_holds_up_nobody(tmp_path: Path) -> None:
+    """It is passed over."""
+    (tmp_path / FOLDER).mkdir()
+    os.mkfifo(tmp_path / FOLDER / "w.0.1-1.json")
+    assert gathered(SnapshotCatalog(tmp_path).store, {"w": (0, 1)}, 0.0) == ([], ["w"])
+
+
+def test_a_garbled_note_holds_up_nobody(tmp_path: Path) -> None:
+    """One that is no UTF-8 is none."""
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / "w.0.1-1.json").write_bytes(b'{"worker": "\xff"}')
+    assert gathered(SnapshotCatalog(tmp_path).store, {"w": (0, 1)}, 0.0) == ([], ["w"])
+
+
+def _without_hard_links(*_: object) -> None:
+    raise PermissionError(1, "Operation not permitted")
+
+
+def _held(found: LoadedSnapshot) -> Any:
+    held = residual_in(found.place, "w")
+    assert held is not None
+    return held

@@ -1,0 +1,181 @@
+"""The operator's questions: each answered past the gate, and refusals told as what they are."""
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import pytest
+
+import ps
+from ps import AdminClient, Client, Cluster, ShardState
+from ps.job_spec import make_cluster
+from ps.server.server import ShardServer
+from shards.errors import BadInput, BadMessage, GiveUp, Retry
+from shards.ledger import Ledger
+from shards.messages import Standing
+from shards.parameters import SavedProgress
+from shards.rules import Momentum
+from shards.schedules import Fixed
+from tests.clusters import free_port
+from tests.ps.session.answers import Array
+
+TABLE = ps.DenseTable("net", (ps.TensorSpec("a", (500,)), ps.TensorSpec("b", (500,))))
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """Two shards under momentum, bound 0, with the numbers of their keys as weights."""
+    schedule = Fixed(base_rate=1.0)
+    specs = ps.shard_specs(TABLE, shards=2, bound=0, rule=Momentum(0.5), schedule=schedule)
+    with ps.local_shards(specs, np.arange(TABLE.size, dtype=np.float32)) as served:
+        yield served
+
+
+@pytest.fixture
+def console(cluster: Cluster) -> Iterator[AdminClient]:
+    with AdminClient(cluster) as asking:
+        yield asking
+
+
+def train(cluster: Cluster, steps: int, worker: str = "w") -> None:
+    # Nothing is repeated because the machine was busy: that would be counted.
+    with Client(cluster, worker=worker, retry_s=10.0) as client:
+        for _ in range(steps):
+            client.pull()
+            client.push(np.ones(TABLE.size, np.float32), samples=10, loss=0.25)
+
+
+def test_the_weights(cluster: Cluster, console: AdminClient) -> None:
+    """All shards' parts in one arena, whoever waits at the gate."""
+    np.testing.assert_array_equal(console.read(), np.arange(TABLE.size))
+    slow, fast = Client(cluster, worker="slow"), Client(cluster, worker="fast")
+    fast.pull()
+    fast.push(np.ones(TABLE.size, np.float32))
+    fast.prefetch(1)
+    fast.flush()
+    assert console.read()[7] == 6.0
+    for client in (slow, fast):
+        client.abort()
+
+
+def test_the_status(cluster: Cluster, console: AdminClient) -> None:
+    """Counters and workers of each shard."""
+    train(cluster, 3)
+    for shard, status in enumerate(console.status()):
+        assert (status.shard, status.version, status.steps, status.samples) == (shard, 3, 3, 30)
+        assert (status.pushes, status.pulls, status.duplicates, status.refused) == (3, 3, 0, 0)
+        (worker,) = status.workers
+        assert (worker.worker, worker.standing, worker.clock, worker.loss) == (
+            "w",
+            Standing.LEFT,
+            3,
+            0.25,
+        )
+
+
+def test_records_come_once(cluster: Cluster, console: AdminClient) -> None:
+    """Each call brings what was applied since the last, from every shard."""
+    assert [len(rows) for rows in console.records()] == [0, 0]
+    train(cluster, 3, "a")
+    assert [rows["seq"].tolist() for rows in console.records()] == [[1, 2, 3]] * 2
+    assert [len(rows) for rows in console.records()] == [0, 0]
+    train(cluster, 2, "b")
+    assert [rows["worker"].tolist() for rows in console.records()] == [[b"b", b"b"]] * 2
+
+
+def test_states_are_of_one_version(cluster: Cluster, console: AdminClient) -> None:
+    """Weights, slots and ledger of an export belong together."""
+    train(cluster, 2)
+    for shard, state in enumerate(console.export()):
+        (keys,) = cluster.map.ranges[shard]
+        start = np.arange(keys.start, keys.stop, dtype=np.float32)
+        real = (start < 500) | ((start >= 512) & (start < 1012))
+        # Two steps of one: h = 1, then 1.5; w falls by 1, then by 1.5.
+        np.testing.assert_array_equal(state.weights, start - 2.5 * real)
+        np.testing.assert_array_equal(state.slots["history"], 1.5 * real)
+        assert (state.saved.version, state.saved.ledger.entries["w"].seq) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "arena", [np.zeros(9, np.float32), np.zeros(TABLE.size), np.zeros((TABLE.size, 1), np.float32)]
+)
+def test_weights_of_another_shape(console: AdminClient, arena: Array) -> None:
+    """They are refused before any shard is asked, naming both shapes."""
+    with pytest.raises(
+        BadInput, match=r"install in table net: expected float32 of shape \(1024,\)"
+    ):
+        console.install(arena)
+
+
+def test_a_state_that_does_not_fit(console: AdminClient) -> None:
+    """A shard's refusal comes as the error that it stands for."""
+    saved, right = SavedProgress(0, 0, 0, Ledger()), np.zeros(512, np.float32)
+    with pytest.raises(BadInput, match=r"expected the slots \['history'\] of rule Momentum"):
+        console.restore(0, ShardState(saved, right, {"mean": right}))
+    with pytest.raises(BadMessage, match="install: shard 1 has 2048 bytes of weights, got 36"):
+        console.restore(1, ShardState(saved, np.zeros(9, np.float32), {}))
+    assert console.read()[3] == 3.0, "nothing has changed"
+
+
+def test_a_shard_at_work_takes_no_new_weights(cluster: Cluster, console: AdminClient) -> None:
+    """They would undo what it has acknowledged."""
+    train(cluster, 1)
+    with pytest.raises(GiveUp, match="install: shard 0 serves workers by now"):
+        console.install(TABLE.empty())
+
+
+def test_a_shard_without_weights() -> None:
+    """It asks to be asked later; its counters can be had meanwhile."""
+    (spec,) = ps.shard_specs(TABLE)
+    with (
+        ShardServer(spec, boot=1) as server,
+        AdminClient(make_cluster([spec], [server.endpoint])) as console,
+    ):
+        for question in (console.read, console.export):
+            with pytest.raises(Retry, match="shard 0 has no weights yet"):
+                question()
+        assert console.status()[0].version == 0
+
+
+def test_another_job_and_another_table(cluster: Cluster) -> None:
+    """Both are refused, and the job's own id is not told."""
+    other = msgspec.structs.replace(cluster, job="other-job")
+    shown = "another job than other-[0-9a-f]{16}"
+    with AdminClient(other) as console, pytest.raises(BadMessage, match=shown):
+        console.read()
+    renamed = msgspec.structs.replace(cluster, table=msgspec.structs.replace(TABLE, name="ten"))
+    with (
+        AdminClient(renamed) as console,
+        pytest.raises(BadMessage, match=r"shard [01] holds net, not ten"),
+    ):
+        console.status()
+
+
+def test_a_question_that_no_shard_can_read(cluster: Cluster) -> None:
+    """It is told at once, and not taken for silence."""
+    nameless = msgspec.structs.replace(cluster, job="")
+    with (
+        AdminClient(nameless) as console,
+        pytest.raises(BadMessage, match="header: Expected `str`"),
+    ):
+        console.read()
+
+
+def test_it_is_told_that_nobody_will_answer() -> None:
+    """Whoever started the shards may know it long before the console's patience is at its end."""
+    asked = 0
+
+    def check() -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            raise GiveUp("shard 0 has ended")
+
+    specs = ps.shard_specs(TABLE)
+    nowhere = make_cluster(specs, [f"tcp://127.0.0.1:{free_port()}"])
+    with (
+        AdminClient(nowhere, patience_s=600, check=check) as console,
+        pytest.raises(GiveUp, match=r"^shard 0 has ended$"),
+    ):
+        console.status()
+    assert asked == 2

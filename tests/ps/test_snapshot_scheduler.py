@@ -1,0 +1,164 @@
+"""Snapshots beside the training: when one is taken, and what a failure changes: nothing."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ps
+from ps import Client, Cluster
+from ps.snapshot_scheduler import SnapshotScheduler
+from ps.snapshots.catalog import SnapshotCatalog
+from shards.rules import Momentum
+from tests.ps.snapshots.saved import MAP, TABLE, full_disk
+
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """Two shards with a slot, and one worker."""
+    with ps.local_shards(ps.shard_specs(TABLE, shards=MAP.shards, rule=Momentum(0.9))) as cluster:
+        yield cluster
+
+
+def names(folder: Path) -> list[str]:
+    return [entry.name for entry in SnapshotCatalog(folder).entries()]
+
+
+def snapshotter(cluster: Cluster, folder: Path, **options: Any) -> SnapshotScheduler:
+    return SnapshotScheduler(
+        cluster, SnapshotCatalog(folder), rule="momentum", workers=1, **options
+    )
+
+
+def push(cluster: Cluster, count: int) -> None:
+    with Client(cluster, worker="w", incarnation=time.time_ns()) as client:
+        for _ in range(count):
+            client.pull()
+            client.push(np.ones(TABLE.size, np.float32))
+
+
+def test_every_so_many_iterations(cluster: Cluster, tmp_path: Path) -> None:
+    """One is due when its number has been reached, and not again before the next; it is named by
+    the steps that it holds, and holds the same pushes of all shards when nobody pushes."""
+    with snapshotter(cluster, tmp_path, every=4) as taker:
+        for pushes, seen in ((3, []), (2, ["5"]), (2, ["5"]), (1, ["5", "8"])):
+            push(cluster, pushes)
+            status = ps.AdminClient(cluster)
+            with status:
+                taker.look(status.status()[0].steps)
+            taker._finish()
+            assert names(tmp_path) == seen
+    found = SnapshotCatalog(tmp_path).newest_good()
+    assert found.manifest.aligned
+    assert [state.saved.version for state in found.states] == [8, 8]
+
+
+def test_a_resumed_job_has_the_one_that_it_goes_on_from(cluster: Cluster, tmp_path: Path) -> None:
+    """It is not written anew at the first look; the next is due where it would have been."""
+    with snapshotter(cluster, tmp_path, every=4, begins_at=10) as taker:
+        for iteration, seen in ((10, []), (11, []), (12, ["0"])):
+            taker.look(iteration)
+            taker._finish()
+            assert names(tmp_path) == seen
+
+
+def test_every_so_many_seconds(cluster: Cluster, tmp_path: Path) -> None:
+    """By the clock alone, whether anybody pushes or not."""
+    with snapshotter(cluster, tmp_path, every_s=0.01) as taker:
+        until = time.monotonic() + DEADLINE_S
+        while not names(tmp_path) and time.monotonic() < until:
+            taker.look(0)
+            time.sleep(0.02)
+    assert names(tmp_path) == ["0"]
+
+
+def test_when_somebody_asks(cluster: Cluster, tmp_path: Path) -> None:
+    """What is asked for while another is under way is taken next; who asked is told where."""
+    told: list[str] = []
+    with snapshotter(cluster, tmp_path, told=told.append) as taker:
+        taker.look(0)
+        assert names(tmp_path) == []
+        taker.look(0, asked=True)
+        taker.look(0, asked=True)
+        until = time.monotonic() + DEADLINE_S
+        while len(told) < 1 and time.monotonic() < until:
+            taker.look(0)
+            time.sleep(0.01)
+    assert set(told) == {f"snapshot {tmp_path / '0'}"}
+    assert 1 <= len(told) <= 2
+    assert taker.latest == str(tmp_path / "0")
+
+
+def test_a_failure_is_told_and_changes_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    """On a full disk the last good one stays, the shards serve on, and the next one succeeds."""
+    told: list[str] = []
+    with snapshotter(cluster, tmp_path, every=1, told=told.append) as taker:
+        push(cluster, 1)
+        taker.look(1)
+        taker._finish()
+        with full_disk():
+            push(cluster, 1)
+            taker.look(2)
+            taker._finish()
+        assert told == [
+            (
+                f"snapshot {tmp_path / '2'}: File too large; earlier snapshots are intact;"
+                f" the last good one is {tmp_path / '1'}, and training goes on"
+            )
+        ]
+        assert names(tmp_path) == ["1"]
+        push(cluster, 1)
+        taker.look(3)
+        taker._finish()
+        with full_disk(), ps.AdminClient(cluster) as console:
+            push(cluster, 1)
+            taker.save(console.export())
+        assert told[1].endswith(f"; the last good one is {tmp_path / '3'}")
+    assert names(tmp_path) == ["1", "3"]
+
+
+def test_the_last_is_written_behind_the_one_under_way(cluster: Cluster, tmp_path: Path) -> None:
+    """At the end the states that a job ended with are the newest."""
+    with snapshotter(cluster, tmp_path, every=1) as taker, ps.AdminClient(cluster) as console:
+        push(cluster, 1)
+        taker.look(1)
+        push(cluster, 2)
+        taker.save(console.export())
+    assert names(tmp_path)[-1] == "3"
+    assert SnapshotCatalog(tmp_path).newest_good().states[0].saved.version == 3
+
+
+def test_aligned_while_workers_push(cluster: Cluster, tmp_path: Path) -> None:
+    """Shards that stand still for it hold the very same pushes, and the worker loses none."""
+    done = threading.Event()
+
+    def train() -> None:
+        with Client(cluster, worker="w", retry_s=0.1) as client:
+            while not done.is_set():
+                client.pull()
+                client.push(np.ones(TABLE.size, np.float32))
+            pushed.append(client.seq)
+
+    pushed: list[int] = []
+    thread = threading.Thread(target=train)
+    thread.start()
+    try:
+        with snapshotter(cluster, tmp_path, aligned=True) as taker:
+            for _ in range(20):
+                taker.look(0, asked=True)
+                taker._finish()
+    finally:
+        done.set()
+        thread.join()
+    entries = SnapshotCatalog(tmp_path).entries()
+    assert [entry.manifest is not None and entry.manifest.aligned for entry in entries] == (
+        [True] * len(entries)
+    )
+    with ps.AdminClient(cluster) as console:
+        assert [status.version for status in console.status()] == pushed * MAP.shards

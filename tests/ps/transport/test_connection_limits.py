@@ -1,0 +1,202 @@
+"""What a connection can have of unfinished messages in a process that listens."""
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import zmq
+
+from ps.transport import connection_limits
+from ps.transport.connection_limits import Accepted
+from tests.fuzz.hostile import spoken_to
+
+MB = 1 << 20
+MORE = b"\x03" + MB.to_bytes(8, "big") + bytes(MB)  # a frame of 1 MB that is not the last
+EMPTY = b"\x01\x00"  # an empty frame that is not the last
+GREETING = b"\x01\x02hi\x00\x00"  # a whole message
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    """Whether it comes to hold, within a minute."""
+    until = time.monotonic() + 10
+    while not holds():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+class Memory:
+    """How much this process seems to take."""
+
+    def __init__(self) -> None:
+        self.resident = 100 * MB
+
+    def __call__(self) -> int:
+        return self.resident
+
+
+class Door:
+    """A ROUTER that strangers and a good peer connect to."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", memory: Memory) -> None:
+        self.socket = context.socket(zmq.ROUTER)
+        self.memory = memory
+        self.accepted = Accepted(self.socket, MB, peers=4)
+        self.port = self.socket.bind_to_random_port("tcp://127.0.0.1")
+        self.endpoint = f"tcp://127.0.0.1:{self.port}"
+
+    def heard(self) -> list[list[bytes]]:
+        """What has come, in whole messages; and unfinished ones are weighed."""
+        came = [[frame.bytes for frame in one[1:]] for one in self.accepted.arrived(16)]
+        self.accepted._look_at = 0.0
+        self.accepted.look()
+        return came
+
+    def grow(self, by: int) -> None:
+        """The process seems to take so much more, and looks."""
+        self.memory.resident += by
+        self.heard()
+
+
+@pytest.fixture
+def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
+    memory = Memory()
+    monkeypatch.setattr(connection_limits, "resident_bytes", memory)
+    with zmq.Context() as context:
+        one = Door(context, memory)
+        one.heard()  # what it takes by now is nobody's doing
+        yield one
+        one.socket.disable_monitor()
+        context.destroy(linger=0)
+
+
+@contextlib.contextmanager
+def stranger(door: Door) -> Iterator[socket.socket]:
+    """One who has shaken hands, and whose first whole message has been heard."""
+    with spoken_to(door.endpoint) as connection:
+        connection.sendall(GREETING)
+        assert eventually(lambda: [b"hi", b""] in door.heard())
+        door.accepted._count()
+        yield connection
+
+
+def dropped(connection: socket.socket) -> bool:
+    """Whether the other side has reset it."""
+    connection.setblocking(False)
+    try:
+        while connection.recv(1 << 16):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+    return True
+
+
+def send_until(connection: socket.socket, piece: bytes, enough: Callable[[], bool]) -> bool:
+    """Send the same again and again, as fast as it is taken, until `enough` or it is dropped."""
+    connection.setblocking(False)
+    rest = memoryview(piece)
+
+    def sent() -> bool:
+        nonlocal rest
+        with contextlib.suppress(BlockingIOError):
+            while not enough():
+                rest = rest[connection.send(rest) :] or memoryview(piece)
+        return enough()
+
+    try:
+        return eventually(sent)
+    except ConnectionError:
+        return True
+
+
+def test_a_message_without_an_end_is_dropped_with_its_sender(door: Door) -> None:
+    """Nobody can send more than a message may take, and a good peer is not disturbed."""
+    good = door.socket.context.socket(zmq.DEALER)
+    good.connect(door.endpoint)
+    sent = 0
+
+    def enough() -> bool:
+        nonlocal sent
+        door.grow(MB)
+        sent += MB
+        return door.accepted.reset > 0
+
+    with stranger(door) as connection:
+        assert send_until(connection, MORE, enough)
+        assert sent < 200 * MB
+        assert eventually(lambda: dropped(connection))
+    good.send_multipart([b"a", b"b"])
+    assert eventually(lambda: [b"a", b"b"] in door.heard())
+    assert door.accepted.reset == 1
+
+
+def test_empty_frames_take_more_than_they_weigh(door: Door) -> None:
+    """Who sends little, and has the process grow by far more, is dropped long before the limit."""
+    with stranger(door) as connection:
+        connection.sendall(EMPTY * 200_000)
+        door.grow(5 * MB)
+        assert eventually(lambda: unfinished(door) == 400_000)
+        assert not was_reset(door)
+        door.grow(10 * MB)
+        assert was_reset(door)
+        assert eventually(lambda: dropped(connection))
+
+
+def test_a_peer_that_knows_the_job_is_not_blamed_for_other_memory(door: Door) -> None:
+    """Its large message is on its way while the process grows for a reason of its own."""
+    with spoken_to(door.endpoint) as connection:
+        connection.sendall(GREETING)
+        heard: list[zmq.Frame] = []
+
+        def vouched() -> bool:
+            for frames in door.accepted.arrived(16):
+                door.accepted.vouch(frames[0])
+                heard.extend(frames)
+            return bool(heard)
+
+        assert eventually(vouched)
+        door.accepted._count()
+        connection.sendall(MORE)
+        door.grow(5 * MB)
+        assert eventually(lambda: unfinished(door) == len(MORE))
+        door.grow(500 * MB)
+        assert door.accepted.reset == 0
+        connection.sendall(b"\x00\x00")
+        assert eventually(lambda: [bytes(MB), b""] in door.heard())
+
+
+def test_many_connections_share_one_bound(door: Door) -> None:
+    """A crowd of strangers, each below the limit of one, is dropped down to that of all."""
+    with contextlib.ExitStack() as stack:
+        crowd = [stack.enter_context(stranger(door)) for _ in range(5)]
+        for connection in crowd:
+            connection.sendall(MORE * 12)
+            door.grow(12 * MB)
+            assert eventually(lambda: was_reset(door) or unfinished(door) % len(MORE) == 0)
+        assert eventually(lambda: bool(door.heard() or door.accepted.reset))
+        assert eventually(lambda: unfinished(door) <= 36 * MB)
+        assert 1 <= door.accepted.reset < 5
+
+
+def test_too_many_frames_are_not_kept(door: Door) -> None:
+    """A whole message of more frames than any of ours has is never seen, and its sender dropped."""
+    with stranger(door) as connection:
+        connection.sendall(EMPTY * 2000 + b"\x00\x00")
+        assert eventually(lambda: bool(door.heard() or door.accepted.reset))
+        assert eventually(lambda: dropped(connection))
+
+
+def unfinished(door: Door) -> int:
+    """What is unfinished of all, as it was counted just now."""
+    door.heard()
+    door.accepted._count()
+    return sum(one.unfinished for one in door.accepted._connections.values())
+
+
+def was_reset(door: Door) -> bool:
+    return door.accepted.reset > 0

@@ -1,0 +1,115 @@
+"""Links that are cut under a client: in a network of its own, and by whoever stands between."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+import ps
+from shards.schedules import Fixed
+from shards.spec import ShardSpec
+from tests.chaos.levels import without_numba
+from tests.chaos.namespaces import missing
+
+ROOT = Path(__file__).parents[3]
+SIZE = 256
+NEVER_S = 1000.0  # a client that repeats by the clock alone is still waiting when the test gives up
+
+
+def shards_of_one() -> list[ShardSpec]:
+    table = ps.DenseTable("net", (ps.TensorSpec("w", (SIZE,)),))
+    return ps.shard_specs(table, schedule=Fixed(base_rate=1.0), lease_s=NEVER_S)
+
+
+def client_of(cluster: ps.Cluster) -> ps.Client:
+    """One that never repeats anything of its own accord."""
+    return ps.Client(cluster, worker="w", transport="tcp", retry_s=NEVER_S, patience_s=3 * NEVER_S)
+
+
+class Cutter:
+    """Stands between a client and a shard, and drops what it holds when told."""
+
+    def __init__(self, endpoint: str) -> None:
+        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+        self._far = host, int(port)
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"tcp://127.0.0.1:{self._door.getsockname()[1]}"
+        self.deaf = threading.Event()
+        self._ends: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._door.accept()
+                far = socket.create_connection(self._far)
+                self._ends += [near, far]
+                for ends in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=ends, daemon=True).start()
+
+    def _carry(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while piece := source.recv(1 << 16):
+                if not self.deaf.is_set():
+                    sink.sendall(piece)
+
+    def cut(self) -> None:
+        """End every connection; new ones are carried."""
+        self.deaf.clear()
+        for end in self._ends:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._door.close()
+        self.cut()
+
+
+@contextmanager
+def cutter(cluster: ps.Cluster) -> Iterator[tuple[Cutter, ps.Cluster]]:
+    between = Cutter(cluster.endpoints[0])
+    try:
+        yield between, msgspec.structs.replace(cluster, endpoints=(between.endpoint,))
+    finally:
+        between.close()
+
+
+def test_what_was_lost_with_a_connection_is_repeated_when_there_is_another() -> None:
+    """A push that vanished is said again as soon as the link is whole, whatever the clock says."""
+    with (
+        ps.local_shards(shards_of_one()) as cluster,
+        cutter(cluster) as (between, through),
+        client_of(through) as client,
+    ):
+        client.pull()
+        between.deaf.set()
+        client.push(np.ones(SIZE, np.float32))
+        between.cut()
+        client.flush()
+        assert client.pull().weights.tolist() == [-1.0] * SIZE
+
+
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_a_link_that_is_cut_and_whole_again_has_another_connection(tmp_path: Path) -> None:
+    """Not the old one's patience decides when a push is acknowledged, nor the client's.
+
+    The rest happens in a process with a network of its own.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.ps.transport.cut_link"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{without_numba(tmp_path / 'light')}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "another connection" in done.stdout.splitlines(), done.stdout

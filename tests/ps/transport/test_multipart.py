@@ -1,0 +1,99 @@
+"""Frames go into a socket and come out of it as they were."""
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from ps.transport import multipart
+from shards.wire_format import Buffer
+
+Pair = tuple["zmq.Socket[bytes]", "zmq.Socket[bytes]"]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """Two connected sockets, with room for eight messages between them."""
+    with zmq.Context() as context, context.socket(zmq.PAIR) as one, context.socket(zmq.PAIR) as two:
+        one.setsockopt(zmq.SNDHWM, 4)
+        two.setsockopt(zmq.RCVHWM, 4)
+        two.bind("inproc://pair")
+        one.connect("inproc://pair")
+        yield one, two
+
+
+def taken(socket: "zmq.Socket[bytes]", most: int = 16) -> list[list[bytes]]:
+    came = multipart.arrived(socket, most)
+    return [[bytes(frame) for frame in multipart.views(message)] for message in came]
+
+
+def test_messages_come_out_as_they_went_in(pair: Pair) -> None:
+    """Their frames, empty and small ones and ones too large to be copied, in order."""
+    one, two = pair
+    sent = [[b"alone"], [b"", b"x" * 200, b"y" * 70_000], [b"last", b""]]
+    for message in sent:
+        multipart.send(one, message)
+    assert taken(two) == sent
+
+
+def test_no_more_are_taken_than_are_wanted(pair: Pair) -> None:
+    """The others wait; and where none does, none is made up and nothing is waited for."""
+    one, two = pair
+    for number in range(5):
+        multipart.send(one, [b"%d" % number])
+    assert taken(two, 2) == [[b"0"], [b"1"]]
+    assert taken(two, 3) == [[b"2"], [b"3"], [b"4"]]
+    assert taken(two) == []
+
+
+def test_a_frame_outlives_what_comes_after_it(pair: Pair) -> None:
+    """It is a view of memory of its own, small or large."""
+    one, two = pair
+    kept: list[Buffer] = []
+    for size in (10, 100_000, 10, 100_000):
+        multipart.send(one, [bytes([len(kept)]) * size])
+        kept += [multipart.views(message)[0] for message in multipart.arrived(two, 1)]
+    assert [(frame[0], len(frame)) for frame in kept] == [
+        (0, 10), (1, 100_000), (2, 10), (3, 100_000),
+    ]  # fmt: skip
+
+
+def test_a_full_socket_takes_nothing_of_a_message(pair: Pair) -> None:
+    """It says so, and those it took before are whole."""
+    one, two = pair
+    room = 0
+    with contextlib.suppress(zmq.Again):
+        while room < 100:
+            multipart.send(one, [b"a", b"b"])
+            room += 1
+    assert 0 < room < 100
+    assert taken(two, 100) == [[b"a", b"b"]] * room
+
+
+def test_one_that_is_tracked_tells_when_it_has_left(pair: Pair) -> None:
+    """Which it has when its receiver has dropped it; one that is not tracked tells nothing new."""
+    one, two = pair
+    tracker = multipart.send(one, [b"head", b"x" * 100_000], track=True)
+    assert tracker is not None
+    assert not tracker.done
+    assert len(taken(two)) == 1
+    tracker.wait(60)
+
+
+def test_a_message_of_too_many_frames_is_dropped(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of it is handed on, its sender is named by a frame, and what follows comes whole; a very
+    long one takes several turns."""
+    monkeypatch.setattr(multipart, "_DROPPED_A_TURN", 30)
+    one, two = pair
+    refused: list[zmq.Frame] = []
+    for message in ([b"a"] * 4, [b"x"] * 100, [b"b"]):
+        multipart.send(one, message)
+    turns = [
+        [[frame.bytes for frame in came] for came in multipart.arrived(two, 4, 4, refused.append)]
+        for _ in range(5)
+    ]
+    assert turns == [[[b"a"] * 4], [], [], [[b"b"]], []]
+    assert [frame.bytes for frame in refused] == [b"x"]

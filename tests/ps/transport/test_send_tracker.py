@@ -1,0 +1,74 @@
+"""A large message on a slow link is sent once, however impatient whoever waits for its answer."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ps
+from ps.transport.link_model import parse_link
+from ps.transport.send_tracker import LARGE_BYTES, SendTracker
+
+
+class Tracker:
+    done = False
+
+
+class Socket:
+    """Counts what it is given."""
+
+    def __init__(self) -> None:
+        self.sent: list[bool] = []
+        self.tracker = Tracker()
+
+    def send(self, frame: bytes, flags: int, *, copy: bool, track: bool) -> Tracker | None:
+        self.sent.append(track)
+        return self.tracker if track else None
+
+
+def test_only_what_is_large_is_looked_at() -> None:
+    """A small message may be repeated at once."""
+    socket, outgoing = Socket(), SendTracker()
+    given: Any = socket
+    outgoing.send([(given, [b"x" * 100])], "shard", [1])
+    assert not outgoing.in_progress("shard", 1)
+    outgoing.send([(given, [b"x"]), (given, [bytes(LARGE_BYTES)])], "shard", [2, 3])
+    assert socket.sent == [False, True, True]
+    assert [outgoing.in_progress("shard", request) for request in (1, 2, 3, 4)] == [
+        False, True, True, False,
+    ]  # fmt: skip
+    assert not outgoing.in_progress("another", 2)
+
+
+def test_it_has_left_a_while_after_the_system_took_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of the time that it took ZeroMQ to hand it over."""
+    now = 100.0
+    monkeypatch.setattr("ps.transport.send_tracker.time.monotonic", lambda: now)
+    socket, outgoing = Socket(), SendTracker()
+    given: Any = socket
+    outgoing.send([(given, [bytes(LARGE_BYTES)])], "shard", [1])
+    now = 108.0
+    assert outgoing.in_progress("shard", 1)
+    socket.tracker.done = True
+    assert outgoing.in_progress("shard", 1)
+    now = 109.9
+    assert outgoing.in_progress("shard", 1)
+    now = 110.1
+    assert not outgoing.in_progress("shard", 1)
+
+
+def test_a_slow_link_carries_each_array_once() -> None:
+    """40 MB at 200 Mbit/s take 1.6 s each way, and an answer is missed after 0.1 s: the line is not
+    filled with copies, neither of what is pushed nor of what is pulled."""
+    table = ps.DenseTable("weights", (ps.TensorSpec("all", (10_000_000,)),))
+    with ps.local_shards(ps.shard_specs(table)) as cluster:
+        link = parse_link("rtt=10ms,rate=200Mbit")
+        with ps.Client(cluster, worker="w", link=link, retry_s=0.1, in_flight=1) as client:
+            gradient = np.zeros(table.size, np.float32)
+            client.pull()
+            client.push(gradient)
+            client.flush()
+        with ps.AdminClient(cluster) as console:
+            (status,) = console.status()
+    assert (status.pushes, status.pulls) == (1, 1)
+    assert status.duplicates <= 1

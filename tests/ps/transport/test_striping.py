@@ -1,0 +1,451 @@
+"""Messages in parts over several connections: whole, in order, bounded, whatever comes how."""
+
+import itertools
+import random
+import socket
+import struct
+import time
+from contextlib import closing, suppress
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+from numpy.typing import NDArray
+
+import ps
+from ps.transport import links
+from ps.transport.link_emulator import LinkEmulator
+from ps.transport.link_model import parse_link
+from ps.transport.striping import (
+    LEAST_BYTES,
+    MOST,
+    TOKEN_BYTES,
+    Cutter,
+    Gatherer,
+    Parts,
+    stripes_for,
+)
+from shards import wire_format
+from shards.errors import BadInput, BadMessage
+from shards.messages import AskStatus
+
+SEED = 31
+TOKEN = b"t" * TOKEN_BYTES
+SENDER = b"\xff\xfe" + TOKEN  # the mark before it: no address begins so
+PLENTY = 1 << 30
+
+
+def message(dice: random.Random, number: int) -> list[bytes]:
+    """One that tells its number, of no, few or many bytes, in one frame or several."""
+    sizes = [dice.choice((0, 1, 100, LEAST_BYTES + 3, 2 * LEAST_BYTES)) for _ in range(3)]
+    frames = [dice.randbytes(size) for size in sizes[: dice.randrange(4)]]
+    return [struct.pack("<I", number), *frames]
+
+
+def as_bytes(parts: Parts) -> list[bytes]:
+    return [bytes(part) for part in parts]
+
+
+def number_of(parts: Parts) -> int:
+    (number,) = struct.unpack("<I", parts[0])
+    return int(number)
+
+
+def over_the_wire(part: Parts) -> Parts:
+    """What the other side has: the same bytes elsewhere."""
+    return [memoryview(bytes(frame)) for frame in part]
+
+
+def lanes_of(messages: list[list[bytes]], stripes: int) -> list[list[Parts]]:
+    """What each connection carries, in its order."""
+    cutter = Cutter(TOKEN)
+    cut = [cutter.cut(list(one), stripes) for one in messages]
+    return [[over_the_wire(parts[index]) for parts in cut] for index in range(stripes)]
+
+
+def received(gatherer: Gatherer, lanes: list[list[Parts]], dice: random.Random) -> list[Parts]:
+    """Take the connections' parts in some order that keeps each one's own."""
+    found = []
+    lanes = [list(lane) for lane in lanes]
+    while any(lanes):
+        index = dice.choice([index for index, lane in enumerate(lanes) if lane])
+        whole = gatherer.take(b"%d" % index, lanes[index].pop(0))
+        if whole is not None:
+            assert whole[0] == SENDER
+            found.append(whole[1])
+    return found
+
+
+@pytest.mark.parametrize("stripes", [2, 3, 8, MOST])
+def test_whatever_arrives_when_messages_come_whole_and_in_order(stripes: int) -> None:
+    """Each connection keeps its own order, and nothing else is known: all come as they were."""
+    dice = random.Random(SEED + stripes)
+    for _ in range(10):
+        messages = [message(dice, number) for number in range(8)]
+        gatherer = Gatherer(PLENTY)
+        found = received(gatherer, lanes_of(messages, stripes), dice)
+        assert list(map(as_bytes, found)) == messages
+        assert gatherer.held_bytes == 0
+
+
+def test_what_is_lost_holds_back_nothing() -> None:
+    """Parts are lost and doubled: what is whole comes once and in order, the others never."""
+    dice = random.Random(SEED)
+    for _ in range(30):
+        messages = [message(dice, number) for number in range(10)]
+        lanes = lanes_of(messages, 4)
+        lost = {(dice.randrange(4), number) for number in range(9) if dice.random() < 0.3}
+        lanes = [
+            [part for number, part in enumerate(lane) if (index, number) not in lost]
+            for index, lane in enumerate(lanes)
+        ]
+        doubled = [[part for part in lane for _ in range(dice.randint(1, 2))] for lane in lanes]
+        found = received(gatherer := Gatherer(PLENTY), doubled, dice)
+        whole = [number for number in range(10) if number not in {number for _, number in lost}]
+        assert list(map(number_of, found)) == whole
+        assert all(as_bytes(parts) == messages[number_of(parts)] for parts in found)
+        assert gatherer.held_bytes == 0, "the last one was whole, so nothing is waited for"
+
+
+def test_connections_that_break_may_mix_up_anything() -> None:
+    """In any order at all, what comes out is whole, once each, and never an earlier one later."""
+    dice = random.Random(SEED)
+    for _ in range(50):
+        messages = [message(dice, number) for number in range(5)]
+        parts = list(itertools.chain.from_iterable(lanes_of(messages, 3)))
+        dice.shuffle(parts)
+        gatherer = Gatherer(PLENTY)
+        found = [whole[1] for part in parts if (whole := gatherer.take(b"", part)) is not None]
+        numbers = list(map(number_of, found))
+        assert numbers == sorted(set(numbers))
+        assert all(as_bytes(parts) == messages[number_of(parts)] for parts in found)
+
+
+def test_only_what_is_cut_is_copied() -> None:
+    """What is sent are views of the arrays; what was not cut comes out as it came in."""
+    gradient = np.arange(LEAST_BYTES, dtype=np.float32)
+    small = b"small"
+    lanes = Cutter(TOKEN).cut([small, gradient.data], 4)
+    sent = [np.frombuffer(piece, np.uint8) for _, *pieces in lanes for piece in pieces]
+    assert all(np.shares_memory(piece, gradient) for piece in sent[1:])
+    sizes = [sum(map(len, pieces)) for _, *pieces in lanes]
+    assert max(sizes) - min(sizes) <= 4, "even shares"
+    gatherer = Gatherer(PLENTY)
+    for part in lanes[:-1]:
+        assert gatherer.take(b"", part) is None
+    whole = gatherer.take(b"", lanes[-1])
+    assert whole is not None
+    first, frame = whole[1]
+    assert np.shares_memory(np.frombuffer(first, np.uint8), sent[0])
+    found = np.frombuffer(frame, np.float32)
+    assert found.flags.aligned
+    assert not np.shares_memory(found, gradient)
+    np.testing.assert_array_equal(found, gradient)
+
+
+def test_one_connection_needs_no_parts() -> None:
+    """Over one a message goes as it is, and one that came whole is from where it came."""
+    envelope: Parts = [wire_format.encode(AskStatus(1, "job", "table")), b"frame"]
+    assert Cutter(TOKEN).cut(envelope, 1) == [envelope]
+    assert Gatherer(PLENTY).take(b"peer", envelope) == (b"peer", envelope)
+    assert Gatherer(PLENTY).take(b"peer", []) == (b"peer", [])
+
+
+def test_answers_go_where_the_parts_come_from() -> None:
+    """A sender is answered over its latest connections; one that sent no parts, where it is."""
+    gatherer = Gatherer(PLENTY)
+    first, second = (list(lane) for lane in lanes_of([[b"a"], [b"b"]], 2))
+    gatherer.take(b"x", first[0])
+    assert gatherer.addresses(SENDER) == [], "nothing is known of its other connection"
+    assert gatherer.take(b"y", second[0]) == (SENDER, [b"a"])
+    assert gatherer.addresses(SENDER) == [b"x", b"y"]
+    gatherer.take(b"z", second[1])
+    assert gatherer.addresses(SENDER) == [b"x", b"z"]
+    gatherer.take(b"gone", second[0])
+    assert gatherer.addresses(SENDER) == [b"x", b"z"], "what comes late says nothing new"
+    assert gatherer.addresses(b"x") == [b"x"]
+
+
+def test_a_receiver_that_begins_anew_goes_on() -> None:
+    """A shard that comes back takes a worker's next message, whatever its number."""
+    first, second = lanes_of([[b"%d" % number] for number in range(3)], 2)
+    gatherer = Gatherer(PLENTY)
+    assert gatherer.take(b"", first[2]) is None
+    assert gatherer.take(b"", second[2]) == (SENDER, [b"2"])
+
+
+def test_unfinished_messages_are_bounded() -> None:
+    """One sender holds its limit, its oldest giving way; many hold four times that."""
+    most = 4 * LEAST_BYTES
+    first, second = lanes_of([[bytes(2 * LEAST_BYTES)] for _ in range(10)], 2)
+    gatherer = Gatherer(most)
+    for part in first:
+        gatherer.take(b"", part)
+        assert gatherer.held_bytes <= most
+    whole = [gatherer.take(b"", part) is not None for part in second]
+    assert whole[-1]
+    assert 1 < sum(whole) < 4
+    for sender in range(50):
+        token = sender.to_bytes(TOKEN_BYTES, "big")
+        for part in Cutter(token).cut([bytes(3 * LEAST_BYTES)], 3)[:2]:
+            gatherer.take(b"", part)
+            assert gatherer.held_bytes <= 4 * most
+    assert gatherer.held_bytes > 2 * most
+    with pytest.raises(BadMessage):
+        gatherer.take(b"", [lanes_of([[b"x"]], 3)[0][0][0]])
+
+
+def test_empty_parts_and_many_senders_are_bounded() -> None:
+    """Parts of no bytes count, too, and of senders the one longest silent is forgotten."""
+    gatherer = Gatherer(100_000)
+    for part in lanes_of([[b""]] * 1000, 2)[1]:
+        gatherer.take(b"", part)
+    assert 0 < gatherer.held_bytes <= 100_000
+    for sender in range(3000):
+        part = Cutter(sender.to_bytes(TOKEN_BYTES, "big")).cut([b""], 2)[1]
+        gatherer.take(b"", over_the_wire(part))
+    assert gatherer.held_bytes <= 400_000
+    assert gatherer.addresses(SENDER) == []
+
+
+def test_a_new_sender_puts_out_the_one_longest_silent() -> None:
+    """With room for one, what a shard left unfinished goes when its next life talks."""
+    gatherer = Gatherer(PLENTY, 1)
+    gatherer.take(b"", Cutter(TOKEN).cut([bytes(LEAST_BYTES)], 2)[0])
+    held = gatherer.held_bytes
+    gatherer.take(b"", Cutter(b"u" * TOKEN_BYTES).cut([b"x"], 2)[0])
+    assert held > LEAST_BYTES // 2 > gatherer.held_bytes > 0
+
+
+def test_what_does_not_move_is_dropped() -> None:
+    """A sender that dies in the midst of a message costs nothing soon after."""
+    first, second = lanes_of([[b"a"], [b"b"]], 2)
+    gatherer = Gatherer(PLENTY)
+    gatherer.take(b"", first[0])
+    gatherer.tick()
+    assert gatherer.held_bytes > 0
+    gatherer.tick()
+    assert gatherer.held_bytes == 0
+    assert gatherer.take(b"", second[0]) is None
+    gatherer.take(b"", first[1])
+    assert gatherer.take(b"", second[1]) == (SENDER, [b"b"])
+
+
+def test_a_sender_that_was_put_out_is_answered_nowhere() -> None:
+    """Nor once some of its connections are known again: its answer has no place to go until then.
+    An address as long as a token is none."""
+    first, second = (list(lane) for lane in lanes_of([[b"a"], [b"b"]], 2))
+    gatherer = Gatherer(PLENTY, 1)
+    gatherer.take(b"x", first[0])
+    gatherer.take(b"y", second[0])
+    gatherer.take(b"z", Cutter(b"u" * TOKEN_BYTES).cut([b"a"], 2)[0])
+    assert gatherer.addresses(SENDER) == []
+    gatherer.take(b"x", first[1])
+    assert gatherer.addresses(SENDER) == []
+    assert gatherer.take(b"y", second[1]) == (SENDER, [b"b"])
+    assert gatherer.addresses(SENDER) == [b"x", b"y"]
+    assert gatherer.addresses(TOKEN) == [TOKEN]
+
+
+def test_mangled_parts_are_refused() -> None:
+    """Headers that lie, or are none: BadMessage, and the sender's own messages go on."""
+    header = struct.Struct(f"<2s{TOKEN_BYTES}sQBB")
+    mark = b"\xff\xfe"
+
+    def said(number: int, index: int, stripes: int, *lengths: int, token: bytes = TOKEN) -> bytes:
+        lists = b"".join(struct.pack("<Q", length) for length in lengths)
+        return header.pack(mark, token, number, index, stripes) + lists
+
+    gatherer = Gatherer(PLENTY)
+    gatherer.take(b"", [said(1, 1, 2)])
+    for wrong in (
+        mark,
+        said(2, 0, 2, 1)[:-1],
+        said(2, 0, 2),  # no lengths
+        said(2, 1, 2, 5),  # lengths where none belong
+        said(2, 2, 2),
+        said(0, 1, 2),
+        said(2, 0, 1, 1),
+        said(2, 1, MOST + 1),
+        said(2, 1, 3),  # of another count than before
+    ):
+        with pytest.raises(BadMessage):
+            gatherer.take(b"", [wrong, b"x"])
+    for lengths in ([2**63, 2**63], [2**40], [0], [1, 1]):
+        other = Gatherer(PLENTY)
+        other.take(b"", [said(1, 1, 2)])
+        with pytest.raises(BadMessage, match="bytes by their lengths, got 1"):
+            other.take(b"", [said(1, 0, 2, *lengths), b"x"])
+    assert gatherer.take(b"", [said(1, 0, 2, 0, 1), b"x"]) == (SENDER, [memoryview(b""), b"x"])
+    dice = random.Random(SEED)
+    for _ in range(2000):
+        wild = mark + dice.randbytes(dice.randrange(60))
+        try:
+            gatherer.take(b"", [wild, dice.randbytes(9)])
+        except BadMessage:
+            continue
+    assert gatherer.held_bytes < 4 << 20
+
+
+def test_how_many_follows_from_the_round_trip() -> None:
+    """One on a short way or for small messages; 8 at 100 ms, and never more than the limit."""
+    assert stripes_for(0.02, PLENTY) == 1
+    assert stripes_for(1.0, LEAST_BYTES - 1) == 1
+    assert stripes_for(0.021, LEAST_BYTES) == 2
+    assert stripes_for(0.1, PLENTY) == 8
+    assert stripes_for(float("inf"), PLENTY) == MOST
+
+
+# --- on sockets -----------------------------------------------------------------------------------
+
+TABLE = ps.DenseTable("far", (ps.TensorSpec("w", (200_000,)),))
+GRADIENT = np.arange(TABLE.size, dtype=np.float32) % 7
+
+
+def trained(client: ps.Client) -> NDArray[np.float32]:
+    """The weights after three updates that this client makes."""
+    for _ in range(3):
+        client.pull()
+        client.push(GRADIENT)
+    client.flush()
+    return client.pull().weights
+
+
+def connections(client: ps.Client) -> list[int]:
+    return [len(stripes) for stripes in client._stay.links._stripes]
+
+
+def test_a_client_over_several_connections_learns_the_same() -> None:
+    """Stripes change nothing but the way: three updates over one, four and sixteen."""
+    learned = []
+    for stripes in (1, 4, MOST):
+        with (
+            ps.local_shards(ps.shard_specs(TABLE, shards=2)) as cluster,
+            # Nothing is repeated because the machine was busy.
+            ps.Client(
+                cluster, worker="w", transport="tcp", stripes=stripes, retry_s=10.0
+            ) as client,
+        ):
+            assert connections(client) == [stripes] * 2
+            learned.append(trained(client))
+            assert client.duplicates == 0
+    np.testing.assert_array_equal(learned[1], learned[0])
+    np.testing.assert_array_equal(learned[2], learned[0])
+
+
+def test_an_answer_larger_than_what_is_held_comes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What unfinished answers may take follows the shard's part: the largest ones come, too."""
+    monkeypatch.setattr(links, "_UNFINISHED_BYTES", 1000)
+    with (
+        ps.local_shards(ps.shard_specs(TABLE)) as cluster,
+        ps.Client(cluster, worker="w", transport="tcp", stripes=4, patience_s=20.0) as client,
+    ):
+        assert connections(client) == [4]
+        assert client.pull().weights.size == TABLE.size
+
+
+def test_a_long_link_gets_as_many_as_its_round_trip_wants() -> None:
+    """Found at the start, by its latency; a small table has one connection on any link."""
+    small = ps.DenseTable("near", (ps.TensorSpec("w", (100,)),))
+    found = []
+    for table in (TABLE, small):
+        with (
+            ps.local_shards(ps.shard_specs(table)) as cluster,
+            ps.Client(cluster, worker="w", link=parse_link("rtt=40ms")) as client,
+        ):
+            found += connections(client)
+    assert found[0] >= stripes_for(0.04, PLENTY), "more, where a busy machine adds to it"
+    assert found[1] == 1
+
+
+def test_memory_that_is_shared_needs_no_stripes() -> None:
+    """Only what goes over TCP is cut."""
+    with (
+        ps.local_shards(ps.shard_specs(TABLE)) as cluster,
+        ps.Client(cluster, worker="w", stripes=4) as client,
+    ):
+        assert client.transports == ("shm",)
+        assert connections(client) == [1]
+
+
+@pytest.mark.parametrize("stripes", [0, MOST + 1])
+def test_a_number_that_cannot_be_is_refused(stripes: int) -> None:
+    """From one to the most there are."""
+    with (
+        ps.local_shards(ps.shard_specs(TABLE)) as cluster,
+        pytest.raises(BadInput, match=f"stripes: expected 1 to {MOST}, got {stripes}"),
+    ):
+        ps.Client(cluster, worker="w", stripes=stripes)
+
+
+def test_connections_that_are_cut_cost_a_repetition() -> None:
+    """Some break in the midst of training: they come back, and each push counts once."""
+    specs = ps.shard_specs(TABLE, lease_s=60)
+    with ps.local_shards(specs) as cluster:
+        with closing(LinkEmulator(cluster.endpoints, parse_link("rtt=10ms"))) as slow:
+            behind = msgspec.structs.replace(cluster, endpoints=slow.endpoints)
+            with ps.Client(behind, worker="w", transport="tcp", stripes=4, retry_s=0.3) as client:
+                for step in range(6):
+                    client.pull()
+                    client.push(GRADIENT)
+                    if step % 2:
+                        break_some(slow, step)
+                client.flush()
+                assert client.seq == 6
+        with ps.AdminClient(cluster) as console:
+            (status,) = console.status()
+            learned = console.read()
+    assert status.version == 6
+    np.testing.assert_allclose(TABLE.views(learned)["w"], -0.06 * GRADIENT[:200_000], rtol=1e-5)
+
+
+def test_a_crowd_of_senders_costs_an_answer_that_is_asked_for_again() -> None:
+    """A parked pull is let go after strangers have put its worker out: the shard goes on, and the
+    worker has its weights by asking once more."""
+    spec = msgspec.structs.replace(ps.shard_specs(TABLE)[0], bound=0)
+    with (
+        ps.local_shards([spec]) as cluster,
+        ps.AdminClient(cluster) as console,
+        ps.Client(cluster, worker="a", transport="tcp", stripes=2, retry_s=0.3) as client,
+        ps.Client(cluster, worker="b", transport="tcp") as slowest,
+    ):
+        client.pull()
+        client.push(GRADIENT)
+        client.flush()
+        client.prefetch(1)
+        until = time.monotonic() + 60
+        while not any(worker.waiting for worker in console.status()[0].workers):
+            assert time.monotonic() < until, "the pull parks"
+        crowd(cluster.endpoints[0], 1100)
+        slowest.pull()
+        slowest.push(GRADIENT)
+        slowest.flush()
+        assert client.pull(1).versions == (2,)
+
+
+def crowd(endpoint: str, senders: int) -> None:
+    """So many strangers begin to say something, and all of it has been heard."""
+    context = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    try:
+        stranger.connect(endpoint)
+        for number in range(senders):
+            token = number.to_bytes(TOKEN_BYTES, "big")
+            stranger.send_multipart(Cutter(token).cut([b""], 2)[1])
+        stranger.send(b"no message")
+        assert stranger.poll(60_000), "it is refused, behind the parts"
+    finally:
+        context.destroy(linger=0)
+
+
+def break_some(slow: LinkEmulator, which: int) -> None:
+    """Cut one of the connections now, as a router that forgets it does."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        with suppress(OSError):  # it has been cut meanwhile
+            if pipes := [pipe for pipe in slow._pipes if not pipe.cut_off]:
+                pipes[which % len(pipes)]._source.shutdown(socket.SHUT_RDWR)
+                return
+        time.sleep(0.01)
+    raise AssertionError("there is no connection to cut")

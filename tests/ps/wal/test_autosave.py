@@ -1,0 +1,343 @@
+"""What a shard without a log comes back with: its last whole save, never another's or half of one.
+
+Shards without a network; a death is a folder that the next life opens.
+"""
+
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import ps
+from deploy.simulation.disk import Died, SimulatedDisk
+from ps.durability import Durability
+from ps.job_spec import make_cluster
+from ps.launch.launcher import ShardDevice, serve
+from ps.transport.local_sockets import Transport
+from ps.wal.autosave import Autosaves, AutosavingShard
+from ps.wal.writer import BackgroundTask
+from shards.envelopes import Arrival, Outgoing
+from shards.errors import BadInput, GiveUp
+from shards.messages import Ack, Install, Quiesce
+from shards.rules import SGD, Momentum
+from shards.shard import Shard
+from tests.shards.shard_dsl import SIZE, fresh, hello, join, push, spec
+
+EVERY_S = 10.0
+
+
+class Done:
+    """What is done aside, at once."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        work()
+
+    def is_alive(self) -> bool:
+        return False
+
+    def join(self) -> None:
+        pass
+
+
+class Later:
+    """What is done aside when the test says so."""
+
+    def __init__(self) -> None:
+        self.work: list[Callable[[], None]] = []
+
+    def __call__(self, work: Callable[[], None]) -> BackgroundTask:
+        self.work.append(work)
+        return self
+
+    def is_alive(self) -> bool:
+        return bool(self.work)
+
+    def join(self) -> None:
+        while self.work:
+            self.work.pop(0)()
+
+
+class Life:
+    """One life of a shard that saves its state; it takes `took_s` to write one."""
+
+    def __init__(
+        self,
+        folder: Path | SimulatedDisk,
+        aside: Callable[[Callable[[], None]], BackgroundTask] = Done,
+        **more: Any,
+    ) -> None:
+        self.took_s, self.read_s = 0.0, 0.0
+        self.saves = Autosaves(folder, EVERY_S, aside, self._clock)
+        told = {"rule": Momentum(0.5), "bound": None} | more
+        self.shard = Shard(spec(**told), boot=int(os.urandom(6).hex(), 16))
+        try:
+            self.saves.recover(self.shard, 0.0)
+        except BaseException:
+            self.saves.close()
+            raise
+        self.acts = AutosavingShard(self.shard, self.saves)
+        self.seq = 0
+
+    def _clock(self) -> float:
+        self.read_s += self.took_s
+        return self.read_s
+
+    def say(self, message: Any, frames: Any = (), now: float = 0.0) -> list[Outgoing]:
+        return self.acts.handle_together([Arrival(b"w", message, frames)], now)
+
+    def install(self, value: float = 0.0, now: float = 0.0) -> None:
+        saved, _ = fresh()
+        weights = np.full(SIZE, value, np.float32)
+        self.say(Install(1, "job", "net", []), [saved, weights.tobytes()], now)
+        self.saves.look(self.shard, now)
+
+    def enter(self, now: float = 0.0) -> None:
+        self.say(hello("w"), now=now)
+        self.say(msgspec.structs.replace(join("w"), boot=self.shard.boot), now=now)
+        self.seq = self.shard.ledger.entries["w"].seq
+
+    def push(self, now: float = 0.0) -> None:
+        self.seq += 1
+        message = msgspec.structs.replace(push("w", self.seq), boot=self.shard.boot)
+        gradient = np.random.default_rng(self.seq).standard_normal(SIZE).astype(np.float32)
+        (answer,) = self.say(message, [gradient.tobytes()], now)
+        assert isinstance(answer.message, Ack), answer
+        self.saves.look(self.shard, now)
+
+    def held(self) -> list[bytes]:
+        _, weights, slots = self.shard.copy()
+        return [weights.tobytes(), *(slot.tobytes() for slot in slots.values())]
+
+
+def ended(life: Life) -> Path:
+    """Its folder, and what it saved in it."""
+    life.saves.close()
+    return life.saves.where
+
+
+def with_pushes(folder: Path, pushes: int = 3) -> Life:
+    """A life whose last save holds so many."""
+    one = Life(folder)
+    one.install()
+    one.enter()
+    for number in range(pushes):
+        one.push(EVERY_S * (1 + number))
+    return one
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_death_takes_back_no_more_than_the_interval(seed: int, tmp_path: Path) -> None:
+    """Over several lives with pushes at any times: each begins with what the one before it held at
+    a moment no longer ago than that, bit for bit, with its worker and counters as of then."""
+    chance = random.Random(seed)
+    folder = tmp_path / "job" / "shard-0"
+    history: list[tuple[float, int, list[bytes], int]] = []
+    for lives in range(4):
+        one = Life(folder)
+        assert one.shard.part.rolled_back is (lives > 0)
+        if lives:
+            died_at = history[-1][0]
+            version = one.shard.version
+            # What was held at that time, and so whatever came after it may be lost, no more.
+            known = [entry for entry in history if entry[0] <= died_at - EVERY_S]
+            least = known[-1][1] if known else 0
+            assert least <= version <= history[-1][1], f"seed {seed}"
+            (held, seq), *_ = [entry[2:] for entry in history if entry[1] == version]
+            assert one.held() == held, f"seed {seed}"
+            entry = one.shard.ledger.entries.get("w")  # it may have come since the first save
+            assert (entry.seq if entry else 0) == seq, f"seed {seed}"
+            assert one.shard.journal.pushes == version, f"seed {seed}"
+        else:
+            one.install()
+        one.enter()
+        now = 0.0
+        history = [(now, one.shard.version, one.held(), one.seq)]
+        for _ in range(chance.randint(1, 15)):
+            now += chance.choice((0.0, 0.5, 3.0, 12.0)) * chance.random()
+            one.push(now)
+            history.append((now, one.shard.version, one.held(), one.seq))
+        ended(one)
+    assert folder.stat().st_mode & 0o777 == folder.parent.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+
+
+def test_when_a_save_is_due(tmp_path: Path) -> None:
+    """At once when it was given weights; then after the interval, if anything has changed, and of
+    what takes long no more than a fiftieth of the time. Never two at once, none in a move."""
+    later = Later()
+    one = Life(tmp_path, later)
+    one.saves.look(one.shard, 100.0)
+    assert (later.work, one.saves.next_look(one.shard)) == ([], np.inf), "it holds nothing"
+    one.install(now=0.0)
+    assert len(later.work) == 1
+    one.enter()
+    one.push(EVERY_S)
+    assert len(later.work) == 1, "the first is still being written"
+    assert one.saves.next_look(one.shard) == np.inf, "nobody knows how long"
+    later.join()
+    assert one.saves.next_look(one.shard) == EVERY_S
+    one.saves.look(one.shard, 9.9)
+    assert later.work == []
+    one.saves.look(one.shard, EVERY_S)
+    assert len(later.work) == 1
+    one.took_s = 1.0
+    later.join()
+    one.saves.look(one.shard, 100.0)
+    assert (later.work, one.saves.next_look(one.shard)) == ([], np.inf), "nothing is new"
+    one.push(59.9)
+    assert (later.work, one.saves.next_look(one.shard)) == ([], 60.0)
+    one.say(Quiesce(1, "job", "net", 20.0), now=59.9)
+    one.saves.look(one.shard, 60.0)
+    assert (later.work, one.saves.next_look(one.shard)) == ([], 61.0)
+    one.saves.look(one.shard, 81.0)
+    assert len(later.work) == 1, "the standstill has run out"
+    ended(one)
+
+
+def test_nobody_goes_on_with_what_was_replaced(tmp_path: Path) -> None:
+    """Who is told that a shard has weights is told of the only ones it may come back with, though
+    a save of others was being written; dead before those are saved it does not come back."""
+    later = Later()
+    one = Life(tmp_path, later)
+    one.saves.close()
+    Life(tmp_path, later).saves.close()  # it was given nothing: an empty one follows
+    one = Life(tmp_path, later)
+    one.install(1.0)
+    one.install(2.0)
+    assert len(later.work) == 1
+    one.saves._disk.close()
+    with pytest.raises(GiveUp) as caught:
+        Life(tmp_path)
+    assert str(caught.value) == (
+        f"saves {tmp_path}: expected what the last life of shard 0 was given, got nothing: it died"
+        " before it had saved it"
+    )
+    later.join()
+    again = Life(tmp_path)
+    assert set(again.shard.held.weights()) == {2.0}
+    assert ended(again) == tmp_path
+
+
+def test_what_is_no_save(tmp_path: Path) -> None:
+    """Cut off anywhere, or with a flipped bit where something stands: the error names the file. One
+    that was being written is none."""
+    one = with_pushes(tmp_path)
+    held, path = one.held(), ended(one) / "save"
+    content = path.read_bytes()
+    (tmp_path / "save.partial").write_bytes(content[:-1])
+    again = Life(tmp_path)
+    assert again.held() == held
+    ended(again)
+    seed = time.time_ns()
+    chance = random.Random(seed)
+    damaged = [content[: chance.randrange(len(content))] for _ in range(30)]
+    damaged += [b"", content[:-1], os.urandom(len(content))]
+    for place in (*range(8), 30, len(content) - 60):
+        damaged.append(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    for bad in damaged:
+        path.write_bytes(bad)
+        print(f"seed {seed}: {len(bad)} bytes")
+        with pytest.raises(BadInput, match=f"^save {path}: "):
+            Life(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("other", "line"),
+    [
+        ({"job": "another"}, "expected job another, got job's"),
+        ({"build": "newer"}, "expected build newer, got build's"),
+        ({"rule": SGD()}, "its shard was told otherwise than this one (rule, map, ...)"),
+    ],
+)
+def test_anothers_save(other: dict[str, Any], line: str, tmp_path: Path) -> None:
+    """Is refused, and says whose it is."""
+    ended(with_pushes(tmp_path))
+    with pytest.raises(BadInput) as caught:
+        Life(tmp_path, **other)
+    assert str(caught.value) == f"save {tmp_path}/save: {line}"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_full_disk(seed: int) -> None:
+    """The shard goes on with the save that it has, leaves nothing half written, and tries again at
+    its next turn, though nothing was pushed meanwhile."""
+    disk = SimulatedDisk("disk", random.Random(seed))
+    one = Life(disk)
+    one.install()
+    one.enter()
+    one.push(10.0)
+    held = one.held()
+    disk.full = True
+    one.push(20.0)
+    assert disk.names() == ["save"]
+    assert Life(disk).held() == held
+    disk.full = False
+    one.saves.look(one.shard, 29.9)
+    assert Life(disk).held() == held
+    one.saves.look(one.shard, 30.0)
+    assert Life(disk).held() == one.held() != held
+
+
+@pytest.mark.parametrize("fuse", range(4))
+def test_a_death_in_the_midst_of_a_save(fuse: int) -> None:
+    """At any step of it the next life has the save before, or, once it is whole, this one."""
+    disk = SimulatedDisk("disk", random.Random(fuse))
+    one = Life(disk)
+    one.install()
+    one.enter()
+    before = one.held()
+    disk.fuse = fuse
+    if fuse < 3:
+        with pytest.raises(Died):
+            one.push(10.0)
+    else:
+        one.push(10.0)
+    disk.fuse = None
+    assert Life(disk).held() == (before if fuse < 3 else one.held())
+
+
+def test_what_nobody_goes_on_from_goes(tmp_path: Path) -> None:
+    """With the folder of the job, once the last of its shards has gone."""
+    folders = [tmp_path / "job" / f"shard-{shard}" for shard in range(2)]
+    first, second = map(with_pushes, folders)
+    first.saves.close(forget=True)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_dir()] == ["job", "shard-1"]
+    second.saves.close(forget=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_saves_though_nothing_comes(tmp_path: Path) -> None:
+    """The last push before a silence is saved in its turn, however long the lease is. A server that
+    is stopped for good takes its saves along; from another's its next life goes on."""
+    table = ps.DenseTable("net", (ps.TensorSpec("w", (8,)),))
+    (told,) = ps.shard_specs(table, lease_s=600.0)
+    folder, transport = tmp_path / "shard-0", Transport.TCP
+
+    def life(bind: str) -> Any:
+        how = bind, transport, ShardDevice.CPU, None, Durability.MEMORY, None, folder, 0.5
+        return serve(told, *how).start()
+
+    server = life("tcp://127.0.0.1:*")
+    with ps.AdminClient(make_cluster([told], [server.endpoint])) as console:
+        console.install(table.empty())
+    client = ps.Client(make_cluster([told], [server.endpoint]), worker="w")
+    client.pull()
+    client.push(np.ones(table.size, np.float32))
+    client.flush()
+    client.abort()
+    until = time.monotonic() + 60
+    while not server._saves._due < np.inf or server._saves._version != 1:
+        assert time.monotonic() < until, "it is not saved"
+        time.sleep(0.01)
+    server.forgets = False
+    server.stop()
+    server = life(server.endpoint)
+    assert (server.shard.version, server.shard.part.rolled_back) == (1, True)
+    server.stop()
+    assert not folder.exists()

@@ -1,0 +1,520 @@
+"""The files of a shard's log: what a crash left is cut, damage is named, old ones go.
+
+Shards without a network; a crash is a log that nobody closes, or bytes that a kill left behind.
+"""
+
+import os
+import random
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from deploy.simulation.disk import Died, Errand, SimulatedDisk
+from ps.durability import Durability
+from ps.snapshots import log_storage
+from ps.wal.catalog import load_logs
+from ps.wal.recovery import MARK, recovered, spec_in
+from ps.wal.writer import LoggedShard, WriteAheadLog
+from shards import wal_format
+from shards.envelopes import Arrival, Outgoing
+from shards.errors import BadInput, GiveUp
+from shards.messages import Ack, Install
+from shards.rules import Momentum
+from shards.shard import Shard
+from tests.shards.shard_dsl import SIZE, fresh, hello, join, push, spec
+
+LEVELS = (Durability.PROCESS, Durability.LOGGED)
+
+
+class Life:
+    """One life of a shard with a log."""
+
+    def __init__(
+        self,
+        folder: Path | SimulatedDisk,
+        durability: Durability = Durability.PROCESS,
+        least_bytes: int = 1 << 20,
+    ) -> None:
+        self.log = WriteAheadLog(folder, durability, least_bytes)
+        self.shard = Shard(spec(rule=Momentum(0.5), bound=None), boot=int(os.urandom(6).hex(), 16))
+        try:
+            self.log.recover(self.shard, 1.0)
+        except BaseException:
+            self.log.close()
+            raise
+        self.acts = LoggedShard(self.shard, self.log)
+        self.seq = 0
+
+    def say(self, message: Any, frames: Any = ()) -> list[Outgoing]:
+        return self.acts.handle_together([Arrival(b"w", message, frames)], 2.0)
+
+    def enter(self) -> None:
+        """Install zeros where there is nothing yet, and be a worker of this life."""
+        if self.shard.version == 0:
+            self.say(Install(1, "job", "net", []), fresh())
+        self.say(hello("w"))
+        self.say(msgspec.structs.replace(join("w"), boot=self.shard.boot))
+        self.seq = self.shard.ledger.entries["w"].seq
+
+    def push(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.seq += 1
+            message = msgspec.structs.replace(push("w", self.seq), boot=self.shard.boot)
+            gradient = np.random.default_rng(self.seq).standard_normal(SIZE).astype(np.float32)
+            (answer,) = self.say(message, [gradient.tobytes()])
+            assert isinstance(answer.message, Ack), answer
+
+    def held(self) -> list[bytes]:
+        _, weights, slots = self.shard.copy()
+        return [weights.tobytes(), *(slot.tobytes() for slot in slots.values())]
+
+
+@contextmanager
+def life(folder: Path, *options: Any) -> Iterator[Life]:
+    one = Life(folder, *options)
+    try:
+        yield one
+    finally:
+        one.log.close()
+
+
+def written(folder: Path, pushes: int = 5) -> list[bytes]:
+    """A log with so many pushes, and what the shard held in the end."""
+    with life(folder) as one:
+        one.enter()
+        one.push(pushes)
+        return one.held()
+
+
+def last_log(folder: Path) -> Path:
+    return max(folder.glob("log-*"))
+
+
+@pytest.mark.parametrize("durability", LEVELS)
+def test_lives_go_on_from_one_another(durability: Durability, tmp_path: Path) -> None:
+    """Each begins where the one before it ended, in files that only their owner can read; another
+    reader gets the same."""
+    folder = tmp_path / "logs" / "job" / "shard-0"
+    held: list[bytes] = []
+    for lives in range(4):
+        with life(folder, durability) as one:
+            assert one.shard.version == 3 * lives
+            if lives:
+                assert one.held() == held
+            one.enter()
+            one.push(3)
+            held = one.held()
+    read, state = recovered(folder)
+    assert (read, state.saved.version) == (spec(rule=Momentum(0.5), bound=None), 12)
+    assert [state.weights.tobytes(), *(s.tobytes() for s in state.slots.values())] == held
+    assert {one.stat().st_mode & 0o777 for one in (folder, *folder.parents[:2])} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_a_life_goes_on_from_is_flushed(seed: int) -> None:
+    """A process dies between writing a push and flushing it; the next life has the push, and when
+    then the power fails, the life after that has it still."""
+    disk = SimulatedDisk("disk", random.Random(seed))
+    first = Life(disk, Durability.LOGGED)
+    first.enter()
+    first.push(2)
+    disk.fuse = 1
+    with pytest.raises(Died):
+        first.push()
+    assert Life(disk, Durability.LOGGED).shard.version == 3
+    disk.fail()
+    assert Life(disk, Durability.LOGGED).shard.version == 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_a_life_at_process_wrote_is_flushed_by_one_at_logged(seed: int) -> None:
+    """All of its files, the base among them: no power failure takes them from then on."""
+    disk = SimulatedDisk("disk", random.Random(seed))
+    first = Life(disk, Durability.PROCESS, 1 << 13)
+    first.enter()
+    first.push(40)
+    assert first.log._base is not None
+    first.log._base.join()
+    first.push(5)
+    held, names = first.held(), disk.names()
+    assert sum(name.startswith("base-") for name in names) > 0
+    assert sum(name.startswith("log-") for name in names) > 1
+    assert Life(disk, Durability.LOGGED, 1 << 13).held() == held
+    disk.fail()
+    assert Life(disk, Durability.LOGGED, 1 << 13).held() == held
+
+
+def test_old_files_are_written_over(tmp_path: Path) -> None:
+    """A long log is left for a base and another one, again and again, in the same few files, and
+    neither bits nor a push are lost on the way."""
+    folder = tmp_path / "shard-0"
+    with life(folder, Durability.PROCESS, 1 << 14) as one:
+        one.enter()
+        seen: list[set[int]] = []
+        for _ in range(300):
+            one.push()
+            if one.log._base is not None:
+                one.log._base.join()
+            seen.append({path.stat().st_ino for path in folder.iterdir()})
+        held, version = one.held(), one.shard.version
+    assert set().union(*seen[150:]) == set().union(*seen[:150]), "no file is new"
+    kinds = Counter(path.name.partition("-")[0] for path in folder.iterdir())
+    assert (kinds["base"], kinds["lock"]) == (2, 1)
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 60_000
+    with life(folder) as again:
+        assert (again.held(), again.shard.version, version) == (held, 300, 300)
+        assert again.shard.journal.pushes == 300
+
+
+@pytest.mark.parametrize("durability", LEVELS)
+def test_what_a_file_held_before_does_not_count(durability: Durability, tmp_path: Path) -> None:
+    """Lives that die anywhere in files that are written over: behind their last record stands what
+    was there before, whole records of earlier pushes among it, and none of it is replayed."""
+    folder, held, pushes, behind = tmp_path / "shard-0", list[bytes](), 0, 0
+    for lives in range(25):
+        with life(folder, durability, 1 << 14) as one:
+            assert one.shard.version == pushes
+            assert not held or one.held() == held
+            one.enter()
+            for _ in range(5 + lives % 4):
+                one.push(3)
+                if one.log._base is not None:
+                    one.log._base.join()
+            held, pushes = one.held(), one.shard.version
+        behind += last_log(folder).stat().st_size > one.log._filled
+    assert behind > 5, "it did happen"
+
+
+def test_a_base_that_was_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash while it was written leaves the logs before it, and a name that the next life
+    removes."""
+    folder = tmp_path / "shard-0"
+    with life(folder, Durability.PROCESS, 1 << 14) as one:
+        monkeypatch.setattr(one.log, "_save", lambda *_: None)
+        one.enter()
+        one.push(20)
+        held = one.held()
+    (folder / "base-00000001.partial").write_bytes(b"begun")
+    assert len(list(folder.glob("log-*"))) > 1
+    with life(folder) as again:
+        assert again.held() == held
+    assert not list(folder.glob("*.partial"))
+
+
+def test_a_base_that_lacks_only_its_name(tmp_path: Path) -> None:
+    """A crash between a base's last byte and its rename: whoever looks at the folder reads the logs
+    before it, and leaves the file alone."""
+    folder = tmp_path / "shard-0"
+    with life(folder) as one:
+        one.enter()
+        one.push(20)
+        held = one.held()
+        unfinished = folder / "base-00000001.partial"
+        unfinished.write_bytes(
+            b"".join(wal_format.encode(*wal_format.state_of(one.shard, 1), number=1))
+        )
+    _, state = recovered(folder)
+    assert state.weights.tobytes() == held[0]
+    assert unfinished.exists()
+
+
+@pytest.mark.parametrize("left", ["half", "head", "zeros", "flipped"])
+def test_a_torn_tail_is_cut(left: str, tmp_path: Path) -> None:
+    """What was being written when the writer died was never acknowledged: the push before it is
+    the last, and the next life writes on behind it. The mark speaks of that push, too."""
+    folder = tmp_path / "shard-0"
+    held = written(folder, 4)
+    with life(folder) as one:
+        one.enter()
+        size, mark = last_log(folder).stat().st_size, (folder / MARK).read_bytes()
+        one.push()
+    (folder / MARK).write_bytes(mark)
+    path, content = last_log(folder), bytearray(last_log(folder).read_bytes())
+    match left:
+        case "half":
+            content = content[: size + 1000]
+        case "head":
+            content = content[: size + 20]
+        case "zeros":
+            content[size:] = bytes(len(content) - size)
+        case _:
+            content[-100] ^= 4
+    path.write_bytes(content)
+    with life(folder) as again:
+        assert again.held() == held
+        assert path.stat().st_size == size
+        again.enter()
+        again.push()
+        held = again.held()
+    with life(folder) as third:
+        assert (third.held(), third.shard.version) == (held, 5)
+
+
+def test_a_log_that_was_just_created(tmp_path: Path) -> None:
+    """A crash before its opening was written leaves a file that says nothing."""
+    folder = tmp_path / "shard-0"
+    held = written(folder)
+    mark = (folder / MARK).read_bytes()
+    for content in (b"", b"\x93DPS"):
+        (folder / "log-00000001").write_bytes(content)
+        with life(folder) as again:
+            assert again.held() == held
+        last_log(folder).unlink()
+        (folder / MARK).write_bytes(mark)
+
+
+def test_damage_in_the_middle_is_named(tmp_path: Path) -> None:
+    """A bit that flipped before the end: file and place, and nothing is served; in a base or an
+    older log, too. Nothing is changed by having looked."""
+    folder = tmp_path / "shard-0"
+    written(folder)
+    path = folder / "log-00000000"
+    content = bytearray(path.read_bytes())
+    content[2000] ^= 1
+    path.write_bytes(content)
+    line = rf"^log {path}: the record at byte \d+ does not match its checksum$"
+    for look in (lambda: Life(folder), lambda: recovered(folder)):
+        with pytest.raises(BadInput, match=line):
+            look()
+    assert path.read_bytes() == content
+    assert [one.name for one in folder.glob("log-*")] == [path.name]
+
+
+def ends(path: Path) -> list[int]:
+    """Where each record of a log ends."""
+    content, places = memoryview(path.read_bytes()), [0]
+    while places[-1] < len(content):
+        number = int(path.name.removeprefix("log-"))
+        places.append(wal_format.read(content, places[-1], path.name, number=number).end)
+    return places[1:]
+
+
+@pytest.mark.parametrize("durability", LEVELS)
+@pytest.mark.parametrize(
+    "left", ["nothing", "no bytes", "records", "half a record", "a flipped bit"]
+)
+def test_a_newest_log_that_ends_too_early_is_named(
+    durability: Durability, left: str, tmp_path: Path
+) -> None:
+    """Of one life and of two, where a log is gone, emptied or cut, or its last record is damaged:
+    acknowledged pushes would be missing. Whoever removes the mark does without them."""
+    folder = tmp_path / "shard-0"
+    for lives in (1, 2):
+        with life(folder, durability) as one:
+            one.enter()
+            one.push(5)
+            held = one.held()
+        path = last_log(folder)
+        content, places = path.read_bytes(), ends(path)
+        spoiled = {
+            "no bytes": b"",
+            "records": content[: places[-3]],
+            "half a record": content[:-50],
+            "a flipped bit": content[:-50] + bytes([content[-50] ^ 8]) + content[-49:],
+        }
+        path.unlink()
+        if left in spoiled:
+            path.write_bytes(spoiled[left])
+        for look in (lambda: Life(folder, durability), lambda: load_logs(tmp_path)):
+            with pytest.raises(BadInput) as caught:
+                look()
+            assert str(caught.value).startswith(f"log {path}: expected ")
+            if left in ("nothing", "no bytes"):
+                assert "expected it, got none, or one without an opening" in str(caught.value)
+            else:
+                assert f"expected records up to byte {len(content)}, got them" in str(caught.value)
+            assert str(caught.value).endswith(
+                f"; put back what it held, or remove {folder / MARK} to go on without it"
+            )
+        path.write_bytes(content)
+        _, state = recovered(folder)
+        assert (state.weights.tobytes(), state.saved.version) == (held[0], 5 * lives)
+    path.unlink()
+    (folder / MARK).unlink()
+    with life(folder, durability) as again:
+        assert again.shard.version == 5
+
+
+def test_an_older_log_that_ends_too_early_is_named(tmp_path: Path) -> None:
+    """It was cut between two records, so that each that is left is whole: the opening behind it
+    says how long it was."""
+    folder = tmp_path / "shard-0"
+    written(folder)
+    written(folder)
+    path = folder / "log-00000000"
+    content = path.read_bytes()
+    for end in ends(path)[:-1]:
+        path.write_bytes(content[:end])
+        with pytest.raises(BadInput) as caught:
+            Life(folder)
+        assert str(caught.value) == (
+            f"log {path}: expected {len(content)} bytes, as log-00000001 says, got {end}"
+        )
+
+
+@pytest.mark.parametrize("spoiled", [b"", bytes(28), b"\x93DPMARK\n" + bytes(20), b"x" * 100])
+def test_a_spoiled_mark_says_nothing(spoiled: bytes, tmp_path: Path) -> None:
+    """A failing power may leave any bytes of it; the log is read as far as it goes."""
+    folder = tmp_path / "shard-0"
+    held = written(folder)
+    (folder / MARK).write_bytes(spoiled)
+    with life(folder) as again:
+        assert again.held() == held
+
+
+def test_a_damaged_base_is_named(tmp_path: Path) -> None:
+    """Where older logs are there still, they are replayed in its place, to the same bits; where
+    they have gone, there is nothing to go on from."""
+    folder = tmp_path / "shard-0"
+    with life(folder, Durability.PROCESS, 1 << 14) as one:
+        one.log._aside = Errand  # written when it is joined
+        one.enter()
+        while one.log._base is None:
+            one.push()
+        one.push()
+        held, version = one.held(), one.shard.version
+        older = {path: path.read_bytes() for path in folder.glob("log-*")}
+        one.log._base.join()
+    (base,) = folder.glob("base-*")
+    content = bytearray(base.read_bytes())
+    content[-500] ^= 1
+    base.write_bytes(content)
+    with life(folder) as again:
+        assert (again.held(), again.shard.version) == (held, version)
+    first = min(older)
+    first.unlink()
+    with pytest.raises(BadInput, match=rf"^log {base}: the record at byte 0 does not match"):
+        Life(folder)
+
+
+def test_a_missing_log_is_named(tmp_path: Path) -> None:
+    """Two lives, and the first one's file is gone."""
+    folder = tmp_path / "shard-0"
+    written(folder)
+    written(folder, 0)
+    (folder / "log-00000000").unlink()
+    with pytest.raises(BadInput) as caught:
+        Life(folder)
+    gone = folder / "log-00000000"
+    assert str(caught.value) == f"log {gone}: expected it, for there are others, got none"
+
+
+def test_another_jobs_log(tmp_path: Path) -> None:
+    """A folder belongs to one job, one shard, one build, and one setting of each."""
+    folder = tmp_path / "shard-0"
+    written(folder)
+    assert spec_in(folder).job == "job"
+    path = folder / "log-00000000"
+    for changes, text in (
+        ({"job": "other"}, "expected job other, got job's"),
+        ({"build": "b2"}, "expected build b2, got build's"),
+        ({"bound": 3}, "its shard was told otherwise than this one (rule, map, ...)"),
+    ):
+        files = WriteAheadLog(folder, Durability.PROCESS)
+        shard = Shard(spec(**{"rule": Momentum(0.5), "bound": None} | changes), boot=3)
+        with pytest.raises(BadInput) as caught:
+            files.recover(shard, 1.0)
+        files.close()
+        assert str(caught.value) == f"log {path}: {text}"
+
+
+def test_a_log_of_an_earlier_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named, with both numbers, and left as it is; an opening is read in all of them."""
+    folder = tmp_path / "shard-0"
+    monkeypatch.setattr(wal_format, "FORMAT", 3)
+    written(folder)
+    monkeypatch.undo()
+    content = last_log(folder).read_bytes()
+    for look in (lambda: Life(folder), lambda: recovered(folder)):
+        with pytest.raises(BadInput) as caught:
+            look()
+        assert str(caught.value) == f"log {last_log(folder)}: expected format 4, got 3"
+    assert last_log(folder).read_bytes() == content
+
+
+def test_one_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one waits for the first to be gone, and not for ever."""
+    monkeypatch.setattr(log_storage, "_LOCK_S", 0.1)
+    folder = tmp_path / "shard-0"
+    with life(folder), pytest.raises(GiveUp) as caught:
+        WriteAheadLog(folder, Durability.PROCESS)
+    assert str(caught.value) == f"log {folder}: another process writes it"
+    with pytest.raises(BadInput, match=r"^log /proc/no: No such file or directory$"):
+        WriteAheadLog(Path("/proc/no"), Durability.PROCESS)
+
+
+@pytest.mark.parametrize("soon", [True, False])
+@pytest.mark.parametrize("system", ["linux", "other"])
+def test_what_is_written_in_slices_is_whole(
+    soon: bool, system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces of every size, more of them than one call takes, stand one behind another, and a disk
+    that is to begin soon is told of each slice, where the system can tell it. (Seed 7.)
+    """
+    told: list[tuple[int, int]] = []
+
+    def begin(_: int, at: int, size: int, how: int) -> int:
+        assert how == 2
+        told.append((at, size))
+        return 0
+
+    call = begin if system == "linux" else None
+    monkeypatch.setattr(log_storage, "_sync_file_range", lambda: call)
+    monkeypatch.setattr(log_storage, "_SLICE", 1 << 12)
+    rng = np.random.default_rng(7)
+    pieces = [rng.bytes(size) for size in (10, 1 << 12, 0, 20_000, *[3] * 1200, (1 << 13) + 1)]
+    file = log_storage.LogFolder(tmp_path).create("name")
+    sizes = [file.write(pieces, soon=soon), file.write([b"end"], soon=soon)]
+    file.sync()
+    file.close()
+    content = b"".join(pieces)
+    assert (tmp_path / "name").read_bytes() == content + b"end"
+    assert sizes == [len(content), 3]
+    if soon and system == "linux":
+        ends = [at + size for at, size in told]
+        assert [at for at, _ in told] == [0, *ends[:-1]], "one behind another"
+        assert max(size for _, size in told) < 2 << 12
+        assert ends[-1] == len(content), "and nothing for what is short"
+    else:
+        assert not told
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk(small_disk: Path) -> None:
+    """The push that found no room is not answered, nor any after it; the error names the file. With
+    room again, every acknowledged push is there, and no other."""
+    folder = small_disk / "shard-0"
+    with life(folder, Durability.LOGGED, 1 << 22) as one:
+        one.enter()
+        with pytest.raises(GiveUp) as caught:
+            one.push(1000)
+        acknowledged = one.seq - 1
+    path = folder / "log-00000000"
+    assert str(caught.value) == (
+        f"log {path}: No space left on device; what was acknowledged is in it"
+    )
+    subprocess.run(["mount", "-o", "remount,size=1m", str(small_disk)], check=True)
+    with life(folder) as again:
+        assert again.shard.version == acknowledged > 50
+        again.enter()
+        again.push()

@@ -1,0 +1,145 @@
+"""Pulled changes: both ends hold the same floats, and near them what the shard serves."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from shards import delta_pulls, payloads, wire_format
+from shards.delta_pulls import Change, DeltaViews
+from shards.messages import Kind, Weights
+from shards.tables import KeyRange
+from tests.shards.shard_dsl import Talk, gradient, hello, join, leave, pull, push
+
+RANGES = (KeyRange(0, 256), KeyRange(512, 1024))
+SIZE = 768
+
+
+def drift(steps: int) -> list[Any]:
+    """Weights on their way: a walk whose steps grow smaller."""
+    dice = np.random.default_rng(2)
+    walk = [dice.standard_normal(SIZE)]
+    for step in range(1, steps):
+        walk.append(walk[-1] + dice.standard_normal(SIZE) / (10 * step))
+    return [weights.astype(np.float32) for weights in walk]
+
+
+def received(view: Any, change: Change) -> Any:
+    """What a worker that has `view` has after the change."""
+    if change.base == 0:
+        return np.concatenate([frame.view(np.float32) for frame in change.frames])
+    parts = payloads.checked("change", change.kind, False, RANGES, [f.data for f in change.frames])
+    new, base = np.empty_like(view), 0
+    for payload, keys in zip(parts, RANGES, strict=True):
+        part = slice(base, base + len(keys))
+        delta_pulls.add(change.kind, payload, view[part], new[part])
+        base += len(keys)
+    return new
+
+
+@pytest.mark.parametrize("kind", delta_pulls.KINDS)
+def test_both_ends_hold_the_same_view(kind: Kind) -> None:
+    """Whole at first, changes from then on; to the bit the same, and ever nearer to the weights."""
+    served, number = DeltaViews(RANGES), 0
+    mine: Any = None
+    for weights in drift(12):
+        change = served.serve("w", weights, kind, 0.1, number)
+        assert (change.base, change.kind) == ((number, kind) if number else (0, Kind.F4))
+        mine, number = received(mine, change), change.number
+        assert mine.tobytes() == served._views["w"].weights.tobytes()
+    for _ in range(40):  # the weights stand still
+        change = served.serve("w", weights, kind, 0.1, number)
+        mine, number = received(mine, change), change.number
+    np.testing.assert_allclose(mine, weights, atol=1e-6)
+
+
+def test_the_first_change_is_small() -> None:
+    """int8 is a quarter of the floats, a hundredth of them eight bytes each."""
+    first, second = drift(2)
+    for kind, share, most in ((Kind.INT8, 0.0, 0.26), (Kind.SPARSE, 0.01, 0.03)):
+        served = DeltaViews(RANGES)
+        whole = served.serve("w", first, kind, share, 0)
+        change = served.serve("w", second, kind, share, whole.number)
+        assert sum(frame.nbytes for frame in change.frames) <= most * first.nbytes
+
+
+@pytest.mark.parametrize("base", [0, 1, 2**32, 2**62])
+def test_a_view_that_is_not_the_one_kept(base: int) -> None:
+    """After a lost answer, or in another life, the weights are sent whole: a new view."""
+    first, second, third = drift(3)
+    served = DeltaViews(RANGES)
+    served.serve("another", first, Kind.INT8, 0.0, 0)
+    number = served.serve("w", first, Kind.INT8, 0.0, 0).number
+    number = served.serve("w", second, Kind.INT8, 0.0, number).number
+    assert base < served._views["w"].first or base > number
+    whole = served.serve("w", third, Kind.INT8, 0.0, base)
+    assert (whole.base, received(None, whole).tobytes()) == (0, third.tobytes())
+    assert served.serve("w", third, Kind.INT8, 0.0, whole.number).base == whole.number
+
+
+def test_pulls_that_are_on_their_way_together() -> None:
+    """Each answer follows the one before, though all were asked for with one view."""
+    weights = drift(4)
+    served = DeltaViews(RANGES)
+    whole = served.serve("w", weights[0], Kind.INT8, 0.0, 0)
+    mine = received(None, whole)
+    for step in (1, 2, 3):
+        change = served.serve("w", weights[step], Kind.INT8, 0.0, whole.number)
+        assert change.base == whole.number + step - 1
+        mine = received(mine, change)
+    assert mine.tobytes() == served._views["w"].weights.tobytes()
+
+
+def test_numbers_are_never_used_twice() -> None:
+    """Whatever worker and pull: each view of a life has a number of its own, and they rise."""
+    served = DeltaViews(RANGES)
+    numbers = [served.serve(worker, drift(1)[0], Kind.INT8, 0.0, 7).number for worker in "aba"]
+    assert numbers == [1, 2, 3]
+
+
+@pytest.mark.parametrize("boot", [1_790_000_000_000_000, 2**62])
+def test_any_life_can_tell_its_changes(boot: int) -> None:
+    """A process numbers its life by the microseconds since 1970, and messages hold no more than
+    2**62: what a shard answers can be written whatever its life's number."""
+    talk = Talk(bound=None, boot=boot)
+    talk.say(hello("a"))
+    talk.say(msgspec.structs.replace(join("a"), boot=boot))
+    base = 0
+    for expected in (Kind.F4, Kind.INT8):
+        ((_, reply),) = talk.say(pull("a", 0, boot=boot, kind=Kind.INT8, base=base))
+        assert isinstance(reply, Weights)
+        assert wire_format.decode_reply(wire_format.encode(reply)) == reply
+        assert (reply.kind, reply.base) == (expected, base)
+        base = reply.number
+
+
+def changes(talk: Talk, worker: str, base: int) -> Weights:
+    ((_, reply),) = talk.say(pull(worker, 0, kind=Kind.INT8, base=base))
+    assert isinstance(reply, Weights)
+    return reply
+
+
+def test_a_shard_serves_changes_and_keeps_views_of_those_who_stay() -> None:
+    """A view lives from its worker's first such pull to its leave, silence or next hello."""
+    talk = Talk(bound=None)
+    talk.enter("a", "b")
+    first = changes(talk, "a", 0)
+    talk.say(push("b", 1), gradient(1.0))
+    second = changes(talk, "a", first.number)
+    assert (first.kind, first.base, second.kind, second.base) == (
+        Kind.F4,
+        0,
+        Kind.INT8,
+        first.number,
+    )
+    assert second.version == 1
+    assert talk.shard.journal.bytes_out == 4 * talk.shard.size + 260 * talk.shard.size // 256
+    changes(talk, "b", 0)
+    assert len(talk.shard.part.serving._views) == 2
+    talk.say(leave("b"))
+    talk.enter("a")
+    assert len(talk.shard.part.serving._views) == 0
+    changes(talk, "a", 0)
+    talk.tick(1000.0)
+    assert len(talk.shard.part.serving._views) == 0

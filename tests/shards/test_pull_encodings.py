@@ -1,0 +1,76 @@
+"""The forms of a version: each made once, none that outlives it, and only those that there are."""
+
+import numpy as np
+import pytest
+
+from shards import delta_pulls, pull_encodings
+from shards.errors import BadMessage
+from shards.messages import Kind, Weights
+from shards.pull_encodings import PullEncodings
+from shards.tables import KeyRange
+from tests.shards.shard_dsl import Talk, gradient, pull, push, refusal
+
+RANGES = (KeyRange(0, 256), KeyRange(512, 1024))
+WEIGHTS = np.random.default_rng(1).standard_normal(768).astype(np.float32)
+
+
+def test_a_version_is_rounded_once_for_all_who_pull_it() -> None:
+    """The second worker's frames are the first one's memory, for each kind and with zstd."""
+    forms = PullEncodings(RANGES)
+    for kind in (Kind.FP16, Kind.BF16):
+        for zstd in (False, True):
+            first, second = (forms.frames(WEIGHTS, 3, kind, zstd) for _ in range(2))
+            assert first is second
+            assert len(first) == 2
+    assert forms.frames(WEIGHTS, 4, Kind.FP16, False) is not forms.frames(
+        WEIGHTS, 3, Kind.FP16, False
+    )
+
+
+def test_plain_floats_are_views_of_the_version() -> None:
+    """They cost nothing, and hold no buffer once they are sent."""
+    frames = PullEncodings(RANGES).frames(WEIGHTS, 1, Kind.F4, False)
+    assert [frame.size for frame in frames] == [256, 512]
+    assert all(np.shares_memory(frame, WEIGHTS) for frame in frames)
+
+
+def test_other_weights_under_an_old_number() -> None:
+    """After an install nothing of the former weights is served."""
+    forms = PullEncodings(RANGES)
+    before = forms.frames(WEIGHTS, 0, Kind.BF16, False)
+    forms.forget()
+    after = forms.frames(np.zeros(768, np.float32), 0, Kind.BF16, False)
+    assert any(part.any() for part in before)
+    assert not any(part.any() for part in after)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in Kind if kind not in pull_encodings.KINDS + delta_pulls.KINDS]
+)
+def test_weights_that_nobody_serves(kind: Kind) -> None:
+    """Such a pull is refused at once, even one that would have to wait at the gate."""
+    talk = Talk()
+    talk.enter("a", "b")
+    for clock in (0, 9):
+        answer = refusal(talk.say(pull("a", clock, kind=kind)))
+        assert answer.text == f"pull as {kind}: expected f4, fp16, bf16, int8, int4, sparse"
+    with pytest.raises(BadMessage):
+        pull_encodings.check(kind, False, 0.1)
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0, 0.51, float("nan"), float("inf")])
+def test_a_share_that_is_none(share: float) -> None:
+    """Of changes up to half can be the largest."""
+    with pytest.raises(BadMessage, match="pull as sparse: expected a share above 0"):
+        pull_encodings.check(Kind.SPARSE, False, share)
+
+
+def test_a_parked_pull_keeps_its_kind() -> None:
+    """Who waited at the gate is served what it asked for, of the version that opened it."""
+    talk = Talk(bound=0)
+    talk.enter("a", "b")
+    talk.say(push("a", 1), gradient(1.0))
+    assert talk.say(pull("a", 1, kind=Kind.FP16, zstd=True)) == []
+    answers = talk.say(push("b", 1), gradient(1.0))
+    (weights,) = (message for _, message in answers if isinstance(message, Weights))
+    assert (weights.kind, weights.zstd, weights.version) == (Kind.FP16, True, 2)

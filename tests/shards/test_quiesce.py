@@ -1,0 +1,68 @@
+"""A shard that stands still, or has handed over its part, goes no further than the cut."""
+
+from typing import Any
+
+from shards.messages import HandedOver, HandOver, Install, Quiesce, Refusal, Welcome
+from shards.shard import Shard
+from shards.spec import Merge
+from tests.shards.shard_dsl import SIZE, fresh, hello, join, leave, push, spec
+
+GRADIENT = [bytes(4 * SIZE)]
+
+
+def standing(**changes: Any) -> Shard:
+    """A shard with two workers."""
+    shard = Shard(spec(**changes), boot=1)
+    shard.handle(b"operator", Install(1, "job", "net", []), fresh(), 0.0)
+    for worker in "ab":
+        shard.handle(worker.encode(), hello(worker), (), 0.0)
+        shard.handle(worker.encode(), join(worker), (), 0.0)
+    return shard
+
+
+def test_only_the_first_operator_sends_the_workers_on() -> None:
+    """A repetition is answered as before; another operator's successors are refused."""
+    shard = standing()
+    shard.handle(b"one", Quiesce(2, "job", "net", 60.0), (), 0.0)
+    for _ in range(2):
+        (told,) = shard.handle(b"one", HandOver(3, "job", "net", 4), [b"here"], 1.0)
+        assert isinstance(told.message, HandedOver)
+    (refused,) = shard.handle(b"two", HandOver(3, "job", "net", 5), [b"there"], 1.0)
+    assert isinstance(refused.message, Refusal)
+    assert "has handed over its part to others" in refused.message.text
+    (moved,) = shard.handle(b"a", hello("a"), (), 2.0)
+    assert moved.frames == (b"here",)
+
+
+def test_successors_that_were_cut_short_are_refused() -> None:
+    """Workers who were sent to half an address would be lost."""
+    shard = standing()
+    shard.handle(b"one", Quiesce(2, "job", "net", 60.0), (), 0.0)
+    (refused,) = shard.handle(b"one", HandOver(3, "job", "net", 4), [b"her"], 1.0)
+    assert isinstance(refused.message, Refusal)
+    assert refused.message.text == "retire: expected 4 bytes, got 3"
+    shard.handle(b"one", Quiesce(4, "job", "net", 0.0), (), 2.0)
+    (welcome,) = shard.handle(b"a", hello("a"), (), 3.0)
+    assert isinstance(welcome.message, Welcome)
+
+
+def test_a_round_beyond_the_cut_stays_open() -> None:
+    """It does not close because the other worker leaves; when the standstill is over, it does."""
+    shard = standing(merge=Merge.ROUND, bound=0)
+    shard.handle(b"a", push("a", 1), GRADIENT, 0.0)
+    shard.handle(b"one", Quiesce(2, "job", "net", 60.0), (), 0.0)
+    shard.handle(b"b", leave("b"), (), 1.0)
+    assert shard.version == 0
+    shard.handle(b"one", Quiesce(3, "job", "net", 0.0), (), 2.0)
+    shard.handle(b"a", push("a", 1), GRADIENT, 2.0)
+    assert shard.version == 1
+
+
+def test_a_retired_shard_closes_no_round() -> None:
+    """Its workers have gone, and their leases run out here: that applies nothing."""
+    shard = standing(merge=Merge.ROUND, bound=0)
+    shard.handle(b"a", push("a", 1), GRADIENT, 0.0)
+    shard.handle(b"one", Quiesce(2, "job", "net", 60.0), (), 0.0)
+    shard.handle(b"one", HandOver(3, "job", "net", 4), [b"here"], 1.0)
+    shard.expire(["b"], 1000.0)
+    assert shard.version == 0

@@ -1,0 +1,125 @@
+"""The language of the project: plain English in every text, and one meaning for each class name."""
+
+import ast
+import io
+import re
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("cupy_kernels", "shards", "ps", "worker", "deploy")
+
+IDIOMS = {
+    "who for a component": r"\b[Ww]ho(?:ever|m)?\b|\b[Ww]hose\b",
+    "tell": r"\b[Tt]el(?:l|ls|ling)\b|\b[Tt]old\b",
+    "goes on": r"\b(?:goes?|going|went|gone) on\b",
+    "anew": r"\banew\b",
+    "data that lies": r"\b(?:lies|lying)\b",
+    "beside": r"\bbeside\b",
+    "so many": r"\b[Ss]o (?:many|much|long)\b",
+}
+MOST = 12.0
+"""Idioms in 10,000 words, at most. Well-known Python projects measure about 1.6."""
+
+SHARED_NAMES = {
+    "Convolution": "the shape of the operation in the kernels, and Caffe's layer",
+    "Pooling": "the shape of the operation in the kernels, and Caffe's layer",
+    "Sigmoid": "the activation, and Caffe's rate policy",
+    "Exp": "the activation, and Caffe's rate policy",
+    "Threshold": "the activation, and a codec of pushes",
+    "Network": "the simulated network between processes, and a neural network",
+}
+
+
+def sources() -> Iterator[tuple[Path, ast.Module]]:
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            if not path.name.endswith("_pb2.py"):
+                yield path, ast.parse(path.read_text())
+
+
+def docstrings(tree: ast.Module) -> Iterator[str]:
+    """The docstrings of a file; a string that follows a constant is one as well."""
+    for node in ast.walk(tree):
+        for field in ("body", "orelse", "finalbody"):
+            for statement in getattr(node, field, None) or []:
+                if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                    if isinstance(statement.value.value, str):
+                        yield statement.value.value
+
+
+def comments(text: str) -> Iterator[str]:
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
+def messages(tree: ast.Module) -> Iterator[str]:
+    """String literals that hold a sentence: errors, help, log lines."""
+    documentation = set(docstrings(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if node.value not in documentation and node.value.count(" ") >= 2:
+                yield node.value
+
+
+def idioms(texts: list[str]) -> tuple[float, dict[str, int]]:
+    """Banned idioms in 10,000 words, and how often each occurs."""
+    whole = "\n".join(texts)
+    counts = {name: len(re.findall(pattern, whole)) for name, pattern in IDIOMS.items()}
+    return 1e4 * sum(counts.values()) / len(re.findall(r"[A-Za-z']+", whole)), counts
+
+
+def written_in_code() -> list[str]:
+    return [
+        text
+        for path, tree in sources()
+        for text in (*docstrings(tree), *comments(path.read_text()))
+    ]
+
+
+def prose_of_pages() -> list[str]:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    fence = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+    return [fence.sub("", page.read_text()) for page in pages]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        pytest.param(written_in_code, id="docstrings and comments"),
+        pytest.param(lambda: [t for _, tree in sources() for t in messages(tree)], id="messages"),
+        pytest.param(prose_of_pages, id="pages"),
+    ],
+)
+def test_plain_english(texts: object) -> None:
+    """The idioms that nobody but this project used are gone."""
+    assert callable(texts)
+    rate, counts = idioms(texts())
+    assert rate <= MOST, counts
+
+
+def test_the_counter_sees_idioms() -> None:
+    """The check can fail: each idiom is found where it stands."""
+    sample = [
+        "Whoever asks is told; whose number lies beside it, goes on anew",
+        "it may tell so many of them",
+    ]
+    rate, counts = idioms(sample)
+    assert all(counts.values()), counts
+    assert rate > MOST
+
+
+def test_one_class_name_one_meaning() -> None:
+    """A class name is defined once in the shipped packages; exceptions are listed with reasons."""
+    defined = defaultdict(list)
+    for path, tree in sources():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                defined[node.name].append(path.relative_to(ROOT).as_posix())
+    assert {name for name, files in defined.items() if len(files) > 1} == set(SHARED_NAMES)
+    assert len(SHARED_NAMES) <= 8

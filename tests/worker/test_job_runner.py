@@ -1,0 +1,624 @@
+"""What a job leaves, however it ends. No Spark: a thread pushes in the place of tasks."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import ps
+from ps import AdminClient, Compression, Durability
+from ps.snapshot_scheduler import SnapshotScheduler
+from ps.snapshots.catalog import SnapshotCatalog
+from ps.snapshots.manifest import load_manifest
+from ps.snapshots.object_store import open_store
+from ps.wal.catalog import load_logs, newest_logs
+from shards.errors import BadInput, GiveUp
+from shards.messages import ShardStatus
+from shards.spec import ShardSpec
+from tests.integration.jobs import Ones, ones_job, rows
+from tests.ps.snapshots.saved import Keyed
+from tests.worker.test_job_shards import Servers
+from worker import job_runner, spark
+from worker.evaluation import Evaluation, EvaluationPlan
+from worker.training_loop import WorkerReport
+
+DEADLINE_S = 60.0
+REPORTED = WorkerReport(
+    worker="w0",
+    incarnation=0,
+    steps=1,
+    samples=4,
+    seconds=0.0,
+    compute_s=0.0,
+    data_s=0.0,
+    waited_s=0.0,
+    network_s=0.0,
+    serialise_s=0.0,
+    duplicates=0,
+)
+
+
+class Notes:
+    """An observer that keeps what an operator should read."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def started(self, cluster: ps.Cluster, restored: list[int] | None) -> None: ...
+    def progressed(self, statuses: list[ShardStatus], records: list[Any]) -> None: ...
+    def evaluated(self, result: Evaluation) -> None: ...
+    def moved(self, cluster: ps.Cluster) -> None: ...
+
+    def told(self, text: str) -> None:
+        self.notes.append(text)
+
+
+class Evaluations(Notes):
+    """An observer that keeps the results of tests, and that a task can wait for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Evaluation] = []
+        self._came = threading.Condition()
+
+    def evaluated(self, result: Evaluation) -> None:
+        with self._came:
+            self.found.append(result)
+            self._came.notify_all()
+
+    def await_iteration(self, iteration: int) -> None:
+        with self._came:
+            assert self._came.wait_for(
+                lambda: any(each.iteration == iteration for each in self.found), DEADLINE_S
+            )
+
+
+@pytest.fixture(autouse=True)
+def _no_data_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No task of these tests reads one."""
+    monkeypatch.setattr(job_runner, "check_frame", lambda *_: None)
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> list[Servers]:
+    """The shards of each job that is run: in threads, with logs."""
+    started: list[Servers] = []
+
+    @contextmanager
+    def start(_: Any, specs: Sequence[ShardSpec], *, logs: Path, **__: Any) -> Iterator[Servers]:
+        started.append(Servers(specs, logs))
+        try:
+            yield started[-1]
+        finally:
+            started[-1].stop()
+
+    monkeypatch.setattr(job_runner, "start_shards", start)
+    return started
+
+
+class Spark:
+    """Runs `tasks` in the place of Spark; a job that waits for its end is ended by `interrupt`, but
+    only when it has been asked `deaf` times before, as one that Spark has not begun yet."""
+
+    def __init__(self, tasks: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._tasks = tasks
+        self.deaf = self.interrupts = 0
+        self._ended = threading.Event()
+        self.ended_by_itself = False
+        monkeypatch.setattr(job_runner, "dealt", lambda df, *_, **__: df)
+        monkeypatch.setattr(spark, "run_tasks", self._run_tasks)
+        monkeypatch.setattr(spark, "interrupt", self._interrupt)
+
+    def for_ever(self) -> None:
+        """What tasks do that only `interrupt` ends."""
+        self.ended_by_itself = not self._ended.wait(DEADLINE_S)
+
+    def _run_tasks(self, *_: Any) -> list[Any]:
+        self._tasks()
+        return [(msgspec.json.encode(REPORTED),)]
+
+    def _interrupt(self, *_: Any) -> None:
+        self.interrupts += 1
+        if self.interrupts > self.deaf:
+            self._ended.set()
+
+
+def run(
+    tasks: Callable[[], None],
+    folder: Path,
+    asked: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+    resume: Path | None = None,
+    *,
+    snapshots: bool = True,
+) -> tuple[job_runner.Outcome, list[str]]:
+    """A job that keeps logs, whose tasks do this; its outcome, and what was told."""
+    Spark(tasks, monkeypatch)
+    observer = Notes()
+    return run_job(folder, observer, asked, resume, snapshots=snapshots), observer.notes
+
+
+def run_job(
+    folder: Path,
+    observer: job_runner.Observer | None,
+    asked: threading.Event | None = None,
+    resume: Path | None = None,
+    *,
+    snapshots: bool = True,
+) -> job_runner.Outcome:
+    return job_runner.run_job(
+        None,  # type: ignore[arg-type]  # no task reads it
+        ones_job(Ones, steps=1, workers=1, durability=Durability.PROCESS),
+        resume=resume,
+        snapshots=folder / "snapshots" if snapshots else None,
+        asked=asked,
+        logs=folder / "logs",
+        observer=observer,
+    )
+
+
+def push(servers: Servers, count: int, incarnation: int) -> None:
+    with ps.Client(servers.cluster, worker="0", incarnation=incarnation) as client:
+        for _ in range(count):
+            client.pull()
+            client.push(np.ones(servers.cluster.table.size, np.float32))
+        client.flush()
+
+
+def test_what_a_death_at_the_end_has_cost(
+    servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is told, too, though nobody looks at the shards again: the weights are what lacks it."""
+
+    def tasks() -> None:
+        push(servers[-1], 1, 0)
+        servers[-1].lost = ["shard 0 has died"]
+
+    _, notes = run(tasks, tmp_path, threading.Event(), monkeypatch)
+    assert notes == ["shard 0 has died"]
+
+
+def test_residuals_are_read_where_the_snapshot_is(
+    servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers are told of it with its key and options, without which they could not read there;
+    nobody else is."""
+    monkeypatch.setattr("pyarrow.fs.FileSystem", Keyed(tmp_path))
+
+    def tasks(_: Any, host: Callable[..., Iterator[pa.RecordBatch]], *__: Any) -> list[Any]:
+        (answer,) = host(iter(rows(8).to_batches()), 0, 0, [])
+        return [(answer["report"][0].as_py(),)]
+
+    monkeypatch.setattr(job_runner, "dealt", lambda df, *_, **__: df)
+    monkeypatch.setattr(spark, "run_tasks", tasks)
+    told, shelf, whole = Notes(), SnapshotCatalog(Keyed.URI), Keyed.URI.replace("?", "/2?")
+    for steps, resume in ((2, None), (3, shelf.newest_good), (4, lambda: whole)):
+        outcome = job_runner.run_job(
+            None,  # type: ignore[arg-type]  # no task reads it
+            ones_job(Ones, steps=steps, workers=1, compression=Compression.parse("topk:0.5")),
+            resume=resume() if resume is not None else None,
+            snapshots=Keyed.URI,
+            observer=told,
+        )
+        assert [report.lost for report in outcome.reports] == [""]
+    assert load_manifest(open_store(whole)).residuals != ()
+    assert told.notes == []
+    with pytest.raises(BadInput, match=r"resume s3://bucket/run/2: .* workers 1, got 3") as caught:
+        job_runner.run_job(
+            None,  # type: ignore[arg-type]  # no task reads it
+            ones_job(Ones, steps=1, workers=3),
+            resume=whole,
+        )
+    assert "secret" not in str(caught.value)
+
+
+def test_without_an_observer_notices_are_logged(
+    servers: list[Servers],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A snapshot that could not be written and a shard that was rolled back are warnings of the
+    logger, and the outcome holds them, too."""
+
+    def save(self: SnapshotCatalog, *_: Any, **__: Any) -> str:
+        raise GiveUp("no space left")
+
+    def tasks() -> None:
+        push(servers[-1], 1, 0)
+        servers[-1].lost = ["shard 0 has died"]
+
+    monkeypatch.setattr(SnapshotCatalog, "save", save)
+    Spark(tasks, monkeypatch)
+    outcome = run_job(tmp_path, None)
+    assert outcome.snapshot is None
+    logged = [
+        (record.name, record.levelname, record.getMessage())
+        for record in caplog.records
+        if record.name.startswith("downpour")
+    ]
+    assert [text for _, _, text in logged] == list(outcome.notices)
+    assert {(name, level) for name, level, _ in logged} == {("downpour.worker", "WARNING")}
+    assert outcome.notices[0].startswith("no space left")
+    assert "shard 0 has died" in outcome.notices
+
+
+def test_workers_that_had_no_rows_after_all(
+    servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query that gives other rows each time it is run may leave a worker idle: that is said."""
+    Spark(lambda: push(servers[-1], 1, 0), monkeypatch)
+    monkeypatch.setattr(spark, "run_tasks", lambda *_: [])
+    outcome = run_job(tmp_path, Notes())
+    assert outcome.notices[0].startswith("0 of 1 workers had rows to train on")
+
+
+def test_snapshots_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: list[Servers]
+) -> None:
+    """A place where none can be made is refused before a shard is started."""
+    Spark(lambda: None, monkeypatch)
+    (tmp_path / "snapshots").write_text("a file")
+    with pytest.raises(BadInput, match=r"^snapshots \S*snapshots: cannot be written: \w"):
+        run_job(tmp_path, None)
+    assert servers == []
+
+
+def test_logs_go_where_the_last_snapshot_holds_all(
+    servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that ended with a snapshot needs them no more."""
+    asked = threading.Event()
+    outcome, notes = run(lambda: push(servers[0], 3, 0), tmp_path, asked, monkeypatch)
+    assert outcome.snapshot == str(tmp_path / "snapshots" / "3")
+    assert not (tmp_path / "logs").exists()
+    assert notes == []
+
+
+def test_logs_go_where_no_snapshot_was_wanted(
+    servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that ended by itself is all in its outcome; the next may have its logs there, too."""
+    asked = threading.Event()
+    for _ in range(2):
+        outcome, _ = run(
+            lambda: push(servers[-1], 3, 0), tmp_path, asked, monkeypatch, snapshots=False
+        )
+        assert (outcome.snapshot, outcome.weights.min()) == (None, -3)
+        assert not (tmp_path / "logs").exists()
+
+
+def test_a_job_that_wants_no_last_snapshot(
+    servers: list[Servers],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ends without one, and without a word about it; its logs go, for it is all in its outcome."""
+    Spark(lambda: push(servers[-1], 3, 0), monkeypatch)
+    job, notes = ones_job(Ones, steps=3, workers=1, durability=Durability.PROCESS), Notes()
+    outcome = job_runner.run_job(
+        None,  # type: ignore[arg-type]  # no task reads it
+        msgspec.structs.replace(job, snapshot_at_end=False),
+        snapshots=tmp_path / "snapshots",
+        logs=tmp_path / "logs",
+        observer=notes,
+    )
+    assert (outcome.snapshot, outcome.weights.min(), notes.notes) == (None, -3, [])
+    assert not (tmp_path / "logs").exists()
+    assert SnapshotCatalog(tmp_path / "snapshots").entries() == []
+
+
+def test_the_weights_are_tested_while_the_job_trains(
+    servers: list[Servers],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """First those it begins with, then at each interval what has been pushed by then; the observer
+    hears of each result at once, the log of each, and all are in the outcome."""
+    seen = Evaluations()
+
+    def tasks() -> None:
+        for life, pushes in enumerate((2, 2)):
+            push(servers[-1], pushes, life)
+            seen.await_iteration(2 * (life + 1))
+
+    Spark(tasks, monkeypatch)
+    plan = EvaluationPlan(lambda weights, _: {"least": float(weights.min())}, every=2)
+    with caplog.at_level("INFO", "worker.job_runner"):
+        outcome = job_runner.run_job(
+            None,  # type: ignore[arg-type]  # no task reads it
+            ones_job(Ones, steps=9, workers=1),
+            evaluation=plan,
+            observer=seen,
+        )
+    assert outcome.evaluations == seen.found
+    assert [(each.iteration, each.figures["least"]) for each in seen.found] == [
+        (0, 0.0),
+        (2, -2.0),
+        (4, -4.0),
+    ]
+    assert "test at iteration 2: least -2" in [record.getMessage() for record in caplog.records]
+
+
+def test_a_press_during_the_last_test_leaves_a_snapshot(
+    servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C always does, though the job wants none at its end; and the test is dropped."""
+    pushed = threading.Event()
+
+    def tasks() -> None:
+        push(servers[-1], 3, 0)
+        pushed.set()
+
+    def evaluate(_: Any, stopped: Callable[[], bool]) -> dict[str, float]:
+        assert pushed.wait(DEADLINE_S)
+        press()
+        until = time.monotonic() + DEADLINE_S
+        while not stopped():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        return {}
+
+    Spark(tasks, monkeypatch)
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        outcome = job_runner.run_job(
+            None,  # type: ignore[arg-type]  # no task reads it
+            msgspec.structs.replace(ones_job(Ones, steps=3, workers=1), snapshot_at_end=False),
+            snapshots=tmp_path / "snapshots",
+            evaluation=EvaluationPlan(evaluate, every=100),
+        )
+    finally:
+        signal.signal(signal.SIGINT, former)
+    assert outcome.interrupted
+    assert outcome.snapshot == f"{tmp_path}/snapshots/3"
+    assert outcome.evaluations == []
+
+
+def test_logs_stay_where_the_last_snapshot_failed(
+    servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier one does not hold what came since; the logs do, and where they are is told."""
+    save, asked, shelf = (
+        SnapshotCatalog.save,
+        threading.Event(),
+        SnapshotCatalog(tmp_path / "snapshots"),
+    )
+
+    def save_once(self: SnapshotCatalog, *args: Any, **options: Any) -> str:
+        if self.entries():
+            raise GiveUp("no space left")
+        return save(self, *args, **options)
+
+    def tasks() -> None:
+        push(servers[0], 1, 0)
+        asked.set()
+        until = time.monotonic() + DEADLINE_S
+        while not shelf.entries():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        push(servers[0], 4, 1)
+
+    monkeypatch.setattr(SnapshotCatalog, "save", save_once)
+    outcome, notes = run(tasks, tmp_path, asked, monkeypatch)
+    assert outcome.snapshot is None
+    assert outcome.weights.min() == -5
+    logs = newest_logs(tmp_path / "logs")
+    assert logs is not None
+    assert [state.weights.min() for state in logs.states] == [-5, -5]
+    assert notes == [
+        f"snapshot {tmp_path}/snapshots/1",
+        f"no space left; the last good one is {tmp_path}/snapshots/1",
+        f"the logs in {tmp_path}/logs stay: they hold what the last snapshot was to",
+    ]
+
+
+def test_logs_that_are_all_that_is_left(
+    servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second run leaves them, or goes on from them; a snapshot that holds less is not enough."""
+    save, logs, asked = SnapshotCatalog.save, tmp_path / "logs", threading.Event()
+
+    def no(*_: Any, **__: Any) -> str:
+        raise GiveUp("no space left")
+
+    def tasks() -> None:
+        push(servers[-1], 4, 1)
+
+    monkeypatch.setattr(SnapshotCatalog, "save", no)
+    run(tasks, tmp_path, asked, monkeypatch)
+    monkeypatch.setattr(SnapshotCatalog, "save", save)
+    (job,) = logs.iterdir()
+    elsewhere = tmp_path / "elsewhere"
+    earlier, _ = run(lambda: push(servers[-1], 3, 0), elsewhere, asked, monkeypatch)
+    assert earlier.snapshot is not None
+    line = f"got an earlier job's logs, with 4 pushes: resume from {job}, or remove it"
+    for resume in (None, Path(earlier.snapshot)):
+        with pytest.raises(BadInput) as caught:
+            run(tasks, tmp_path, asked, monkeypatch, resume)
+        assert str(caught.value) == f"logs {logs}: expected a folder of this job's own, {line}"
+        assert [path.name for path in logs.iterdir()] == [job.name]
+    there = (job / "shard-1").rename(tmp_path / "another-machine")
+    line = rf"shard-1 is missing.* copy it here to go on from the logs, or remove {job} to go on"
+    for resume in (None, Path(earlier.snapshot), job):
+        with pytest.raises(BadInput, match=line):
+            run(tasks, tmp_path, asked, monkeypatch, resume)
+    there.rename(job / "shard-1")
+    outcome, _ = run(tasks, tmp_path, asked, monkeypatch, job)
+    assert outcome.weights.min() == -8
+    assert not logs.exists()
+
+
+def test_logs_beside_those_that_are_resumed(
+    servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a job that had moved before it was killed: the ones that it left hold less."""
+    asked, logs = threading.Event(), tmp_path / "logs"
+    with monkeypatch.context() as killed:
+        killed.setattr(job_runner, "drop_logs", lambda *_, **__: None)
+        for pushes in (3, 5):
+            run(lambda: push(servers[-1], pushes, 0), tmp_path, asked, killed, snapshots=False)  # noqa: B023
+            for job in logs.iterdir():
+                job.rename(tmp_path / f"{job.name}.kept")
+    for job in tmp_path.glob("*.kept"):
+        job.rename(logs / job.stem)
+    left, newest = sorted(logs.iterdir(), key=lambda job: load_logs(job).manifest.steps)
+    with pytest.raises(BadInput, match=f"with 5 pushes: resume from {newest}, or remove it"):
+        run(lambda: None, tmp_path, asked, monkeypatch, left)
+    outcome, _ = run(lambda: None, tmp_path, asked, monkeypatch, newest)
+    assert outcome.weights.min() == -5
+    assert not logs.exists()
+
+
+def test_a_snapshot_that_holds_as_much_as_the_logs(
+    servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that was killed between its last snapshot and the end of its logs goes on from it."""
+    asked = threading.Event()
+    with monkeypatch.context() as killed:
+        killed.setattr(job_runner, "drop_logs", lambda *_, **__: None)
+        first, _ = run(lambda: push(servers[-1], 3, 0), tmp_path, asked, monkeypatch)
+    assert first.snapshot is not None
+    assert newest_logs(tmp_path / "logs") is not None
+    resume = Path(first.snapshot)
+    second, _ = run(lambda: push(servers[-1], 2, 1), tmp_path, asked, monkeypatch, resume)
+    assert second.weights.min() == -5
+    assert not (tmp_path / "logs").exists()
+
+
+class Looker(Notes):
+    """Does something at the first look at the job, once its tasks have pushed."""
+
+    def __init__(self, pushed: threading.Event, act: Callable[[], None]) -> None:
+        super().__init__()
+        self._pushed = pushed
+        self._acts = [act]
+
+    def progressed(self, statuses: list[ShardStatus], records: list[Any]) -> None:
+        if self._acts and self._pushed.is_set():
+            self._acts.pop()()
+
+
+@pytest.fixture
+def watched(
+    servers: list[Servers], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Spark, threading.Event]]:
+    """A job that pushes twice and then runs until it is cancelled; and when it has pushed.
+
+    However late it ends of that, it is cancelled once.
+    """
+    monkeypatch.setattr(job_runner, "_CANCEL_S", DEADLINE_S)
+    pushed = threading.Event()
+
+    def tasks() -> None:
+        push(servers[0], 2, 0)
+        pushed.set()
+        cluster.for_ever()
+
+    cluster = Spark(tasks, monkeypatch)
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield cluster, pushed
+    signal.signal(signal.SIGINT, former)
+
+
+def press() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_an_error_of_who_looks_on_ends_the_job_with_a_snapshot(
+    watched: tuple[Spark, threading.Event], tmp_path: Path
+) -> None:
+    """The tasks are cancelled, not left to train unseen; what they had learned is kept, and the
+    error says where."""
+    cluster, pushed = watched
+
+    def fail() -> None:
+        raise OSError("no space left for the picture")
+
+    with pytest.raises(OSError, match=r"^no space left for the picture\n") as caught:
+        run_job(tmp_path, Looker(pushed, fail))
+    assert (cluster.interrupts, cluster.ended_by_itself) == (1, False)
+    assert [entry.name for entry in SnapshotCatalog(tmp_path / "snapshots").entries()] == ["2"]
+    note = f"resume from {tmp_path}/snapshots/2 or the logs in {tmp_path}/logs"
+    assert caught.value.__notes__ == [note]
+
+
+def test_a_second_press_cancels_the_tasks_and_waits_for_nothing(
+    watched: tuple[Spark, threading.Event], tmp_path: Path
+) -> None:
+    """It ends the job there and then, and not when its tasks have trained to their end."""
+    cluster, pushed = watched
+
+    def press_twice() -> None:
+        press()
+        press()
+
+    with pytest.raises(KeyboardInterrupt):
+        run_job(tmp_path, Looker(pushed, press_twice))
+    assert (cluster.interrupts, cluster.ended_by_itself) == (1, False)
+    assert SnapshotCatalog(tmp_path / "snapshots").entries() == []
+
+
+def test_a_press_before_spark_has_begun_is_heard(
+    watched: tuple[Spark, threading.Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark cancels what it runs already: it is asked until there is nothing left to cancel."""
+    monkeypatch.setattr(job_runner, "_CANCEL_S", 0.01)
+    cluster, pushed = watched
+    cluster.deaf = 3
+    outcome = run_job(tmp_path, Looker(pushed, press))
+    assert outcome.interrupted
+    assert outcome.snapshot == f"{tmp_path}/snapshots/2"
+    assert cluster.interrupts >= 4
+    assert not cluster.ended_by_itself
+
+
+def test_a_press_after_the_last_step_costs_nothing(
+    servers: list[Servers],
+    watched: tuple[Spark, threading.Event],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While the weights are brought home they are still only at the shards."""
+    export = AdminClient.export
+
+    def pressed(self: AdminClient, **options: Any) -> list[Any]:
+        press()
+        return export(self, **options)
+
+    monkeypatch.setattr(AdminClient, "export", pressed)
+    Spark(lambda: push(servers[0], 3, 0), monkeypatch)
+    try:
+        outcome = run_job(tmp_path, Notes())
+    except KeyboardInterrupt:
+        pytest.fail("it cost the last snapshot")
+    assert outcome.snapshot == f"{tmp_path}/snapshots/3"
+    assert outcome.interrupted
+    assert outcome.weights.min() == -3
+
+
+def test_a_resumed_job_says_what_it_goes_on_from(
+    servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its iteration, so that no snapshot of it is due."""
+    began: list[int] = []
+
+    class Noted(SnapshotScheduler):
+        def __init__(self, *args: Any, begins_at: int, **options: Any) -> None:
+            began.append(begins_at)
+            super().__init__(*args, begins_at=begins_at, **options)
+
+    monkeypatch.setattr(job_runner, "SnapshotScheduler", Noted)
+    asked = threading.Event()
+    first, _ = run(lambda: push(servers[-1], 3, 0), tmp_path, asked, monkeypatch)
+    assert first.snapshot is not None
+    run(lambda: push(servers[-1], 1, 1), tmp_path, asked, monkeypatch, Path(first.snapshot))
+    assert began == [0, 3]

@@ -1,0 +1,111 @@
+"""What a training job begins with: fresh weights, or what a snapshot of it holds.
+
+A snapshot must be of the same network, rule and number of workers. It may be of more or fewer
+shards: it is cut anew for as many as there are now. A job's logs are as good as one.
+"""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ps import AdminClient, ShardState
+from ps.snapshots.catalog import LoadedSnapshot
+from ps.snapshots.manifest import Manifest, load_snapshot
+from ps.snapshots.object_store import open_store
+from ps.wal.catalog import is_job, load_logs, newest_logs
+from shards.errors import BadInput
+from shards.repartition import repartition
+from shards.tables import DenseTable, cut_evenly
+from worker.job import Job
+from worker.model import Model, check_start
+
+
+class InitialState(msgspec.Struct, frozen=True):
+    """A state for each shard of the job, and the versions of those that it was saved from, which
+    may have been more or fewer."""
+
+    states: list[ShardState]
+    versions: list[int]
+
+
+Beginning = NDArray[np.float32] | InitialState
+"""What is installed: an arena, or a state for each shard."""
+
+
+def read(resume: str | Path | LoadedSnapshot | None) -> LoadedSnapshot | None:
+    """The snapshot at a path or URI, or a job's logs, read whole; raises BadInput."""
+    if resume is None or isinstance(resume, LoadedSnapshot):
+        return resume
+    where = str(resume)
+    if "://" not in where and is_job(Path(where)):
+        return load_logs(Path(where))
+    store = open_store(resume)
+    return LoadedSnapshot(store, Path(store.place).name, *load_snapshot(store))
+
+
+def check_logs(logs: Path, found: LoadedSnapshot | None) -> None:
+    """Raise BadInput where the logs in a folder, which this job will remove, tell more than what it
+    begins with: they may be all that is left of acknowledged pushes."""
+    resumed = None if found is None else Path(found.place)  # if it is of these, it has been read
+    left = newest_logs(logs, but=resumed)
+    if left is not None and (found is None or found.manifest.steps < left.manifest.steps):
+        raise BadInput(
+            f"logs {logs}: expected a folder of this job's own, got an earlier job's logs, with"
+            f" {left.manifest.steps} pushes: resume from {left.place}, or remove it"
+        )
+
+
+def beginning(
+    model: Model, job: Job, weights: NDArray[np.float32] | None, resume: LoadedSnapshot | None
+) -> Beginning:
+    """`weights`, or the snapshot to `resume`, or the model's own weights; raises BadInput."""
+    if resume is None:
+        return check_start(model, model.initial(job.plan.seed)) if weights is None else weights
+    if weights is not None:
+        raise BadInput("start: expected weights or a snapshot to resume, got both")
+    manifest, states = resume.manifest, resume.states
+    check_fit(resume.place, manifest, model.table, job)
+    versions = [state.saved.version for state in states]
+    if manifest.map.shards != job.shards:
+        states = repartition(states, manifest.map, cut_evenly(model.table, job.shards))
+    return InitialState(states, versions)
+
+
+def check_fit(where: str, manifest: Manifest, table: DenseTable, job: Job) -> None:
+    """Raise BadInput when the snapshot at `where` is another job's."""
+    for what, expected, got in (
+        ("workers", manifest.workers, job.workers),
+        ("rule", manifest.rule, job.rule_name),
+        ("tensors", _shapes(manifest.table), _shapes(table)),
+    ):
+        if expected != got:
+            raise BadInput(f"resume {where}: it was made with {what} {expected}, got {got}")
+
+
+def install(console: AdminClient, begin: Beginning) -> None:
+    """Give every shard its part."""
+    if isinstance(begin, np.ndarray):
+        console.install(begin)
+        return
+    for shard, state in enumerate(begin.states):
+        console.restore(shard, state)
+
+
+def versions(begin: Beginning) -> list[int] | None:
+    """Those of the shards in what is resumed."""
+    return begin.versions if isinstance(begin, InitialState) else None
+
+
+def first_incarnation(begin: Beginning) -> int:
+    """Above every life that a snapshot's ledgers know, so that none of them can come back."""
+    if isinstance(begin, np.ndarray):
+        return 0
+    ledgers = [state.saved.ledger for state in begin.states]
+    lives = [entry.incarnation for ledger in ledgers for entry in ledger.entries.values()]
+    return max(lives, default=-1) + 1
+
+
+def _shapes(table: DenseTable) -> str:
+    return " ".join(f"{tensor.name}{list(tensor.shape)}" for tensor in table.tensors)

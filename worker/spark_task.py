@@ -1,0 +1,173 @@
+"""One worker's life inside one Spark task.
+
+A partition's rows come in as Arrow batches, one row goes out: the worker's report. The worker's
+name is its partition, its incarnation the attempt, so one that is tried again takes over the name
+and goes on after the last push that was applied. An empty partition has nothing to train on and
+never registers. Executors run no Ray: where the shards are is part of the spec.
+"""
+
+import os
+import re
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+from threadpoolctl import threadpool_limits
+
+from ps import Client, Cluster, Compression
+from ps.snapshots.residual_writer import residual_in
+from ps.transport.link_model import LinkModel
+from ps.transport.local_sockets import Transport
+from shards.errors import BadInput, DownpourError, GiveUp
+from worker.batches import Batches
+from worker.code_archive import PACKAGES
+from worker.device_selection import ANY, DeviceRequest, allocator, placed
+from worker.model import Model
+from worker.training_loop import Plan, WorkerReport, train_worker
+
+_OURS = tuple(f"{Path(__file__).parents[1] / package}{os.sep}" for package in PACKAGES)
+_LIBRARY = re.compile(r"[/\\](lib[/\\]python[\d.]+|site-packages|dist-packages)[/\\]")
+
+PATIENCE_S = 60.0
+"""How long a worker waits for a silent shard at least."""
+
+REPORT = pa.schema([("report", pa.binary())])
+
+
+class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What every task of a job is told. `first_incarnation` sets a resumed job above its past.
+
+    `link` is a link that each worker is put behind, to try one out. `compression` is how each
+    worker's pushes and pulls travel; what it leaves behind goes with the snapshots at `keep`, and
+    comes back from the snapshot `residuals`, both paths or URIs. A task that takes over another's
+    begins without.
+    """
+
+    cluster: Cluster
+    plan: Plan
+    batch_size: int
+    shape: tuple[int, ...] | None = None
+    shuffle: bool = True
+    first_incarnation: int = 0
+    patience_s: float = PATIENCE_S
+    device: DeviceRequest = ANY
+    link: LinkModel | None = None
+    transport: Transport = Transport.AUTO
+    compression: Compression = Compression()
+    keep: str | None = None
+    residuals: str | None = None
+
+
+def run_task(
+    rows: Iterator[pa.RecordBatch],
+    spec: TaskSpec,
+    model: Callable[[], Model],
+    partition: int,
+    attempt: int,
+    gpus: Sequence[str] = (),
+) -> Iterator[pa.RecordBatch]:
+    """Train on a partition's rows; yields one batch of schema REPORT, empty for no rows.
+
+    `gpus` are the addresses of those that Spark assigned to this task.
+    """
+    first = next(rows, None)
+    while first is not None and first.num_rows == 0:
+        first = next(rows, None)
+    if first is None:
+        return
+    # One BLAS thread a worker: more of them on the same cores only get in each other's way.
+    with threadpool_limits(1):
+        try:
+            report = _live(first, rows, spec, model, partition, attempt, gpus)
+        except DownpourError:
+            raise
+        except Exception as error:
+            # Spark's report is long, and leaves out the cause: the user reads this line of it.
+            failure = GiveUp(f"{_line(error)} ({_place(error)})")
+            failure.add_note("".join(traceback.format_exception(error)))
+            raise failure from error
+    yield pa.record_batch([pa.array([msgspec.json.encode(report)], pa.binary())], schema=REPORT)
+
+
+def _live(
+    first: pa.RecordBatch,
+    rows: Iterator[pa.RecordBatch],
+    spec: TaskSpec,
+    model: Callable[[], Model],
+    partition: int,
+    attempt: int,
+    gpus: Sequence[str],
+) -> WorkerReport:
+    def stream() -> Iterator[pa.RecordBatch]:
+        yield first
+        yield from rows
+
+    built = placed(model(), spec.device, partition=partition, assigned=gpus)
+    name, incarnation = f"w{partition}", spec.first_incarnation + attempt
+    with ExitStack() as stack:
+        client = stack.enter_context(
+            Client(
+                spec.cluster,
+                worker=name,
+                incarnation=incarnation,
+                patience_s=spec.patience_s,
+                compression=spec.compression,
+                keep=spec.keep,
+                link=spec.link,
+                transport=spec.transport,
+                allocate=allocator(built),
+            )
+        )
+        lost = _taken_up(client, spec)
+        batches = stack.enter_context(
+            Batches(
+                stream(),
+                batch_size=spec.batch_size,
+                seed=spec.plan.seed,
+                worker=name,
+                shuffle=spec.shuffle,
+                shape=spec.shape,
+                start_step=client.step * spec.plan.iter_size,
+            )
+        )
+        report = train_worker(client, built, batches, spec.plan, incarnation=incarnation)
+    return msgspec.structs.replace(report, lost=lost)
+
+
+def _line(error: Exception) -> str:
+    """An error's class and the first line of its text."""
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _place(error: Exception) -> str:
+    """Where an error was raised: in the innermost file that is not ours and not a library's.
+
+    Where there is none, it is the innermost that is not ours.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    foreign = [frame for frame in frames if not frame.filename.startswith(_OURS)]
+    own = [frame for frame in foreign if not _LIBRARY.search(frame.filename)]
+    frame = (own or foreign or frames)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
+
+
+def _taken_up(client: Client, spec: TaskSpec) -> str:
+    """Have a resumed worker go on with its residual; why it goes on without, if it must."""
+    if spec.residuals is None or not client.seq:
+        return ""
+    try:
+        found = residual_in(spec.residuals, client.worker)
+        if found is not None:
+            client.restore_residual(*found)
+    except BadInput as error:
+        return f"{client.worker} went on without its residual: {error}"
+    return ""
+
+
+def decode_reports(rows: Sequence[Sequence[bytes]]) -> list[WorkerReport]:
+    """The reports in the rows that a job's tasks gave back."""
+    return [msgspec.json.decode(row[0], type=WorkerReport) for row in rows]
