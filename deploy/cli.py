@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from deploy.cli_reshard import reshard
-from deploy.cli_snapshots import app as checkpoints
+from deploy.cli_snapshots import app as snapshots
 from deploy.cli_train import DATA, train
 from deploy.settings import LONGEST_S
 from deploy.simulation.config import ClusterConfig
@@ -194,7 +194,7 @@ def version() -> None:
 
 
 app.command()(reshard)
-app.add_typer(checkpoints, name="checkpoints")
+app.add_typer(snapshots, name="snapshots")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`downpour checkpoints`: what looks at snapshots. Each calls one function, and prints."""
+"""`downpour snapshots`: what looks at snapshots. Each calls one function, and prints."""
 
 from pathlib import Path
 from typing import Annotated

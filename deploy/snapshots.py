@@ -1,4 +1,4 @@
-"""What `downpour checkpoints` does: lists snapshots, checks them, brings weights out, compares two.
+"""What `downpour snapshots` does: lists snapshots, checks them, brings weights out, compares two.
 
 Each takes an `SnapshotRef`, a run or a place or one snapshot there (snapshot_ref.py), and returns
 what it found; text is made of it at the end of the file. Nothing here writes into a place of

@@ -157,7 +157,7 @@ def test_no_gpu_for_the_shards(downpour: Run, job: Path, monkeypatch: pytest.Mon
         refuses(downpour, job, f"{TRAIN} --shards-in {home} --shard-device gpu", line)
 
 
-@pytest.mark.parametrize("arguments", ["", "checkpoints"])
+@pytest.mark.parametrize("arguments", ["", "snapshots"])
 def test_a_command_group_alone_prints_its_help(arguments: str, downpour: Run) -> None:
     """Nothing was asked for and nothing is wrong."""
     status, out, err = downpour(*arguments.split())

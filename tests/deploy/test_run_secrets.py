@@ -98,9 +98,9 @@ def test_a_store_is_shown_without_its_key(
     for origin in (f"{STORE}/", str(tmp_path / "run")):
         said = ""
         for expected, *command in (
-            (0, "checkpoints", "ls", origin),
-            (2, "checkpoints", "verify", origin),
-            (2, "checkpoints", "take", origin),
+            (0, "snapshots", "ls", origin),
+            (2, "snapshots", "verify", origin),
+            (2, "snapshots", "take", origin),
             (2, "reshard", origin, "--shards", "2"),
             (2, "train", "--resume", f"{origin.rstrip('/')}@4"),
         ):

@@ -1,4 +1,4 @@
-"""`downpour checkpoints`: what is listed, found bad, brought out, compared and asked for."""
+"""`downpour snapshots`: what is listed, found bad, brought out, compared and asked for."""
 
 import json
 import signal
@@ -26,7 +26,7 @@ from worker.signals import asked_for
 
 
 def run(*words: object) -> Result:
-    return CliRunner().invoke(app, ["checkpoints", *map(str, words)])
+    return CliRunner().invoke(app, ["snapshots", *map(str, words)])
 
 
 def error(*words: object) -> str:

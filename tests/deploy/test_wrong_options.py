@@ -38,4 +38,4 @@ def test_the_table_is_large() -> None:
     """Every command has rows, and there are at least 300 of them."""
     assert len(ROWS) >= 300
     first = {arguments[0] for arguments, _ in ROWS}
-    assert {"train", "test", "features", "doctor", "simulate", "reshard", "checkpoints"} <= first
+    assert {"train", "test", "features", "doctor", "simulate", "reshard", "snapshots"} <= first

@@ -261,23 +261,23 @@ ROWS: list[Row] = [
     *(
         _line(f"{command} {place}", f"{place}: {RUN}")
         for command in (
-            *("train --resume", "checkpoints ls", "checkpoints verify", "checkpoints take"),
-            *("checkpoints diff empty", "checkpoints restore --output w.safetensors"),
+            *("train --resume", "snapshots ls", "snapshots verify", "snapshots take"),
+            *("snapshots diff empty", "snapshots restore --output w.safetensors"),
             "reshard --shards 2",
         )
         for place in ("nowhere", "net.prototxt", "run@", "run@x", "@5", f"run@{HUGE}")
-        if command != "checkpoints diff empty"
+        if command != "snapshots diff empty"
     ),
-    _line("checkpoints diff nowhere data", f"nowhere: {RUN}"),
-    _line("checkpoints diff empty", "checkpoints diff: expected SECOND, got none"),
+    _line("snapshots diff nowhere data", f"nowhere: {RUN}"),
+    _line("snapshots diff empty", "snapshots diff: expected SECOND, got none"),
     _line(f"{TRAIN} --resume foo://x", "foo://x: Unrecognized filesystem type"),
     _line("train --resume data", f"data: {RUN}"),
     _line("train --unset ray", "--unset ray: expected --resume with an earlier run, got none"),
-    _line("checkpoints foo", "checkpoints: expected a command that `downpour checkpoints --help`"),
-    _line("checkpoints ls", "checkpoints ls: expected ORIGIN, got none"),
-    _line("checkpoints ls a b", "checkpoints ls: expected no further argument, got 'b'"),
-    _line("checkpoints verify", "checkpoints verify: expected ORIGIN, got none"),
-    _line("checkpoints restore nowhere", "checkpoints restore: expected --output, got none"),
+    _line("snapshots foo", "snapshots: expected a command that `downpour snapshots --help`"),
+    _line("snapshots ls", "snapshots ls: expected ORIGIN, got none"),
+    _line("snapshots ls a b", "snapshots ls: expected no further argument, got 'b'"),
+    _line("snapshots verify", "snapshots verify: expected ORIGIN, got none"),
+    _line("snapshots restore nowhere", "snapshots restore: expected --output, got none"),
     _line("reshard", "reshard: expected RUN, got none"),
     _line("reshard data", "reshard: expected --shards, got none"),
     *_each("--shards", ["0", "-1"], ": expected at least 1, got {}", "reshard data"),
@@ -285,7 +285,7 @@ ROWS: list[Row] = [
     *_each("--shards", NO_INTEGERS, ": expected a whole number, got {}", "reshard data"),
     *(
         row
-        for before in ("checkpoints take data", "reshard data --shards 2")
+        for before in ("snapshots take data", "reshard data --shards 2")
         for row in [
             *_each(
                 "--wait-s", ["0", "-1", "nan"], r": expected at (least|most) \S+, got {}", before
