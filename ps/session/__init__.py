@@ -1,1 +1,1 @@
-"""The pure sides of a worker and an operator: what to say, never how it travels."""
+"""The pure parts of a worker and of an operator: which messages to send, without any I/O."""

@@ -1,22 +1,23 @@
-"""What an operator asks of a job's shards, question after question, as plans that know no network.
+"""The operations of an operator on a job's shards, as plans that do no I/O.
 
-A plan is a generator. It yields what is to be asked, or a pause, and is sent what was heard; it
-returns what came of it. Who carries it out repeats each question until it is answered, and throws
-into the plan what cannot be: the plan then tidies up, and raises it. So a console over sockets
-(admin_client.py) and the simulator decide alike.
+A plan is a generator. It yields questions or pauses, is sent the answers, and returns the result.
+The driver repeats each question until it is answered, and throws into the plan any error that
+prevents an answer: the plan then tidies up and raises it. So an admin client over sockets
+(admin_client.py) and the simulator make the same decisions.
 
-To move a job (resharding.py):
+To reshard a job (resharding.py):
 
-1. The shards come to a standstill at one cut (shards/quiesce.py).
-2. Their state is cut by the new map (shards/repartition.py) and given to the new shards.
-3. Each old shard is told to stay at that cut, and says how far it has come: had the standstill run
-   out meanwhile, pushes may be in the old shards that the new ones lack, and the move is off.
-4. Each old shard sends its workers on, shard 0 first.
+1. The shards quiesce at one cut (shards/quiesce.py).
+2. Their state is repartitioned by the new map (shards/repartition.py) and given to the new shards.
+3. Each old shard is asked to stay at that cut, and reports how far it has come. Had the quiesce
+   expired meanwhile, the old shards might hold pushes that the new ones lack, so the reshard is
+   abandoned.
+4. Each old shard hands its workers over, shard 0 first.
 
-Until 4 nothing has changed, and whatever goes wrong leaves the old shards to go on. Shard 0 then
-decides: of two operators it obeys one. As soon as it sends its workers on, the job is with the new
-shards, for without it no push is acknowledged any more. It is no matter then if another has died:
-workers ask all shards, and one is enough to hear it from.
+Until step 4 nothing has changed, and after any failure the old shards resume. Shard 0 then decides:
+of two operators it obeys one. As soon as it hands over its workers, the job belongs to the new
+shards, because without shard 0 no push is fully acknowledged any more. The death of another shard
+then does no harm: workers ask all shards, and one answer is enough.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -47,23 +48,23 @@ from shards.wire_format import Buffer
 
 LOOK_S = 0.02
 STANDSTILL_S = 60.0
-TELLING_S = 60.0  # for a successor's address to reach every shard
+TELLING_S = 60.0  # the time for the new shards' addresses to reach every old shard
 
 Frames = tuple[NDArray[np.float32] | bytes, ...]
 Answer = tuple[Reply, Sequence[Buffer]]
 Question = Callable[[int], FromOperator]
-"""Makes a message of its request number."""
+"""Makes a message from its request number."""
 
 
 class UnconfirmedHandOver(Unreachable):
-    """The new shards hold everything, but shard 0 has not said that it sends its workers there.
+    """The new shards hold everything, but shard 0 has not confirmed that it hands its workers over.
 
-    If it is dead it will not; if it is only silent, nobody knows.
+    If shard 0 is dead, it will not hand over; if it is only silent, it may.
     """
 
 
 class Side(NamedTuple):
-    """Shards of a job that are asked together, and how long one of them may be silent."""
+    """The shards of one job that are asked together; `patience_s` bounds the silence of each."""
 
     job: str
     map: ShardMap
@@ -71,12 +72,12 @@ class Side(NamedTuple):
 
     @property
     def shards(self) -> tuple[int, ...]:
-        """All of them."""
+        """The numbers of all shards."""
         return tuple(range(self.map.shards))
 
 
 class Ask(NamedTuple):
-    """Ask these shards, until each has answered."""
+    """Ask these shards a question until each has answered."""
 
     of: Side
     shards: Sequence[int]
@@ -85,13 +86,13 @@ class Ask(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """Ask nothing for a while."""
+    """Ask nothing for `seconds`."""
 
     seconds: float
 
 
 class Answers(NamedTuple):
-    """Each shard's answer, and when the last one came, in seconds of a monotonic clock."""
+    """Each shard's answer, and the time of the last one in seconds of a monotonic clock."""
 
     now: float
     answers: Mapping[int, Answer]
@@ -102,7 +103,7 @@ Plan = Generator[Ask | Pause, Answers, Result]
 
 
 def quiesce(side: Side, seconds: float) -> Plan[dict[str, int]]:
-    """Bring all shards to the same pushes of every worker, and keep them there so long.
+    """Bring all shards to the same pushes of every worker, and hold them there for `seconds`.
 
     Returns each worker's last push. Raises Unreachable where the shards do not come together.
     """
@@ -113,7 +114,7 @@ def quiesce(side: Side, seconds: float) -> Plan[dict[str, int]]:
 
 
 def _reach_cut(side: Side, seconds: float, cut: Mapping[str, int], until: float) -> Plan[None]:
-    """Have every shard hold the pushes up to `cut`."""
+    """Hold every shard until it has all pushes up to `cut`."""
     missing: Sequence[int] = side.shards
     while True:
         heard = yield hold(side, seconds, cut, missing)
@@ -130,12 +131,12 @@ def _reach_cut(side: Side, seconds: float, cut: Mapping[str, int], until: float)
 
 
 def resume(side: Side) -> Plan[None]:
-    """End a standstill."""
+    """End a quiesce."""
     yield hold(side, 0.0)
 
 
 def restore(side: Side, shard: int, state: ShardState, *, goes_on: bool) -> Plan[None]:
-    """Give one shard a state; `goes_on` if its workers live on."""
+    """Give one shard a state; `goes_on` if the workers of that state are still alive."""
     yield Ask(
         side,
         (shard,),
@@ -145,10 +146,10 @@ def restore(side: Side, shard: int, state: ShardState, *, goes_on: bool) -> Plan
 
 
 def hand_over(side: Side, successors: bytes, cuts: Sequence[Mapping[str, int]]) -> Plan[None]:
-    """Send the workers of shards that stand still, each at its own of `cuts`, to their successors.
+    """Send the workers of quiesced shards, each at its own of `cuts`, to their successors.
 
-    Raises GiveUp when the standstill has ended before: then nothing has changed. Raises Untold when
-    shard 0 does not answer.
+    Raises GiveUp when the quiesce has expired: then nothing has changed. Raises UnconfirmedHandOver
+    when shard 0 does not answer.
     """
     try:
         yield from _still_there(side, cuts)
@@ -166,14 +167,15 @@ def hand_over(side: Side, successors: bytes, cuts: Sequence[Mapping[str, int]]) 
 
 
 def _still_there(side: Side, cuts: Sequence[Mapping[str, int]]) -> Plan[None]:
-    """Hold the shards where they are for the telling; raises GiveUp when one has gone on."""
+    """Hold the shards at their cuts for the hand-over; raises GiveUp when one has advanced."""
     for shard, cut in zip(side.shards, cuts, strict=True):
-        # A worker that had been given up may be back, and what it brings now would stay behind.
+        # A worker whose lease had expired may be back: a push that it sends now to the old shards
+        # would not reach the new ones.
         _check_cut(furthest((yield hold(side, TELLING_S, cut, (shard,)))), cut)
 
 
 def sending_on(side: Side, shard: int, successors: bytes) -> Ask:
-    """The order that ends a shard: its workers go to `successors`."""
+    """The request that ends a shard: it hands its workers over to `successors`."""
     return Ask(
         side,
         (shard,),
@@ -183,9 +185,10 @@ def sending_on(side: Side, shard: int, successors: bytes) -> Ask:
 
 
 def reshard(old: Side, new: Side, successors: bytes) -> Plan[None]:
-    """Move a job's state and workers to fresh shards; `successors` tells a worker where they are.
+    """Move a job's state and workers to fresh shards; `successors` is the encoded new cluster.
 
-    Raises what asking raises; then the job goes on where it was, unless it is UnconfirmedHandOver.
+    Raises what asking raises; then the job stays on the old shards, unless the error is
+    UnconfirmedHandOver.
     """
     cut = yield from quiesce(old, STANDSTILL_S)
     try:
@@ -193,7 +196,7 @@ def reshard(old: Side, new: Side, successors: bytes) -> Plan[None]:
         for shard, state in enumerate(repartition(states, old.map, new.map)):
             yield from restore(new, shard, state, goes_on=True)
     except GeneratorExit:
-        raise  # nobody is there any more to ask
+        raise  # the driver has gone, so nothing more can be asked
     except BaseException:
         yield from resume(old)
         raise
@@ -201,9 +204,10 @@ def reshard(old: Side, new: Side, successors: bytes) -> Plan[None]:
 
 
 def _held_at(side: Side, cut: Mapping[str, int]) -> Plan[list[ShardState]]:
-    """What the shards hold, each of them with the pushes up to `cut` of everybody who is there.
+    """The state of all shards, each with every push up to `cut` of all registered workers.
 
-    A worker that was given up when they came together may be back since, with half of a push.
+    A worker whose lease had expired when the shards came together may be back since, with a push
+    that only some shards have.
     """
     until: float | None = None
     while True:
@@ -226,7 +230,7 @@ def hold(
     cut: Mapping[str, int] | None = None,
     shards: Sequence[int] | None = None,
 ) -> Ask:
-    """Stand still at `cut`, or right here, for so long; 0: go on."""
+    """Quiesce at `cut`, or at the present state, for `seconds`; 0 resumes."""
     frames = () if cut is None else (wire_format.encode_state(Cut(dict(cut))),)
     asked = side.shards if shards is None else shards
     return Ask(
@@ -235,12 +239,12 @@ def hold(
 
 
 def export(side: Side) -> Question:
-    """Give me everything you have."""
+    """The question for a shard's whole state."""
     return lambda request: Export(request, side.job, side.map.table)
 
 
 def state_in(reply: Reply, frames: Sequence[Buffer]) -> ShardState:
-    """What an answer to `export` holds; arrays are views of its frames."""
+    """The state in an answer to `export`; arrays are views of its frames."""
     assert isinstance(reply, State)
     weights, *slots = (np.frombuffer(frame, np.float32) for frame in frames[1:])
     saved = wire_format.decode_state(frames[0], SavedProgress)
@@ -248,16 +252,19 @@ def state_in(reply: Reply, frames: Sequence[Buffer]) -> ShardState:
 
 
 def furthest(heard: Answers) -> dict[str, int]:
-    """For each worker the last push that any shard has applied."""
+    """The last push of each worker that any shard has applied."""
     cuts = [wire_format.decode_state(frames[0], Cut).pushes for _, frames in heard.answers.values()]
     workers = {worker for cut in cuts for worker in cut}
     return {worker: max(cut.get(worker, 0) for cut in cuts) for worker in workers}
 
 
 def _check_cut(reached: Mapping[str, int], cut: Mapping[str, int]) -> None:
-    """Raise GiveUp when a shard has gone beyond the cut: it was started again, or took long."""
+    """Raise GiveUp when a shard is beyond the cut: it restarted, or the reshard took too long."""
     if any(seq > cut.get(worker, 0) for worker, seq in reached.items()):
-        raise GiveUp("the shards' standstill has ended before their successors were ready")
+        raise GiveUp(
+            "reshard: the old shards resumed before the new ones were ready: the job stays on the"
+            " old shards; try again"
+        )
 
 
 def _holding(heard: Answers, shard: int) -> Quiesced:

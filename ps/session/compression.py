@@ -1,9 +1,9 @@
-"""What travels between a worker and the shards in place of plain floats: a value of the job.
+"""The compression of what travels between a worker and the shards: an option of the worker.
 
-    Compression.parse("int8")                     a byte a gradient value, 0.26 of the bytes
+    Compression.parse("int8")                     one byte per gradient value, 0.26 of the bytes
     Compression.parse("topk:0.01,zstd", "bf16")   the largest hundredth; weights as halves
 
-How pushes and pulls are written is chosen by each worker for itself; a shard reads all of it.
+Each worker chooses the encoding of its own pushes and pulls; a shard reads all encodings.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ NONE = "none"
 
 
 class Rounded(msgspec.Struct, frozen=True, tag="rounded"):
-    """Every value, in fewer bits: halves, or whole numbers with a scale for each 256 values."""
+    """Every value in fewer bits: half precision, or integers with one scale for each 256 values."""
 
     kind: Kind
 
@@ -32,11 +32,11 @@ class Rounded(msgspec.Struct, frozen=True, tag="rounded"):
 
 
 class TopK(msgspec.Struct, frozen=True, tag="topk"):
-    """Of each key range the `share` of values that is largest (Lin et al. 2018, section 3).
+    """The largest `share` of the values of each key range (Lin et al. 2018, section 3).
 
-    `momentum` is kept here, before the choice, and then wants plain SGD at the shards; `clip`
-    bounds a gradient's norm (0: not); over the first `warm_up` pushes the share comes down from a
-    quarter.
+    `momentum` is kept at the worker, before the selection, and then requires plain SGD at the
+    shards; `clip` bounds a gradient's norm (0: no bound); over the first `warm_up` pushes the share
+    falls from a quarter to `share`.
     """
 
     share: float
@@ -51,14 +51,14 @@ class TopK(msgspec.Struct, frozen=True, tag="topk"):
         _demand(self)
 
     def share_at(self, seq: int) -> float:
-        """The share of push `seq`, from 1."""
+        """The share of push `seq`, which counts from 1."""
         if self.share >= _FIRST_SHARE or seq > self.warm_up:
             return self.share
         return float(_FIRST_SHARE * (self.share / _FIRST_SHARE) ** ((seq - 1) / self.warm_up))
 
 
 class Threshold(msgspec.Struct, frozen=True, tag="threshold"):
-    """The values beyond `tau`, up to half of each key range; the rest as in TopK."""
+    """The values beyond `tau`, up to half of each key range; the other fields are as in TopK."""
 
     tau: float
     momentum: float = 0.0
@@ -95,11 +95,11 @@ PULLS = f"{', '.join(_PULLS)} or topk:SHARE"
 
 
 class Compression(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker's pushes are written (None: as plain floats) and its pulls are wanted.
+    """How a worker's pushes are encoded (None: as plain floats) and how its pulls are requested.
 
-    Pulls are whole, plain or as halves, or changes to what the worker has: rounded, or, as SPARSE,
-    the `pull_share` of them that is largest. With `zstd` pushes and pulls are packed once more,
-    which needs the package zstandard at both ends.
+    Pulls are either whole weights, plain or in half precision, or changes to the weights that the
+    worker has: rounded, or, as SPARSE, the largest `pull_share` of them. With `zstd` pushes and
+    pulls are compressed once more, which needs the package zstandard at both ends.
     """
 
     push: Writing | None = None
@@ -124,7 +124,7 @@ class Compression(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pushed(self) -> Kind:
-        """The kind of the payloads that pushes are."""
+        """The kind of the payloads of pushes."""
         if self.push is None:
             return Kind.F4
         return self.push.kind if isinstance(self.push, Rounded) else Kind.SPARSE
@@ -136,7 +136,7 @@ class Compression(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def parse(push: str = NONE, pull: str = NONE) -> "Compression":
-        """As people write it: `int8`, `topk:0.01,momentum=0.9,zstd`; raises BadInput."""
+        """Parse a user's text, such as `int8` or `topk:0.01,momentum=0.9,zstd`; raises BadInput."""
         push = arguments.text("compression", push, f"{NONE}, {PUSHES}")
         pull = arguments.text("compressed pull", pull, PULLS)
         name, *options = (part.strip() for part in push.split(","))
@@ -148,7 +148,10 @@ class Compression(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compression_of(what: str, value: object) -> Compression:
-    """A compression: itself, None for none, or a text for pushes; raises BadInput."""
+    """The Compression for `value`: itself, None for no compression, or a text for pushes.
+
+    Raises BadInput for anything else.
+    """
     if value is None:
         return Compression()
     if isinstance(value, str):

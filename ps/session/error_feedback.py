@@ -1,13 +1,14 @@
-"""The writing end of a compressed link: gradients in, frames out, and what is left behind.
+"""Encodes the gradients of compressed pushes and keeps what the encoding leaves out.
 
 What a codec does not send of a gradient is not lost: it is the residual, which is added to the next
-one. So over all pushes of one life, what the shards got and the residual add up to the gradients
-(docs/how-to/compression.md says how exactly). The session calls `encode` once a push and repeats
-the same frames as often as it must; a push that is refused for its content has changed nothing.
+gradient. So over all pushes of one life, what the shards received and the residual add up to the
+gradients (docs/how-to/compression.md gives the details). The session calls `encode` once per push
+and repeats the same frames as often as needed; a push that is refused for its content leaves the
+residual unchanged.
 
-A residual belongs to one place in a worker's line of pushes: brought back elsewhere, what it holds
-would be sent twice or never. `state` and `restore` carry it; whoever stores it stores the push
-number too.
+A residual belongs to one position in a worker's sequence of pushes: restored at another position,
+its content would be sent twice or never. `state` and `restore` carry it; the caller stores the push
+number with it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,9 +31,9 @@ ERROR, VELOCITY = "error", "velocity"
 
 
 class ErrorFeedback:
-    """The residual of one worker's pushes to one table, as `compression.push` says to write them.
+    """The residual of one worker's pushes to one table, encoded as `compression.push` configures.
 
-    They are of one `kind`, and cut at the key ranges that `encode` is given.
+    Its payloads are of one `kind`, and cut at the key ranges that `encode` is given.
     """
 
     def __init__(self, compression: Compression, size: int) -> None:
@@ -49,9 +50,9 @@ class ErrorFeedback:
     def encode(
         self, gradient: Floats, seq: int, ranges: Sequence[Sequence[KeyRange]]
     ) -> list[tuple[Bytes, ...]]:
-        """The frames of push `seq`: for each shard's key ranges one payload a range.
+        """The frames of push `seq`: for each shard one payload per key range.
 
-        `gradient` is free again on return. Raises BadInput when it is not finite.
+        `gradient` may be reused on return. Raises BadInput when it is not finite.
         """
         squares = squared_norm(gradient)
         if not np.isfinite(squares):
@@ -73,12 +74,14 @@ class ErrorFeedback:
         return zstd_frames.pack(payload) if self._zstd else payload
 
     def state(self) -> dict[str, Floats]:
-        """The residual's arrays by name, as they are: copy what is to outlive the next push."""
+        """The residual's arrays by name, not copied: copy what must outlive the next push."""
         arrays = {ERROR: self._error}
         return arrays if self._velocity is None else arrays | {VELOCITY: self._velocity}
 
     def restore(self, arrays: Mapping[str, Floats]) -> None:
-        """Go on with what `state` gave; raises BadInput when it is another codec's."""
+        """Continue with the arrays that `state` returned; raises BadInput when another codec wrote
+        them.
+        """
         own = self.state()
         if arrays.keys() != own.keys():
             raise BadInput(f"residual: expected {', '.join(own)}, got {', '.join(arrays)}")

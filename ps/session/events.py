@@ -1,6 +1,6 @@
-"""The values of a session: what it asks its driver to send, and what it tells of.
+"""The values that a session exchanges with its driver: messages to send and events to report.
 
-session.py changes them; a driver only carries `Send`s out and reads `Event`s.
+session.py creates them; a driver only sends each `Send` and reads each `Event`.
 """
 
 from typing import Any
@@ -24,9 +24,10 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The worker is registered with every shard: go on after push `seq` and step `step`.
+    """The worker is registered with every shard and continues after push `seq` and step `step`.
 
-    `clock` is what it counts with at the gate; it rises by one a step from here.
+    `clock` is its clock at the staleness gate; it rises by one per step from here. `lease_s` is the
+    length of the lease in seconds.
     """
 
     seq: int
@@ -36,9 +37,9 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Pulled(msgspec.Struct, frozen=True):
-    """Pull `request` is answered: for each shard its version and its frames.
+    """Pull `request` is complete, with one version and the frames of each shard.
 
-    The frames are payloads of `kind` (payloads.py), checked and unpacked, one a key range.
+    The frames are payloads of `kind` (payloads.py), checked and unpacked, one per key range.
     """
 
     request: int
@@ -49,7 +50,7 @@ class Pulled(msgspec.Struct, frozen=True):
 
 
 class Pushed(msgspec.Struct, frozen=True):
-    """Push `seq` is applied on every shard; `staleness` is the largest any of them saw."""
+    """Push `seq` is applied on every shard; `staleness` is the largest that any shard measured."""
 
     request: int
     seq: int
@@ -63,22 +64,22 @@ class Departed(msgspec.Struct, frozen=True):
 
 
 class Relocated(msgspec.Struct, frozen=True):
-    """The job has moved to the shards that `cluster` describes (Cluster.decode).
+    """The job has been resharded to the shards that `cluster` describes (Cluster.decode).
 
-    This session is over; another one goes on there, after `follow`.
+    This session is over; another one continues there, after `follow`.
     """
 
     cluster: bytes
 
 
 Noted = dict[int, dict[int, tuple[Push, Frames]]]
-"""Pushes by number; of each the message and frames to the shards that may lack it."""
+"""Recorded pushes by number; for each the message and frames to the shards that may lack it."""
 
 
 class RolledBack(msgspec.Struct, frozen=True):
-    """A shard died and goes on, as life `boot`, from `version`, which it had saved.
+    """A shard died and was restored as life `boot`, at `version`, from its last autosave.
 
-    `lost` pushes of this worker that it had acknowledged are in it no more, and stay so.
+    It has lost `lost` pushes of this worker that it had acknowledged; they are not sent again.
     """
 
     shard: int
@@ -88,18 +89,22 @@ class RolledBack(msgspec.Struct, frozen=True):
 
 
 class Usurped(msgspec.Struct, frozen=True):
-    """A shard had a push already that left here once: another client speaks for this worker.
+    """A shard already had a push that this worker sent once: another client uses the same worker
+    name.
 
-    Unless the network itself delivers twice, which TCP does not. `text` says it to people.
+    The only other cause is a network that delivers twice, which TCP does not. `text` is the message
+    for users.
     """
 
     text: str
 
 
 class Exported(msgspec.Struct, frozen=True):
-    """All shards have given away a state: with this worker's pushes up to `base`, and not `noted`.
+    """All shards have exported a state: with this worker's pushes up to `base`, and without
+    `noted`.
 
-    One that only some of the shards have is among those, for a worker goes on after the smallest.
+    A push that only some of the shards have is in `noted`, because a worker continues after the
+    smallest.
     """
 
     base: int

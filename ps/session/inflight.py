@@ -1,4 +1,4 @@
-"""What a worker has asked all its shards: one message to each, complete when each has answered."""
+"""The requests in flight: one message to each shard, complete when every shard has answered."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -17,9 +17,10 @@ Answer = TypeVar("Answer", bound=Reply)
 
 
 class InflightRequest(msgspec.Struct):
-    """One request: what it was, when, at which clock of the driver's, and the answers so far.
+    """One request: its kind, its time and driver's clock, and the answers so far.
 
-    `spoilt` are parts that their shards would not have; late copies of them may still refer there.
+    `spoilt` are the parts that shards refused; late copies of those messages may still refer to
+    their memory.
     """
 
     kind: type[FromWorker]
@@ -30,7 +31,7 @@ class InflightRequest(msgspec.Struct):
 
 
 class InflightRequests:
-    """Those of one session that are not complete."""
+    """The incomplete requests of one session."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class InflightRequests:
         self._asked: dict[int, InflightRequest] = {}
 
     def begin(self, kind: type[FromWorker], now: float, clock: int) -> int:
-        """Its number."""
+        """Open a request and return its number."""
         assert self._registration.ready is not None, "the driver waits for Ready first"
         request = self._outstanding.count()
         self._asked[request] = InflightRequest(kind, now, clock, {})
@@ -55,9 +56,9 @@ class InflightRequests:
     def record_answer(
         self, shard: int, request: int, reply: Reply, frames: Sequence[Buffer], now: float
     ) -> list[Event]:
-        """`shard` has answered it; what has come to pass if it was the last to.
+        """`shard` has answered `request`; returns the event if it was the last shard to answer.
 
-        Raises BadMessage for an answer to something else.
+        Raises BadMessage for an answer of the wrong type.
         """
         asked = self._asked.get(request)
         if asked is None:
@@ -66,11 +67,11 @@ class InflightRequests:
         if len(asked.answers) < len(self._shards):
             return []
         del self._asked[request]
-        replies, told = zip(*[asked.answers[one] for one in self._shards], strict=True)
+        replies, payloads = zip(*[asked.answers[one] for one in self._shards], strict=True)
         if asked.kind is Pull:
             own = self._registration
             own.reached = max(own.reached, asked.clock + own.ahead + 1)
-            return [_pulled(request, _all(Weights, replies), told, self._cargo.arrives)]
+            return [_pulled(request, _all(Weights, replies), payloads, self._cargo.arrives)]
         if asked.kind is Push:
             took_s = now - asked.since
             self._outstanding.record_push_time(took_s)
@@ -79,13 +80,15 @@ class InflightRequests:
         return [Departed()]
 
     def mark_damaged(self, request: int, part: Frames) -> bool:
-        """A shard would not have its part of it; whether that is the first to be heard of."""
+        """A shard refused its part of `request`; returns whether this is the first part to be
+        refused.
+        """
         asked = self._asked[request]
         asked.spoilt += (part,)
         return len(asked.spoilt) == 1
 
     def repeat_pulls(self) -> list[tuple[int, int]]:
-        """Every pull, and its clock: what has been answered of it counts no more."""
+        """Discard the answers of every pull; returns the request number and clock of each."""
         pulls = [(number, asked) for number, asked in self._asked.items() if asked.kind is Pull]
         for _, asked in pulls:
             asked.answers.clear()
@@ -93,7 +96,7 @@ class InflightRequests:
 
     @property
     def unacknowledged(self) -> int:
-        """Pushes that not every shard has acknowledged."""
+        """The number of pushes that not every shard has acknowledged."""
         return sum([asked.kind is Push for asked in self._asked.values()])
 
 
@@ -120,9 +123,9 @@ def _pushed(request: int, acks: Sequence[Ack], took_s: float) -> Pushed:
 
 
 def _all(kind: type[Answer], replies: Sequence[Reply]) -> Sequence[Answer]:
-    """The replies, each of which is of this kind; raises BadMessage."""
+    """The replies, checked to be of this kind; raises BadMessage."""
     found = [reply for reply in replies if isinstance(reply, kind)]
     if len(found) < len(replies):
         names = sorted({type(reply).__name__ for reply in replies})
-        raise BadMessage(f"expected {kind.__name__} of each shard, got {', '.join(names)}")
+        raise BadMessage(f"expected {kind.__name__} from each shard, got {', '.join(names)}")
     return found

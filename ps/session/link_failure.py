@@ -1,27 +1,28 @@
-"""When a connection is given up for a new one: cut links, told from slow ones. Pure.
+"""Decides when to replace a connection: it distinguishes cut links from slow ones. Pure.
 
-Theory. A link that was cut and is whole again carries nothing over the connections from before for
-as long as TCP's patience has grown meanwhile: each time that it has sent in vain it waits twice as
-long, so what stood still for six seconds may stand still for six more. A new connection is through
-in a round trip or two. But a link may also be slow, and giving up a connection that moves costs all
-that is on its way. So nothing is concluded from silence. What counts is what the system says of the
-connection itself, and what a dial on the side finds out:
+Theory. After a link was cut and restored, its old connections carry nothing for a while: TCP
+doubles its wait after each failed retransmission, so a connection that was stuck for six seconds
+may stay stuck for six more. A new connection works within a round trip or two. But a link may also
+be slow, and replacing a connection that works loses everything in flight. So silence alone proves
+nothing. The decision rests on what the operating system reports about the connection, and on trial
+connections, called dials:
 
-- *doubt* begins when the system has sent twice in a row and nobody acknowledged either: while a
-  peer lives, however slow, stopped or full, its system acknowledges. Or when there is none.
-- *dials* go out then, one every quarter of a second (ever less often in a long outage, and no
-  sooner than two round trips), each a bare TCP connection that says nothing. While the link is cut
-  none gets through, and none hurts.
-- once one *is through*, the link is whole. A connection that still sends in vain is given up. One
-  that was acknowledged meanwhile is given a little time: the other side may be waiting just as
-  patiently with what it has to say. If nothing comes, and what we say does not move either, all
-  are given up, once.
-- whatever arrives ends the doubt. So does an absence of whoever looks, who may be computing: what
-  was found out before it says nothing of now.
+- *doubt* begins when the system has sent twice in a row without an acknowledgement: while a peer
+  lives, however slow, stopped or full, its system acknowledges. It also begins when there is no
+  connection.
+- *dials* are then opened, one every quarter of a second (less often in a long outage, and at least
+  two round trips apart). Each is a bare TCP connection that sends nothing. While the link is cut
+  none gets through, and none does harm.
+- once a dial is *through*, the link works. A connection whose retransmissions still fail is
+  replaced. One that was acknowledged meanwhile is given a little time: the peer's own
+  retransmissions may be backed off in the same way. If nothing arrives, and the peer acknowledges
+  nothing new either, all connections are replaced, once.
+- any arrival ends the doubt. So does an absence of the caller, which may be computing: observations
+  from before it are out of date.
 
-What a connection that is given up had on its way is lost, or arrives late: as any message may be,
-and its session repeats it (session.py). A new one is left in peace until it had time for its
-greetings; then it is a connection like any other.
+Messages in flight on a replaced connection are lost or arrive late, as any message may, and the
+session repeats them (session.py). A new connection is not judged until it had time for its
+handshakes; then it is treated like any other.
 """
 
 import math
@@ -31,18 +32,19 @@ from typing import NamedTuple
 AWAY_S = 1.0
 _IN_VAIN = 2
 _DIAL_S = 0.25
-_RARER = 0.05  # of the outage so far is added between dials,
-_RAREST_S = 1.0  # up to this
+_RARER = 0.05  # this share of the outage so far is added between dials,
+_RAREST_S = 1.0  # up to this interval
 _GRACE_S = 0.25
-_TRIPS = 2  # so many round trips at least, between dials and of grace
+_TRIPS = 2  # round trips, at least, between dials and of grace
 _SETTLE_S, _SETTLE_TRIPS, _SETTLE_MOST_S = 0.5, 8, 4.0
 
 
 class TcpInfo(NamedTuple):
-    """A connection as its system sees it.
+    """A connection as its system reports it.
 
-    `in_vain` are retransmissions, or probes, in a row that were not acknowledged, `heard` and
-    `taken` the bytes that came and that the peer has acknowledged so far.
+    `in_vain` counts retransmissions, or probes, in a row that were not acknowledged; `heard` and
+    `taken` are the bytes received and the bytes that the peer has acknowledged so far; `rtt_s` is
+    the round trip in seconds.
     """
 
     in_vain: int
@@ -52,7 +54,7 @@ class TcpInfo(NamedTuple):
 
 
 class LinkAction(Enum):
-    """What is to be done now."""
+    """What the caller has to do now."""
 
     NOTHING = auto()
     DIAL = auto()
@@ -60,7 +62,7 @@ class LinkAction(Enum):
 
 
 class LinkFailureDetector:
-    """Whether the connections to one shard are of any use still. Look at it every so often."""
+    """Judges whether the connections to one shard still work; call `look` regularly."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -72,14 +74,14 @@ class LinkFailureDetector:
 
     @property
     def lasts(self) -> bool:
-        """Whether it is not settled yet: else no dial is wanted."""
+        """Whether there is doubt; without it no dial is needed."""
         return self._since is not None
 
     def look(self, line: TcpInfo | None, through_s: float | None, now: float) -> LinkAction:
-        """What to do; `line` is None where no connection is.
+        """What to do; `line` is None where there is no connection.
 
-        `through_s` is the round trip of a dial that has got through since the last look. When told
-        to renew, close the connection and begin another.
+        `through_s` is the round trip in seconds of a dial that has got through since the last call.
+        After RENEW, close the connection and open another.
         """
         if now - self._looked_at > AWAY_S:
             self._since = None

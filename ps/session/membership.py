@@ -1,17 +1,18 @@
 """A worker's registration with every shard: the greeting, and its clock.
 
-Theory. The greeting is a request like the others: Hello to every shard; the smallest push number
-they report is where this worker goes on (shards that are ahead will recognise the repetition); then
-Join to shard 0, which says the clock, then to the others at that clock. A shard that restarted, or
-one where the lease ran out, is greeted by itself, and joined at the clock that the worker has.
+Theory. The greeting is a request like the others. The worker sends Hello to every shard and
+continues after the smallest push number that they report (shards that are ahead recognise the
+repetition). It then sends Join to shard 0, which answers with the clock, and to the other shards at
+that clock. A shard that restarted, or whose lease ran out, is greeted on its own and joined at the
+worker's present clock.
 
-A worker has one clock for all shards, or two workers could wait for each other at two of them. No
-shard admits anyone below its own slowest clock, and that of one may have risen since another has
-answered. It then lets the others read as if this worker had come that far. So the worker takes the
-largest clock that any shard admits it at, and joins the others at that; it is ready once all of
-them count it there. When a lease has run out and the others have continued without this worker, it
-catches up with them in the same way: the difference is added to every clock that it sends from then
-on. The driver's own count does not change.
+A worker has one clock for all shards; with several, two workers could wait for each other at two
+shards. No shard admits a worker below its own slowest clock, and one shard's slowest clock may have
+risen since another answered. That shard then lets the others read as if this worker had advanced
+that far. So the worker takes the largest clock that any shard admits it at, and joins the others at
+that clock; it is ready once all of them count it there. When a lease has run out and the others
+have continued without this worker, it catches up in the same way: the difference is added to every
+clock that it sends from then on. The driver's own count does not change.
 """
 
 from typing import NamedTuple
@@ -23,7 +24,7 @@ from shards.messages import PROTOCOL, FromWorker, Hello, Join, Joined, Push, Wel
 
 
 class AppliedAtShard(NamedTuple):
-    """What a shard has had of this worker: its last push, the steps that covers, its clock then."""
+    """What a shard has of this worker: its last push, and the step and clock of that push."""
 
     seq: int
     step: int
@@ -33,9 +34,9 @@ class AppliedAtShard(NamedTuple):
 class Membership:
     """One life of a worker, as its shards know it.
 
-    `ready` is set once all have registered it; `joined` are those that have it registered now, and
-    `boots` their lives. `reached` is the clock, on the wire, that its pushes reach with the weights
-    it has been given so far, and `ahead` how far the wire's clock is before the driver's.
+    `ready` is set once all shards have registered it; `joined` are the shards that have it
+    registered now, and `boots` their lives. `reached` is the highest wire clock that it has been
+    granted or has pushed, and `ahead` how far the wire clock is ahead of the driver's.
     `acknowledged` is the last push that each shard has acknowledged.
     """
 
@@ -54,12 +55,12 @@ class Membership:
         self.joined: set[int] = set()
         self.acknowledged: dict[int, Push] = {}
         self.reached = self.ahead = 0
-        self._follows = False  # whether its job has moved here from other shards
-        self._admission: int | None = None  # the largest clock that a shard has let this life in at
+        self._follows = False  # whether the job was resharded and this continues another session
+        self._admission: int | None = None  # the largest clock at which a shard has admitted it
         self._welcomes: dict[int, Welcome] = {}
         self._reported: dict[int, AppliedAtShard] = {}
-        self._lost_to: dict[int, int] = {}  # the last push that was due when a shard rolled back
-        self._due: dict[int, int] = {}  # the push that a shard must have when it answers a greeting
+        self._lost_to: dict[int, int] = {}  # the last push expected when a shard rolled back
+        self._due: dict[int, int] = {}  # the push that a shard must have when it answers a Hello
         self._outstanding = outstanding
         self._shards = shards
         self._job, self._worker = job, worker
@@ -67,7 +68,7 @@ class Membership:
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Of each shard the version that it had when it was last greeted, once this is ready."""
+        """The version that each shard had at its last greeting, once this is ready."""
         return tuple(self._welcomes[shard].version for shard in range(self._shards))
 
     def applied_seq(self, shard: int) -> int:
@@ -75,7 +76,7 @@ class Membership:
         return self._reported[shard].seq
 
     def may_send(self, shard: int, message: FromWorker) -> bool:
-        """Until a shard has registered this worker, only the greeting may go there."""
+        """Whether `message` may go to `shard`: before registration, only the greeting may."""
         return shard in self.joined or isinstance(message, Hello | Join)
 
     def greet(self, shard: int, now: float) -> Send:
@@ -83,16 +84,18 @@ class Membership:
         self.joined.discard(shard)
         self._outstanding.drop_greetings(shard)
         if self.ready is not None:
-            # What it says to this may have been true before it acknowledged more.
+            # Its answer may be older than an acknowledgement that arrives meanwhile, so note what
+            # is known now.
             self._due[shard] = self._applied(shard).seq
         request = self._outstanding.count()
         hello = Hello(request, self._job, self._worker, self._incarnation, PROTOCOL, self._build)
         return self._outstanding.add(shard, request, hello, (), now)
 
     def rolled_back(self, shard: int, reply: Welcome) -> RolledBack | None:
-        """Whether a shard that welcomes this worker again has lost what it had acknowledged.
+        """The loss, if a shard that welcomes this worker again has lost pushes that it had
+        acknowledged.
 
-        Raises GiveUp if it has, and does not say so.
+        Raises GiveUp if the shard has lost some without reporting a rollback.
         """
         if self.ready is None:
             return None
@@ -100,7 +103,7 @@ class Membership:
         if reply.rolled_back:
             if reply.boot == self.boots[shard]:
                 return None
-            # The save that it goes on from may be older than the last loss, told of then.
+            # The restored autosave may be older than the last loss: do not count a push twice.
             lost = max(0, due - max(reply.seq, self._lost_to.get(shard, 0)))
             self._lost_to[shard] = due
             return RolledBack(shard, reply.boot, reply.version, lost)
@@ -112,7 +115,7 @@ class Membership:
         return None
 
     def on_welcome(self, shard: int, reply: Welcome, now: float) -> list[Send]:
-        """`shard` has said what it has of this worker."""
+        """`shard` has reported what it has of this worker; returns the Joins to send."""
         self.boots[shard] = reply.boot
         self._welcomes[shard] = reply
         if self.ready is None or reply.seq > self._reported[shard].seq:
@@ -125,34 +128,35 @@ class Membership:
         return [self._join(0, 0, now)]
 
     def on_joined(self, shard: int, reply: Joined, now: float) -> tuple[list[Send], Ready | None]:
-        """`shard` has registered this worker, which was not ready; it is if this was the last."""
+        """`shard` has registered this worker for the first time; ready if it was the last shard."""
         self.joined.add(shard)
         if self._admission is None or reply.clock > self._admission:
-            # The others count it at an earlier clock, or not at all.
+            # The other shards count it at an earlier clock, or not at all: join them again.
             self._admission = reply.clock
             self.joined.intersection_update({shard})
             return self._join_others(shard, now), self._ready_if_joined()
         return [], self._ready_if_joined()
 
     def on_rejoined(self, shard: int, reply: Joined, now: float) -> tuple[int, list[Send]]:
-        """It was ready, and `shard` has it back; how far that shard sees it overtaken, and Joins.
+        """`shard` has registered this worker again; returns how far it was overtaken, and the
+        Joins.
 
-        Whatever has been asked at the clock before must be asked again.
+        Whatever was requested at the earlier clock must be requested again.
         """
         self.joined.add(shard)
         behind = reply.clock - self.reached
         if behind <= 0:
             return 0, []
         self._admission = reply.clock
-        # As one: if Ctrl-C came between, the next greeting would count it twice.
+        # One statement: if Ctrl-C came in between, the next greeting would add `behind` twice.
         self.ahead, self.reached = self.ahead + behind, reply.clock
         return behind, self._join_others(shard, now)
 
     def _check_losses(self) -> None:
-        """Raise GiveUp if a shard lacks pushes that it has acknowledged, and does not say so.
+        """Raise GiveUp if a shard lacks acknowledged pushes without having reported a rollback.
 
-        Shards differ by pushes that were on their way when a former life ended: none of those had
-        been acknowledged by all. One that was rolled back says so, and may lack more.
+        Shards may differ by pushes that were in flight when a former life ended: not all shards had
+        acknowledged those. A shard that was rolled back reports it, and may lack more.
         """
         welcomes = self._welcomes.items()
         witness, most = max(welcomes, key=lambda one: one[1].acknowledged)
@@ -161,22 +165,22 @@ class Membership:
             has = ", ".join(f"shard {shard} has {self._welcomes[shard].seq}" for shard in short)
             raise GiveUp(
                 f"pushes of {self._worker}: {has}, but all shards had acknowledged"
-                f" {most.acknowledged} when shard {witness} was sent its last: a log of"
-                f" {'these' if len(short) > 1 else 'that'} is cut or missing; resume the job from"
-                " its last snapshot"
+                f" {most.acknowledged} when shard {witness} was sent its last: a WAL of"
+                f" {'these shards' if len(short) > 1 else 'that shard'} is truncated or missing;"
+                " resume the job from its last snapshot"
             )
 
     def _ready_if_joined(self) -> Ready | None:
         if len(self.joined) == self._shards:
-            assert self._admission is not None, "every shard has said a clock"
+            assert self._admission is not None, "every shard has reported a clock"
             behind = min(self._welcomes.values(), key=lambda welcome: welcome.seq)
             self.ready = Ready(behind.seq, behind.step, self._admission, behind.lease_s)
             self.reached = self._admission
         return self.ready
 
     def _join_others(self, shard: int, now: float) -> list[Send]:
-        """Joins at the present clock to all but `shard`; who is being greeted is joined later."""
-        assert self._admission is not None, "a shard has said it"
+        """Joins at the present clock to all but `shard`; shards being greeted are joined later."""
+        assert self._admission is not None, "a shard has reported it"
         return [
             self._join(other, self._admission, now)
             for other in range(self._shards)
@@ -184,13 +188,15 @@ class Membership:
         ]
 
     def follow(self, former: "Membership", now: float) -> list[Send]:
-        """Once ready, count as `former` did with other shards, or catch up with the others there.
+        """Continue from `former`'s clock, or catch up with the others at these shards; call it once
+        ready.
 
-        It has to catch up if they have gone beyond what this worker has pushed and been given.
+        It has to catch up if the others have advanced beyond what this worker has pushed and
+        received.
 
-        What these shards know of its clock may be older than its pushes that they have, and than
-        what the former have let it in at: a life that repeats the pushes of the one before counts
-        further with each.
+        These shards may know an older clock of this worker than its applied pushes, or its
+        admission at the former shards, imply: a life that repeats the pushes of the one before
+        advances with each of them.
         """
         assert self.ready is not None, "the driver waits for Ready first"
         overtaken = max(0, self.ready.clock - former.reached)
@@ -203,34 +209,36 @@ class Membership:
         return [self._join(shard, clock, now) for shard in range(self._shards)]
 
     def reads_at(self, clock: int) -> None:
-        """The driver asks for weights at this clock of its own.
+        """The driver requests weights at `clock`, which is its own count.
 
-        After a move it may ask again for what it had been given and has dropped: its shards count
-        it further by then, so that read has to be a later one.
+        After a reshard the driver may request weights again that it had received and dropped. The
+        shards count it further by then, so that read has to be a later one.
         """
         if self._follows and self._admission is not None:
             self.ahead = max(self.ahead, self._admission - clock)
 
     def _counted_to(self, seq: int) -> int:
-        """The clock, on the wire, that it was let in at, or its pushes up to `seq` have reached."""
+        """The wire clock of its admission, or the one its pushes up to `seq` have reached, if
+        higher.
+        """
         owed = [pending.message for _, pending in self._outstanding]
         pushes = [*self.acknowledged.values(), *(one for one in owed if isinstance(one, Push))]
         return max([self._admission or 0, *(p.clock for p in pushes if p.seq <= seq)])
 
     def _applied(self, shard: int) -> AppliedAtShard:
-        """The last push that `shard` has told this worker to have, in any of its lives."""
-        told, push = self._reported[shard], self.acknowledged.get(shard)
-        if push is None or push.seq < told.seq:
-            return told
+        """The last push that `shard` has reported or acknowledged, in any of its lives."""
+        reported, push = self._reported[shard], self.acknowledged.get(shard)
+        if push is None or push.seq < reported.seq:
+            return reported
         return AppliedAtShard(push.seq, push.step, push.clock)
 
     def _join(self, shard: int, clock: int, now: float) -> Send:
         request = self._outstanding.count()
-        told = self._job, self._worker, self._incarnation, self.boots[shard]
+        identity = self._job, self._worker, self._incarnation, self.boots[shard]
         again = self.ready is not None
         had = self._applied(shard) if again else AppliedAtShard(0, 0, 0)
-        self._outstanding.drop_greetings(shard)  # an earlier Join: this one says more
-        join = Join(request, *told, max(clock, had.clock), again, had.seq, had.step)
+        self._outstanding.drop_greetings(shard)  # this Join replaces an earlier one
+        join = Join(request, *identity, max(clock, had.clock), again, had.seq, had.step)
         return self._outstanding.add(shard, request, join, (), now)
 
     def _joining(self, shard: int) -> bool:

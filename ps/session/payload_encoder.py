@@ -1,8 +1,8 @@
-"""What a session's messages carry: gradients out and weights in, each as the job compresses it.
+"""Encodes gradients and decodes weights for a session's messages, as the job compresses them.
 
-A compressed gradient is written once, for writing it takes what the last ones left over into it
-(error_feedback.py). Weights may come as changes to those that came before, of which there is one
-view a shard (pulled_view.py).
+A compressed gradient is encoded once, because encoding adds the residual of the previous ones to it
+(error_feedback.py). Weights may arrive as changes to earlier weights, of which there is one view
+per shard (pulled_view.py).
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from shards.wire_format import Buffer
 
 
 class PayloadEncoder:
-    """The payloads of one worker's messages; `feedback` where its pushes are compressed."""
+    """The payloads of one worker's messages; `feedback` is set where its pushes are compressed."""
 
     def __init__(self, table: DenseTable, shard_map: ShardMap, compression: Compression) -> None:
         self.compression = compression
@@ -33,10 +33,10 @@ class PayloadEncoder:
         self.views: dict[int, PulledView] = {}
         self._map = shard_map
         self._name = table.name
-        self._shape = (table.size,)  # which is summed over its tensors
+        self._shape = (table.size,)  # kept, because `size` sums over the tensors at each access
 
     def check(self, gradient: NDArray[np.float32]) -> None:
-        """Raises BadInput where `gradient` does not fit the table."""
+        """Raise BadInput unless `gradient` is contiguous float32 of the table's shape."""
         what = f"push to table {self._name}"
         if gradient.shape != self._shape or gradient.dtype != np.float32:
             raise BadInput(
@@ -49,7 +49,9 @@ class PayloadEncoder:
     def write(
         self, gradient: NDArray[np.float32], seq: int, *, plain: bool
     ) -> tuple[Kind, bool, list[Frames]]:
-        """Push `seq`: its kind, whether it is packed by zstd, and the frames for each shard."""
+        """Encode push `seq`: its kind, whether it is compressed by zstd, and the frames for each
+        shard.
+        """
         packed = self.compression.zstd and not plain
         if self.feedback is not None and not plain:
             frames = self.feedback.encode(gradient, seq, self._map.ranges)
@@ -65,15 +67,15 @@ class PayloadEncoder:
 
     @property
     def arrives(self) -> Kind:
-        """What `read` gives."""
+        """The kind of the payloads that `read` returns."""
         return Kind.F4 if self.compression.pulls_changes else self.compression.pull
 
     def read(
         self, reply: Weights, frames: Sequence[Buffer]
     ) -> tuple[Weights, Sequence[Buffer]] | None:
-        """The payloads in an answer, checked; of changes the weights that they lead to.
+        """The payloads in an answer, checked; changes are applied and returned as whole weights.
 
-        None if they are changes to a view that this worker has not, since its answer was lost.
+        None if they are changes to a view that this worker lacks because that answer was lost.
         Raises BadMessage.
         """
         ranges, wanted = self._map.ranges[reply.shard], self.compression.pull

@@ -1,58 +1,62 @@
-"""Which weights a client has asked for, and which of them have come: a table by clock.
+"""Which weights a client has requested, and which of them have arrived: a table by clock.
 
-Weights that were asked for and are wanted no more still come: they are let go of then.
+Weights that are cancelled after the request still arrive, and are dropped then.
 """
 
 from ps.session.events import Pulled
 
 
 class PrefetchTable:
-    """Pulls that are on their way, or have come and were not taken yet."""
+    """Pulls that are in flight, or have arrived and were not taken yet."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, int] = {}  # by clock the request
+        self._asked: dict[int, int] = {}  # request number by clock
         self._came: dict[int, Pulled] = {}
         self._unwanted: set[int] = set()
 
     def __contains__(self, clock: int) -> bool:
-        """Whether the weights for a step at `clock` have been asked for, and not taken yet."""
+        """Whether the weights for `clock` have been requested and not taken yet."""
         return clock in self._asked
 
     def record_request(self, clock: int, request: int) -> None:
-        """They have been asked for."""
+        """The weights for `clock` have been requested under number `request`."""
         self._asked[clock] = request
 
     def record_pulled(self, pulled: Pulled) -> None:
-        """They are here."""
+        """A pull has arrived; it is kept unless it was cancelled."""
         if pulled.request in self._unwanted:
             self._unwanted.remove(pulled.request)
         else:
             self._came[pulled.request] = pulled
 
     def take(self, clock: int) -> Pulled | None:
-        """Those that were asked for at `clock`, if they have come."""
+        """Take the weights that were requested for `clock`; None if they have not arrived."""
         request = self._asked[clock]
         pulled = self._came.get(request)
         if pulled is not None:
-            del self._asked[clock]  # first: else Ctrl-C might leave them asked for, and never come
+            # This order: after Ctrl-C in between, `clock` can be requested again. The other order
+            # would leave it requested for ever, with no answer to come.
+            del self._asked[clock]
             del self._came[request]
         return pulled
 
     def drop_before(self, clock: int) -> None:
-        """Weights of steps before this one are wanted no more."""
+        """Cancel the weights for clocks before this one."""
         for past in [asked for asked in self._asked if asked < clock]:
             request = self._asked.pop(past)
             if self._came.pop(request, None) is None:
                 self._unwanted.add(request)
 
     def cancel_all(self) -> list[int]:
-        """None of them is wanted any more; the clocks that they were asked for at."""
+        """Cancel all requests; returns the clocks that they were for."""
         clocks = list(self._asked)
         self.drop_before(max(clocks, default=0) + 1)
         return clocks
 
     def restart(self) -> list[int]:
-        """Other shards are asked from now on; the clocks to ask them at."""
+        """Forget all requests, because the shards have changed; returns the clocks to request
+        again.
+        """
         clocks = list(self._asked)
         self._asked.clear()
         self._came.clear()

@@ -1,6 +1,7 @@
-"""What a worker that pulls only changes has of a shard's weights: its end of shards/delta_pulls.py.
+"""A worker's copy of a shard's weights, for pulls of changes: the other end of
+shards/delta_pulls.py.
 
-A view is never changed once it is made, because answers that came before may still be read.
+A view is never changed once it is made, because the caller may still read earlier answers.
 """
 
 from collections.abc import Sequence
@@ -15,9 +16,10 @@ from shards.wire_format import Buffer
 
 
 class PulledView(msgspec.Struct, frozen=True):
-    """View `number` of the shard's life `boot`, which is `version` or near it.
+    """View `number` of the shard's life `boot`; its weights are those of `version`, or close to
+    them.
 
-    Its floats are plain, one array a key range.
+    Its `parts` are plain floats, one array per key range.
     """
 
     boot: int
@@ -27,26 +29,26 @@ class PulledView(msgspec.Struct, frozen=True):
 
     @property
     def frames(self) -> list[Buffer]:
-        """The floats as a plain answer's frames."""
+        """The floats as the frames of a plain answer."""
         return [part.view(np.uint8).data for part in self.parts]
 
 
 def advanced(
     view: PulledView | None, reply: Weights, payloads: Sequence[NDArray[np.uint8]]
 ) -> PulledView | None:
-    """The view after an answer, whose payloads are checked; None if it is of no use.
+    """The view after an answer whose payloads are checked; None if the answer cannot be applied.
 
-    An answer that was overtaken changes nothing: what the worker has is newer than what it would
-    have led to. One to a later view than the worker's is of no use, since one before it was lost;
-    nor is a change to a view of another life, whose numbers say nothing here. Lives are compared
-    for being the same only: a copy that takes over may be the older one.
+    An answer that was overtaken changes nothing: the worker's view is newer than the one it leads
+    to. An answer based on a later view than the worker's cannot be applied, since an earlier answer
+    was lost. Nor can a change to a view of another life, whose numbers have no meaning here. Lives
+    are only compared for equality: a copy that takes over may have the lower boot number.
     """
     if view is not None and view.boot != reply.boot:
         view = None
     if view is not None and view.number > reply.number:
         return view
     if reply.base == 0:
-        # Copied, for frames belong to the network.
+        # Copied, because the frames are the network's memory and the view outlives them.
         whole = tuple(np.frombuffer(payload, np.float32).copy() for payload in payloads)
         return PulledView(reply.boot, reply.number, reply.version, whole)
     if view is None or reply.base != view.number:

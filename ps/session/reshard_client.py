@@ -1,8 +1,9 @@
-"""What a worker takes along, and says first, when its job moves to other shards (resharding.py).
+"""What a worker carries over to the new shards when its job is resharded (resharding.py).
 
-The new shards know the last push of this worker that the old ones had applied, all of them or none.
-Whatever it pushed after that goes out again, cut by the new map. A push that was compressed travels
-as the floats that its payloads stand for: written anew it would take the residual a second time.
+The new shards know the last push of this worker that all the old shards had applied. Every later
+push is sent again, cut by the new map; none of the old shards has applied it. A compressed push is
+sent as the floats that its payloads decode to: encoding it again would add the residual a second
+time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ Floats = NDArray[np.float32]
 
 
 class CarriedPush(msgspec.Struct, frozen=True):
-    """A push to repeat: what it said, and the gradient as the shards would have read it."""
+    """A push to repeat: its message, and the gradient as the shards would have decoded it."""
 
     message: Push
     gradient: Floats
@@ -32,9 +33,10 @@ Asked = tuple[int, list[Send]]
 
 
 def resume_at(former: Session, session: Session, now: float) -> tuple[list[Send], list[Asked]]:
-    """Go on at `session`, which is ready, as `former` did: what to say, the pushes to repeat.
+    """Continue `former` at `session`, which is ready; returns what to send, and the pushes to
+    repeat.
 
-    Whatever else the driver was waiting for it asks for anew.
+    The driver requests again whatever else it was waiting for.
     """
     assert session.ready is not None, "the driver waits for Ready first"
     pushes = carried(former, session.ready.seq)
@@ -43,9 +45,9 @@ def resume_at(former: Session, session: Session, now: float) -> tuple[list[Send]
 
 
 def versions(read: Sequence[int], shards: int) -> Sequence[int]:
-    """One version a shard; of weights that were read where there were more or fewer, the least.
+    """One version per shard; the oldest version for all, if the number of shards has changed.
 
-    What moves is of one moment, so they hardly differ.
+    A reshard moves the states of one cut, so their versions hardly differ.
     """
     return read if len(read) == shards else [min(read)] * shards
 
@@ -68,22 +70,20 @@ def _repeated(push: CarriedPush, ahead: int, session: Session, now: float) -> As
 
 
 def carried(former: Session, after: int) -> list[CarriedPush]:
-    """The pushes of `former` beyond number `after`, in order; none of them was applied anywhere."""
+    """The pushes of `former` beyond number `after`, in order; none was applied at any shard."""
     found: dict[int, dict[int, tuple[Push, Frames]]] = {}
     for shard, message, frames in former.outstanding():
         if isinstance(message, Push) and message.seq > after:
             found.setdefault(message.seq, {})[shard] = message, frames
     for parts in found.values():
-        assert len(parts) == former.map.shards, (
-            "what one shard has applied is no longer outstanding"
-        )
+        assert len(parts) == former.map.shards, "no shard has applied a push beyond the cut"
     return [_whole(former, found[seq]) for seq in sorted(found)]
 
 
 def recorded(session: Session, exported: Exported) -> list[CarriedPush]:
     """The pushes that the shards' exported state may lack, in order.
 
-    Zeros stand where a shard has the push, which will know it again.
+    A part that a shard already has is zeros; that shard recognises the push as a repetition.
     """
     return [_whole(session, exported.noted[seq]) for seq in sorted(exported.noted)]
 

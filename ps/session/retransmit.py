@@ -1,10 +1,10 @@
-"""The table of outstanding messages: what a session has sent and no shard has answered.
+"""The retransmission table: the messages that a session has sent and no shard has answered.
 
-Theory. Whatever is in the table is sent again until it is answered; the shards recognise what they
-have seen. How long an answer is waited for follows the link: `retry_s`, or twice what the last push
-took; then twice as long each time, up to eightfold, because on a slow link the first copy may still
-be on its way. Silence is a shard's, not a message's: it begins when the shard is asked something
-while it owes nothing, ends with any word from it, and does not count while the driver was away.
+Theory. A message is sent again until it is answered; the shards recognise repetitions. The wait for
+an answer follows the link: first `retry_s`, or twice the duration of the last push; then twice as
+long each time, up to eightfold, because on a slow link the first copy may still be in flight.
+Silence is measured per shard, not per message: it begins when the shard is asked something while it
+owes nothing, ends with any message from it, and does not count while the driver was away.
 """
 
 from collections import defaultdict
@@ -18,13 +18,13 @@ from shards.messages import FromWorker, Hello, Join, Kind, Push, Registered
 
 _TRIES = 3  # at least, before patience ends
 _NOTHING = np.empty(0, np.uint8)
-_LONGEST = 8  # times the first wait: no later is a message repeated
+_LONGEST = 8  # times the first wait: the longest interval between repetitions
 
 
 class UnansweredMessage(msgspec.Struct):
-    """One message to one shard that has not been answered; `asked` is the request it is part of.
+    """One unanswered message to one shard; `asked` is the request that it belongs to.
 
-    `repeated`: more than one copy of it may have left.
+    `repeated`: more than one copy of it may have been sent. Times are in seconds.
     """
 
     message: FromWorker
@@ -54,48 +54,50 @@ class RetransmitTable:
         return self._number
 
     def add(self, shard: int, asked: int, message: FromWorker, frames: Frames, now: float) -> Send:
-        """Note a message that is sent now, or once the shard may be sent it."""
+        """Record a message that is sent now, or as soon as the shard accepts it."""
         owed = self._pending[shard]
         if not owed:
-            self._heard[shard] = now  # it was asked nothing, so its silence begins here
+            self._heard[shard] = now  # nothing was outstanding, so its silence begins here
         wait_s = self.first_s
         owed[message.request] = UnansweredMessage(message, frames, asked, now + wait_s, wait_s)
         return Send(shard, message, frames)
 
     def record_answer(self, shard: int, request: int, now: float) -> UnansweredMessage | None:
-        """`shard` has said something; what it answers, if that is still to be answered."""
+        """`shard` has sent something; returns the message that it answers, if that is still
+        unanswered.
+        """
         self._heard[shard] = now
         return self._pending[shard].get(request)
 
     def put_off(self, shard: int, why: str, now: float) -> None:
-        """`shard` has answered a greeting, but cannot be joined at present."""
+        """`shard` has answered a greeting, but cannot register the worker at present."""
         self._put_off.setdefault(shard, (now, why))
 
     def welcomed(self, shard: int) -> None:
-        """`shard` can be joined, or another copy of it is asked from now on."""
+        """`shard` can register the worker, or another copy of it is asked from now on."""
         self._put_off.pop(shard, None)
 
     def remove(self, shard: int, request: int) -> None:
-        """This message has been answered."""
+        """Message `request` to `shard` has been answered."""
         del self._pending[shard][request]
 
     def to(self, shard: int) -> list[UnansweredMessage]:
-        """What `shard` has not answered, in the order asked."""
+        """The messages that `shard` has not answered, in the order asked."""
         return list(self._pending[shard].values())
 
     def __len__(self) -> int:
         return sum(map(len, self._pending.values()))
 
     def __iter__(self) -> Iterator[tuple[int, UnansweredMessage]]:
-        """Shard and message, each shard's in the order asked.
+        """Each shard and message, every shard's in the order asked.
 
-        What is kept or settled meanwhile is not seen.
+        Messages that are added or removed during the iteration do not affect it.
         """
         return iter([(to, one) for to, owed in self._pending.items() for one in owed.values()])
 
     def empty(self, pending: UnansweredMessage, now: float) -> None:
-        """A push that its shard will not apply: from now on it brings no value, and is `due`."""
-        assert isinstance(pending.message, Push), "nothing else brings any"
+        """A push that its shard refuses to apply: from now on it carries no value, and it is `due`."""
+        assert isinstance(pending.message, Push), "only a push carries values"
         bare = msgspec.structs.replace(pending.message, kind=Kind.SPARSE, zstd=False)
         pending.message, pending.frames = bare, (_NOTHING,) * len(pending.frames)
         pending.resend_at = now
@@ -103,16 +105,16 @@ class RetransmitTable:
     # --- sending again ----------------------------------------------------------------------------
 
     def due(self, now: float, may_send: Callable[[int, FromWorker], bool]) -> list[Send]:
-        """What has been silent too long.
+        """The messages to send again because they have waited long enough.
 
-        Raises Unreachable when a shard stays silent, NotReady when it puts the worker off as long.
-        What may not be sent yet is put off all the same.
+        Raises Unreachable when a shard stays silent, NotReady when it defers the worker for as
+        long. A message that may not be sent yet is rescheduled all the same.
         """
         deadline = self.next_deadline
         if deadline is None or deadline > now:
             return []
         if now - deadline > self.retry_s:
-            # The driver was away, computing or stopped: what it did not hear then is no silence.
+            # The driver was away, computing or stopped: that time does not count as silence.
             away_s = now - deadline
             self._heard = {shard: min(now, at + away_s) for shard, at in self._heard.items()}
             self._put_off = {
@@ -132,7 +134,7 @@ class RetransmitTable:
         return sends
 
     def repeated(self, shard: int, since: int, now: float) -> list[Send]:
-        """The pushes to `shard` from number `since` on, again."""
+        """Send the pushes to `shard` from number `since` again."""
         return [
             self._again(shard, pending, now)
             for pending in self.to(shard)
@@ -140,11 +142,11 @@ class RetransmitTable:
         ]
 
     def again(self, shard: int, now: float) -> list[Send]:
-        """Everything to `shard` again, in the order asked."""
+        """Send everything to `shard` again, in the order asked."""
         return [self._again(shard, pending, now) for pending in self.to(shard)]
 
     def readdressed(self, shard: int, boot: int, now: float) -> list[Send]:
-        """Everything to `shard` again, addressed to life `boot` of it, in the order asked."""
+        """Send everything to `shard` again, addressed to its life `boot`, in the order asked."""
         sends = []
         for pending in self.to(shard):
             if isinstance(pending.message, Registered):
@@ -153,7 +155,7 @@ class RetransmitTable:
         return sends
 
     def drop_greetings(self, shard: int) -> None:
-        """Another greeting of `shard` takes their place."""
+        """Drop the greetings of `shard`, because another one replaces them."""
         owed = self._pending[shard]
         for request, pending in list(owed.items()):
             if isinstance(pending.message, Hello | Join):
@@ -161,23 +163,23 @@ class RetransmitTable:
 
     @property
     def next_deadline(self) -> float | None:
-        """When something is `due` next; None while nothing is outstanding."""
+        """When the next message is `due`; None while nothing is outstanding."""
         waits = [one.resend_at for owed in self._pending.values() for one in owed.values()]
         return min(waits, default=None)
 
     def record_push_time(self, push_s: float) -> None:
-        """A push was answered after so long, which tells what the link is like."""
-        # Doubled at most, or one outage would have every later message waited for as long.
+        """A push was answered after `push_s`, which measures the link."""
+        # It at most doubles, or one outage would make every later message wait as long.
         self.rtt_s = min(push_s, max(self.retry_s, 2 * self.rtt_s))
 
     @property
     def first_s(self) -> float:
-        """How long the first answer is waited for."""
+        """The wait for the first answer, in seconds."""
         return min(max(self.retry_s, 2 * self.rtt_s), self.patience_s / _TRIES)
 
     @property
     def _longest_s(self) -> float:
-        """How long any later answer is waited for."""
+        """The longest wait for any later answer, in seconds."""
         return min(_LONGEST * self.first_s, self.patience_s / _TRIES)
 
     def _again(self, shard: int, pending: UnansweredMessage, now: float) -> Send:

@@ -1,30 +1,31 @@
 """The session: a worker's side of the protocol with all shards, as a pure state machine.
 
-Theory. One logical request (a pull, a push) is one message to each shard and is complete when each
-has answered. Nothing is lost as long as every message that has not been answered is kept and sent
-again: the shard recognises a repetition (by seq for a push, by request number for the rest), so
-repeating is always safe. Hence the whole of reliability here is a table of outstanding messages
-with a deadline each (retransmit.py), and these reactions:
+Theory. One logical request (a pull, a push) is one message to each shard and is complete when every
+shard has answered. Nothing is lost as long as each unanswered message is kept and sent again: the
+shard recognises a repetition (by seq for a push, by request number for the rest), so repeating is
+always safe. Reliability is therefore a table of outstanding messages with a deadline each
+(retransmit.py), and these reactions:
 
-- silence: send it again, ever later;
-- a gap: the shard lacks an earlier push; send all unacknowledged pushes again, in order;
-- a resynchronise (the shard restarted, the lease ran out, the map moved), be it the answer to a
-  renewal of the lease: say hello again, join, then send everything outstanding to that shard again;
-- a gradient that a shard will not apply (it holds NaN, or its norm is above the cap): nothing takes
-  the place of that shard's part, so that the push counts everywhere and those behind it can follow,
-  and the driver is told, once for each push (nobody looks at every float before it leaves: that
-  would cost half as much again as a whole push in shared memory does);
+- silence: send the message again, with a growing delay;
+- a gap (the shard lacks an earlier push): send all unacknowledged pushes again, in order;
+- a resynchronise (the shard restarted, the lease ran out, the shard map changed), also as the
+  answer to a lease renewal: say hello again, join, then resend everything outstanding to that
+  shard;
+- a gradient that a shard refuses to apply (it holds NaN, or its norm is above the cap): send that
+  shard an empty part instead, so that the push counts everywhere and later pushes can follow, and
+  report it to the driver once per push. The session does not scan every float before sending: that
+  would add half the cost of a whole push in shared memory;
 - silence of one shard that owes an answer for `patience_s`, while the driver listens: give up,
-  naming it.
+  naming the shard.
 
-Any number of requests may be in flight (inflight.py). How a worker comes to be registered, and the
-clock it tells shards, is membership.py's; when that clock is put ahead, because the others have
-gone on without this worker, the session asks anew for what it was pulling.
+Any number of requests may be in flight (inflight.py). Registration, and the clock that is sent to
+the shards, are in membership.py. When that clock is advanced because the others continued without
+this worker, the session repeats its outstanding pulls at the new clock.
 
 A driver calls a method, sends what it returns, feeds `receive` with what arrives and calls `tick`
 by `next_deadline`. The session holds the arrays of an unacknowledged push: until `Pushed` reports
-it, their memory must not change. A compressed push is written once, into arrays of its own, and
-repeated as it was: written again it would take the residual a second time (error_feedback.py).
+it, their memory must not change. A compressed push is encoded once, into arrays of its own, and
+repeated unchanged: encoding it again would add the residual a second time (error_feedback.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -64,7 +65,7 @@ from shards.messages import (
 from shards.tables import DenseTable, ShardMap
 from shards.wire_format import Buffer
 
-_NEWCOMER_S = 0.1  # that the first answer of a copy that has just taken over is waited for
+_NEWCOMER_S = 0.1  # the wait for the first answer of a copy that has just taken over
 
 
 class Session:
@@ -115,14 +116,16 @@ class Session:
     # --- what a driver asks for -------------------------------------------------------------------
 
     def hello(self, now: float) -> list[Send]:
-        """Introduce this worker to every shard; `Ready` follows.
+        """Say hello to every shard; `Ready` follows.
 
-        Once it is ready: greet them all anew, each of which is then sent all that it is owed.
+        Once the session is ready, this greets all shards again; each is then sent everything
+        outstanding.
         """
         return [self._greet(shard, now) for shard in self._shards]
 
     def pull(self, clock: int, now: float) -> tuple[int, list[Send]]:
-        """Ask for the weights of a step at `clock`; `Pulled` follows when the gate lets it through.
+        """Request the weights of a step at `clock`; `Pulled` follows once the staleness bound
+        allows it.
 
         Several pulls may be in flight; each is answered under its own request number.
         """
@@ -147,10 +150,10 @@ class Session:
     ) -> tuple[int, list[Send]]:
         """Send a gradient of shape (table.size,) float32; `Pushed` follows.
 
-        `read_versions` are the versions, one a shard, that it was computed from; `clock` and `step`
-        hold once it is applied. The array must not change until `Pushed`, unless it is compressed,
-        which it is not if `plain`. Raises BadInput when it does not fit the table, or cannot be
-        compressed.
+        `read_versions` are the versions, one per shard, of the weights that it was computed from.
+        `clock` and `step` are the worker's once it is applied. The array must not change until
+        `Pushed`, unless the push is compressed; `plain` sends it uncompressed. Raises BadInput when
+        the gradient does not fit the table, or cannot be compressed.
         """
         self.cargo.check(gradient)
         self._check_versions(read_versions)
@@ -158,8 +161,8 @@ class Session:
         kind, zstd, written = self.cargo.write(gradient, seq, plain=plain)
         self.seq = seq
         own = self._registration
-        told_clock = clock + own.ahead
-        own.reached = max(own.reached, told_clock)
+        wire_clock = clock + own.ahead
+        own.reached = max(own.reached, wire_clock)
         request = self._requests.begin(Push, now, clock)
         messages = [
             Push(
@@ -171,7 +174,7 @@ class Session:
                 self.map.epoch,
                 self.table.name,
                 seq,
-                told_clock,
+                wire_clock,
                 step,
                 steps,
                 samples,
@@ -189,19 +192,20 @@ class Session:
         return request, self._to_all(request, messages, now, written)
 
     def outstanding(self) -> Iterator[tuple[int, FromWorker, Frames]]:
-        """What has not been answered: to which shard, the message, its frames."""
+        """The unanswered messages: shard, message, frames."""
         for shard, pending in self._outstanding:
             yield shard, pending.message, pending.frames
 
     def follow(self, former: "Session", now: float) -> list[Send]:
-        """Once ready, before anything is asked: go on as `former` did with the shards before.
+        """Continue from `former`, the session with the previous shards; call it once ready, before
+        any request.
 
-        If the others have gone beyond what this worker has pushed and been given, it catches up
+        If the others have advanced beyond what this worker has pushed and received, it catches up
         with them, as after any registration.
         """
         sends = self._registration.follow(former._registration, now)
-        # These know a push of a former life that not all of those had: it is about to be repeated,
-        # and is to be known again.
+        # These shards may have a push of a former life that not all the previous ones had. It is
+        # about to be repeated, and must keep its number to be recognised.
         self.seq = min(self.seq, former.seq)
         self.cargo.feedback = former.cargo.feedback
         self._outstanding.rtt_s = former.rtt_s
@@ -209,26 +213,26 @@ class Session:
 
     @property
     def ready(self) -> Ready | None:
-        """Where this worker goes on, once every shard has registered it."""
+        """Where this worker continues, once every shard has registered it."""
         return self._registration.ready
 
     @property
     def ahead(self) -> int:
-        """How far the clock that shards are told is ahead of what the driver counts."""
+        """How far the clock sent to the shards is ahead of the driver's count."""
         return self._registration.ahead
 
     @property
     def rtt_s(self) -> float:
-        """How long the last push took, doubled at most from one to the next."""
+        """The duration of the last push in seconds; it at most doubles from push to push."""
         return self._outstanding.rtt_s
 
     @property
     def retry_s(self) -> float:
-        """How long the first answer is waited for, at least."""
+        """The least wait for a first answer, in seconds."""
         return self._outstanding.retry_s
 
     def leave(self, now: float) -> list[Send]:
-        """Tell every shard not to wait for this worker any more; `Departed` follows."""
+        """Ask every shard to stop waiting for this worker; `Departed` follows."""
         self._leaving = True
         request = self._requests.begin(Leave, now, 0)
         messages = [
@@ -242,21 +246,22 @@ class Session:
     def receive(
         self, shard: int, reply: Reply, frames: Sequence[Buffer], now: float
     ) -> tuple[list[Send], list[Event]]:
-        """Take one answer; returns what to send and what has come to pass.
+        """Take one answer; returns what to send, and the events.
 
-        Raises the error that a final refusal stands for. An answer to nothing (late or repeated)
-        changes nothing. What it answers is settled once all else is noted: if Ctrl-C comes between,
-        it is asked for again, and an answer that is noted twice counts once.
+        Raises the error that a final refusal stands for. An answer that matches no request (late or
+        repeated) changes nothing. The message that it answers is removed last, after all else is
+        recorded: if Ctrl-C comes in between, the message is sent again, and recording an answer
+        twice has no effect.
         """
         pending = self._outstanding.record_answer(shard, reply.request, now)
         if pending is None:
             if reply.request == 0 and isinstance(reply, Refusal):
                 return self._unasked(shard, reply, now), []
             return [], []
-        match reply:  # the usual first: every other case that is tried costs
+        match reply:  # the usual replies come first: each case that is tried costs time
             case Ack():
                 if reply.boot != self._boots[shard]:
-                    return [], []  # the shard has another life by now, which is asked again
+                    return [], []  # from an earlier life; the present one is asked again
                 exported = None
                 known, push = self._acknowledged.get(shard), pending.message
                 if isinstance(push, Push) and (known is None or known.seq < push.seq):
@@ -292,7 +297,7 @@ class Session:
                 if reply.shard != shard:
                     raise BadInput(
                         f"endpoint of shard {shard}: expected that shard there, got shard"
-                        f" {reply.shard} of the job"
+                        f" {reply.shard} of the job: check the order of the endpoints"
                     )
                 self._mended.pop(shard, None)
                 self._outstanding.welcomed(shard)
@@ -305,10 +310,11 @@ class Session:
                 return [], self._requests.record_answer(shard, pending.asked, reply, frames, now)
 
     def moved(self, shard: int, now: float) -> list[Send]:
-        """Another copy of `shard` serves from now on, and the driver's link leads there."""
+        """Another copy of `shard` is the primary now, and the driver's link leads to it."""
         hello = self._greet(shard, now)
         self._outstanding.welcomed(shard)
-        # The silence until now was another's. It may not serve yet, or the link to it not be open.
+        # The silence so far was the former copy's. The new one may not serve yet, or the link to it
+        # may not be open, so its first wait is short.
         pending = self._outstanding.record_answer(shard, hello.message.request, now)
         assert pending is not None, "it has just been sent"
         pending.wait_s = min(_NEWCOMER_S, pending.wait_s)
@@ -316,14 +322,15 @@ class Session:
         return [hello]
 
     def renewed(self, shard: int, now: float) -> list[Send]:
-        """The driver's link to `shard` was cut, and is whole: what was on its way is lost."""
+        """The driver's link to `shard` was cut and works again: everything in transit was lost."""
         sends = self._outstanding.again(shard, now)
         return [send for send in sends if self._registration.may_send(shard, send.message)]
 
     def tick(self, now: float) -> list[Send]:
-        """Repeat what has been silent too long.
+        """Resend the messages that are due.
 
-        Raises Unreachable when a shard stays silent, NotReady when it puts the worker off.
+        Raises Unreachable when a shard stays silent, NotReady when it defers the worker for too
+        long.
         """
         return self._outstanding.due(now, self._registration.may_send)
 
@@ -334,17 +341,17 @@ class Session:
 
     @property
     def unacknowledged(self) -> int:
-        """Pushes that not every shard has acknowledged."""
+        """The number of pushes that not every shard has acknowledged."""
         return self._requests.unacknowledged
 
     @property
     def boots(self) -> tuple[int, ...]:
-        """The life of each shard that this session talks to, once it is ready."""
+        """The life of each shard that this session talks to, once the session is ready."""
         return tuple(self._registration.boots[shard] for shard in self._shards)
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Of each shard the version that it had when it was last greeted, once this is ready."""
+        """The version that each shard had at its last greeting, once the session is ready."""
         return self._registration.versions
 
     # --- greeting ---------------------------------------------------------------------------------
@@ -363,19 +370,19 @@ class Session:
         returning = shard not in own.joined
         behind, sends = own.on_rejoined(shard, reply, now)
         if behind > 0:
-            # A shard that has this worker back is sent all that it owes, next.
+            # A returning shard is sent everything outstanding below: do not send its pulls twice.
             pulls = self._catch_up(behind, now)
             sends += [send for send in pulls if not (returning and send.shard == shard)]
         return sends + (self._readdressed(shard, now) if returning else []), []
 
     def _catch_up(self, behind: int, now: float) -> list[Send]:
-        """A shard counts this worker further by `behind`: what is on its way has to say so, too."""
+        """A shard counts this worker further by `behind`: adjust the messages in flight."""
         for shard, pending in self._outstanding:
             message = pending.message
             if isinstance(message, Push):
                 pending.message = msgspec.structs.replace(message, clock=message.clock + behind)
             elif isinstance(message, Pull):
-                # An answer to the old clock may have passed a gate that the new one must not.
+                # An answer at the old clock may have passed the gate where the new one must wait.
                 self._outstanding.remove(shard, message.request)
         return [
             send
@@ -385,17 +392,18 @@ class Session:
 
     def _relocated(self, frames: Sequence[Buffer]) -> Event:
         if len(frames) != 1:
-            raise BadMessage(f"a shard that has moved: expected 1 frame, got {len(frames)}")
+            raise BadMessage(f"a shard that has handed over: expected 1 frame, got {len(frames)}")
         return Relocated(bytes(frames[0]))
 
     def _is_known(self, shard: int, seq: int, pending: UnansweredMessage) -> bool:
-        """Whether `shard` may have push `seq` from this worker, this life or one before."""
+        """Whether `shard` may have push `seq` from this worker, from this or an earlier life."""
         return pending.repeated or seq <= self._registration.applied_seq(shard)
 
     def _usurped(self, shard: int, seq: int) -> Usurped:
         return Usurped(
-            f"worker {self.worker}: another client speaks for incarnation {self.incarnation} of it,"
-            f" too: shard {shard} has that one's push {seq} in place of ours"
+            f"worker {self.worker}: another client uses incarnation {self.incarnation} of this"
+            f" worker: shard {shard} has push {seq} of that client instead of ours; give each"
+            " client its own worker name"
         )
 
     # --- refusals ---------------------------------------------------------------------------------
@@ -425,13 +433,15 @@ class Session:
                 raise error_of(reply)
 
     def _unasked(self, shard: int, reply: Refusal, now: float) -> list[Send]:
-        """Of a renewal, or of a message of which the shard cannot read which request it is."""
+        """Handle a refusal of a renewal, or of a message whose request number the shard could not
+        read.
+        """
         if reply.remedy is Remedy.BAD_MESSAGE:
             raise error_of(reply)
         if reply.remedy is not Remedy.RESYNCHRONISE or self._leaving:
             return []
-        # While this worker owes that shard nothing, no other message would make it greet the shard.
-        # An answer from an earlier life of the shard, or while it is greeted, says nothing new.
+        # With nothing outstanding, no other message would make this worker greet the shard. A reply
+        # from an earlier life of the shard, or during a greeting, is out of date.
         if shard not in self._registration.joined or reply.boot < self._boots[shard]:
             return []
         return [self._greet(shard, now)]
@@ -439,7 +449,8 @@ class Session:
     def _on_damaged(
         self, shard: int, reply: Refusal, pending: UnansweredMessage, now: float
     ) -> list[Send]:
-        """Others may have applied their parts of this push: it goes on, without its part here."""
+        # Other shards may have applied their parts of this push, so it is completed, with nothing
+        # in place of this shard's part.
         first = self._requests.mark_damaged(pending.asked, pending.frames)
         self._outstanding.empty(pending, now)
         if self._unsaved is not None:
@@ -449,7 +460,7 @@ class Session:
         return []
 
     def _resend_pushes(self, shard: int, expected: int, now: float) -> list[Send]:
-        # Every push behind the lost one is refused for the same reason: mend it once.
+        # Every push behind the lost one is refused for the same reason: resend them once.
         mended, until = self._mended.get(shard, (0, 0.0))
         if mended == expected and now < until:
             return []
@@ -457,13 +468,13 @@ class Session:
         return self._outstanding.repeated(shard, expected, now)
 
     def _readdressed(self, shard: int, now: float) -> list[Send]:
-        """Everything outstanding, to the shard's present life."""
+        """Resend everything outstanding, addressed to the shard's present life."""
         return self._outstanding.readdressed(shard, self._registration.boots[shard], now)
 
     # --- requests and answers ---------------------------------------------------------------------
 
     def _ask_weights(self, asked: int, clock: int, now: float) -> list[Send]:
-        """Ask every shard for pull `asked`, under a number that it has not been sent with."""
+        """Request the weights of pull `asked` from every shard, under a fresh request number."""
         request, own = self._outstanding.count(), self._registration
         compression = self.cargo.compression
         messages = [
@@ -499,7 +510,7 @@ class Session:
         now: float,
         frames: Sequence[Frames] = (),
     ) -> list[Send]:
-        """Ask each shard with its own of `messages`, behind which go its own of `frames`."""
+        """Send each shard its entry of `messages`, followed by its entry of `frames`."""
         sends = []
         for shard in self._shards:
             own = frames[shard] if frames else ()
@@ -511,7 +522,7 @@ class Session:
         return sends
 
     def _ask_whole(self, shard: int, pending: UnansweredMessage, now: float) -> list[Send]:
-        """Ask for the same weights again, as changes to nothing."""
+        """Request the same weights again, in full instead of as changes."""
         assert isinstance(pending.message, Pull)
         pull = msgspec.structs.replace(pending.message, request=self._outstanding.count(), base=0)
         send = self._outstanding.add(shard, pending.asked, pull, (), now)

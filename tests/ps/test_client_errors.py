@@ -251,7 +251,7 @@ def test_two_clients_of_one_name(cluster: Cluster) -> None:
     clients[0].push(gradient)
     clients[0].flush()
     clients[1].push(gradient)
-    with pytest.raises(Fenced, match="worker w: another client speaks for incarnation 0") as told:
+    with pytest.raises(Fenced, match="worker w: another client uses incarnation 0") as told:
         clients[1].flush()
     one_line(told.value)
     for client in clients:
