@@ -129,7 +129,7 @@ def test_a_push_that_left_once_and_is_known_is_anothers() -> None:
     (send,) = send_push(session)
     usurped, _ = tell(session, known(0, send.message.request, 1))[1]
     assert isinstance(usurped, Usurped)
-    assert usurped.text.startswith("worker w: another client speaks for incarnation 2 of it, too:")
+    assert usurped.text.startswith("worker w: another client uses incarnation 2 of this worker:")
 
 
 def test_a_push_may_be_known_that_was_repeated_or_is_of_a_former_life() -> None:
