@@ -1,7 +1,7 @@
-"""The command `downpour`. Each subcommand reads its options, calls one function, and prints.
+"""The command `downpour`. Each subcommand reads its options, calls one function and prints.
 
-Every error is one line on standard error. Exit status 2 means that an option, a file or an address
-must be changed, 1 that something else went wrong.
+Every error is one line on standard error. Exit status 2 means that the user has to change an
+option, a file or an address; 1 means that something else went wrong.
 """
 
 import errno
@@ -36,7 +36,7 @@ _WRONG_PATHS = {
     errno.EACCES, errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.EINVAL,
     errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EPERM, errno.EROFS,
 }  # fmt: skip
-"""What the system says of a path that it cannot take."""
+"""Error numbers of the operating system that mean that the user gave a wrong path."""
 
 
 @app.callback(invoke_without_command=True)
@@ -58,7 +58,7 @@ Weights = Annotated[
 ]
 Data = Annotated[Path, typer.Option(help=DATA, show_default=False)]
 Device = Annotated[
-    str, typer.Option(help="What to compute on: cpu, gpu, gpu:N, or auto, a GPU if one answers.")
+    str, typer.Option(help="What to compute on: cpu, gpu, gpu:N, or auto (a GPU if one answers).")
 ]
 
 
@@ -71,7 +71,7 @@ def test(
 ) -> None:
     """Print the loss and the accuracy of a network on test data.
 
-    That is the data's test part; all its rows where it is not divided.
+    Test data is the test part of --data, or all its rows if it has no parts.
     """
     from deploy.infer import run_test
 
@@ -87,19 +87,20 @@ def features(
     blobs: Annotated[
         str, typer.Option(help="Blob names, separated by commas.", show_default=False)
     ],
-    output: Annotated[Path, typer.Option(help="The folder to make.", show_default=False)],
+    output: Annotated[Path, typer.Option(help="The folder to create.", show_default=False)],
     split: Annotated[
         str | None,
         typer.Option(
-            help="Which part of the data: train or test.", show_default="test, if it is divided"
+            help="Which part of the data to use: train or test.",
+            show_default="test, if it is divided",
         ),
     ] = None,
     batch_size: Annotated[
-        int, typer.Option(min=1, max=2**31 - 1, help="Rows a forward pass.")
+        int, typer.Option(min=1, max=2**31 - 1, help="Rows in each forward pass.")
     ] = 100,
     device: Device = "auto",
 ) -> None:
-    """Write a network's inner blobs for every row: a Parquet file with a column a blob."""
+    """Write a network's inner blobs for every row to a Parquet file, one column for each blob."""
     from deploy.infer import run_features
 
     names = [name for name in blobs.split(",") if name]
@@ -111,25 +112,32 @@ def features(
 def doctor(
     cluster: Annotated[
         Path,
-        typer.Option(help="A running job's run folder, or its cluster file.", show_default=False),
+        typer.Option(
+            help="The run folder of a running job, or its cluster file.", show_default=False
+        ),
     ],
     compute_ms: Annotated[
         float,
-        typer.Option(min=0.001, max=1e9, help="Milliseconds that a worker computes for, a step."),
+        typer.Option(
+            min=0.001, max=1e9, help="Milliseconds that a worker computes for in each step."
+        ),
     ] = 100.0,
     link: Annotated[
         str | None,
-        typer.Option(help="Measure behind a slow link, as for train.", show_default=False),
+        typer.Option(
+            help="Measure behind an emulated slow link, as in `downpour train --link`.",
+            show_default=False,
+        ),
     ] = None,
     patience_s: Annotated[
         float,
-        typer.Option(min=0.1, max=LONGEST_S, help="Seconds that a silent shard is waited for."),
+        typer.Option(min=0.1, max=LONGEST_S, help="Seconds to wait for a silent shard."),
     ] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Measure the links from here to a job's shards, and say what to set for them.
+    """Measure the links from here to a job's shards, and recommend settings for them.
 
-    Exit status 1 when a shard does not answer, or would refuse workers from here.
+    The exit status is 1 if a shard does not answer, or would refuse workers from here.
     """
     from deploy.doctor import diagnose, report
     from ps.transport.link_model import parse_link
@@ -148,11 +156,11 @@ def doctor(
 @app.command()
 def simulate(
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="The first seed.")] = 0,
-    seeds: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="How many.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="How many seeds to play.")] = 1,
     profile: Annotated[
         Profile | None,
         typer.Option(
-            help="How much goes wrong: what is promised to be survived, or more.",
+            help="How much goes wrong: within what the system promises to survive, or beyond it.",
             show_default="within; every fourth batch of several seeds is beyond",
         ),
     ] = None,
@@ -167,14 +175,17 @@ def simulate(
         str,
         typer.Option(help="Plant this bug; `list` names them.", show_default=False),
     ] = "",
-    out: Annotated[Path, typer.Option(help="Where a failing run is written, made small.")] = Path(
-        "scenario.toml"
-    ),
-    events: Annotated[bool, typer.Option("--events", help="Tell what happened when.")] = False,
+    out: Annotated[
+        Path, typer.Option(help="Where to write a failing run, reduced to few faults.")
+    ] = Path("scenario.toml"),
+    events: Annotated[
+        bool, typer.Option("--events", help="Print every event with its time.")
+    ] = False,
 ) -> None:
-    """Play the protocol on a virtual clock, with faults drawn from a seed.
+    """Run the protocol on a virtual clock, with faults drawn from a seed.
 
-    Exit status 1 when a promise is broken; the failing run is made small and written down.
+    If a promise is broken, the failing run is reduced and written to a scenario file, and the exit
+    status is 1.
     """
     from deploy.simulate import SimulateOptions, simulate
 
@@ -182,8 +193,8 @@ def simulate(
         for name, planted in registry().items():
             typer.echo(f"{planted.cluster:10}  {name}")
         return
-    asked = SimulateOptions(seed, seeds, profile, cluster, scenario, bug, out, events)
-    if not simulate(asked, typer.echo):
+    options = SimulateOptions(seed, seeds, profile, cluster, scenario, bug, out, events)
+    if not simulate(options, typer.echo):
         raise typer.Exit(1)
 
 
@@ -198,7 +209,7 @@ app.add_typer(snapshots, name="snapshots")
 
 
 def main() -> None:
-    """The entry point."""
+    """The entry point of the command `downpour`."""
     try:
         check_given(sys.argv[1:])
         sys.exit(app(prog_name="downpour", standalone_mode=False))
@@ -216,14 +227,14 @@ def _fail(line: str, status: int) -> NoReturn:
 
 
 def _is_input(error: Exception) -> bool:
-    """Whether the user can mend it by another option, file or address."""
+    """Whether the user can correct the error with another option, file or address."""
     return isinstance(error, BadInput | UnicodeEncodeError) or (
         isinstance(error, OSError) and error.errno in _WRONG_PATHS
     )
 
 
 def _line(error: DownpourError | OSError | UnicodeEncodeError) -> str:
-    """What went wrong, and with what."""
+    """The text of an error, including the file or the name that it is about."""
     match error:
         case OSError(filename=str() | Path() as name):
             return f"{name}: {error.strerror}"

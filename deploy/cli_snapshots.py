@@ -1,4 +1,4 @@
-"""`downpour snapshots`: what looks at snapshots. Each calls one function, and prints."""
+"""`downpour snapshots`: commands for snapshots. Each calls one function and prints its result."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +9,7 @@ import typer
 from deploy.settings import LONGEST_S
 
 app = typer.Typer(
-    help="Look at a run's snapshots: list, verify, restore, diff, take.",
+    help="Snapshots of a run: list, verify, restore, compare or take them.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -20,14 +20,14 @@ def options(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-_PLACE = "A run folder, a place of snapshots, or one of them, as RUN@400."
+_PLACE = "A run folder, a place of snapshots, or one snapshot such as RUN@400."
 Origin = Annotated[str, typer.Argument(help=_PLACE, show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("ls")
 def list_them(origin: Origin, as_json: AsJson = False) -> None:
-    """List the snapshots at a place: number, state, steps, versions, time, size, aligned or not."""
+    """List snapshots with their number, state, steps, versions, time, size and alignment."""
     from deploy.snapshot_ref import origin_of
     from deploy.snapshots import list_text, listed
 
@@ -38,9 +38,9 @@ def list_them(origin: Origin, as_json: AsJson = False) -> None:
 
 @app.command()
 def verify(origin: Origin) -> None:
-    """Read every byte of a snapshot, or of all at a place, and name each bad file and chunk.
+    """Read every byte of one snapshot or of all in a place, and name each bad file and chunk.
 
-    Exit status 1 when one of them is bad.
+    The exit status is 1 if a snapshot is bad.
     """
     from deploy.snapshot_ref import origin_of
     from deploy.snapshots import verdict_text, verified
@@ -67,13 +67,13 @@ def restore(
         ),
     ] = None,
 ) -> None:
-    """Write a snapshot's weights to a file; to go on training: downpour train --resume."""
+    """Write the weights of a snapshot to a file. To continue training: downpour train --resume."""
     from deploy.snapshot_ref import origin_of
     from deploy.snapshots import restored
 
     found = restored(origin_of(origin), output, solver)
     for complaint in found.passed_over:
-        typer.echo(f"passed over: {complaint}", err=True)
+        typer.echo(f"skipped: {complaint}", err=True)
     typer.echo(f"{output}: the weights of {found.place}")
 
 
@@ -83,7 +83,7 @@ def diff(
     second: Origin,
     as_json: AsJson = False,
 ) -> None:
-    """Compare two snapshots: how far each tensor moved, and what of the ledger changed."""
+    """Compare two snapshots: how far each tensor moved, and what changed in the ledger."""
     from deploy.snapshot_ref import origin_of
     from deploy.snapshots import compared, diff_text
 
@@ -93,12 +93,12 @@ def diff(
 
 @app.command()
 def take(
-    origin: Annotated[str, typer.Argument(help="The folder of a run under way.")],
+    origin: Annotated[str, typer.Argument(help="The folder of a running job.")],
     wait_s: Annotated[
-        float, typer.Option(min=0.1, max=LONGEST_S, help="Seconds that the snapshot is waited for.")
+        float, typer.Option(min=0.1, max=LONGEST_S, help="Seconds to wait for the snapshot.")
     ] = 60.0,
 ) -> None:
-    """Ask a run under way on this machine for a snapshot now."""
+    """Take a snapshot of a run that is under way on this machine."""
     from deploy.snapshot_ref import origin_of
     from deploy.snapshots import taken
 

@@ -251,7 +251,7 @@ def _with_a_death(
     draw: Draw, setting: SimulationConfig, move: faults.ReshardFault
 ) -> list[AnyFault]:
     """The moments between two questions are too short for other faults to strike often."""
-    before = draw.choice(("", "Hold", "Export", "Install", "Retire", "Retire"))
+    before = draw.choice(("", "Quiesce", "Export", "Install", "HandOver", "HandOver"))
     dies = draw.randrange(setting.shards)
     replicated = setting.cluster is ClusterConfig.REPLICATED
     fresh = replicated and draw.random() < 0.3
@@ -259,7 +259,7 @@ def _with_a_death(
     found: list[AnyFault] = [
         msgspec.structs.replace(move, before=before, after_s=after_s, shard=dies, fresh=fresh)
     ]
-    if before == "Retire" and draw.random() < 0.5:
+    if before == "HandOver" and draw.random() < 0.5:
         at = _rounded(move.at + draw.uniform(0.3, 1.5))  # shard 0, which decides, is not heard
         first = "primary 0" if replicated else "shard 0"
         found.append(faults.CutLink(at=at, for_s=_lasting(draw, 4), a=first))

@@ -61,7 +61,7 @@ def test_resume_goes_on_with_the_settings_of_then(
         replace(then, max_iter=9, staleness=None),
         SnapshotRef(shelf, None, earlier),
     )
-    assert (status, out) == (130, f"stopped; go on with: downpour train --resume {earlier}\n")
+    assert (status, out) == (130, f"stopped; continue with: downpour train --resume {earlier}\n")
     for origin in ("run@7", "run/snapshots/7", f"file://{earlier}@7"):
         downpour("train", "--resume", origin, "--out", "new")
         new = replace(then, out=earlier.parent / "new")
@@ -74,7 +74,10 @@ def test_resume_goes_on_with_the_settings_of_then(
 
 MISFITS = [
     ("--workers 3", r"resume \S*run/snapshots/7: it was made with workers 2, got 3"),
-    ("--out other", r"train: expected --out or --resume, got both; a new run: --resume RUN@NUMBER"),
+    (
+        "--out other",
+        r"train: expected --out or --resume, got both; start a new run with --resume RUN@NUMBER",
+    ),
     ("--snapshots s", r"train: expected --snapshots or --resume, got both"),
     ("--weights w", r"train: expected --weights or --resume, got both"),
     ("--seed 1 --lease-s 0", r"--lease-s: expected more than 0 s"),
@@ -172,7 +175,7 @@ def test_ctrl_c_before_the_first_step(
 
 @pytest.mark.parametrize(
     ("snapshot", "last"),
-    [(None, "stopped"), ("somewhere", "stopped; go on with: downpour train --resume {out}")],
+    [(None, "stopped"), ("somewhere", "stopped; continue with: downpour train --resume {out}")],
 )
 def test_ctrl_c_while_it_trains(
     snapshot: str | None, last: str, downpour: Run, job: Path, monkeypatch: pytest.MonkeyPatch

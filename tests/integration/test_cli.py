@@ -83,7 +83,7 @@ def test_a_run_that_meets_trouble(here: Run, tmp_path: Path) -> None:
         child.interrupt()
         status, out, err = child.end()
     assert (status, err) == (130, "")
-    assert last(out) == f"stopped; go on with: downpour train --resume {run}"
+    assert last(out) == f"stopped; continue with: downpour train --resume {run}"
     stopped_at = snapshots(run)[-1]
     told = json.loads((run / "summary.json").read_text())
     assert (told["test_accuracy"], told["worker_restarts"]) == (None, 1)
@@ -281,7 +281,7 @@ def move_a_run(here: Run, folder: Path, durability: str, shards: int, *more: obj
         finally:
             ended.set()
         few = "shard" if shards == 1 else "shards"
-        assert moved.result() == (0, f"{run} goes on with {shards} {few}\n", "")
+        assert moved.result() == (0, f"{run} continues with {shards} {few}\n", "")
     assert (status, err) == (130, "")
     assert f"moving from 2 to {shards} {few}" in out
     assert f"moved to {shards} {few}" in out

@@ -131,25 +131,25 @@ def a_coordinator_forgets_what_it_had_settled(patch: Patch) -> None:
 
 @BUGS.add
 def a_late_beat_counts_for_a_newer_epoch(patch: Patch) -> None:
-    def settle(self: Coordinator, beat: Beat) -> None:
+    def confirm(self: Coordinator, beat: Beat) -> None:
         newest = self.groups[beat.shard].newest
         if newest is not None and beat.boot == newest.primary:
             beat = msgspec.structs.replace(beat, epoch=newest.epoch)
         real(self, beat)
 
     real = Coordinator._confirm
-    patch.setattr(Coordinator, "_settle", settle)
+    patch.setattr(Coordinator, "_confirm", confirm)
 
 
 @BUGS.add
 def a_used_copy_is_taken_for_a_spare(patch: Patch) -> None:
-    def hear(self: Coordinator, beat: Beat, now: float) -> Any:
+    def receive_beat(self: Coordinator, beat: Beat, now: float) -> Any:
         decision = real(self, beat, now)
         self._accepted = dict.fromkeys(self._accepted, 0)
         return decision
 
     real = Coordinator.receive_beat
-    patch.setattr(Coordinator, "hear", hear)
+    patch.setattr(Coordinator, "receive_beat", receive_beat)
 
 
 @BUGS.add
@@ -202,10 +202,10 @@ def a_copy_answers_before_it_is_primary(patch: Patch) -> None:
 def a_new_backup_judges_an_open_round_again(patch: Patch) -> None:
     """The bug that the simulation found when workers died while a new backup came in sync."""
 
-    def let_wait(self: Shard, message: Any, frames: Any, now: float) -> None:
+    def park_request(self: Shard, message: Any, frames: Any, now: float) -> None:
         self.handle(b"", msgspec.structs.replace(message, boot=self.boot), frames, now)
 
-    patch.setattr(Shard, "let_wait", let_wait)
+    patch.setattr(Shard, "park_request", park_request)
 
 
 @BUGS.add

@@ -45,12 +45,12 @@ def a_retired_shard_is_retired_elsewhere(patch: Patch) -> None:
 
 @BUGS.add
 def a_shard_sends_workers_to_half_an_address(patch: Patch) -> None:
-    def retire(self: AdminRequests, order: Any, frames: Any, now: float) -> Answer:
+    def hand_over(self: AdminRequests, order: Any, frames: Any, now: float) -> Answer:
         order = msgspec.structs.replace(order, size=len(bytes(frames[0])))
         return original(self, order, frames, now)
 
     original = AdminRequests._hand_over
-    patch.setattr(AdminRequests, "_retire", retire)
+    patch.setattr(AdminRequests, "_hand_over", hand_over)
 
 
 @BUGS.add
@@ -84,13 +84,13 @@ def a_worker_repeats_nothing_after_a_move(patch: Patch) -> None:
 def a_worker_repeats_its_last_push_after_a_move(patch: Patch) -> None:
     """It goes out again although the shards held it before they moved."""
 
-    def go_on(former: Session, session: Session, now: float) -> Any:
+    def resume_at(former: Session, session: Session, now: float) -> Any:
         assert session.ready is not None
         session.seq = max(0, session.seq - 1)
         return original(former, session, now)
 
     original = reshard_client.resume_at
-    patch.setattr(reshard_client, "go_on", go_on)
+    patch.setattr(reshard_client, "resume_at", resume_at)
 
 
 @BUGS.add
@@ -117,20 +117,20 @@ def a_clock_is_as_old_as_its_push_after_a_move(patch: Patch) -> None:
 def a_move_does_not_look_again(patch: Patch) -> None:
     """A worker that was given up is back, with a push that its successors do not have."""
 
-    def retire(side: Side, successors: bytes, cuts: Any) -> Plan[None]:
+    def hand_over(side: Side, successors: bytes, cuts: Any) -> Plan[None]:
         for shard in side.shards:
             yield admin_plans.hold(side, admin_plans.TELLING_S, cuts[shard], (shard,))
         for shard in side.shards:
             yield admin_plans.sending_on(side, shard, successors)
 
-    patch.setattr(admin_plans, "retire", retire)
+    patch.setattr(admin_plans, "hand_over", hand_over)
 
 
 @LOGGED.add
 def a_round_closes_where_nobody_is_any_more(patch: Patch) -> None:
     """The bug that the simulation found when leases ran out at shards that had moved."""
 
-    def send_away(self: WorkerRequests) -> None:
+    def redirect_waiting(self: WorkerRequests) -> None:
         waiting = dict(self._updates.round)
         original(self)
         self._updates.round = waiting
@@ -139,7 +139,7 @@ def a_round_closes_where_nobody_is_any_more(patch: Patch) -> None:
         return closed(self, ledger, now, QuiesceTracker())
 
     original, closed = WorkerRequests.redirect_waiting, Updates.close_rounds
-    patch.setattr(WorkerRequests, "send_away", send_away)
+    patch.setattr(WorkerRequests, "redirect_waiting", redirect_waiting)
     patch.setattr(Updates, "close_rounds", close)
 
 
@@ -199,18 +199,18 @@ def a_backup_is_not_told_where_its_shard_has_moved(patch: Patch) -> None:
 
 @REPLICATED.add
 def a_new_copy_is_not_told_that_its_shard_stands_still(patch: Patch) -> None:
-    def take(self: Shard, stance: ReshardProgress) -> None:
-        self.move.moved_to = stance.moved_to
+    def take(self: Shard, progress: ReshardProgress) -> None:
+        self.move.moved_to = progress.moved_to
 
-    patch.setattr(Shard, "stance", vars(Shard)["stance"].setter(take))
+    patch.setattr(Shard, "progress", vars(Shard)["progress"].setter(take))
 
 
 @REPLICATED.add
 def a_new_copy_is_not_told_where_its_shard_has_moved(patch: Patch) -> None:
-    def take(self: Shard, stance: ReshardProgress) -> None:
-        self.move.standstill = QuiesceTracker(stance.standstill)
+    def take(self: Shard, progress: ReshardProgress) -> None:
+        self.move.standstill = QuiesceTracker(progress.standstill)
 
-    patch.setattr(Shard, "stance", vars(Shard)["stance"].setter(take))
+    patch.setattr(Shard, "progress", vars(Shard)["progress"].setter(take))
 
 
 @REPLICATED.add

@@ -54,17 +54,17 @@ def a_refused_renewal_is_ignored(patch: Patch) -> None:
 def only_shard_0_names_the_clock_of_a_worker(patch: Patch) -> None:
     """Another shard may admit it at a later clock, and lets others read as if it had come there."""
 
-    def admitted(self: Membership, shard: int, reply: Joined, now: float) -> Any:
+    def on_joined(self: Membership, shard: int, reply: Joined, now: float) -> Any:
         known = reply.clock if shard == 0 else self._admission
         return first(self, shard, msgspec.structs.replace(reply, clock=known), now)
 
-    def readmitted(self: Membership, shard: int, reply: Joined, now: float) -> Any:
+    def on_rejoined(self: Membership, shard: int, reply: Joined, now: float) -> Any:
         known = reply.clock if shard == 0 else self.reached
         return again(self, shard, msgspec.structs.replace(reply, clock=known), now)
 
     first, again = Membership.on_joined, Membership.on_rejoined
-    patch.setattr(Membership, "admitted", admitted)
-    patch.setattr(Membership, "readmitted", readmitted)
+    patch.setattr(Membership, "on_joined", on_joined)
+    patch.setattr(Membership, "on_rejoined", on_rejoined)
 
 
 @BUGS.add

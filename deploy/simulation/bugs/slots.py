@@ -47,13 +47,13 @@ def _count_anew(patch: Patch) -> None:
 def _moved_with(patch: Patch, changed: Any) -> None:
     """A job's state is cut anew, and then its slots are `changed`."""
 
-    def cut(states: Sequence[ShardState], *maps: Any) -> list[ShardState]:
+    def recut(states: Sequence[ShardState], *maps: Any) -> list[ShardState]:
         return [
             msgspec.structs.replace(one, slots=changed(one.slots)) for one in real(states, *maps)
         ]
 
     real = repartition.repartition
-    patch.setattr(admin_plans, "recut", cut)
+    patch.setattr(admin_plans, "repartition", recut)
 
 
 @SINGLE.add
