@@ -1,7 +1,7 @@
-"""What operators ask of a shard: to take a state or give it away, to stand still, to tell figures.
+"""Requests of operators: install or export a state, quiesce, hand over, report counters.
 
-None of these is held to incarnation, lease or bound. What each answers goes back to who asked it;
-the only workers it frees are those whose shard has moved, and they ask again.
+None of them is subject to incarnation, lease or staleness bound. Each answer goes to the requester.
+None of them answers a worker: a handover drops the workers' waiting requests, and they ask again.
 """
 
 from collections.abc import Sequence
@@ -40,11 +40,11 @@ from shards.worker_requests import WorkerRequests
 FromOperator = Install | Quiesce | HandOver | Export | Read | AskStatus | AskRecords
 
 Answer = tuple[FromShard, tuple[NDArray[Any] | bytes, ...]]
-"""The header, and the frames behind it."""
+"""The header, and the frames that follow it."""
 
 
 class AdminRequests:
-    """What one life of a shard answers its operators."""
+    """One life of a shard's answers to its operators."""
 
     def __init__(self, part: ShardPart, workers: WorkerRequests, move: ReshardState) -> None:
         self._part = part
@@ -53,7 +53,10 @@ class AdminRequests:
         self._shard, self._boot = part.spec.shard, part.boot
 
     def answer(self, message: FromOperator, frames: Sequence[Buffer], now: float) -> Answer:
-        """Do what is asked; raises BadMessage, BadInput, Retry or GiveUp, and nothing is done."""
+        """Carry out a request.
+
+        Raises BadMessage, BadInput, Retry or GiveUp, and then has changed nothing.
+        """
         match message:
             case Install():
                 return self._install(message, frames, now)
@@ -75,7 +78,7 @@ class AdminRequests:
     def probed(
         self, probe: Probe, frames: Sequence[Buffer], *, unix_s: float, cpu_s: float
     ) -> Answer:
-        """Tell of the link: bytes there, bytes back."""
+        """Answer a link probe with the size of its frames and one frame of the requested size."""
         reply = Probed(
             probe.request,
             self._shard,
@@ -89,7 +92,7 @@ class AdminRequests:
         return reply, (bytes(probe.payload_bytes),)
 
     def status(self) -> ShardStatus:
-        """The shard's counters and how each worker stands."""
+        """The shard's counters and the status of each worker."""
         updates, journal = self._part.updates, self._part.journal
         return ShardStatus(
             self._shard,
@@ -110,9 +113,9 @@ class AdminRequests:
     def _install(self, message: Install, frames: Sequence[Buffer], now: float) -> Answer:
         part = self._part
         offered = part.held.read(message.slots, frames)
-        # Who asks again need not know that the first answer died with a copy, or a process.
+        # A retried Install is idempotent: the first reply may have been lost in a failover.
         if not (message.goes_on and part.is_at(*offered)):
-            if self._workers.greeted:  # one that comes late would undo what they have been told
+            if self._workers.greeted:  # a late Install would undo what a Welcome has reported
                 raise GiveUp(
                     f"install: shard {self._shard} serves workers by now; expected a fresh one"
                 )
@@ -125,17 +128,17 @@ class AdminRequests:
 
     def _quiesce(self, message: Quiesce, frames: Sequence[Buffer], now: float) -> Answer:
         ledger = self._part.ledger
-        asked = wire_format.decode_state(frames[0], Cut).pushes if frames else ledger.cut
-        self._move.standstill.begin(asked, message.seconds, now)
-        reply = Quiesced(message.request, self._shard, self._boot, ledger.short_of(asked))
+        cut = wire_format.decode_state(frames[0], Cut).pushes if frames else ledger.cut
+        self._move.standstill.begin(cut, message.seconds, now)
+        reply = Quiesced(message.request, self._shard, self._boot, ledger.short_of(cut))
         return reply, (wire_format.encode_state(Cut(ledger.cut)),)
 
     def _hand_over(self, message: HandOver, frames: Sequence[Buffer], now: float) -> Answer:
         if len(frames) != 1:
-            raise BadMessage(f"retire: expected one frame, got {len(frames)}")
+            raise BadMessage(f"hand over: expected one frame, got {len(frames)}")
         successors = bytes(frames[0])
         if len(successors) != message.size:
-            raise BadMessage(f"retire: expected {message.size} bytes, got {len(successors)}")
+            raise BadMessage(f"hand over: expected {message.size} bytes, got {len(successors)}")
         self._move.hand_over(successors, now)
         self._workers.redirect_waiting()
         return HandedOver(message.request, self._shard, self._boot), ()

@@ -1,13 +1,15 @@
-"""What each worker has of a shard's weights, for those who pull only the changes.
+"""Pulls of changes: the shard sends a worker only the difference to the weights it already has.
 
-The shard keeps a copy of every such worker's weights, its view, and sends the difference to the
-version it serves, rounded or only its largest values. Both sides add the very floats that the
-payload stands for, so the view is what the worker holds, to the bit; what a payload leaves out is
-still a difference at the next pull. A pull names the view that its worker has, which may be some
-answers behind, those that are on their way. If one of them is lost, the worker cannot use the next
-and asks for the weights whole; so they are sent where either side began anew, and that is the new
-view. A life of a shard uses no number twice; an answer tells the life beside it, so a worker takes
-no life's changes for another's.
+The shard keeps a copy of each such worker's weights, its *view*, and sends the difference to the
+version it serves: rounded, or only its largest values. Both sides add exactly the floats that the
+payload stands for, so the view equals the worker's weights bit for bit. What a payload leaves out
+is still a difference at the next pull.
+
+A pull names the view that its worker holds. It may be several answers old, because those are still
+on their way. If one of them is lost, the worker cannot use the next and requests whole weights,
+which become the new view. The same happens if either side has restarted. A life of a shard uses no
+view number twice, and each answer names the life, so a worker never applies the changes of another
+life.
 """
 
 from collections.abc import Sequence
@@ -26,7 +28,7 @@ KINDS = (Kind.INT8, Kind.INT4, Kind.SPARSE)
 
 
 class _View(NamedTuple):
-    """The numbers that have followed `first`, sent whole, to `last`, which is `weights`."""
+    """The views `first`, which was sent whole, to `last`, which equals `weights`."""
 
     first: int
     last: int
@@ -34,7 +36,7 @@ class _View(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What to send: payloads of `kind` to add to view `base`, or whole weights where that is 0."""
+    """Payloads of `kind` to add to view `base`, or whole weights if `base` is 0; makes `number`."""
 
     kind: Kind
     base: int
@@ -43,7 +45,7 @@ class Change(NamedTuple):
 
 
 class DeltaViews:
-    """The views of one life of a shard, one a worker that pulls changes."""
+    """The views of one life of a shard, one for each worker that pulls changes."""
 
     def __init__(self, ranges: Sequence[KeyRange]) -> None:
         self._ranges = ranges
@@ -54,11 +56,11 @@ class DeltaViews:
         return len(self._views)
 
     def forget(self, worker: str) -> None:
-        """Its next pull gets the weights whole."""
+        """Answer the worker's next pull with whole weights."""
         self._views.pop(worker, None)
 
     def serve(self, worker: str, weights: Floats, kind: Kind, share: float, base: int) -> Change:
-        """What takes `worker`, who has view `base`, to `weights` or near them; its new view."""
+        """The change that takes `worker`, which holds view `base`, to `weights` or near them."""
         view = self._views.get(worker)
         self._last += 1
         if view is None or not view.first <= base <= view.last:
@@ -78,7 +80,7 @@ class DeltaViews:
 
 
 def _difference(kind: Kind, share: float, new: Floats, view: Floats) -> NDArray[np.uint8]:
-    """The payload of new - view, which `view` then has in it."""
+    """The payload of new - view; adds it to `view` in place."""
     left = -view
     if kind is Kind.SPARSE:
         left += new
@@ -90,7 +92,7 @@ def _difference(kind: Kind, share: float, new: Floats, view: Floats) -> NDArray[
 
 
 def add(kind: Kind, payload: NDArray[np.uint8], view: Floats, out: Floats) -> None:
-    """out = view + what a checked payload stands for; both ends do it with this."""
+    """Write view + decoded payload into `out`; shard and worker both use this function."""
     change = np.empty_like(view)
     payloads.decode(kind, payload, change)
     np.add(view, change, out=out)

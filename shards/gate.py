@@ -1,16 +1,16 @@
-"""The gate: bounded staleness, and the waiting room before it.
+"""The gate: bounded staleness, and the requests that wait for it.
 
 Theory (Ho et al. 2013, stale synchronous parallel). A worker may start a step at clock c once
 every registered worker has reached clock c - s. Bound 0 is bulk-synchronous, no bound is fully
-asynchronous. The gate stands before the pull: a worker that was let through at the very bound then
+asynchronous. The gate is checked at the pull. A worker that passes exactly at the bound then
 completes one step, so the observed gap between clocks reaches s + 1, never more.
 
 A request that may not pass yet is *parked*: it waits here as state, and whatever raises the slowest
-clock (a push, a departure, an expired lease) asks the gate whom to let go. Everyone at or below the
-new limit goes, not only those exactly at it. Nothing polls.
+clock (a push, a departure, an expired lease) asks the gate which requests to release. It releases
+every request at or below the new limit, not only those exactly at it. Nothing polls.
 
-Warm start is the same waiting room: until one replica has brought the weights through the first
-`warm_steps`, the others' Join is parked, so that they start from trained weights, and at the clock
+Warm start uses the same mechanism: until one replica has taken the weights through the first
+`warm_steps`, the others' Joins are parked. So they start from trained weights, at the clock which
 that replica has reached.
 """
 
@@ -21,11 +21,11 @@ import msgspec
 from shards.errors import BadMessage
 from shards.messages import Join, Pull
 
-MOST_PARKED = 256  # of one worker's; a client on the longest link asks for 64 weights ahead
+MOST_PARKED = 256  # for each worker; a client on the longest link requests 64 pulls ahead
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """A parked request and where its answer goes."""
+    """A parked request, its sender's address, and the time `since` which it waits, in seconds."""
 
     sender: bytes
     message: Pull | Join
@@ -33,7 +33,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class Gate:
-    """Requests parked by worker and request number, in `parked`."""
+    """The staleness bound, and the requests parked behind it, by (worker, request number)."""
 
     def __init__(self, bound: int | None) -> None:
         self.bound = bound
@@ -44,9 +44,9 @@ class Gate:
         return self.bound is None or min_clock is None or clock - self.bound <= min_clock
 
     def park(self, sender: bytes, message: Pull | Join, now: float) -> bool:
-        """Make a request wait; False if it already does (its answer then goes to `sender`).
+        """Make a request wait; return False if it already does (its answer then goes to `sender`).
 
-        Raises BadMessage for more of one worker's than any has a use for.
+        Raises BadMessage for more than `MOST_PARKED` requests of one worker.
         """
         key = (message.worker, message.request)
         known = self.parked.get(key)
@@ -61,10 +61,10 @@ class Gate:
         return known is None
 
     def release(self, may_go: Callable[[Pull | Join], bool]) -> Iterator[Waiting]:
-        """Let go whoever may, in the order of their clocks, then of their arrival.
+        """Remove and yield the requests that may pass, ordered by clock, then by arrival.
 
-        Each is asked for only after the one before it was dealt with, so that admitting one worker
-        can keep the next one waiting.
+        It is a generator: `may_go` is evaluated for a request only after the caller has dealt with
+        the one before, so that admitting one worker can keep the next one waiting.
         """
         for waiting in sorted(self.parked.values(), key=lambda w: (w.message.clock, w.since)):
             if may_go(waiting.message):
@@ -72,18 +72,18 @@ class Gate:
                 yield waiting
 
     def forget(self, *workers: str) -> None:
-        """Drop what an earlier life, or workers that left, still wait for."""
+        """Drop the requests of these workers, which have left or have started a new life."""
         gone = set(workers)
         for key in [key for key in self.parked if key[0] in gone]:
             del self.parked[key]
 
     @property
     def waiting(self) -> list[Waiting]:
-        """Everyone who is parked, in the order of arrival."""
+        """The parked requests, in the order of arrival."""
         return sorted(self.parked.values(), key=lambda waiting: waiting.since)
 
     def clear(self) -> None:
-        """Drop everyone: they will ask again."""
+        """Drop all requests; their senders will repeat them."""
         self.parked.clear()
 
     def waits(self, worker: str) -> bool:

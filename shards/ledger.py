@@ -1,4 +1,4 @@
-"""The ledger: what a shard knows of each worker. It decides what is applied, and who is waited for.
+"""The ledger: a shard's record of each worker. It decides which pushes and workers count.
 
 Theory. Messages are lost, repeated and delayed, and a worker may die and be replaced by another
 life under the same name. Two numbers make every push count exactly once:
@@ -7,17 +7,17 @@ life under the same name. Two numbers make every push count exactly once:
   message of a lower one is refused, so a zombie cannot write.
 - the *seq* orders a worker's pushes. The only push applied is `last + 1`. A smaller number was
   applied before: it is acknowledged again and changes nothing. A larger one means that a message
-  was lost: the sender is told which number is expected.
+  was lost: the refusal names the number that is expected.
 
 Only registered workers count at the gate, because Spark starts tasks in waves and a task that has
 not started must not hold back those that have. A worker that joins late starts at the clock of the
-slowest registered one, and its silence is tolerated for one lease: after that it no longer counts.
-While the shard itself does not listen, nobody is silent.
-The slowest clock never goes back, even when nobody is left to count: `floor` remembers it, or two
-workers that return one after the other could find themselves further apart than the bound allows.
+slowest registered one. A worker that is silent for longer than one lease no longer counts. Time in
+which the shard itself does not listen is not silence.
+The slowest clock never decreases, even when no worker counts any more: `floor` remembers it.
+Otherwise two workers that return one after the other could be further apart than the bound allows.
 
-The ledger is one value that travels with snapshots. It leaves the answers to the shard, and asks
-nobody what time it is: `now` is passed in, in seconds of any monotonic clock.
+The ledger is one value that travels with snapshots. It leaves the answers to the shard, and never
+reads a clock: `now` is passed in, in seconds of any monotonic clock.
 """
 
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -43,10 +43,10 @@ class Verdict(Enum):
 class LedgerEntry(msgspec.Struct):
     """One worker. `clock` counts at the gate; `step` counts the steps of the worker's own plan.
 
-    `takeovers` counts lives that began before the one before had left; `admitted` says whether this
-    life has ever counted at the gate; `loss` is the last finite one that it told; `refused` counts
-    the gradients of all its lives that the guard has refused (gradient_guard.py). `acknowledged` is
-    the last push that every shard had acknowledged to it when it sent push `seq`.
+    `takeovers` counts lives that began before their predecessor had left; `admitted` says whether
+    this life has ever counted at the gate; `loss` is the last finite loss it reported; `refused`
+    counts the gradients of all its lives that the guard has refused (gradient_guard.py).
+    `acknowledged` is the last push that every shard had acknowledged to it when it sent push `seq`.
     """
 
     incarnation: Count
@@ -63,7 +63,10 @@ class LedgerEntry(msgspec.Struct):
 
 
 class Ledger(msgspec.Struct):
-    """All workers a shard has heard of."""
+    """All workers a shard has heard of, by name.
+
+    `floor` is the highest value that the slowest active clock has had.
+    """
 
     entries: dict[str, LedgerEntry] = {}
     floor: Count = 0
@@ -78,7 +81,7 @@ class Ledger(msgspec.Struct):
         elif incarnation < entry.incarnation:
             raise _fenced(worker, incarnation, entry)
         elif incarnation > entry.incarnation:
-            # One that had left handed over in peace, as every worker of a resumed job did.
+            # A life that left in order, like every worker of a resumed job, is not a takeover.
             entry.takeovers += entry.standing is not Standing.LEFT
             entry.incarnation = incarnation
             entry.admitted = False
@@ -91,7 +94,7 @@ class Ledger(msgspec.Struct):
     def join(self, worker: str, clock: int) -> int:
         """Count `worker` at the gate from now on; returns the clock it counts with.
 
-        It never lowers the slowest clock, so that nobody who runs is held back by a newcomer.
+        Joining never lowers the slowest clock, so a newcomer holds back no running worker.
         """
         entry = self.entries[worker]
         entry.clock = max(entry.clock, clock, self.floor)
@@ -100,16 +103,20 @@ class Ledger(msgspec.Struct):
         return entry.clock
 
     def restore_seq(self, worker: str, seq: int, step: int) -> None:
-        """It says how far it had come: a former life had its pushes up to `seq`, lost or not."""
+        """After a rollback, believe the worker that its pushes up to `seq` were acknowledged.
+
+        A rolled-back state may lack some of them; the worker does not repeat these.
+        """
         entry = self.entries[worker]
         if seq > entry.seq:
             entry.seq, entry.step = seq, step
 
     def raise_clocks(self, clock: int, heard: Container[str]) -> list[str]:
-        """No registered worker is further behind than `clock`, even if it has not said so yet.
+        """Raise the clock of every active worker, and the floor, to at least `clock`.
 
-        A worker in `heard` has joined at an earlier clock all the same: it knew no better. It no
-        longer counts until it joins again and learns the later one. Returns those workers.
+        The caller knows that no active worker is further behind. A worker in `heard` has already
+        been given an earlier clock by its Joined. It stops counting until it joins again and learns
+        the later clock. Returns those workers.
         """
         if clock <= self.floor:
             return []
@@ -128,15 +135,16 @@ class Ledger(msgspec.Struct):
         self._stand(self.entries[worker], Standing.LEFT)
 
     def detach_workers(self) -> None:
-        """Nobody counts until they join again, and who was in quarantine is heard again: the
-        ledger comes from an earlier job.
+        """Mark all workers as left and lift their quarantine, for a ledger of an earlier job.
+
+        Each counts again when it joins again.
         """
         for entry in self.entries.values():
             entry.standing = Standing.LEFT
             entry.refused = entry.acknowledged = 0
 
     def silent(self, now: float) -> list[str]:
-        """Workers whose lease has run out, and who have not been told off for it yet."""
+        """Workers whose lease has run out but which have not been expired yet."""
         return [
             worker
             for worker, entry in self.entries.items()
@@ -144,22 +152,22 @@ class Ledger(msgspec.Struct):
         ]
 
     def expire(self, workers: Sequence[str]) -> None:
-        """They no longer count, from the same moment on.
+        """Stop counting these workers.
 
-        So the slowest clock is looked for once, however many they are.
+        They expire together, so the slowest clock is computed once for all of them.
         """
         for worker in workers:
             self.entries[worker].standing = Standing.EXPIRED
         self._raise_floor()
 
     def renew(self, lease_until: float) -> None:
-        """Nobody has been silent: it was this shard that could not be heard."""
+        """Restart all leases: the shard was unreachable, so no worker could renew."""
         for entry in self.entries.values():
             if entry.standing in _LEASED:
                 entry.lease_until = lease_until
 
     def forgive_silence(self, unheard_s: float) -> None:
-        """For so long this shard heard nobody: that was nobody's silence."""
+        """Extend all leases by the time in which this shard did not listen."""
         for entry in self.entries.values():
             if entry.standing in _LEASED:
                 entry.lease_until += unheard_s
@@ -196,8 +204,9 @@ class Ledger(msgspec.Struct):
     def identify(self, message: FromWorker, lease_until: float) -> LedgerEntry:
         """The sender's entry, its lease renewed; raises Fenced or Resynchronise.
 
-        Only who counts at the gate may pull and push: a late copy from before a departure changes
-        nothing, and a shard that forgot a worker is told of it before it lends it weights.
+        Only a worker that counts at the gate may pull and push. So a late message from before its
+        departure changes nothing, and a shard that has forgotten it learns of it again (by Hello
+        and Join) before it sends it weights.
         """
         entry = self.entries.get(message.worker)
         if entry is None or message.incarnation > entry.incarnation:
@@ -216,8 +225,8 @@ class Ledger(msgspec.Struct):
     def check_clock(self, worker: str, clock: int) -> None:
         """Raise BadMessage for a clock that no worker can have reached.
 
-        Every later worker would inherit it. A shard may know of less than the others, but not of
-        less by more than what is on its way.
+        Every later worker would inherit it. A shard may lag behind the others, but by no more than
+        the pushes that are on their way to it.
         """
         if clock <= self.entries[worker].clock + _LEAP:
             return
@@ -238,7 +247,7 @@ class Ledger(msgspec.Struct):
     def record(
         self, worker: str, seq: int, clock: int, step: int, loss: float, acknowledged: int = 0
     ) -> None:
-        """Push `seq` has been applied."""
+        """Record that push `seq` has been applied."""
         entry = self.entries[worker]
         assert seq == entry.seq + 1, "judged before it is recorded"
         entry.seq, entry.step, entry.acknowledged = seq, step, acknowledged
@@ -247,7 +256,7 @@ class Ledger(msgspec.Struct):
         self.advance(worker, clock)
 
     def advance(self, worker: str, clock: int) -> None:
-        """Clocks only rise: a shard may have put a worker's clock ahead of what it says."""
+        """Raise a worker's clock, never lower it: `join` may have set it above the worker's own."""
         entry = self.entries[worker]
         if clock > entry.clock:
             entry.clock = clock
@@ -261,22 +270,22 @@ class Ledger(msgspec.Struct):
 
     @property
     def min_clock(self) -> int | None:
-        """The slowest registered worker's clock; None when nobody is registered."""
+        """The slowest active worker's clock; None when no worker is active."""
         return min(self._clocks, default=None)
 
     @property
     def clock_gap(self) -> int:
-        """Fastest minus slowest registered clock."""
+        """Fastest minus slowest active clock; 0 when no worker is active."""
         clocks = self._clocks
         return max(clocks, default=0) - min(clocks, default=0)
 
     @property
     def _clocks(self) -> list[int]:
-        """Those that count."""
+        """The clocks of the active workers."""
         return [e.clock for e in self.entries.values() if e.standing is Standing.ACTIVE]
 
     def standings(self, waits: Callable[[str], bool]) -> tuple[WorkerStatus, ...]:
-        """How each worker stands, as an operator is told; `waits` says whether one is parked."""
+        """The status of each worker, for operators; `waits` says whether its request is parked."""
         return tuple(
             WorkerStatus(
                 name,

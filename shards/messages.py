@@ -1,10 +1,11 @@
-"""What workers, operators and shards say to each other, as frozen typed structs.
+"""The messages between workers, operators and shards, as frozen typed structs.
 
 Each message is one flat MessagePack header (wire_format.py) followed by raw frames. The header
-names the table it speaks of, so that a new kind of table needs no second format. Only three kinds
-carry frames from a client: a push (one frame a key range) and an install (ledger, weights, slots).
+names its table, so that a new kind of table needs no second format. The client messages that carry
+frames are Push (one frame per key range), Install (ledger, weights, slots), Quiesce (a cut),
+HandOver (the new shards) and Probe (any bytes).
 
-A worker lives like this:
+A worker sends, in this order:
 
     Hello  -> Welcome   what does the shard have of me? (fences older incarnations)
     Join   -> Joined    from now on my clock counts at the gate; shard 0 says which clock it is
@@ -13,8 +14,8 @@ A worker lives like this:
     Renew  -> Renewed   I am alive (every other message says so too)
     Leave  -> Left      do not wait for me any more
 
-Any of them may be answered by a Refusal, which says what remedies it, or by Parked when a request
-is repeated that already waits at the gate.
+The answer to any of them may instead be a Refusal, which names the remedy, or Parked, if a repeated
+request still waits at the gate.
 """
 
 from enum import StrEnum
@@ -29,14 +30,15 @@ MAX_PROBE_BYTES = 4 << 20
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Text = Annotated[str, Meta(max_length=256)]
-Share = Annotated[int, Meta(ge=0, le=2**32)]  # summed up, and no sum may overflow
+Share = Annotated[int, Meta(ge=0, le=2**32)]  # these are summed, and no sum may overflow
 Keys = Annotated[list[Count], Meta(max_length=64)]
 
 
 class Kind(StrEnum):
-    """What a payload may be made of (payloads.py); nothing outside this list is ever interpreted.
+    """The encodings of a payload (payloads.py); nothing outside this list is ever interpreted.
 
-    Plain float32; halves; whole numbers of 8, 4 and 1 bits with a scale a block; some values only.
+    Plain float32; two kinds of 16-bit floats; integers of 8, 4 and 1 bits with one scale per block;
+    and sparse, which holds some of the values only.
     """
 
     F4 = "f4"
@@ -49,7 +51,7 @@ class Kind(StrEnum):
 
 
 class Remedy(StrEnum):
-    """What the receiver of a refusal can do about it; one class of errors each."""
+    """What the receiver of a refusal can do about it; each stands for one error class."""
 
     RETRY = "retry"
     RESYNCHRONISE = "resynchronise"
@@ -63,7 +65,10 @@ class Remedy(StrEnum):
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="t", forbid_unknown_fields=True, gc=False):
-    """Anything said. `request` pairs an answer with its question; no life uses one twice."""
+    """The base of all messages.
+
+    `request` pairs an answer with its request; no life of a client uses a number twice.
+    """
 
     request: Count
 
@@ -72,7 +77,7 @@ class Message(msgspec.Struct, frozen=True, tag_field="t", forbid_unknown_fields=
 
 
 class FromWorker(Message, frozen=True):
-    """`incarnation` counts the lives of `worker`; the highest one speaks for the name."""
+    """A worker's message. `incarnation` counts the lives of `worker`; only the highest is valid."""
 
     job: Name
     worker: Name
@@ -85,16 +90,16 @@ class Hello(FromWorker, frozen=True, tag="hello"):
 
 
 class Registered(FromWorker, frozen=True):
-    """Said after a Welcome. `boot` is the life of the shard that the worker means to talk to."""
+    """A message sent after a Welcome. `boot` is the life of the shard that it is meant for."""
 
     boot: Count
 
 
 class Join(Registered, frozen=True, tag="join"):
-    """Count me at the gate from `clock` on, or from the slowest worker's clock if that is later.
+    """Count the worker at the gate from `clock` on, or from the slowest clock if that is later.
 
-    `again`: this life of mine was let in before. `seq` and `step` are the last push that you have
-    acknowledged to me and the steps that it covers, which matters if you were rolled back since.
+    `again`: this life of the worker was admitted before. `seq` is the last push that the shard has
+    acknowledged to it and `step` the steps up to it; they matter if the shard was rolled back.
     """
 
     clock: Count
@@ -104,12 +109,13 @@ class Join(Registered, frozen=True, tag="join"):
 
 
 class Push(Registered, frozen=True, tag="push"):
-    """A gradient over `keys`, flattened as [start, stop, start, stop, ...]; one frame a range.
+    """A gradient over `keys`, flattened as [start, stop, start, stop, ...]; one frame per range.
 
     `seq` numbers this worker's pushes from 1; `clock` and `step` are its clock and the steps of its
-    own plan once this push is applied; `steps` and `samples` are what the gradient sums over;
-    `read_version` is the version it was computed from. The rest is for the records; `zstd` says
-    whether the frames are packed, `acknowledged` which push all shards have acknowledged so far.
+    own plan once this push is applied; `steps` and `samples` count what the gradient sums over;
+    `read_version` is the version it was computed from. `loss`, `rtt_s` and `wait_s` are for the
+    records; `zstd` says whether the frames are compressed; `acknowledged` is the last push that all
+    shards have acknowledged.
     """
 
     epoch: Count
@@ -130,10 +136,11 @@ class Push(Registered, frozen=True, tag="push"):
 
 
 class Pull(Registered, frozen=True, tag="pull"):
-    """The weights for a step that may start once every registered clock is >= clock - bound.
+    """Request the weights for a step that may start once every active clock is >= clock - bound.
 
-    They are wanted as `kind`: plain or halves, or, for the others, as changes to the view that
-    follows `base`, of which a sparse one holds the `share` that is largest (delta_pulls.py).
+    `kind` is the encoding: F4 and the 16-bit kinds ask for whole weights, INT8, INT4 and SPARSE for
+    changes to the newest view that the shard has sent; `base` is the view that the worker holds. A
+    sparse change holds the largest `share` of the values (delta_pulls.py).
     """
 
     epoch: Count
@@ -153,7 +160,7 @@ class Leave(Registered, frozen=True, tag="leave"):
     pass
 
 
-# --- from an operator: whoever started the job ----------------------------------------------------
+# --- from an operator: the process that started the job -------------------------------------------
 
 
 class FromOperator(Message, frozen=True):
@@ -162,9 +169,9 @@ class FromOperator(Message, frozen=True):
 
 
 class Install(FromOperator, frozen=True, tag="install"):
-    """Take this state: frames are the ledger (MessagePack), the weights, then each slot.
+    """Install a state: the frames are a SavedProgress (MessagePack), the weights, then each slot.
 
-    `goes_on`: its workers count as they did where it comes from; else when they join again.
+    `goes_on`: active workers of that state stay active; otherwise each counts when it joins again.
     """
 
     slots: Annotated[list[Name], Meta(max_length=16)]
@@ -172,26 +179,26 @@ class Install(FromOperator, frozen=True, tag="install"):
 
 
 class Export(FromOperator, frozen=True, tag="export"):
-    """Give me your whole state at one version."""
+    """Request the whole state at one version."""
 
 
 class Read(FromOperator, frozen=True, tag="read"):
-    """The current weights, past the gate."""
+    """Request the current weights without waiting at the gate."""
 
 
 class Quiesce(FromOperator, frozen=True, tag="hold"):
-    """Stand still for so many seconds (0: go on), at the cut in the frame (a `Cut`).
+    """Quiesce for this many seconds (0: resume) at the cut in the frame (a `Cut`).
 
-    Without a frame: where you are.
+    Without a frame, quiesce at the pushes applied so far.
     """
 
     seconds: Annotated[float, Meta(ge=0, le=3600)]
 
 
 class HandOver(FromOperator, frozen=True, tag="retire"):
-    """Send every worker to the shards that the frame describes; only while you stand still.
+    """Redirect every worker to the shards that the frame describes; only while quiesced.
 
-    The frame has `size` bytes: one that was cut short would send them nowhere.
+    The frame must have `size` bytes, because a truncated one would misdirect the workers.
     """
 
     size: Count
@@ -202,18 +209,18 @@ class AskStatus(FromOperator, frozen=True, tag="ask_status"):
 
 
 class AskRecords(FromOperator, frozen=True, tag="ask_records"):
-    """The records of updates applied since `after`, which are thereby forgotten up to `after`."""
+    """Request the update records from number `after` on; the shard drops the earlier ones."""
 
     after: Count
 
 
 class Probe(FromOperator, frozen=True, tag="probe"):
-    """How is the link? Frames of any content may follow; answer with `payload_bytes`."""
+    """Measure the link: frames of any content may follow; the answer has `payload_bytes`."""
 
     payload_bytes: Annotated[int, Meta(ge=0, le=MAX_PROBE_BYTES)]
 
 
-# What a shard's state answers; a Probe is for its host.
+# Requests that the shard's state answers; a Probe also needs its host's clocks.
 Request = (
     Hello
     | Join
@@ -231,7 +238,7 @@ Request = (
 )
 
 CHANGING = (Hello, Join, Push, Leave, Install, Quiesce, HandOver)
-"""The kinds of requests that can change a shard's state: what its log and its copies are told."""
+"""The requests that can change a shard's state; they are logged and replicated."""
 
 
 # --- from a shard ---------------------------------------------------------------------------------
@@ -243,10 +250,10 @@ class FromShard(Message, frozen=True):
 
 
 class Welcome(FromShard, frozen=True, tag="welcome"):
-    """What the shard has of this worker: its last applied push and the steps that covers.
+    """The shard's record of this worker: its last applied push, and the steps up to that.
 
-    When it was sent, all shards had acknowledged the pushes up to `acknowledged`.
-    One that is `rolled_back` goes on from what it had saved, and may lack what it acknowledged.
+    When that push was sent, all shards had acknowledged the pushes up to `acknowledged`. A shard
+    that is `rolled_back` continues from a save and may lack pushes that it acknowledged.
     """
 
     epoch: Count
@@ -265,7 +272,7 @@ class Joined(FromShard, frozen=True, tag="joined"):
 class Ack(FromShard, frozen=True, tag="ack"):
     """Push `seq` is applied; a duplicate was applied before and changes nothing.
 
-    `saved` is this worker's last push in the state that an operator was last given; 0: none yet.
+    `saved` is this worker's last push in the state that was exported last; 0: none yet.
     """
 
     seq: Count
@@ -276,9 +283,10 @@ class Ack(FromShard, frozen=True, tag="ack"):
 
 
 class Weights(FromShard, frozen=True, tag="weights"):
-    """One frame a key range, all of one version; `waited_s` was spent parked at the gate.
+    """One frame per key range, all of one version; the pull was parked for `waited_s`.
 
-    Added to view `base` (0: by themselves) they are view `number`, for who pulls changes.
+    For a worker that pulls changes: view `base` plus these frames is view `number`. With `base` 0
+    the frames alone are that view.
     """
 
     epoch: Count
@@ -293,9 +301,9 @@ class Weights(FromShard, frozen=True, tag="weights"):
 
 
 class Parked(FromShard, frozen=True, tag="parked"):
-    """Your request still waits at the gate, or behind your own push in an open round.
+    """The request still waits at the gate, or behind the worker's own push in an open round.
 
-    The slowest registered worker is at `min_clock`.
+    The slowest active worker is at `min_clock`.
     """
 
     min_clock: Count
@@ -310,9 +318,9 @@ class Left(FromShard, frozen=True, tag="left"):
 
 
 class Refusal(FromShard, frozen=True, tag="refusal"):
-    """`expected` is the push number a gap starts at, else 0.
+    """The request failed. `expected` is the push number that a gap starts at, otherwise 0.
 
-    With the remedy `moved`, one frame says where to (errors.py).
+    With the remedy `moved`, one frame describes the new shards (errors.py).
     """
 
     remedy: Remedy
@@ -323,7 +331,7 @@ class Refusal(FromShard, frozen=True, tag="refusal"):
 class Quiesced(FromShard, frozen=True, tag="holding"):
     """One frame: a `Cut`, each worker's last applied push.
 
-    `missing`: it stands short of the one asked for with a worker that counts.
+    `missing`: a worker whose lease is valid has yet to send a push up to the requested cut.
     """
 
     missing: bool
@@ -338,20 +346,20 @@ class Installed(FromShard, frozen=True, tag="installed"):
 
 
 class State(FromShard, frozen=True, tag="state"):
-    """Frames as in Install, all of one version."""
+    """A shard's exported state: frames as in Install, all of one version."""
 
     version: Count
     slots: list[Name]
 
 
 class Status(FromShard, frozen=True, tag="status"):
-    """One frame: the MessagePack of a `ShardStatus`, which may outgrow a header."""
+    """One frame: a `ShardStatus` as MessagePack, because it may exceed a header's size."""
 
 
 class Probed(FromShard, frozen=True, tag="probed"):
-    """One frame of as many bytes as were asked for.
+    """One frame of the requested size.
 
-    `unix_s` is the host's clock, `cpu_s` what the process has spent, `received_bytes` what came in
+    `unix_s` is the host's clock, `cpu_s` the CPU time of its process, `received_bytes` the size of
     the probe's frames.
     """
 
@@ -387,11 +395,11 @@ Reply = (
 )
 
 
-# --- what frames of their own hold ----------------------------------------------------------------
+# --- contents of frames ---------------------------------------------------------------------------
 
 
 class Standing(StrEnum):
-    """How a worker stands with a shard; only an active one counts at the gate."""
+    """A worker's status at a shard; only an active worker counts at the gate."""
 
     GREETED = "greeted"
     ACTIVE = "active"
@@ -412,13 +420,13 @@ class WorkerStatus(msgspec.Struct, frozen=True):
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """A push number for each worker (quiesce.py)."""
+    """A consistent cut: a push number for each worker (quiesce.py)."""
 
     pushes: dict[Name, Count]
 
 
 class ShardStatus(msgspec.Struct, frozen=True):
-    """A shard's counters since it was installed; payload bytes, not headers."""
+    """A shard's counters since it was installed; bytes are payload bytes, without headers."""
 
     shard: int
     version: int

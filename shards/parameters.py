@@ -1,21 +1,20 @@
-"""What a shard holds: its weights, the slots beside them, and the version that they are.
+"""A shard's parameters: its weights, the update rule's slots, and their version.
 
-Everything that changes them stands here: one gradient applied, several in one pass
-(fused_apply.py), the whole state put in another's place. The next version is written into a buffer
-that nobody reads (versions.py), so the present one can be served, copied and saved meanwhile.
+Everything that changes them is in this file: applying one gradient or several in one pass
+(fused_apply.py), and restoring a whole state. The next version is written into a buffer that nobody
+reads (versions.py), so the present one can be served, copied and saved meanwhile.
 
-Slots change in place, unless somebody reads them, as a snapshot does: then they go on in a second
-set of arrays, which is kept for the next time. They are copied there piece by piece in the moments
-that the shard has nothing else to do (`prepare`), and what is left when the next push has come is
-copied before it is applied. So reading a state holds nobody up, and the push behind it waits only
-if it came at once.
+Slots change in place, unless a reader such as a snapshot holds them: then updates continue in a
+second set of arrays, which is kept for the next time. While the shard is idle, `prepare` copies the
+slots there piece by piece; the next push copies what is left before it is applied. So reading a
+state blocks no worker, and the push after it waits only if it comes at once.
 
-Weights and slots live where the host of the shard says: in this process's memory, or on a device
-of which nothing is known here but how to move an array there and back. A device's version is
-brought to the host once, when somebody first asks for it.
+Weights and slots are in the memory of a backend: the process's own, or that of a device, about
+which this file knows only how to move an array there and back. A device's version is copied to the
+host once, when it is first requested.
 
-Left to others: who may bring a gradient, what it must look like, its rate, and who is told of it
-(shard.py); how a version is sent (pull_replies.py).
+Left to others: accepting and acknowledging a push (worker_requests.py), checking it (pushes.py),
+its rate (updates.py), and sending a version (pull_replies.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -38,11 +37,11 @@ from shards.wire_format import Buffer
 
 Floats = NDArray[np.float32]
 
-_PIECE = 1 << 19  # floats of each slot, 2 MB: what a push may come to wait for, some 0.2 ms
+_PIECE = 1 << 19  # floats of each slot, 2 MB: a push waits for at most one piece, about 0.2 ms
 
 
 class SavedProgress(msgspec.Struct, frozen=True):
-    """What a snapshot holds beside the arrays, all of one version."""
+    """What a snapshot holds in addition to the arrays, all of one version."""
 
     version: Count
     steps: Count
@@ -59,14 +58,16 @@ class ShardState(msgspec.Struct, frozen=True):
 
 
 class ParameterStore:
-    """One shard's weights and slots; empty until `restore` gives it some.
+    """One shard's weights and slots; empty until `restore` provides them.
 
-    Arrays are flat float32 of `size`, the shard's key ranges one behind another.
+    Arrays are flat float32 of `size`: the shard's key ranges, concatenated.
     """
 
     def __init__(self, spec: ShardSpec, buffers: Callable[[int], Buffers], place: Backend) -> None:
-        """`buffers` makes what is sent of the weights, for so many floats in the host's memory;
-        `place` is where weights and slots live.
+        """Start without weights.
+
+        `buffers` makes the host buffers that weights are sent from, given their size in floats;
+        `place` is the backend whose memory holds weights and slots.
         """
         ranges = spec.map.ranges[spec.shard]
         self.size = sum(len(keys) for keys in ranges)
@@ -77,8 +78,8 @@ class ParameterStore:
         self._here = place == HOST
         self._weights: Floats | None = None
         self._slots: list[Floats] = []
-        self._spare: list[Floats] = []  # their other set, once somebody has read the one
-        self._moved = 0  # floats of each slot that the other set has of the present version
+        self._spare: list[Floats] = []  # the second set of slots, once the first has been read
+        self._moved = 0  # floats of each slot that are already copied to the second set
         self._readable = buffers(self.size)
         self._buffers = self._readable if place == HOST else Buffers(self.size, allocator(place))
         self._read: Floats | None = None
@@ -91,16 +92,16 @@ class ParameterStore:
         return self._weights is None
 
     def weights(self) -> Floats:
-        """The present version, which is not written while referred to; raises Retry if none."""
+        """The present version, which is not overwritten while referenced; raises Retry if none."""
         if self._weights is None:
             raise Retry(
                 f"shard {self._spec.shard} has no weights yet: give all shards theirs by"
-                " Console.install"
+                " AdminClient.install"
             )
         return self._weights
 
     def host_weights(self) -> Floats:
-        """The present version where it can be sent from: a device's as one copy for all who ask."""
+        """The present version in host memory; a device's is copied once for all requests."""
         weights = self.weights()
         if self._here:
             return weights
@@ -110,11 +111,11 @@ class ParameterStore:
         return self._read
 
     def placed(self, gradient: Floats) -> Floats:
-        """A gradient of the host's, where the weights live."""
+        """A host gradient, moved to the memory of the weights."""
         return gradient if self._here else backends.copied(gradient, self._place)
 
     def apply(self, gradient: Floats, rate: float) -> None:
-        """Make the next version out of a gradient that lies where the weights do."""
+        """Make the next version from a gradient in the memory of the weights (`placed`)."""
         if not unshared(self._slots):
             self._move_slots()
         self._moved = 0
@@ -132,10 +133,10 @@ class ParameterStore:
         self._become(self.version + 1, out)
 
     def apply_together(self, gradients: Sequence[Floats], rate: float) -> list[float] | None:
-        """Make as many versions as there are gradients, of which only the last is ever seen.
+        """Make as many versions as there are gradients; only the last can be read.
 
-        Only where `sums`. Returns the squared norm of each; None, and nothing has changed, if the
-        guard refuses one of them.
+        Allowed only if `sums`. Returns the squared norm of each gradient. If the guard refuses one
+        of them, returns None and changes nothing.
         """
         out = self._buffers.take()
         squares = self._one_pass.apply(self._spec.rule, self.weights(), gradients, out, rate)
@@ -146,9 +147,9 @@ class ParameterStore:
         return squares
 
     def copy(self) -> tuple[Floats, dict[str, Floats]]:
-        """Weights and slots, of one version, in the host's memory; the arrays stay as they are.
+        """Weights and slots of one version, in host memory; the arrays will not change later.
 
-        Drop them when done: meanwhile the shard writes into others.
+        Drop them when done: until then the shard has to write into other arrays.
         """
         weights = self.host_weights()
         slots = [slot if self._here else backends.copied(slot, HOST) for slot in self._slots]
@@ -156,15 +157,15 @@ class ParameterStore:
 
     @property
     def prepared(self) -> bool:
-        """Whether the next push would find nothing to copy first."""
+        """Whether the next push has no slots to copy first."""
         return self._moved == self.size or unshared(self._slots)
 
     def prepare(self) -> None:
-        """Copy a piece of what the next push would have to copy; where not `prepared`."""
+        """Copy one piece of the slots ahead of the next push; only while not `prepared`."""
         self._copy_slots(_PIECE)
 
     def restore(self, version: int, weights: Floats, slots: dict[str, Floats]) -> None:
-        """Become what `copy` returned elsewhere."""
+        """Take over the version and the arrays that another store's `copy` returned."""
         out = self._buffers.take()
         backends.copy(weights, out)
         names = self._spec.rule.slot_names
@@ -173,19 +174,20 @@ class ParameterStore:
         self._become(version, out)
 
     def is_at(self, weights: Floats, slots: dict[str, Floats]) -> bool:
-        """Whether these are what it holds, bit for bit; NaNs are, too."""
+        """Whether it holds exactly these arrays, bit for bit; equal NaNs count as equal."""
         if self.empty:
             return False
-        held, beside = self.copy()
-        pairs = [(held, weights), *((beside[name], slots[name]) for name in beside)]
+        held, held_slots = self.copy()
+        pairs = [(held, weights), *((held_slots[name], slots[name]) for name in held_slots)]
         return all(np.array_equal(a.view(np.uint32), b.view(np.uint32)) for a, b in pairs)
 
     def read(
         self, names: Sequence[str], frames: Sequence[Buffer]
     ) -> tuple[SavedProgress, Floats, dict[str, Floats]]:
-        """What an operator installs, for `restore`: slots that are not named begin at zero.
+        """Parse an Install's state for `restore`; without `names` all slots begin at zero.
 
-        `frames` are an encoded Saved, the weights, and a frame a name. Raises BadInput, BadMessage.
+        `frames` are an encoded SavedProgress, the weights, and one slot per name. Raises BadInput
+        and BadMessage.
         """
         number, rule = self._spec.shard, self._spec.rule
         wanted = list(rule.slot_names)
@@ -210,14 +212,15 @@ class ParameterStore:
         return np.frombuffer(frame, "<f4")
 
     def _move_slots(self) -> None:
-        """Go on in arrays that nobody reads."""
+        """Continue in the second set of slots, which nobody reads."""
         if self._moved < self.size:
             self._copy_slots(self.size)
         self._slots, self._spare = self._spare, self._slots
 
     def _copy_slots(self, most: int) -> None:
-        """Bring so many floats more of each slot to the other set."""
-        # Who read the other set before may read it still; nobody does once it has a first piece.
+        """Copy at most `most` further floats of each slot to the second set."""
+        # An earlier reader may still hold the second set, so it is checked before the first piece;
+        # from then on only this store refers to it.
         if not self._moved and not (self._spare and unshared(self._spare)):
             self._spare = [self._place.empty((self.size,), np.float32) for _ in self._slots]
         part = slice(self._moved, min(self._moved + most, self.size))

@@ -1,8 +1,8 @@
-"""How a shard's weights are told to who asks: the answer to a pull, and what it counts as.
+"""Answers to pulls, and their entries in the metrics.
 
-A pull names the form that it wants: the version as it is or as halves, made once for all who ask
-(pull_encodings.py), or the changes since what the worker has (delta_pulls.py). Whether the pull may
-be answered yet is settled before it comes here (gate.py).
+A pull names its encoding: the version as float32 or as 16-bit floats, made once for all workers
+(pull_encodings.py), or the changes since the version that the worker has (delta_pulls.py). The gate
+decides earlier whether the pull may be answered yet (gate.py).
 """
 
 from shards import delta_pulls, pull_encodings, wire_format, zstd_frames
@@ -14,11 +14,11 @@ from shards.pull_encodings import Frames, PullEncodings
 from shards.spec import ShardSpec
 
 Answer = tuple[Weights, Frames]
-"""The header, and the frames behind it; whoever gets them must not write into them."""
+"""The header, and the frames that follow it; receivers must not write into them."""
 
 
 class PullReplies:
-    """What one life of a shard answers out of `held`; it counts that in `journal`."""
+    """One life of a shard's answers from `held`; they are counted in `journal`."""
 
     def __init__(self, spec: ShardSpec, boot: int, held: ParameterStore, journal: Metrics) -> None:
         ranges = spec.map.ranges[spec.shard]
@@ -31,7 +31,7 @@ class PullReplies:
         self._views = DeltaViews(ranges)
 
     def check(self, pull: Pull) -> None:
-        """Raise BadMessage or BadInput where weights cannot be served as `pull` wants them."""
+        """Raise BadMessage or BadInput if weights cannot be served as `pull` requests."""
         pull_encodings.check(pull.kind, pull.zstd, pull.share)
 
     def pull(self, message: Pull, waited_s: float, now: float) -> Answer:
@@ -44,16 +44,16 @@ class PullReplies:
     def whole(
         self, request: int, waited_s: float = 0.0, kind: Kind = Kind.F4, zstd: bool = False
     ) -> Answer:
-        """The present version, for anybody."""
+        """The whole present version, for a worker or an operator."""
         frames = self._served.frames(self._held.host_weights(), self._held.version, kind, zstd)
         return self._answer(request, waited_s, zstd, Change(kind, 0, 0, frames))
 
     def forget(self, worker: str) -> None:
-        """Its next pull of changes gets the weights whole."""
+        """Answer the worker's next pull of changes with whole weights."""
         self._views.forget(worker)
 
     def reset(self) -> None:
-        """Other weights come, under whatever version."""
+        """Drop encoded weights: others are being installed, perhaps under the same version."""
         self._served.forget()
 
     def _change(self, message: Pull, waited_s: float) -> Answer:

@@ -1,38 +1,40 @@
 """A replica: one copy of a shard, as primary or as backup.
 
 Theory. A shard is a deterministic state machine: the same requests in the same order make the same
-weights, slots and ledger, bit for bit. So a backup is a second shard that is handed the primary's
-requests in the primary's order (Schneider 1990, the state-machine approach), and the promise that
-an acknowledged push is never lost is one rule about *answers*: an answer leaves only once all that
-it shows is *committed*, that is, held by every copy that the configuration counts on.
+weights, slots and ledger, bit for bit. So a backup is a second shard that receives the primary's
+requests in the primary's order (Schneider 1990, the state-machine approach). The promise that an
+acknowledged push is never lost is one rule about *answers*: an answer leaves only once everything
+that it shows is *committed*, that is, held by every copy that the configuration counts on.
 
-- The primary numbers each request that changes something (a hello, a join, a push, a departure, an
-  install, a standstill, a move, a lease that ran out, a gradient that is refused, for that counts)
-  and sends it to the backup. It applies it at once; the answers are held back until the backup has
-  reported that number. A request that only reads shows the state after the newest entry, so its
-  answer waits for that one.
+- The primary numbers each change (a hello, join, push, departure, install, quiesce or handover, an
+  expired lease, a gradient that the guard refuses, because that is counted) and sends it to the
+  backup. It applies the change at once, but holds back the answers until the backup has reported
+  that number. A request that only reads shows the state after the newest entry, so its answer waits
+  for that entry.
 - Without a backup everything is committed at once.
-- A backup counts as *in sync* once it has been sent the whole state and has reported everything
-  that was committed. From that moment nothing is committed without it, and only then does the
-  primary say so to the coordinator, which from then on may promote it. Until then each second entry
-  that it reports lets another one be committed without it: so workers never wait for all that came
-  while its state travelled, and it catches up, be the link slower than they are.
+- A backup counts as *in sync* once it has received the whole state and has reported everything that
+  was committed. From that moment nothing is committed without it. Only then does the primary report
+  it to the coordinator, which from then on may promote it. Before that, every two entries that the
+  backup reports allow one more to be committed without it. So workers never wait for everything
+  that came while its state travelled, and the backup catches up even over a link slower than they
+  are.
 - A state may travel for minutes, while workers push. So every entry since the first state of an
-  epoch is kept until it is reported, whichever state the backup then has: a state that is sent
-  again never makes the report of an earlier one worthless. It is sent again each time after twice
-  as long, for behind a state on its way another one only delays what follows.
-- A primary acts under the newest configuration that the coordinator has *confirmed*; before that it
-  goes on under the one before. Who has accepted a newer configuration ignores the entries of an
-  older one, so a primary of the past can commit nothing more. It does not retire for that: until
-  the newer configuration is confirmed, it may yet be called back.
+  epoch is kept until it is reported, whichever state the backup then has; sending a state again
+  never invalidates the report of an earlier one. Each resend waits twice as long as the one before,
+  because a second state behind one that is still travelling only delays what follows.
+- A primary acts under the newest configuration that the coordinator has *confirmed*; until then it
+  continues under the one before. A copy that has accepted a newer configuration ignores the entries
+  of an older one, so a former primary can commit nothing more. It does not step down for that:
+  until the newer configuration is confirmed, the coordinator may still call it back.
 - A backup that is promoted serves only once confirmed. It may hold entries that were never
-  committed; they are now. A worker that repeats such a push is told that it is a duplicate.
+  committed; they are now. A worker that repeats such a push gets a duplicate's Ack.
 
 The workers' parked pulls, which change nothing, die with the primary: a worker learns from the new
-one's boot number that it must say hello again, and asks anew.
+one's boot number that it must say hello again, and repeats its request.
 
-It leaves to others: carrying messages, telling the time, choosing configurations (ps/coordinator),
-and finding the primary. A driver calls a transition and carries out the `Effects`, in order.
+The replica leaves to others: carrying messages, keeping time, choosing configurations
+(ps/replication/coordinator.py), and finding the primary. A driver calls a transition and carries
+out the `Effects`, in order.
 """
 
 from collections import deque
@@ -67,7 +69,7 @@ Frames = tuple[NDArray[np.float32] | Buffer, ...]
 
 
 class Post(msgspec.Struct, frozen=True):
-    """A message for the replica whose boot number is `to`."""
+    """A message for the replica with boot number `to`."""
 
     to: int
     message: ToPeer
@@ -75,7 +77,7 @@ class Post(msgspec.Struct, frozen=True):
 
 
 class Effects(msgspec.Struct, frozen=True):
-    """What a driver is to send: answers to clients, posts to peers, a beat to the coordinator."""
+    """What the driver must send: answers to clients, posts to peers, a beat to the coordinator."""
 
     answers: list[Outgoing] = []
     posts: list[Post] = []
@@ -83,7 +85,7 @@ class Effects(msgspec.Struct, frozen=True):
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """One entry of the log, kept until the backup has it."""
+    """One entry of the replication log, kept until the backup has reported it."""
 
     position: int
     at: float
@@ -92,7 +94,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 class ShardReplica:
-    """One life of one copy of a shard; `make_shard` makes an empty one with this boot number."""
+    """One life of one copy of a shard; `make_shard` makes an empty shard with this boot number."""
 
     def __init__(
         self, shard: int, boot: int, make_shard: Callable[[], Shard], *, retry_s: float = 0.5
@@ -106,8 +108,8 @@ class ShardReplica:
         self._accepted: Configuration | None = None
         self._active: Configuration | None = None  # what a primary acts under
         self._holds: int | None = None  # as a backup: the last entry applied
-        # As a primary: what the backup has reported; and, once it has, the last entry that was
-        # committed without it; at the first report these were `_first`.
+        # As a primary: the last entry that the backup has reported, and the last one that may be
+        # committed without it. `_first` holds both as they were at the first report.
         self._reported: int | None = None
         self._alone_until: int | None = None
         self._first = (0, 0)
@@ -117,23 +119,23 @@ class ShardReplica:
         self._patience_s = retry_s  # until the state is sent again
         self.retired = False
 
-    # --- what it is -------------------------------------------------------------------------------
+    # --- role and progress ------------------------------------------------------------------------
 
     @property
     def serving(self) -> bool:
-        """Whether it is a primary whose configuration is confirmed."""
+        """Whether it is the primary of a confirmed configuration."""
         return not self.retired and self._active is not None and self._active.primary == self.boot
 
     @property
     def called(self) -> bool:
-        """Whether it is to be the primary, and waits for the word that it is."""
+        """Whether it has accepted to be the primary and waits for the confirmation."""
         accepted = self._accepted
         called = accepted is not None and accepted.primary == self.boot
         return called and not self.serving and not self.retired
 
     @property
     def committed(self) -> int:
-        """The last entry that every copy which counts holds."""
+        """The last entry held by every copy that the configuration counts on."""
         if self._reported is None or self._alone_until is None:
             return self.position
         return max(self._alone_until, min(self._reported, self.position))
@@ -151,27 +153,28 @@ class ShardReplica:
         return self.behind == 0 and self._accepted == self._active
 
     def beat(self) -> Beat:
-        """What to tell the coordinator, now and every so often."""
+        """The report to the coordinator, which the driver sends at regular intervals."""
         accepted = self._accepted
         return Beat(self.number, self.boot, accepted.epoch if accepted else 0, self.in_sync)
 
     # --- transitions ------------------------------------------------------------------------------
 
-    def assign(self, told: Assignment, now: float) -> Effects:
-        """Take the coordinator's decision; an old one changes nothing."""
-        new = told.configuration
+    def assign(self, decision: Assignment, now: float) -> Effects:
+        """Follow the coordinator's decision; an old one changes nothing."""
+        new = decision.configuration
         known = self._accepted.epoch if self._accepted else 0
         if self.retired or new.epoch < known:
             return Effects()
         if not new.holds(self.boot):
-            if told.confirmed and self._accepted is not None:
-                self._step_down()  # a newcomer is told so too, and has nothing to lose
+            # A newcomer, which has accepted nothing yet, hears this too and must not step down.
+            if decision.confirmed and self._accepted is not None:
+                self._step_down()
             return Effects()
         fresh = new.epoch > known
         if fresh:
             self._accept(new)
         effects = Effects()
-        if told.confirmed and new.primary == self.boot and self._active != new:
+        if decision.confirmed and new.primary == self.boot and self._active != new:
             effects = self._act_under(new, now)
         return Effects(effects.answers, effects.posts, self.beat() if fresh else None)
 
@@ -183,13 +186,13 @@ class ShardReplica:
             reason = Retry(f"shard {self.number}: this copy does not serve; ask the primary")
             return Effects([self.shard.refuse(sender, message.request, reason)])
         answers = self.shard.handle(sender, message, frames, now)
-        in_vain = any(changed_nothing(answer.message) for answer in answers)
-        if in_vain or not isinstance(message, CHANGING):
+        unchanged = any(changed_nothing(answer.message) for answer in answers)
+        if unchanged or not isinstance(message, CHANGING):
             return self._answer(answers)
         return self._log(now, (wire_format.encode(message), *frames), (), answers)
 
     def tick(self, now: float) -> Effects:
-        """Let leases run out, and repeat to a silent backup what it has not reported."""
+        """Expire leases, and repeat to a silent backup what it has not reported."""
         if not self.serving:
             return Effects()
         answers: list[Outgoing] = []
@@ -205,7 +208,7 @@ class ShardReplica:
     def receive(
         self, origin: int, message: ToPeer, frames: Sequence[Buffer], now: float
     ) -> Effects:
-        """Take a message of the peer whose boot number is `origin`."""
+        """Handle a message of the peer with boot number `origin`."""
         match message:
             case Replicated():
                 return self._heard(origin, message, now)
@@ -218,10 +221,10 @@ class ShardReplica:
         assert self._accepted is None or new.epoch > self._accepted.epoch
         self._accepted = new
         if new.backup == self.boot:
-            self._holds = None  # the primary sends everything anew in each epoch
+            self._holds = None  # the primary sends its whole state again in each epoch
 
     def _act_under(self, new: Configuration, now: float) -> Effects:
-        """It is confirmed, and this is its primary."""
+        """Act as the primary of a confirmed configuration."""
         promoted = self._active is None
         self._active = new
         self._reported = self._alone_until = None
@@ -233,7 +236,7 @@ class ShardReplica:
         return Effects(self._released(), posts)
 
     def _step_down(self) -> None:
-        """It has no part any more: what it held back was never acknowledged, and never will be."""
+        """Retire: this copy has no part any more, and will never acknowledge what it held back."""
         self.retired = True
         self._held.clear()
         self._unreported.clear()
@@ -256,8 +259,9 @@ class ShardReplica:
         return Effects(effects.answers, posts)
 
     def _answer(self, answers: list[Outgoing]) -> Effects:
-        """Let answers go that show only what is committed; the others wait."""
-        # Nobody waits for the answer to a request that came through a primary of the past.
+        """Queue answers, and release those that show only what is committed."""
+        # No client waits for answers to requests that were replicated from a former primary; they
+        # have no sender's address.
         awaited = [answer for answer in answers if answer.to]
         if awaited:
             self._held.append((self.position, awaited))
@@ -270,7 +274,7 @@ class ShardReplica:
         return out
 
     def _send_state(self, now: float) -> list[Post]:
-        """Everything, to a backup that has reported nothing in this epoch yet."""
+        """The whole state, for a backup that has reported nothing in this epoch yet."""
         assert self._active is not None
         assert self._active.backup is not None
         self._quiet_since = now
@@ -294,7 +298,7 @@ class ShardReplica:
         return Post(self._active.backup, message, entry.frames)
 
     def _repeat(self, now: float) -> list[Post]:
-        """What a backup has not reported for long may have been sent in vain."""
+        """Resend what a backup has not reported for a while, because it may have been lost."""
         if self._active is None or self._active.backup is None:
             return []
         quiet_s = now - self._quiet_since
@@ -335,7 +339,8 @@ class ShardReplica:
     def _copied(self, origin: int, message: Sync | Replicate, frames: Sequence[Buffer]) -> Effects:
         accepted = self._accepted
         if accepted is None or message.epoch > accepted.epoch:
-            return Effects()  # the coordinator has not told this copy yet; the primary repeats it
+            # The coordinator's Assignment has yet to reach this copy; the primary will repeat this.
+            return Effects()
         if message.epoch < accepted.epoch or accepted.backup != self.boot:
             return Effects()
         if isinstance(message, Sync):
@@ -346,7 +351,7 @@ class ShardReplica:
 
     def _take_state(self, message: Sync, frames: Sequence[Buffer]) -> None:
         if self._holds is not None and message.position <= self._holds:
-            return  # a repetition that comes late
+            return  # a late repetition: this copy is further already
         self.shard = self._make_shard()
         if frames:
             rest = 3 + len(message.slots)
@@ -361,7 +366,7 @@ class ShardReplica:
         self._holds = self.position = message.position
 
     def _apply(self, message: Replicate, frames: Sequence[Buffer]) -> None:
-        """The primary's entry, as this shard's own; the answers are the primary's to give."""
+        """Apply the primary's entry to this shard and drop the answers, which the primary gives."""
         if message.expired:
             self.shard.expire(message.expired, message.at)
         else:

@@ -1,27 +1,25 @@
-"""The shard: one part of the weights, and who may change or read them.
+"""The shard: one part of the weights, and the rules for changing and reading it.
 
 Everything a shard does is a transition: a message, its frames and the time come in, the answers go
 out. It opens nothing, waits for nothing and knows no network; a driver (ps/server/server.py)
 carries the bytes, and the same code runs on a virtual clock.
 
-A message is for this job, this life of the shard and this table, or it is refused here. Then it is
-a worker's or an operator's:
+A message must be for this job, this life of the shard and this table; otherwise it is refused here.
+It then goes to one of two classes, which share two others:
 
 - `ShardPart` (shard_part.py) is what the shard owns: floats, ledger, counts. All of it that
-outlives a process
-  is one value to copy and restore.
-- `WorkerRequests` (workers.py) keeps the promises to workers: each push counts exactly once, and
-nobody
-  reads beyond the staleness bound.
-- `AdminRequests` (admin_requests.py) installs and exports, holds still, hands over, tells figures.
-- `ReshardState` (reshard_state.py) is how far the shard is on its way to others, which both go by.
+  outlives a process is one value to copy and restore.
+- `WorkerRequests` (worker_requests.py) keeps the promises to workers: each push counts exactly
+  once, and no worker reads beyond the staleness bound.
+- `AdminRequests` (admin_requests.py) installs and exports state, quiesces the shard, hands over its
+  part, and reports counters.
+- `ReshardState` (reshard_state.py) is the shard's progress in a reshard; both classes respect it.
 
-That reads are untorn is parameters.py's: an apply writes the next version into a buffer that nobody
-reads. What a push must be like is pushes.py's, how it becomes a version updates.py's, how weights
-are sent pull_replies.py's.
+parameters.py prevents torn reads: an apply writes the next version into a buffer that nobody reads.
+pushes.py checks a push, updates.py turns it into a version, and pull_replies.py sends weights.
 
-What a shard leaves to others: moving bytes, keeping time, surviving (snapshots and replicas hold
-what `Export` gives), and the question which shard owns which keys.
+The shard leaves to others: moving bytes, keeping time, surviving crashes (snapshots and replicas
+hold what `Export` returns), and assigning keys to shards.
 """
 
 from collections.abc import Callable, Sequence
@@ -69,8 +67,8 @@ class Shard:
     ) -> None:
         """`boot` numbers this life of the shard; a later life must be given a larger number.
 
-        `buffers` makes what is sent of the weights, for so many floats in the host's memory;
-        `place` is where weights and slots live.
+        `buffers` makes the host buffers that weights are sent from, given their size in floats;
+        `place` is the backend whose memory holds weights and slots.
         """
         self.spec = spec
         self.boot = boot
@@ -85,12 +83,12 @@ class Shard:
 
     @property
     def size(self) -> int:
-        """How many floats it has."""
+        """The number of floats in this shard."""
         return self.held.size
 
     @property
     def version(self) -> int:
-        """How many updates have made the present weights."""
+        """The number of updates in the present weights."""
         return self.held.version
 
     # --- transitions ----------------------------------------------------------------------------
@@ -100,7 +98,8 @@ class Shard:
     ) -> list[Outgoing]:
         """Answer one message; `now` is in seconds of a monotonic clock.
 
-        A message that cannot be honoured is answered by a Refusal and changes nothing.
+        An invalid message is answered with a Refusal. It changes nothing, except that a gradient
+        refused by the guard is counted in the ledger (gradient_guard.py).
         """
         try:
             self._check_address(message)
@@ -111,7 +110,7 @@ class Shard:
     def probed(
         self, sender: bytes, probe: Probe, frames: Sequence[Buffer], *, unix_s: float, cpu_s: float
     ) -> Outgoing:
-        """Answer a question about the link, for the driver, who alone knows clock and CPU time."""
+        """Answer a link probe; the driver passes its Unix time and CPU time, both in seconds."""
         try:
             self._check_address(probe)
         except DownpourError as error:
@@ -120,10 +119,10 @@ class Shard:
         return Outgoing(sender, *answer)
 
     def handle_together(self, arrivals: Sequence[Arrival], now: float) -> list[Outgoing]:
-        """Answer messages that have come by the same moment: as if one after another.
+        """Answer messages that arrived together as if they had come one after another.
 
-        Where the rule allows it, pushes of different workers are applied in one pass. The pulls
-        that came between them are answered behind them, and from what they have made.
+        Where the update rule allows it, pushes of different workers are applied in one pass. Pulls
+        that came between them are answered after the pass, with the version it made.
         """
         out: list[Outgoing] = []
         run: list[Arrived] = []
@@ -145,24 +144,27 @@ class Shard:
         return out + self._finish(run, pulls, now)
 
     def tick(self, now: float) -> list[Outgoing]:
-        """Let leases run out; call it each `lease_s / 4`, and `excuse` before it if it is late."""
+        """Expire leases; the driver calls it every `lease_s / 4`.
+
+        Before a late call the driver calls `forgive_silence`.
+        """
         silent = self.ledger.silent(now)
         return self.expire(silent, now) if silent else []
 
     def forgive_silence(self, late_s: float) -> None:
-        """Its driver looks at leases so much later than it meant to, for it was held up.
+        """Extend all leases by `late_s`, the seconds by which the driver's `tick` was delayed.
 
-        What workers said meanwhile, their renewals among it, has come but not been heard. So no
-        more than the time between two looks counts as silence, however long the driver took.
+        Messages of that time, renewals included, have arrived but have not been handled yet. So at
+        most one tick interval counts as silence, however long the driver was held up.
         """
         self.ledger.forgive_silence(late_s)
 
     def expire(self, workers: Sequence[str], now: float) -> list[Outgoing]:
-        """Count these workers no longer, whose leases ran out."""
+        """Stop counting these workers at the gate: their leases ran out."""
         return self.workers.expire(workers, now)
 
     def refuse(self, sender: bytes, request: int, error: DownpourError) -> Outgoing:
-        """The Refusal that tells `error`; the driver uses it for bytes that are no message."""
+        """The Refusal for `error`; the driver also uses it for bytes that are not a message."""
         return refused(self.part, sender, request, error)
 
     def _dispatch(
@@ -187,7 +189,7 @@ class Shard:
     def _finish(
         self, run: Sequence[Arrived], pulls: Sequence[Arrival], now: float
     ) -> list[Outgoing]:
-        """Apply a run of pushes, then answer the pulls that came after the first of them."""
+        """Apply a run of pushes, then answer the pulls that arrived after the first of them."""
         if not run:
             return []
         out = self.workers.apply(run, now)
@@ -196,10 +198,13 @@ class Shard:
         return out
 
     def _check_address(self, message: Request | Probe) -> None:
-        """The message is for this job, this life of this shard, and this table."""
+        """Check that the message is for this job, this life of this shard, and this table.
+
+        Raises BadMessage, Moved or Resynchronise.
+        """
         if message.job != self.spec.job:
-            # A job's id is a secret: a stranger is not told this one's, nor whoever reads the
-            # stranger's errors, on Spark's pages say, the other's.
+            # A job's id is a secret. The error must reveal neither this job's id to the sender nor
+            # the sender's to readers of its error, for example on Spark's web pages.
             raise BadMessage(
                 f"shard {self.spec.shard} serves another job than {short_id(message.job)}"
             )
@@ -216,24 +221,25 @@ class Shard:
     # --- for its driver -------------------------------------------------------------------------
 
     def status(self) -> ShardStatus:
-        """This shard's counters and how each worker stands."""
+        """This shard's counters and the status of each worker."""
         return self._operators.status()
 
     @property
     def prepared(self) -> bool:
-        """Whether there is nothing that `prepare` could do before the next push comes."""
+        """Whether `prepare` has nothing left to do before the next push."""
         return self.held.prepared
 
     def prepare(self) -> None:
-        """Do a little of what the next push would wait for; while nothing has come, and again
-        until `prepared`. No answer shows it.
+        """Do a small part of the work that the next push would otherwise wait for.
+
+        The driver calls it while no message is waiting, until `prepared`. No answer depends on it.
         """
         self.held.prepare()
 
-    # --- for its log, and for another copy of it ------------------------------------------------
+    # --- for its WAL and its replicas ------------------------------------------------------------
 
     def copy(self) -> tuple[SavedProgress, NDArray[np.float32], dict[str, NDArray[np.float32]]]:
-        """The whole state, of one version, in this host's memory; the arrays stay as they are."""
+        """The whole state at one version, in host memory; the arrays will not change later."""
         return self.part.copy()
 
     def restore(
@@ -242,27 +248,28 @@ class Shard:
         weights: NDArray[np.float32],
         slots: dict[str, NDArray[np.float32]],
     ) -> None:
-        """Become what `copy` returned elsewhere, its workers counting as they did there."""
+        """Take over the state that another shard's `copy` returned; active workers stay active."""
         self.part.restore(saved, weights, slots)
 
     def waiting(self) -> list[tuple[FromWorker, tuple[Buffer, ...]]]:
-        """Requests that will change something and wait: pushes of open rounds, parked joins."""
+        """Waiting requests that will change the state: pushes of open rounds, parked joins."""
         return self.workers.waiting()
 
     def park_request(self, message: Request, frames: Sequence[Buffer], now: float) -> None:
-        """Have a request wait here as it does at the copy whose state was restored.
+        """Make a request wait here because it waits at the copy whose state was restored.
 
-        It is not judged again: its worker may have fallen silent since, and its push still counts.
+        The ledger does not check it again: its worker's lease may have expired since, and its push
+        still counts.
         """
         self.workers.park_request(message, frames, now)
 
     def moving(self, now: float) -> bool:
-        """Whether it stands still, or has handed over its part: `copy` tells of neither."""
+        """Whether it is quiesced or has handed over its part; `copy` contains neither fact."""
         return self.move.begun(now)
 
     @property
     def progress(self) -> ReshardProgress:
-        """What `moving` asks for, for a copy that is to be as far in a move as this one."""
+        """Resharding progress, for replication to another copy."""
         return self.move.progress
 
     @progress.setter
@@ -270,14 +277,15 @@ class Shard:
         self.move.progress = stance
 
     def take_over(self, now: float) -> None:
-        """Serve from now on, in another copy's place: its workers must say hello to this one."""
+        """Serve in place of another copy from now on; its workers must say hello to this one."""
         self.workers.take_over(now)
         self.move.standstill.reset(now)
 
     def roll_back(self, now: float) -> None:
-        """Serve from now on with a state that may lack what a former life has acknowledged.
+        """Serve from now on with a state that may lack pushes an earlier life acknowledged.
 
-        Workers are told so when they say hello, and say what they had been told.
+        The Welcome says so, and each worker then reports, in its Join, the last push that was
+        acknowledged to it.
         """
         self.part.rolled_back = True
         self.journal.roll_back(self.boot)

@@ -1,12 +1,12 @@
 """A shard's part of the weights, with all that belongs to it.
 
-Floats, ledger and the counts of what was applied belong together: who changed one alone would break
-a promise. Together they are what `Export` gives away and `Install` brings, what a snapshot, a log's
-base and another copy of the shard hold.
+Floats, ledger and the counts of what was applied belong together: changing one alone would break a
+promise. Together they are what `Export` returns and `Install` brings, and what a snapshot, the base
+of a WAL and another copy of the shard hold.
 
-What a life of a shard knows besides dies with it, and its workers greet the next one: who waits at
-the gate (workers.py), and how far it is in a move (reshard_state.py), which a copy is told as a
-value of its own.
+Other knowledge dies with one life of a shard, and its workers say hello to the next: the requests
+that wait at the gate (worker_requests.py), and the progress of a reshard (reshard_state.py), which
+another copy receives as a separate value.
 """
 
 from collections.abc import Callable
@@ -27,16 +27,16 @@ Floats = NDArray[np.float32]
 
 
 class ShardPart:
-    """What one life of a shard owns; each of these is the same object for all of that life.
+    """The objects that one life of a shard owns; none of them is replaced during that life.
 
-    `exported` is the last push of each worker in the state that was last given away. A life that
-    was `rolled_back` goes on from a state that may lack what a former one has acknowledged.
+    `exported` is the last push of each worker in the state that was last exported. A life that was
+    `rolled_back` continues from a state that may lack pushes an earlier life acknowledged.
     """
 
     def __init__(
         self, spec: ShardSpec, boot: int, buffers: Callable[[int], Buffers], place: Backend
     ) -> None:
-        """As for a Shard."""
+        """The parameters are those of a `Shard`."""
         self.spec = spec
         self.boot = boot
         self.held = ParameterStore(spec, buffers, place)
@@ -48,7 +48,10 @@ class ShardPart:
         self.rolled_back = False
 
     def copy(self) -> tuple[SavedProgress, Floats, dict[str, Floats]]:
-        """All of it, of one version, in this host's memory; the arrays stay as they are."""
+        """The whole state at one version, in host memory; the arrays will not change later.
+
+        The ledger is not copied: encode it before the next transition.
+        """
         weights, slots = self.held.copy()
         done = self.updates
         return (
@@ -58,14 +61,14 @@ class ShardPart:
         )
 
     def restore(self, saved: SavedProgress, weights: Floats, slots: dict[str, Floats]) -> None:
-        """Become what `copy` returned elsewhere, its workers counting as they did there."""
+        """Take over the state that another part's `copy` returned; active workers stay active."""
         self.held.restore(saved.version, weights, slots)
         self.serving.reset()
         self.updates.steps, self.updates.samples = saved.steps, saved.samples
         self.ledger.entries, self.ledger.floor = saved.ledger.entries, saved.ledger.floor
 
     def is_at(self, saved: SavedProgress, weights: Floats, slots: dict[str, Floats]) -> bool:
-        """Whether that was installed here, and nothing has been pushed since."""
+        """Whether this state was installed here and no push has been applied since."""
         same = (self.held.version, self.updates.steps, self.updates.samples) == (
             saved.version,
             saved.steps,

@@ -1,12 +1,12 @@
-"""How pushes become versions: one by one, several in one pass, or a round as its average.
+"""Turns pushes into versions: one by one, several in one pass, or a round as its mean.
 
-Pushes are applied as they come, or those that have come by the same moment in one pass, each still
-with a version, an acknowledgement and a record of its own. For synchronous training they are
-gathered until every registered worker has brought one, and applied as their mean, which is one
-version. Until then a push of a round is not in the ledger.
+Pushes are applied as they arrive. Those that arrive together may be applied in one pass; each still
+gets its own version, acknowledgement and record. For synchronous training, pushes are collected
+until every active worker has sent one, and their mean is applied as one version. Until then a push
+of a round is not in the ledger.
 
-Whatever is applied is written down with it, in ledger, counters and journal: nobody ever sees the
-one without the other. Which push may come here at all is settled before (shard.py, pushes.py).
+Weights, ledger, counters and metrics change in the same transition, so no reader sees one without
+the others. Whether a push is acceptable at all is decided earlier (shard.py, pushes.py).
 """
 
 from collections.abc import Sequence
@@ -36,10 +36,10 @@ class Applied(NamedTuple):
 
 
 class Updates:
-    """The updates of one shard: it changes `held`, the ledger it is given, and `journal`.
+    """The updates of one shard; they change `held`, the ledger passed in, and `journal`.
 
-    `steps` and `samples` count what has been applied; `round` holds the pushes, by worker, that
-    wait for others.
+    `steps` and `samples` count what has been applied; `round` holds, by worker, the pushes that
+    wait for those of other workers.
     """
 
     def __init__(self, spec: ShardSpec, held: ParameterStore, journal: Metrics) -> None:
@@ -57,12 +57,15 @@ class Updates:
 
         The schedule's iteration is a step of the whole system: the steps applied so far, divided by
         the number of workers. With one worker it is Caffe's iteration; with more it does not depend
-        on who is fast, who started late or who died.
+        on which workers are fast, started late or died.
         """
         return self._rate_at(self.steps)
 
     def joins(self, run: Sequence[Arrived], message: Push, ledger: Ledger) -> bool:
-        """Whether a push may go in one pass with `run`: one a worker, its next, at one rate."""
+        """Whether a push may be applied in one pass with `run`.
+
+        A run has at most one push per worker, which must be its next, and one learning rate.
+        """
         entry = ledger.entries.get(message.worker)
         if not self._sums or entry is None or message.seq != entry.seq + 1:
             return False
@@ -75,7 +78,7 @@ class Updates:
         return same_rate and all(one.message.worker != message.worker for one in run)
 
     def apply_push(self, arrived: Arrived, ledger: Ledger, now: float) -> list[Applied]:
-        """Apply it, or let it wait for its round; raises what the guard refuses with."""
+        """Apply a push, or keep it for its round; raises GiveUp or BadInput if the guard does."""
         worker = arrived.message.worker
         self._spec.guard.check(worker, ledger.entries[worker].refused)
         if self._sums:
@@ -89,12 +92,13 @@ class Updates:
         return self._apply([measured], arrived.gradient, ledger, now)
 
     def add_to_round(self, arrived: Arrived) -> None:
-        """Have a push wait for its round that does so elsewhere, where it was judged."""
+        """Keep a push for its round that another copy has judged and keeps too."""
         self.round[arrived.message.worker] = pushes.measured(arrived, self._spec.guard)
 
     def apply_run(self, run: Sequence[Arrived], ledger: Ledger, now: float) -> list[Applied] | None:
-        """Apply one, or more that join each other; None, and nothing has changed, if the guard
-        refuses one of them.
+        """Apply a run of one or more pushes in one pass.
+
+        Returns None, and changes nothing, if the guard refuses one of them.
         """
         rate, before = self.rate, self._held.version
         squares = self._held.apply_together([one.gradient for one in run], rate)
@@ -106,12 +110,12 @@ class Updates:
         ]
 
     def close_rounds(self, ledger: Ledger, now: float, standstill: QuiesceTracker) -> list[Applied]:
-        """Apply every round that nobody is missing from; a round is the pushes to one clock.
+        """Apply every complete round; a round is the pushes that lead to one clock.
 
-        One that lies beyond a standstill's cut stays open, even if nobody is missing any more.
+        While the shard is quiesced, a round beyond the cut stays open even if it is complete.
 
-        A worker that came back may have been let in beyond a round, at this shard or another: it
-        has nothing to bring to it, and its next push belongs to a later one.
+        A worker that came back may have joined, at this shard or another, with a clock beyond a
+        round. It owes that round nothing; its next push belongs to a later one.
         """
         out: list[Applied] = []
         while self.round:
@@ -120,7 +124,7 @@ class Updates:
             late = [name for name, entry in active if entry.clock < reached]
             if not all(worker in self.round for worker in late):
                 break
-            # By name, because float addition is not associative and arrival order is chance.
+            # Sort by name: float addition is not associative, and the order of arrival is random.
             names = sorted(self.round)
             names = [name for name in names if self.round[name].message.clock == reached]
             if not all(standstill.allows(n, self.round[n].message.seq, now) for n in names):
@@ -132,11 +136,11 @@ class Updates:
     def _rate_at(self, steps: int) -> float:
         try:
             return self._spec.schedule.rate(steps // self._spec.workers)
-        except OverflowError:  # a policy that grows: Caffe's comes to infinity too
+        except OverflowError:  # a growing policy; Caffe's reaches infinity too
             return float("inf")
 
     def _measured(self, arrived: Arrived, ledger: Ledger) -> Arrived:
-        """The push with its norm; raises BadInput if the guard refuses it, and counts that."""
+        """The push with its norm; if the guard refuses it, counts that and raises BadInput."""
         try:
             return pushes.measured(arrived, self._spec.guard)
         except BadInput:
@@ -150,7 +154,7 @@ class Updates:
         ledger: Ledger,
         now: float,
     ) -> list[Applied]:
-        """Make the next version out of `gradient`, which is what `arrived` brought."""
+        """Make the next version from `gradient`, which combines the pushes `arrived`."""
         rate, before = self.rate, self._held.version
         self._held.apply(gradient, rate)
         return [self._note(one, one.norm, before, rate, ledger, now) for one in arrived]
@@ -158,7 +162,7 @@ class Updates:
     def _note(
         self, one: Arrived, norm: float, before: int, rate: float, ledger: Ledger, now: float
     ) -> Applied:
-        """A push has been applied to version `before`, which made the one behind it."""
+        """Record a push that was applied to version `before` and made version `before + 1`."""
         message = one.message
         ledger.record(
             message.worker,

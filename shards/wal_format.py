@@ -1,45 +1,45 @@
-"""A shard's log: what is written down before answers leave, and how a shard is made from it again.
+"""The format of a shard's WAL (write-ahead log), and its replay.
 
-Theory. A shard is a deterministic state machine (shards/replica.py): who has its requests, in their
-order and with their times, has its state, bit for bit. So a shard survives the death of its process
-by one rule about answers: what changed the state is in the log before any answer that shows the
-change leaves. What a crash takes with it was never acknowledged; its senders repeat it.
+Theory. A shard is a deterministic state machine (shards/replica.py): the same requests, in the same
+order and with the same times, make the same state, bit for bit. So a shard survives the death of
+its process by one rule about answers: a change is in the WAL before any answer that shows it
+leaves. A change that a crash destroys was never acknowledged; its sender repeats it.
 
-What is written:
+The WAL holds:
 
-- A *turn*: the requests that a server took up at one moment, with that moment. Only kinds that can
-  change something are kept, and a turn in which none of them did is not. Within a turn
-  pushes may be applied in one pass (fused_apply.py), whose sum is rounded otherwise than one after
-  another, so a turn is replayed whole. A request that is not kept may have ended such a pass: the
-  one behind it is marked `apart`. Pulls end none.
-- *Leases that ran out*, by name: the clock that decided it is not the log's.
-- The *opening* of each file: its number, the shard's spec, which life writes it, and the length of
-  the file before it. With a new life parked requests are forgotten, as they were when it began;
-  its workers ask again.
-- The *state* at an opening, in a file beside it: the base from which later files are replayed.
+- A *turn*: the requests that a server handled together, with their time. Only kinds that can change
+  the state are kept, and only if one of them did. Pushes of one turn may be applied in one pass
+  (fused_apply.py), whose sum rounds differently from one push after another, so a turn is replayed
+  as a whole. A request that is not kept may have ended such a pass; the next kept one is then
+  marked `apart`. Pulls end no pass.
+- *Expired leases*, by worker: the WAL has no clock of its own to decide them.
+- The *opening* of each file: its number, the shard's spec, the life that writes it, and the length
+  of the file before it. Replaying the opening of a new life forgets parked requests, as that life
+  did; their workers ask again.
+- The *state* at an opening, in a separate file: the base from which later files are replayed.
 
-A push that was repeated or refused is kept without its frames: nobody looked at them. One whose
-gradient the guard refused keeps them, for that is counted, and in one pass it makes the others go
-one by one.
+A repeated or refused push is kept without its frames, which were never read. A push whose gradient
+the guard refused keeps them, because the refusal is counted, and because it makes the others of its
+pass go one by one.
 
-A record is a head, its contents' description, and frames:
+A record is a head, a description of its contents, and frames:
 
     magic 8 | description bytes 4 | frame bytes 8 | frames' check 4 | head's check 4
-    description, MessagePack | padding to 64 | frames, one behind another | padding to 64
+    description, MessagePack | padding to 64 | frames, consecutively | padding to 64
 
-The head's check covers the description, so that a length is believed only once it is proved. It is
-begun at the number of the file: a file may lie where another was written before
-(ps/wal/writer.py), and what is left of that behind the last record is no record of this one.
-The frames' check covers every byte (checksums.py), whichever pages a disk has kept.
+The head's check covers the description, so that no length is trusted before it is verified. The
+check is seeded with the number of the file: a file may reuse the space of an earlier one
+(ps/wal/writer.py), whose remains after the last record must not pass as records of this file. The
+frames' check covers every byte (checksums.py), whichever pages a disk has kept.
 
-A record that is cut short proves nothing: its writer may have died in the midst of it, or somebody
-has taken the end of the file away. So the *mark*, a small file of its own, says how far the newest
-log is known to be whole. It is rewritten after each record and before the answers leave, and never
-says more than the log holds:
+A truncated record is ambiguous: its writer may have died while writing it, or the end of the file
+was removed later. So the *mark*, a small separate file, records up to where the newest WAL file is
+known to be whole. It is rewritten after each record and before the answers leave, and never claims
+more than the WAL holds:
 
-    magic 8 | number of the newest log 8 | bytes of it 8 | check 4
+    magic 8 | number of the newest file 8 | bytes of it 8 | check 4
 
-It leaves to others (ps/wal/writer.py): files, and when what is written is safe.
+This file leaves to others (ps/wal/writer.py): opening files, and knowing when a write is durable.
 """
 
 import struct
@@ -86,7 +86,7 @@ Frames = Sequence[NDArray[Any] | Buffer]
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A request as it came: its header, and how many frames of the record are its own."""
+    """A request as it arrived: its header, and the number of its frames in the record."""
 
     header: bytes
     frames: int
@@ -94,7 +94,7 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Turn(msgspec.Struct, frozen=True, tag="turn"):
-    """Requests that were taken up together, `at` the shard's clock."""
+    """Requests that were handled together; `at` is the shard's clock in seconds."""
 
     at: float
     calls: list[Call]
@@ -108,7 +108,7 @@ class Expired(msgspec.Struct, frozen=True, tag="expired"):
 
 
 class Opening(msgspec.Struct, frozen=True, tag="opening"):
-    """File `number` of the log, written by life `boot`, which begins with it if `begins`.
+    """File `number` of the WAL, written by life `boot`, which begins with it if `begins`.
 
     `spec` is the MessagePack of the shard's spec; `after` is how many bytes the file before it has.
     """
@@ -123,9 +123,9 @@ class Opening(msgspec.Struct, frozen=True, tag="opening"):
 
 
 class LogPayload(msgspec.Struct, frozen=True, tag="carried"):
-    """A request that waited while the file was opened: the state before it does not hold it.
+    """A request that waited when the file was opened, and that the state lacks.
 
-    Who replays the file before this one as well has it already.
+    It is replayed only from that state: a replay of the file before has it already.
     """
 
     at: float
@@ -133,7 +133,10 @@ class LogPayload(msgspec.Struct, frozen=True, tag="carried"):
 
 
 class LoggedState(msgspec.Struct, frozen=True, tag="state"):
-    """All that a shard held when file `number` was opened. Frames: a Saved, weights, each slot."""
+    """A shard's state when file `number` was opened.
+
+    Frames: a SavedProgress, the weights, each slot.
+    """
 
     number: Count
     slots: list[Name]
@@ -152,7 +155,7 @@ _DESCRIPTIONS = msgspec.msgpack.Decoder(_Description)
 
 
 class Damage(BadInput):
-    """Bytes of a log that are no record, from `offset` on."""
+    """Bytes from `offset` on that are not a valid record of the WAL."""
 
     def __init__(self, text: str, offset: int) -> None:
         super().__init__(text)
@@ -160,14 +163,14 @@ class Damage(BadInput):
 
 
 class Mark(NamedTuple):
-    """How far a log is known to be whole: up to byte `end` of file `number`, the newest one."""
+    """How far a WAL is known to be whole: up to byte `end` of file `number`, the newest one."""
 
     number: int
     end: int
 
 
 class LogRecord(msgspec.Struct, frozen=True):
-    """What was read: an entry, its frames (views of what it was read from), where it ends."""
+    """A record: its entry, its frames (views of the source), and the offset of its end."""
 
     entry: Entry
     frames: list[memoryview]
@@ -178,7 +181,7 @@ class LogRecord(msgspec.Struct, frozen=True):
 
 
 def encode(entry: Entry, frames: Frames = (), *, number: int) -> list[Buffer]:
-    """A record of file `number` as it is written, piece behind piece; frames are not copied."""
+    """A record of file `number` as the buffers to write in order; frames are not copied."""
     plain = [memoryview(frame) for frame in wire_format.wrap(frames)]
     whole = [frame.cast("B") for frame in plain if frame.nbytes]
     sizes = [frame.nbytes for frame in plain]
@@ -190,7 +193,7 @@ def encode(entry: Entry, frames: Frames = (), *, number: int) -> list[Buffer]:
 def read(content: memoryview, offset: int, what: str, *, number: int) -> LogRecord:
     """The record of file `number` at `offset`; `what` names the source.
 
-    Raises Damage where there is none.
+    Raises Damage if there is no valid record.
     """
     found = _front(content, offset, number)
     if found is None:
@@ -213,10 +216,10 @@ def read(content: memoryview, offset: int, what: str, *, number: int) -> LogReco
 
 
 def next_record(content: memoryview, offset: int, *, number: int) -> int | None:
-    """Where, behind `offset`, the head of a record of file `number` proves itself; None if nowhere.
+    """The offset of the next valid head of file `number` after `offset`; None if there is none.
 
-    It tells a damaged record from one that was being written when the writer died: behind the
-    latter there is nothing, or what the file held in a former use.
+    It distinguishes a damaged record from one that its writer died writing: after the latter there
+    is nothing, or only data from a former use of the file.
     """
     start = offset - offset % _ALIGNED + _ALIGNED
     words = np.frombuffer(content[start : len(content) - len(content) % _ALIGNED], "<u8")
@@ -226,13 +229,13 @@ def next_record(content: memoryview, offset: int, *, number: int) -> int | None:
 
 
 def encode_mark(mark: Mark) -> bytes:
-    """A mark as it is written."""
-    told = _MARKED + struct.pack("<QQ", *mark)
-    return told + zlib.crc32(told).to_bytes(4, "little")
+    """The bytes of a mark."""
+    content = _MARKED + struct.pack("<QQ", *mark)
+    return content + zlib.crc32(content).to_bytes(4, "little")
 
 
 def decode_mark(content: bytes | memoryview) -> Mark | None:
-    """What `encode_mark` gave; None for other bytes, which a failing power may leave of it."""
+    """The mark in these bytes; None if they are invalid, as a power failure may leave them."""
     if len(content) != _MARK.size:
         return None
     _, number, end, _ = _MARK.unpack(content)
@@ -245,15 +248,15 @@ def _check(frames: Sequence[memoryview]) -> int:
 
 
 def _head(described: bytes, frame_bytes: int, check: int, number: int) -> bytes:
-    told = MAGIC, len(described), frame_bytes, check
-    # Begun at another number, crc32 never comes to the same.
-    return _HEAD.pack(*told, zlib.crc32(described + _HEAD.pack(*told, 0), number))
+    fields = MAGIC, len(described), frame_bytes, check
+    # Seeded with another number, crc32 never gives the same result for the same bytes.
+    return _HEAD.pack(*fields, zlib.crc32(described + _HEAD.pack(*fields, 0), number))
 
 
 def _front(
     content: memoryview, offset: int, number: int
 ) -> tuple[memoryview, int, int, int] | None:
-    """A description, its frames' bytes and check, and where they begin; None if unproved."""
+    """A verified description, its frames' size, check and offset; None if the head is invalid."""
     if len(content) - offset < _HEAD.size:
         return None
     magic, size, frame_bytes, check, _ = _HEAD.unpack_from(content, offset)
@@ -270,18 +273,19 @@ def _padding(size: int) -> bytes:
     return bytes(-size % _ALIGNED)
 
 
-# --- what is written of a turn --------------------------------------------------------------------
+# --- turns ----------------------------------------------------------------------------------------
 
 
 def turn_of(
     arrivals: Sequence[Arrival], answers: Sequence[Outgoing], now: float
 ) -> tuple[Turn, list[Buffer]] | None:
-    """What is to be written of a turn and its frames; None if it changed nothing."""
-    # An answer tells of its request only where there is no copy of that in the same turn: of two
-    # copies of a push the second is told that it is a duplicate, and the first was applied.
-    asked = Counter(_key(one.sender, one.message) for one in arrivals)
+    """The entry and the frames to write for a turn; None if it changed nothing."""
+    # An answer is attributed to its request only if the turn has no copy of that request: of two
+    # copies of a push the first is applied and the second is acknowledged as a duplicate, and both
+    # answers have the same key.
+    copies = Counter(_key(one.sender, one.message) for one in arrivals)
     judged = [(_key(a.to, a.message), a.message) for a in answers]
-    judged = [(key, message) for key, message in judged if asked[key] == 1]
+    judged = [(key, message) for key, message in judged if copies[key] == 1]
     refused = {key for key, message in judged if changed_nothing(message)}
     unread = {key for key, message in judged if _left_unread(message)}
     calls: list[Call] = []
@@ -304,7 +308,7 @@ def _key(sender: bytes, message: Message) -> tuple[bytes, int]:
 
 
 def _left_unread(answer: Message) -> bool:
-    """Whether whoever is answered like this has had the frames of its request left alone."""
+    """Whether this answer shows that the frames of its request were not read."""
     match answer:
         case Refusal(remedy=remedy):
             return remedy is not Remedy.BAD_INPUT
@@ -317,7 +321,7 @@ def _left_unread(answer: Message) -> bool:
 
 
 class Replay:
-    """Takes a log's entries, in order, and makes of an empty shard what their writer was."""
+    """Applies a WAL's entries, in order, to an empty shard, which becomes equal to their writer."""
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
@@ -325,7 +329,7 @@ class Replay:
         self._from_base = False
 
     def take(self, entry: Entry, frames: Sequence[Buffer]) -> None:
-        """Do what the entry says was done; the answers were their writer's to give."""
+        """Apply an entry, and drop the answers, which were its writer's to give."""
         match entry:
             case LoggedState():
                 self._restore(entry, frames)
@@ -371,7 +375,7 @@ class Replay:
         self.shard.handle_together(arrivals, at)
 
     def _request(self, header: bytes) -> Any:
-        """What was said to the life that wrote the log is said to this one."""
+        """Decode a request and readdress it from the life that wrote the WAL to this one."""
         request = wire_format.decode_request(header)
         if isinstance(request, Registered) and request.boot == self._boot:
             return msgspec.structs.replace(request, boot=self.shard.boot)
@@ -379,20 +383,20 @@ class Replay:
 
 
 def opening(shard: Shard, number: int, *, begins: bool, now: float, after: int = 0) -> Opening:
-    """What file `number` of this shard's log begins with, behind a file of `after` bytes."""
+    """The first entry of file `number` of this shard's WAL, after a file of `after` bytes."""
     return Opening(FORMAT, number, encode_spec(shard.spec), shard.boot, begins, now, after)
 
 
 def state_of(shard: Shard, number: int) -> tuple[LoggedState, Frames]:
-    """A shard's state when file `number` is opened, to be written at any later time."""
+    """A shard's state when file `number` is opened; it may be written at any later time."""
     saved, weights, slots = shard.copy()
-    # The ledger changes with the next request; weights and slots are this version's for good.
+    # The ledger is encoded now, because the next request changes it; the arrays never change.
     frames: Frames = (wire_format.encode_state(saved), weights, *slots.values())
     return LoggedState(number, list(slots), shard.journal.counts()), frames
 
 
 def carried(shard: Shard, now: float) -> list[tuple[LogPayload, tuple[Buffer, ...]]]:
-    """What waits in a shard, which its state does not hold."""
+    """The waiting requests of a shard and their frames; its state does not contain them."""
     return [(LogPayload(now, wire_format.encode(message)), own) for message, own in shard.waiting()]
 
 

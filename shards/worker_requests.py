@@ -1,13 +1,13 @@
-"""What workers ask of a shard, and the two promises to them.
+"""Requests of workers, and the shard's two promises to them.
 
-- *Exactly once.* The ledger judges each push by incarnation and seq before anything is touched, and
-  it is updated in the same transition as the weights.
+- *Exactly once.* The ledger checks each push by incarnation and seq before anything changes, and it
+  is updated in the same transition as the weights.
 - *Bounded staleness.* A pull beyond the bound is parked in the gate. After every transition that
-  may have raised the slowest clock, `_open` answers whoever may go.
+  may have raised the slowest clock, `_open` answers the requests that may now pass.
 
-A push of a synchronous round is acknowledged only when its round is applied: until then it is not
-in the ledger, and its worker repeats it if the shard forgets, as it does when the worker says hello
-again: what a Welcome reports of the past must not change any more.
+A push of a synchronous round is acknowledged only when its round is applied. Until then it is not
+in the ledger, and the shard may forget it; its worker then repeats it. The shard forgets it when
+the worker says hello again, because the progress that a Welcome reports must not change afterwards.
 """
 
 from collections.abc import Sequence
@@ -44,10 +44,10 @@ from shards.wire_format import Buffer
 
 
 class WorkerRequests:
-    """The workers of one life of a shard: what they are answered, and who of them waits.
+    """The workers of one life of a shard: its replies to them, and their requests that wait.
 
-    `greeted` says whether any has been told what this life holds: nothing may take its place then.
-    `_joined` are those that have joined in this life of the shard.
+    `greeted` says whether a Welcome has reported this life's state to any worker: from then on no
+    Install may replace that state. `_joined` holds the workers that joined in this life.
     """
 
     def __init__(self, part: ShardPart, move: ReshardState) -> None:
@@ -115,7 +115,7 @@ class WorkerRequests:
         return [left, *self._open(now)]
 
     def expire(self, workers: Sequence[str], now: float) -> list[Outgoing]:
-        """Count these no longer, whose leases ran out."""
+        """Stop counting these workers at the gate: their leases ran out."""
         self._ledger.expire(workers)
         self.gate.forget(*workers)
         for worker in workers:
@@ -123,13 +123,14 @@ class WorkerRequests:
         return self._open(now)
 
     def redirect_waiting(self) -> None:
-        """Their shard has moved: forget what they wait for; they ask again, and are told where."""
+        """Forget all waiting requests after a handover; their senders repeat and are redirected."""
         self.gate.clear()
-        self._updates.round.clear()  # or it closes here when the leases of who went on run out
+        # Otherwise the round would close here once the leases of the redirected workers run out.
+        self._updates.round.clear()
 
     def take_over(self, now: float) -> None:
-        """They come from another copy or life of this shard, and must say hello to this one."""
-        # A copy of the install that came before them must not undo what they brought.
+        """Take over workers of another copy or life of this shard; they must say hello again."""
+        # A late duplicate of the Install that preceded the workers must not undo their pushes.
         self.greeted = any(e.standing is not Standing.LEFT for e in self._ledger.entries.values())
         self._ledger.renew(now + self._spec.lease_s)
         self.gate.clear()
@@ -137,29 +138,29 @@ class WorkerRequests:
     # --- waiting --------------------------------------------------------------------------------
 
     def waits(self, worker: str) -> bool:
-        """Whether something of its is parked, or waits for its round."""
+        """Whether a request of this worker is parked, or its push waits for its round."""
         return self.gate.waits(worker) or worker in self._updates.round
 
     def waiting(self) -> list[tuple[FromWorker, tuple[Buffer, ...]]]:
-        """Requests that will change something and wait: pushes of open rounds, parked joins."""
+        """Waiting requests that will change the state: pushes of open rounds, parked joins."""
         pushes = [(one.message, one.frames) for one in self._updates.round.values()]
         joins = [one.message for one in self.gate.waiting if isinstance(one.message, Join)]
         return [*pushes, *((join, ()) for join in joins)]
 
     def park_request(self, message: Request, frames: Sequence[Buffer], now: float) -> None:
-        """Have a request wait here, unjudged, as it does at another copy."""
+        """Make a request wait here, unchecked by the ledger, because it waits at another copy."""
         if isinstance(message, Push):
             self._updates.add_to_round(self._pushes.examine(b"", message, frames, now))
         elif isinstance(message, Join):
             self.gate.park(b"", message, now)
 
     def may_answer(self, message: Pull | Join, slowest: int | None) -> bool:
-        """Whether it need not wait, or not any longer; `slowest` is the ledger's slowest clock."""
+        """Whether the request may be answered now; `slowest` is the ledger's slowest clock."""
         if isinstance(message, Pull):
             in_round = message.worker in self._updates.round
             return not in_round and self.gate.passes(message.clock, slowest)
-        # Shard 0 alone decides who warms up, or two shards might choose different replicas. Who was
-        # admitted once and comes back still counts elsewhere, so it must not wait here.
+        # Shard 0 alone decides which replica warms up, or two shards might choose different ones. A
+        # worker that was admitted before and returns still counts elsewhere, so it must not wait.
         return (
             self._spec.shard > 0
             or self._ledger.entries[message.worker].admitted
@@ -169,7 +170,7 @@ class WorkerRequests:
         )
 
     def _park(self, sender: bytes, message: Pull | Join, now: float) -> list[Outgoing]:
-        """Make it wait; a repetition is told so, which shows its sender that this shard lives."""
+        """Park a request; answer a repetition with Parked, which shows that this shard is alive."""
         return [] if self.gate.park(sender, message, now) else [self._parked(sender, message)]
 
     def _parked(self, sender: bytes, message: Request) -> Outgoing:
@@ -185,14 +186,15 @@ class WorkerRequests:
         return Outgoing(sender, Joined(message.request, self._spec.shard, self._boot, clock))
 
     def _open(self, now: float) -> list[Outgoing]:
-        """Apply a round that is complete, then answer whoever may go."""
+        """Apply complete rounds, then answer every parked request that may pass."""
         out: list[Outgoing] = []
         if self._updates.round:
             closed = self._updates.close_rounds(self._ledger, now, self._move.standstill)
             out += self._acknowledge_all(closed)
         if not self.gate.parked:
             return out
-        # Looked for once, however many wait: neither an answered pull nor who is let in lowers it.
+        # Computed once for all parked requests: answering a pull or admitting a worker never
+        # lowers it.
         slowest = self._ledger.min_clock
         for waiting in self.gate.release(lambda message: self.may_answer(message, slowest)):
             if isinstance(waiting.message, Join):
@@ -222,7 +224,7 @@ class WorkerRequests:
             return [self._parked(sender, message)]
         if self._ledger.judge(message.worker, message.seq) is Verdict.DUPLICATE:
             self._part.journal.duplicates += 1
-            # It was applied, so its steps are done: a retried worker catches up with its clock.
+            # The push was applied, so its steps are done: a retried worker's clock catches up.
             self._ledger.advance(message.worker, message.clock)
             version = self._held.version
             return [
@@ -236,12 +238,12 @@ class WorkerRequests:
     def examine(
         self, sender: bytes, message: Push, frames: Sequence[Buffer], now: float
     ) -> Arrived:
-        """A push that may go in one pass with others (`Updates.joins`), for `apply`."""
+        """Check a push that may share a pass with others (`Updates.joins`), for `apply`."""
         message = self._check_push(message, now)
         return self._pushes.examine(sender, message, frames, now)
 
     def apply(self, run: Sequence[Arrived], now: float) -> list[Outgoing]:
-        """Apply a run of pushes in one pass; one by one where that cannot be."""
+        """Apply a run of pushes in one pass, or one by one if the guard refuses one of them."""
         together = self._updates.apply_run(run, self._ledger, now) if len(run) > 1 else None
         if together is not None:
             return [*self._acknowledge_all(together), *self._open(now)]
@@ -271,15 +273,18 @@ class WorkerRequests:
         *,
         duplicate: bool = False,
     ) -> Outgoing:
-        asked, shard, boot = message.request, self._spec.shard, self._boot
+        request, shard, boot = message.request, self._spec.shard, self._boot
         saved = self._part.exported.get(message.worker, 0)
-        ack = Ack(asked, shard, boot, message.seq, version, staleness, duplicate, saved)
+        ack = Ack(request, shard, boot, message.seq, version, staleness, duplicate, saved)
         return Outgoing(sender, ack)
 
     # --- checks ---------------------------------------------------------------------------------
 
     def _check_push(self, message: Push, now: float) -> Push:
-        """The push, which may come here; from before a roll back, as if it read the present."""
+        """Return the push once it may be judged.
+
+        After a rollback its `read_version` may be newer than the present one; it is then lowered.
+        """
         self._ledger.identify(message, now + self._spec.lease_s)
         self._check_epoch(message.epoch)
         self._ledger.check_clock(message.worker, message.clock)
@@ -291,8 +296,10 @@ class WorkerRequests:
         return message
 
     def _raise_clocks(self, clock: int) -> None:
-        """A worker has come to this clock, so it was let through the gate a step before that: who
-        counted then was no further behind than the bound allows, whatever is known here.
+        """After a rollback, raise the other workers' clocks to what `clock` of one worker implies.
+
+        A worker at clock c passed the gate at c-1, so every active worker had reached c-1-s by
+        then, whatever the rolled-back ledger says; s is the staleness bound.
         """
         if self._spec.bound is not None:
             late = self._ledger.raise_clocks(clock - 1 - self._spec.bound, self._joined)

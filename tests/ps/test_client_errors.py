@@ -79,9 +79,9 @@ def test_weights_that_nobody_installs(having: int) -> None:
                 Client(empty, worker="w", patience_s=1.0)
             assert one_line(caught.value) == (
                 f"worker w has waited 1 s for {names}: shard {having} has no weights yet: give all"
-                " shards theirs by Console.install"
+                " shards theirs by AdminClient.install"
             )
-            with pytest.raises(Retry, match="has no weights yet: give all shards theirs by Cons"):
+            with pytest.raises(Retry, match="has no weights yet: give all shards theirs by Adm"):
                 console.read()
 
 

@@ -40,7 +40,7 @@ def test_successors_that_were_cut_short_are_refused() -> None:
     shard.handle(b"one", Quiesce(2, "job", "net", 60.0), (), 0.0)
     (refused,) = shard.handle(b"one", HandOver(3, "job", "net", 4), [b"her"], 1.0)
     assert isinstance(refused.message, Refusal)
-    assert refused.message.text == "retire: expected 4 bytes, got 3"
+    assert refused.message.text == "hand over: expected 4 bytes, got 3"
     shard.handle(b"one", Quiesce(4, "job", "net", 0.0), (), 2.0)
     (welcome,) = shard.handle(b"a", hello("a"), (), 3.0)
     assert isinstance(welcome.message, Welcome)

@@ -104,7 +104,7 @@ def cut(**pushes: int) -> list[bytes]:
     return [wire_format.encode_state(Cut(pushes))]
 
 
-WAITS = (Remedy.RETRY, "worker a: push 2 waits while the shards stand still")
+WAITS = (Remedy.RETRY, "worker a: push 2 waits while the shards are quiesced")
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["told of it", "brought up to date later"])
@@ -154,7 +154,7 @@ def test_a_successor_sends_workers_on(later: bool) -> None:
     (again,) = group.say(successor, HandOver(3, "job", "net", len(HERE)), [HERE], now=1000.0)
     assert isinstance(again, HandedOver)
     (other,) = group.say(successor, HandOver(4, "job", "net", 5), [b"there"], now=1000.0)
-    assert refused(other)[1] == "retire: shard 0 has handed over its part to others"
+    assert refused(other)[1] == "hand over: shard 0 has handed over its part to others"
 
 
 def test_nobody_is_sent_on_before_a_successor_would() -> None:

@@ -82,7 +82,7 @@ def test_before_the_weights_are_there() -> None:
     """A Hello is asked to come again."""
     said = refusal(Talk(installed=False).say(hello("w")))
     assert said.remedy is Remedy.RETRY
-    assert said.text == "shard 0 has no weights yet: give all shards theirs by Console.install"
+    assert said.text == "shard 0 has no weights yet: give all shards theirs by AdminClient.install"
 
 
 def test_a_refusal_is_one_short_line() -> None:
