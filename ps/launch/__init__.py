@@ -1,1 +1,1 @@
-"""Where shards live: threads, processes or Ray actors, begun, watched and begun again."""
+"""Starts, watches and restarts shards as threads, processes or Ray actors."""

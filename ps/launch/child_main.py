@@ -1,8 +1,8 @@
-"""A server in a process of its own, from the child's side; processes.py has the parent's.
+"""The child's side of a server in a process of its own; processes.py has the parent's side.
 
-It is told what to be on standard input and tells on standard output where it listens, or why it
-does not. It ends when its parent says so or is gone, however that came about: the kernel closes the
-pipe of a parent that is killed.
+The child reads its order from standard input, and writes to standard output where it listens, or
+why it does not. It ends when its parent asks it to or is gone, however the parent ended: the kernel
+closes the pipe of a parent that is killed.
 """
 
 import os
@@ -21,13 +21,13 @@ Order = TypeVar("Order")
 
 
 def run_server(kind: type[Order], make: Callable[[Order, str], tuple[ServerThread, str]]) -> int:
-    """Make what an order of `kind` wants, and serve; returns the exit status.
+    """Read an order of `kind`, make its server with `make`, and serve; returns the exit status.
 
-    `make` is also given this machine's address; it returns a server, not started yet, and where
-    others reach it.
+    `make` takes the order and this machine's address. It returns a server that is not started yet,
+    and the endpoint by which others reach it.
     """
     answers = os.dup(1)
-    os.dup2(2, 1)  # What a library prints is no answer.
+    os.dup2(2, 1)  # Otherwise what a library prints would be read as an answer.
     order = receive(0, kind)
     if order is None:
         return 0
@@ -37,7 +37,7 @@ def run_server(kind: type[Order], make: Callable[[Order, str], tuple[ServerThrea
             send(answers, Listening(endpoint, build_id(), server.empty))
             threading.Thread(target=_end_with_parent, args=(server,), daemon=True).start()
             server.wait()
-    except Exception as error:  # noqa: BLE001  # whatever it is, the parent is told
+    except Exception as error:  # noqa: BLE001  # whatever it is, the parent learns it
         traceback.print_exc()
         ours = isinstance(error, DownpourError)
         text = str(error) if ours else f"{type(error).__name__}: {error}"
@@ -47,5 +47,5 @@ def run_server(kind: type[Order], make: Callable[[Order, str], tuple[ServerThrea
 
 
 def _end_with_parent(server: ServerThread) -> None:
-    os.read(0, 1)  # A byte, or the end of the pipe.
+    os.read(0, 1)  # returns with a byte, or at the end of the pipe
     server.end()

@@ -1,7 +1,7 @@
-"""What a child process and its parent say to each other, over the child's standard pipes.
+"""The protocol between a parent process and its child, over the child's standard pipes.
 
-One order goes down, one answer comes up, and a second answer if the child fails later. Each is
-MessagePack, its length first.
+The parent sends one order; the child sends one answer, and a second one if it fails later. Each is
+MessagePack, preceded by its length.
 """
 
 import os
@@ -21,13 +21,13 @@ _LENGTH_BYTES = 8
 
 
 class ShardLaunch(msgspec.Struct, frozen=True):
-    """What the parent wants: a shard on a device, listening on the ZeroMQ address `bind`.
+    """The order for a shard on a device that listens on the ZeroMQ address `bind`.
 
-    `transport` is what it offers beside; `admission` who is let in, None for anybody. Where its
-    `durability` asks for a log, that lies in `log_folder`, which its starter has made where it is
-    `seen`. A shard that is to come back after its death without a log saves its state each
-    `rollback_s`, in a folder of its own: `saves`, told as a path below that for temporary files,
-    wherever it runs. Nothing in here is secret.
+    `transport` is offered as well as TCP. `admission` says which keys are admitted; None admits
+    anybody. If `durability` asks for a WAL, it is stored in `log_folder`; with `seen`, the parent
+    has created that folder. A shard without a WAL that is to be restarted saves its state every
+    `rollback_s` seconds in a folder of its own, `saves`, a path relative to the folder for
+    temporary files of the machine where it runs. An order holds no secret.
     """
 
     spec: ShardSpec
@@ -43,15 +43,16 @@ class ShardLaunch(msgspec.Struct, frozen=True):
 
     @property
     def restarts(self) -> bool:
-        """Whether a shard whose process has died is followed by another, which goes on from it."""
+        """Whether the shard can be restarted after a death, from its WAL or its last autosave."""
         return self.durability.keeps_log or self.saves is not None
 
 
 class CopyLaunch(msgspec.Struct, frozen=True):
-    """What the parent wants: the copy with this boot number of a replicated shard.
+    """The order for a copy of a replicated shard, with the boot number `boot`.
 
-    `admission` is who is let in, None for anybody. Nothing in here is secret: it makes its own key,
-    whose public half is in the endpoint that it answers, for the parent to tell the coordinator.
+    `admission` says which keys are admitted; None admits anybody. An order holds no secret: the
+    copy makes its own key and answers with an endpoint that holds the public half, which the parent
+    passes to the coordinator.
     """
 
     spec: ShardSpec
@@ -62,9 +63,9 @@ class CopyLaunch(msgspec.Struct, frozen=True):
 
 
 class CoordinatorLaunch(msgspec.Struct, frozen=True):
-    """What the parent wants: the coordinator of a job, whose record is the file at that path.
+    """The order for the coordinator of a job, with the path of its `record` file.
 
-    `admission` is as a copy's; its own key lies in the record.
+    `admission` is as for a copy; the coordinator's own key is stored in the record.
     """
 
     job: str
@@ -76,7 +77,7 @@ class CoordinatorLaunch(msgspec.Struct, frozen=True):
 
 
 class Listening(msgspec.Struct, frozen=True, tag=True):
-    """It serves; others reach it at `endpoint`. `empty`: it is a shard without weights."""
+    """The child serves, at `endpoint`. `empty`: it is a shard without weights."""
 
     endpoint: str
     build: str
@@ -84,21 +85,21 @@ class Listening(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """It does not, or no longer; `mendable` when the user's input is what is wrong."""
+    """The child failed before or while serving; `mendable` if the user's input is at fault."""
 
     text: str
     mendable: bool
 
 
 def send(descriptor: int, value: object) -> None:
-    """Write a value to a pipe, its length first."""
+    """Write the length of a value, then the value, to a pipe."""
     content = msgspec.msgpack.encode(value)
     with open(descriptor, "wb", closefd=False) as pipe:
         pipe.write(len(content).to_bytes(_LENGTH_BYTES) + content)
 
 
 def receive(descriptor: int, kind: type[T]) -> T | None:
-    """Read what `tell` wrote, and no byte more; None when the other end has closed the pipe."""
+    """Read what `send` wrote, and no byte more; None if the other end has closed the pipe."""
     length = _read(descriptor, _LENGTH_BYTES)
     content = _read(descriptor, int.from_bytes(length)) if length else b""
     return msgspec.msgpack.decode(content, type=kind) if content else None

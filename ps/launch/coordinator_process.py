@@ -1,4 +1,4 @@
-"""The coordinator as a process: `python -m ps.launch.coordinator_process`."""
+"""Runs the coordinator as a process: `python -m ps.launch.coordinator_process`."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ from ps.transport.addresses import public_endpoint
 
 
 def make(order: CoordinatorLaunch, address: str) -> tuple[CoordinatorServer, str]:
-    """The coordinator's server, and where it is bound."""
+    """Make the coordinator's server, not started yet, and its public endpoint."""
     server = CoordinatorServer(
         order.job,
         order.shards,

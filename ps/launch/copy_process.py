@@ -1,4 +1,4 @@
-"""A copy of a shard in a process: `python -m ps.launch.copy_process`."""
+"""Runs a copy of a shard as a process: `python -m ps.launch.copy_process`."""
 
 import sys
 
@@ -8,7 +8,7 @@ from ps.replication.replica_server import ReplicaServer
 
 
 def make(order: CopyLaunch, address: str) -> tuple[ReplicaServer, str]:
-    """The copy's server, and where clients would reach it."""
+    """Make the copy's server, not started yet, and its endpoint for clients."""
     server = ReplicaServer(
         order.spec,
         order.boot,

@@ -1,9 +1,9 @@
-"""Where a job's shards live, and what every such place does alike.
+"""Chooses where a job's shards run, and holds what all places have in common.
 
 Ray actors (ray_launcher.py) are spread over a cluster; plain processes (processes.py) run on this
-machine and need nothing but the base install. Either is a context manager that starts one shard a
-spec, gives `LaunchedShards`, and leaves nothing behind. A home's own libraries are loaded when it
-is chosen.
+machine and need nothing but the base install. Both are context managers that start one shard a
+spec, yield `LaunchedShards`, and leave nothing behind. The libraries of a placement are imported
+only when it is chosen.
 """
 
 import time
@@ -34,13 +34,13 @@ from shards.rules import Rule
 from shards.spec import ShardSpec
 
 START_S = 120.0  # On a busy machine importing Ray alone may take a minute.
-_RECOVERED_BYTES_S = 10e6  # of state, with its log; a machine with nothing else to do: 130e6
+_RECOVERED_BYTES_S = 10e6  # of state, with its WAL; an idle machine reaches 130e6
 _LAST_PORT = 65535
-_BEATS = 4  # that a copy must have missed, at least, to count as dead
+_BEATS = 4  # least number of missed beats after which a copy counts as dead
 
 
 class Placement(StrEnum):
-    """Where shards live: in Ray actors, or in processes of this machine."""
+    """Where shards run: in Ray actors, or in processes of this machine."""
 
     RAY = "ray"
     PROCESSES = "processes"
@@ -54,22 +54,22 @@ class ShardDevice(StrEnum):
 
 
 class LaunchedShards(Protocol):
-    """What hosts a job's shards, and the cluster that they form.
+    """A job's running shards, and the cluster that they form.
 
-    `restart_enabled` may be set: whether a shard that takes back what it had acknowledged may
-    follow one that has died. Where it is not, such a death is the shard's end.
+    `restart_enabled` may be set: whether a shard may be restarted if that loses acknowledged
+    updates. While it is off, such a death is final.
     """
 
     restart_enabled: bool
 
     @property
     def cluster(self) -> Cluster:
-        """Where the shards are, for workers and operators."""
+        """The description of the cluster, for workers and operators."""
         ...
 
     @property
     def degraded_reason(self) -> str:
-        """Why a death that should be survived would not be, in words; empty where nothing is so."""
+        """Why the job might not survive a death that it should survive, in words; else empty."""
         ...
 
     def check(self) -> None:
@@ -77,11 +77,11 @@ class LaunchedShards(Protocol):
         ...
 
     def lost_updates(self) -> list[str]:
-        """What deaths have cost since this was last asked, in words."""
+        """The updates that deaths have cost since the last call, in words."""
         ...
 
     def delete_logs(self) -> None:
-        """Nobody will go on from the logs: those where only the shards are go with these."""
+        """Delete the WALs on the shards' own machines when the shards end; they are not needed."""
         ...
 
 
@@ -100,7 +100,7 @@ def start_shards(
     rollback_s: float = 0.0,
     silence_s: float = SILENCE_S,
 ) -> AbstractContextManager[LaunchedShards]:
-    """Start one shard a spec at `home`; see `ray_shards`, `process_shards`, `replicated_shards`."""
+    """Start one shard a spec in `home`; see `ray_shards`, `process_shards`, `replicated_shards`."""
     check_rollback(rollback_s, durability)
     if durability is Durability.REPLICATED:
         check_replicable(port, transport, device)
@@ -154,7 +154,7 @@ def _start_replicated(
 def check_place(
     specs: Sequence[ShardSpec], host: str, port: int = 0, secure: bool | None = None
 ) -> None:
-    """Raise BadInput where these shards cannot be told to listen there."""
+    """Raise BadInput if the specs, `host`, `port` or `secure` are invalid."""
     check_specs(specs)
     arguments.name("host", host)
     most = _LAST_PORT + 1 - len(specs)
@@ -165,7 +165,7 @@ def check_place(
 
 
 def check_replicable(port: int, transport: Transport, device: ShardDevice) -> None:
-    """Raise BadInput naming what replicated shards cannot have."""
+    """Raise BadInput naming an option that replicated shards do not support."""
     for what, fits, expected, got in (
         ("port", port == 0, "0, wherever is free", port),
         ("transport", transport in (Transport.AUTO, Transport.TCP), "auto or tcp", transport),
@@ -176,50 +176,50 @@ def check_replicable(port: int, transport: Transport, device: ShardDevice) -> No
 
 
 def check_rollback(rollback_s: float, durability: Durability, what: str = "rollback_s") -> None:
-    """Raise BadInput for a time that none can be, or where no death takes anything back."""
+    """Raise BadInput if `rollback_s` is invalid, or positive with a durability but `memory`."""
     rollback_s = arguments.seconds(what, rollback_s, zero=True)
     if rollback_s and durability is not Durability.MEMORY:
         raise BadInput(f"{what} {rollback_s:g}: expected durability memory, got {durability}")
 
 
 def check_silence(silence_s: float, lease_s: float, what: str = "silence_s") -> None:
-    """Raise BadInput for a silence that is no sign of death, or comes to an end after a lease's.
+    """Raise BadInput if `silence_s` is too short to mean death, or not shorter than a lease.
 
-    Living copies are silent between two beats, and a beat may be late. A primary that may stand
-    still for longer than a lease wakes as one that has heard of none of its workers for so long.
+    Living copies are silent between two beats, and a beat may be late. A primary that may be
+    suspended for longer than a lease would find all its workers' leases expired when it resumes.
     """
     least = _BEATS * BEAT_S
     silence_s = arguments.seconds(what, silence_s)
     if not least <= silence_s < lease_s:
         raise BadInput(
-            f"{what}: expected at least {least:g} s, in which a copy says {_BEATS} times that it"
-            f" lives, and less than the lease of a worker, {lease_s:g} s, got {silence_s:g}"
+            f"{what}: expected at least {least:g} s, in which a copy sends {_BEATS} beats,"
+            f" and less than the lease of a worker, {lease_s:g} s, got {silence_s:g}"
         )
 
 
 def keys_for(
     specs: Sequence[ShardSpec], host: str, secure: bool | None
 ) -> tuple[Access | None, Admission | None]:
-    """What lets into a job on `host`, and what its shards are told of it; nothing if anybody may.
+    """The keys for a job on `host`, and the admission for its shards; None if anybody may enter.
 
-    `secure` None is what everybody should have: keys wherever others than this host reach it.
+    `secure` None is the recommended default: keys wherever other hosts can reach the job.
     """
     wanted = not on_this_host(host) if secure is None else secure
     return issue(specs[0].workers) if wanted else (None, None)
 
 
 def bind_address(host: str, port: int, shard: int) -> str:
-    """What shard `shard` listens on: ports count up from `port`, 0 picks a free one."""
+    """The address that shard `shard` binds: `port + shard` on `host`; port 0 picks a free one."""
     return f"tcp://{host}:{port + shard if port else '*'}"
 
 
 def bind_again(bind: str, endpoint: str) -> str:
-    """What to listen on for another life of who was bound to `bind`, and told `endpoint`."""
+    """The address for a restarted process to bind: the host of `bind`, the port of `endpoint`."""
     return f"{bind.rpartition(':')[0]}:{endpoint.rpartition(':')[2]}"
 
 
 def place_of(device: ShardDevice) -> Backend:
-    """Where a shard's arrays live on this machine; raises BadInput where no GPU answers."""
+    """The backend for a shard's arrays on this machine; raises BadInput if no GPU answers."""
     if device is ShardDevice.GPU and gpu() is None:
         raise BadInput(
             "shard device gpu: expected a GPU that answers, got none here, or no CuPy (the extra"
@@ -239,29 +239,31 @@ def serve(
     saves: Path | None = None,
     rollback_s: float = 0.0,
 ) -> ShardServer:
-    """A server for `spec`, not started yet; its life is numbered by the time of its birth.
+    """Make a server for `spec`, not started yet; its boot number is the time in microseconds.
 
-    With a `log_folder` it goes on from the log that lies there, with a folder for `saves` from the
-    last of those, one each `rollback_s`; and it proves to be the shard by the same key as its
-    former life.
+    With a `log_folder` it recovers from the WAL there; with a folder for `saves` it recovers from
+    the last autosave, and makes one every `rollback_s` seconds. A restarted shard proves its
+    identity by the same key as the process before it.
     """
     boot, place = time.time_ns() // 1000, place_of(device)
-    told = bind, transport, place, admission
+    reach = bind, transport, place, admission
     log = WriteAheadLog(log_folder, durability) if log_folder is not None else None
     saved = Autosaves(saves, rollback_s) if saves is not None else None
     kept = log_folder or saves
     keys = load_or_create_keys(kept) if kept is not None and admission is not None else None
     plaintext = admission is None
-    return ShardServer(spec, boot, *told, plaintext=plaintext, keys=keys, log=log, saves=saved)
+    return ShardServer(spec, boot, *reach, plaintext=plaintext, keys=keys, log=log, saves=saved)
 
 
 def recovery_s(values: int, rule: Rule) -> float:
-    """How long a shard of so many values under `rule` may be silent, to be started again from its
-    log: it reads a few times its state (docs/explanation/durability.md)."""
+    """How many seconds a restart from the WAL may take, for a shard of `values` under `rule`.
+
+    The shard reads a few times the size of its state (docs/explanation/durability.md).
+    """
     return START_S + 4 * values * (1 + len(rule.slot_names)) / _RECOVERED_BYTES_S
 
 
 def check_build(name: str, build: str) -> None:
-    """Raise WrongBuild when what has that name runs other code than this process."""
+    """Raise WrongBuild, naming process `name`, if `build` is not the build of this process."""
     if build != build_id():
         raise WrongBuild(f"{name}: expected build {build_id()} where it runs, got {build}")

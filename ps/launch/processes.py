@@ -1,12 +1,12 @@
-"""Shards as plain processes of this machine: no Ray, nothing but the base install.
+"""Runs shards as plain processes of this machine: no Ray, nothing but the base install.
 
-    with ps.process_shards(specs) as hosts, ps.Console(hosts.cluster) as console:
-        console.install(weights)
+    with ps.process_shards(specs) as hosts, ps.AdminClient(hosts.cluster) as admin:
+        admin.install(weights)
         ...
 
-Each shard is a child, shard_process.py, with pipes to it. The children are in process groups of
-their own, so that a Ctrl-C in the terminal leaves them to their parent, who may want to save what
-they hold; and they end with their parent, even one that is killed.
+Each shard is a child process (shard_process.py) with pipes to its parent. The children are in
+process groups of their own, so Ctrl-C in the terminal reaches only the parent, which may want to
+save what they hold first. They end with their parent, even if it is killed.
 """
 
 import os
@@ -54,7 +54,7 @@ class ProcessShards(SingleCopies["ChildProcess"]):
         return tuple(child.pid for child in self._present())
 
     def delete_logs(self) -> None:
-        """Nothing: they are on this machine, and whoever named their folder removes it."""
+        """Do nothing: the WALs are on this machine, in a folder that the caller owns."""
 
 
 @contextmanager
@@ -72,21 +72,21 @@ def process_shards(
 ) -> Iterator[ProcessShards]:
     """Start one process a spec; end them on leaving.
 
-    Each listens on `host`, which for 0.0.0.0 is every address of this machine, and is told to
-    workers as its own one. Shard i's port is `port + i`; 0 picks free ones. `transport` is what
-    workers on this host are offered beside TCP. `device` says what holds the weights; on a GPU, it
-    is the first that this process may see, for all of them. Shards that other hosts can reach speak
-    CURVE and let in only who holds `cluster.access`, unless `secure` says otherwise. The children
-    import from where this process does.
+    Each shard listens on `host`; 0.0.0.0 is every address of this machine, and workers are then
+    given the machine's own address. Shard i's port is `port + i`; 0 picks free ones. Workers on
+    this host are offered `transport` as well as TCP. `device` holds the weights; on a GPU, all
+    shards use the first one that this process may see. Shards that other hosts can reach use CURVE
+    and admit only holders of `cluster.access`, unless `secure` says otherwise. The children import
+    from the same paths as this process.
 
-    With a `durability` that keeps a log (docs/explanation/durability.md), each shard has a folder
-    below `logs`. Where one lies there already, of a job with these very specs, the shard goes on
-    from its end. One that dies is started again on the same endpoint (restart.py). So it is at
-    `memory` with a `rollback_s`: each then saves its state so often among this machine's temporary
-    files, and its next life has forgotten what came after the last save.
+    With a `durability` that keeps a WAL (docs/explanation/durability.md), each shard has a folder
+    below `logs`. If that holds a WAL of a job with exactly these specs, the shard resumes from its
+    end. A shard that dies is restarted on the same endpoint (restart.py). The same holds for
+    `memory` with a `rollback_s`: each shard then saves its state every `rollback_s` seconds among
+    this machine's temporary files, and a restart loses the updates since the last autosave.
 
-    Raises BadInput when a port cannot be bound, no GPU answers, a log is damaged or another job's,
-    some shards' logs hold weights and others' none, or `rollback_s` has no place, GiveUp with the
+    Raises BadInput when a port cannot be bound, no GPU answers, a WAL is damaged or another job's,
+    some shards' WALs hold weights and others' none, or `rollback_s` does not apply, GiveUp with the
     cause when a shard does not start within a minute, WrongBuild when it runs other code.
     """
     check_place(specs, host, port, secure)
@@ -98,13 +98,13 @@ def process_shards(
     if durability is Durability.REPLICATED:
         raise BadInput("durability replicated: expected `replicated_shards`, got `process_shards`")
     access, admission = keys_for(specs, host, secure)
-    told = transport, device, admission, durability
+    common = transport, device, admission, durability
     with saves_of(specs, rollback_s, here=True) as saves:
         orders = [
             ShardLaunch(
                 spec,
                 bind_address(host, port, spec.shard),
-                *told,
+                *common,
                 durability.folder_for(root, spec.shard),
                 saves=folder,
                 rollback_s=rollback_s,
@@ -121,15 +121,15 @@ def _start(order: ShardLaunch, _former: "ChildProcess | None") -> "ChildProcess"
 
 
 class ChildProcess:
-    """One process, from its parent's side; `name` is what it is called in errors."""
+    """The parent's side of a child process; `name` identifies it in errors."""
 
-    deaths = 0  # it has but one life
+    deaths = 0  # a process dies once; RestartingProcess counts deaths
 
     def __init__(self, name: str, module: str, order: msgspec.Struct) -> None:
-        """Start `module` (child_main.py) and give it its order. Raises GiveUp."""
+        """Start `module` (child_main.py) and send it its order. Raises GiveUp."""
         self.name = name
         self.empty = False
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # `end` closes it
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # `end` closes it
         self._fate: ExitReason | None = None
         try:
             self.process = subprocess.Popen(
@@ -137,7 +137,7 @@ class ChildProcess:
                 env=os.environ | {"PYTHONPATH": _import_path()},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._said,
+                stderr=self._stderr,
                 process_group=0,
             )
         except OSError as error:
@@ -145,11 +145,15 @@ class ChildProcess:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._orders, self._answers = self.process.stdin, self.process.stdout
-        with suppress(BrokenPipeError):  # It has died already; `endpoint` says of what.
+        with suppress(BrokenPipeError):  # it has died already; `endpoint` raises the cause
             send(self._orders.fileno(), order)
 
     def endpoint(self, until: float) -> str:
-        """Where it listens; waits until `until` on the monotonic clock."""
+        """The endpoint of the child; waits until `until` on the monotonic clock.
+
+        Raises GiveUp or BadInput with the cause if it does not serve, WrongBuild if it runs other
+        code.
+        """
         left_s = max(0.0, until - time.monotonic())
         with selectors.DefaultSelector() as selector:
             selector.register(self._answers, selectors.EVENT_READ)
@@ -183,7 +187,7 @@ class ChildProcess:
             raise GiveUp(f"{self.name} has {self.wait().text}")
 
     def wait(self) -> ExitReason:
-        """Return when it has ended, with how."""
+        """Wait until the process has ended; returns how."""
         self.process.wait()
         if self._fate is None:
             match self._receive():
@@ -195,7 +199,7 @@ class ChildProcess:
         return self._fate
 
     def ask_to_end(self) -> None:
-        # A byte, and not the closing alone: a process forked off this one may hold the pipe, too.
+        # Closing the pipe is not enough: a process forked off this one may hold it open, too.
         with suppress(BrokenPipeError):
             self._orders.write(b".")
             self._orders.flush()
@@ -205,7 +209,7 @@ class ChildProcess:
         self.close()
 
     def stop(self) -> None:
-        """Wait until it has ended; kill it when that takes long."""
+        """Wait until the process has ended; kill it if that takes too long."""
         try:
             self.process.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -213,8 +217,8 @@ class ChildProcess:
             self.process.wait()
 
     def close(self) -> None:
-        """Let go of its pipes."""
-        for pipe in (self._orders, self._answers, self._said):
+        """Close the pipes to the process."""
+        for pipe in (self._orders, self._answers, self._stderr):
             with suppress(BrokenPipeError):
                 pipe.close()
 
@@ -222,16 +226,18 @@ class ChildProcess:
         return receive(self._answers.fileno(), Listening | Failed)  # type: ignore[arg-type]
 
     def _ending(self) -> str:
-        """How its process ended, and the last it said."""
+        """The exit status of the process, and its last line of output."""
         status = self.process.returncode
         if status < 0:
             return f"its process was ended by signal {-status} ({signal.strsignal(-status)})"
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").split("\n")
+        last = next(
+            (line.strip() for line in reversed(lines) if line.strip()), "it printed nothing"
+        )
         return f"its process ended with status {status}: {last}"
 
 
 def _import_path() -> str:
-    """Where this process imports from; an empty entry is the working directory."""
+    """The import path of this process; an empty entry is the working directory."""
     return os.pathsep.join(path or str(Path.cwd()) for path in sys.path)

@@ -1,9 +1,9 @@
-"""Servers in Ray actors, from both sides: the one file of this package that imports Ray.
+"""Both sides of servers in Ray actors; the only file of this package that imports Ray.
 
-An actor hosts a server loop in a thread of its own, so Ray's calls stay quick while ZeroMQ carries
-the data. Ray places the actors and tells when one dies; it never sees a gradient, and starts none
-again: by then its backup serves, or its host has started another where its log is, or the job has
-ended.
+An actor runs a server loop in a thread of its own, so Ray's calls stay quick while ZeroMQ carries
+the data. Ray places the actors and reports deaths; it never sees a gradient, and restarts no actor:
+after a death the backup serves, or the launcher starts another actor where the WAL is, or the job
+ends.
 """
 
 import os
@@ -30,54 +30,56 @@ from ps.transport.server_thread import ServerThread
 from shards.errors import BadInput, DownpourError, GiveUp
 
 _END_S = 5.0
-_CALLS = 3  # at once: one waits for the loop's end all the while, another may wait for it to stop
+_CALLS = 3  # concurrent: `lived` waits all the time, `stop` may wait, and one more must get through
 
 T = TypeVar("T")
 
 
 class _Serving:
-    """A server loop in an actor. Its constructor takes values only."""
+    """A server loop in an actor; the constructor takes plain values only."""
 
     def __init__(
         self, order: bytes, kind: type[T], make: Callable[[T, str], tuple[ServerThread, str]]
     ) -> None:
-        told = self._as_here(msgspec.msgpack.decode(order, type=kind))
-        server, self._endpoint = make(told, ray.util.get_node_ip_address())
+        local = self._localized(msgspec.msgpack.decode(order, type=kind))
+        server, self._endpoint = make(local, ray.util.get_node_ip_address())
         self._empty = server.empty
         self._server = server.start()
 
-    def _as_here(self, order: T) -> T:
-        """The order as it reads on this node."""
+    def _localized(self, order: T) -> T:
+        """The order with its paths resolved on this node."""
         return order
 
     def describe(self) -> tuple[str, str, int, str, bool]:
-        """Where it listens, the build it runs, its process, the node that this is, and whether it
-        was started as a shard without weights."""
+        """The endpoint, the build, the process id, the node id, and whether the server started as a
+        shard without weights."""
         node = ray.get_runtime_context().get_node_id()
         return self._endpoint, build_id(), os.getpid(), node, self._empty
 
     def lived(self) -> None:
-        """Return when the server loop has ended; raises what ended it."""
+        """Wait until the server loop has ended; raises the error that ended it."""
         self._server.wait()
         self._server.check()
 
     def stop(self, forget: bool = False, last: bool = False) -> None:
-        """End the loop; `forget` what is on this node's disk for a next job, `last`: no other actor
-        takes this one's place.
+        """End the loop.
+
+        `forget`: delete this node's files for resuming the job. `last`: no other actor replaces
+        this one.
         """
         self._server.stop()
 
 
 class ShardActor(_Serving):
-    """One shard, the only copy. Its log or its saves, if it has any, lie on this node."""
+    """One shard, the only copy. Its WAL or its autosaves, if any, are stored on this node."""
 
     _log: Path | None
 
     def __init__(self, order: bytes) -> None:
-        # Of keys it is given public ones alone: its own secret one is made here and never leaves.
+        # The order holds public keys only: the shard's own secret key is made here and stays here.
         super().__init__(order, ShardLaunch, shard_process.make)
 
-    def _as_here(self, order: T) -> T:
+    def _localized(self, order: T) -> T:
         assert isinstance(order, ShardLaunch)
         self._log = None if order.log_folder is None else Path(order.log_folder)
         if self._log is not None and order.seen and not self._log.is_dir():
@@ -94,7 +96,7 @@ class ShardActor(_Serving):
         super().stop()
         if forget and self._log is not None:
             shutil.rmtree(self._log, ignore_errors=True)
-            with suppress(OSError):  # another shard's log lies there, too
+            with suppress(OSError):  # another shard's WAL may be in there
                 self._log.parent.rmdir()
 
 
@@ -106,9 +108,9 @@ class CopyActor(_Serving):
 
 
 class CoordinatorActor(_Serving):
-    """The coordinator; its record, told as a path without a root, lies among temporary files.
+    """The coordinator; its record is stored among this node's temporary files, at a relative path.
 
-    So another one on this node finds it. `stop` removes it.
+    So a restarted coordinator on this node finds it. `stop` removes it.
     """
 
     _record: Path
@@ -116,7 +118,7 @@ class CoordinatorActor(_Serving):
     def __init__(self, order: bytes) -> None:
         super().__init__(order, CoordinatorLaunch, coordinator_process.make)
 
-    def _as_here(self, order: T) -> T:
+    def _localized(self, order: T) -> T:
         assert isinstance(order, CoordinatorLaunch)
         self._record = Path(tempfile.gettempdir()) / order.record
         self._record.parent.mkdir(mode=0o700, exist_ok=True)
@@ -130,12 +132,12 @@ class CoordinatorActor(_Serving):
 
 
 class Actor:
-    """One actor, from its host's side; `name` is what it is called in errors.
+    """The host's side of one actor; `name` identifies it in errors.
 
-    Where it `forgets`, what it keeps on its node's disk goes when it is asked to end.
+    If `forgets` is set, the actor deletes what it keeps on its node's disk when it is asked to end.
     """
 
-    deaths = 0  # it has but one life
+    deaths = 0  # an actor dies once; RestartingProcess counts deaths
     forgets = False
 
     def __init__(
@@ -148,9 +150,9 @@ class Actor:
         node: str | None = None,
         elsewhere: bool = True,
     ) -> None:
-        """Start it, on the node with that id; where that is gone, `elsewhere` or not at all.
+        """Start an actor on the node with id `node`; if that is gone, `elsewhere` or not at all.
 
-        Without a `node` Ray spreads such actors over all.
+        Without a `node` Ray spreads the actors over all nodes.
         """
         self.name = name
         self.empty = False
@@ -158,7 +160,7 @@ class Actor:
         options = {"num_cpus": 0, "num_gpus": gpus, "max_restarts": 0, "max_concurrency": _CALLS}
         actor_class = ray.remote(kind).options(scheduling_strategy=place, **options)
         self._actor = actor_class.remote(msgspec.msgpack.encode(order))
-        self._told = self._actor.told.remote()
+        self._description = self._actor.describe.remote()
         self._lived = self._actor.lived.remote()
         self._stopped: Any = None
         self._pid: int | None = None
@@ -166,17 +168,19 @@ class Actor:
         self._bound = node is not None and not elsewhere
 
     def endpoint(self, until: float) -> str:
-        """Where it listens; waits until `until` on the monotonic clock.
+        """The endpoint of the actor; waits until `until` on the monotonic clock.
 
-        Raises Stranded when the node that it must be on is gone.
+        Raises Stranded if the node on which it must run is gone.
         """
         left_s = max(0.0, until - time.monotonic())
         try:
-            endpoint, build, self._pid, self._node, self.empty = ray.get(self._told, timeout=left_s)
+            endpoint, build, self._pid, self._node, self.empty = ray.get(
+                self._description, timeout=left_s
+            )
         except GetTimeoutError:
             self._check_node()
             raise GiveUp(
-                f"{self.name} did not start within {left_s:.0f} s: has Ray room?"
+                f"{self.name} did not start within {left_s:.0f} s: check that Ray has room for it"
             ) from None
         except RayError as error:
             if BadInput.__name__ in str(error):
@@ -188,35 +192,35 @@ class Actor:
 
     @property
     def pid(self) -> int | None:
-        """Its process id on its node; None until it has told."""
+        """The process id on the actor's node; None until the actor has reported it."""
         self._learn()
         return self._pid
 
     @property
     def node(self) -> str | None:
-        """The node where it is, as far as is known, or else where it should be."""
+        """The id of the node where the actor runs, or should run as long as that is unknown."""
         self._learn()
         return self._node
 
     def _learn(self) -> None:
-        if self._pid is None and _ready(self._told):
+        if self._pid is None and _ready(self._description):
             try:
-                _, _, self._pid, self._node, self.empty = ray.get(self._told)
+                _, _, self._pid, self._node, self.empty = ray.get(self._description)
             except RayError:
-                pass  # It did not start.
+                pass  # it did not start; `endpoint` raises the cause
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended, as far as Ray knows by now."""
+        """Whether the actor still runs, as far as Ray knows by now."""
         return not _ready(self._lived)
 
     def check(self) -> None:
-        """Raise GiveUp with how it ended, if it has."""
+        """Raise GiveUp with the exit reason if the actor has ended."""
         if not self.alive:
             raise GiveUp(f"{self.name} has {self.wait().text}")
 
     def wait(self) -> ExitReason:
-        """Return when it has ended, with how."""
+        """Wait until the actor has ended; returns how."""
         try:
             ray.get(self._lived)
         except RayActorError:
@@ -236,39 +240,40 @@ class Actor:
         self.stop()
 
     def stop(self) -> None:
-        """Wait until it has ended; kill it when that takes long."""
+        """Wait until the actor has ended; kill it if that takes too long."""
         try:
-            self._ask_to_end(last=False)  # whoever wants no other has asked before
+            self._ask_to_end(last=False)  # no effect if `ask_to_end` came first, with last=True
             ray.get(self._stopped, timeout=_END_S)
         except (RayError, DownpourError, TimeoutError):
-            pass  # It is to be gone, and killing it next makes sure.
+            pass  # `close` kills it in any case
         self.close()
 
     def close(self) -> None:
-        """Make sure that it has ended: Ray may take one for dead that it has lost sight of."""
+        """Kill the actor: one that Ray has lost contact with counts as dead, but may still run."""
         ray.kill(self._actor)
 
     def _check_node(self) -> None:
-        """Raise Stranded when it had to be on a node that is gone."""
+        """Raise Stranded if the actor had to run on a node that is gone."""
         if self._bound and self._node not in nodes():
             where = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
             raise Stranded(
-                f"{self.name} cannot go on: node {where.get(self._node, self._node)} of Ray is gone"
+                f"{self.name} cannot continue: node {where.get(self._node, self._node)} of Ray is"
+                " gone"
             )
 
 
 def own_node() -> str:
-    """The id of the node that this process is connected to; through Ray's client, the head's."""
+    """The id of the node that this process is connected to; with Ray's client, the head node."""
     return str(ray.get_runtime_context().get_node_id())
 
 
 def nodes() -> list[str]:
-    """The ids of the nodes that live, as far as Ray knows by now."""
+    """The ids of the nodes that are alive, as far as Ray knows by now."""
     return [node["NodeID"] for node in ray.nodes() if node["Alive"]]
 
 
 def gpus() -> float:
-    """How many GPUs this Ray has."""
+    """The number of GPUs of the connected Ray cluster."""
     return float(ray.cluster_resources().get("GPU", 0))
 
 
@@ -277,7 +282,7 @@ def _ready(ref: Any) -> bool:
 
 
 def _cause(error: RayError) -> str:
-    """What happened: the last line of a remote traceback, without our own error's class."""
+    """The last line of a remote traceback, without the class name of our own errors."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     last = lines[-1].strip() if lines else type(error).__name__
     name, _, text = last.partition(": ")

@@ -1,19 +1,17 @@
-"""Shards as Ray actors, in the Ray that this process is connected to: one copy each, or two.
+"""Runs shards as Ray actors in the connected Ray cluster, with one copy each or two.
 
-    with ray_shards(specs) as hosts, ps.Console(hosts.cluster) as console:
-        console.install(weights)
+    with ray_shards(specs) as hosts, ps.AdminClient(hosts.cluster) as admin:
+        admin.install(weights)
         ...
 
-The actors (ray_actors.py) are this process's own: Ray ends them with it. One copy each is spread
-over the nodes by Ray. Of replicated shards the two copies are put on two nodes, where there are as
-many, or as soon as there are; and the coordinator on this process's own: it finds its record again
-when its actor dies, and that node's death is the end of the job in any case. What died is followed
-as replica_supervisor.py has it.
+The actors (ray_actors.py) belong to this process: Ray ends them with it. Ray spreads single copies
+over the nodes. The two copies of a replicated shard are put on two nodes, as soon as there are two.
+The coordinator is put on this process's own node: there a restarted coordinator finds the record,
+and if that node dies the job ends in any case. replica_supervisor.py replaces actors that die.
 
-A shard that keeps a log, or saves its state now and then, does so on the node where Ray has put it
-first, and is bound to that node from then on: when its actor dies, another one there goes on from
-that, at the same port, as restart.py has it. A node that is gone has taken the log along, and
-the job has ended.
+A shard with a WAL or autosaves stores them on the node where Ray has put it first, and is bound to
+that node: when its actor dies, another one there resumes from them at the same port (restart.py).
+If the node is gone, so is the WAL, and the job ends.
 """
 
 import secrets
@@ -53,20 +51,20 @@ class RayShards(SingleCopies[Actor]):
         apart: bool,
         rolls_back: bool,
     ) -> None:
-        """`apart`: whether each node keeps its shards' logs in a folder of its own."""
+        """`apart`: whether each node keeps its shards' WALs in a folder of its own."""
         super().__init__(cluster, actors, rolls_back=rolls_back)
         self._apart = apart
 
     @property
     def pids(self) -> tuple[int | None, ...]:
-        """Each shard's process id on its node; it changes when the actor is followed by another.
+        """Each shard's process id on its node; it changes when the actor is restarted.
 
-        None for one that has not told it yet.
+        None for an actor that has not reported it yet.
         """
         return tuple(actor.pid for actor in self._present())
 
     def delete_logs(self) -> None:
-        """Have the nodes' own logs go when the shards end."""
+        """Delete the WALs in the nodes' own folders when the shards end."""
         for actor in self._present():
             actor.forgets = self._apart
 
@@ -87,21 +85,21 @@ def ray_shards(
 ) -> Iterator[RayShards]:
     """Start one actor a spec in the Ray that this process is connected to; end them on leaving.
 
-    Each listens on `host`, which for 0.0.0.0 is every address of its node, and is told to workers
-    as that node's own. Shard i's port is `port + i`; 0 picks free ones. With `device` gpu each asks
-    Ray for a GPU of its own. Shards that other hosts can reach speak CURVE and let in only who
-    holds `cluster.access`, unless `secure` says otherwise.
+    Each shard listens on `host`; 0.0.0.0 is every address of its node, and workers are then given
+    the node's own address. Shard i's port is `port + i`; 0 picks free ones. With `device` gpu each
+    shard asks Ray for a GPU of its own. Shards that other hosts can reach use CURVE and admit only
+    holders of `cluster.access`, unless `secure` says otherwise.
 
-    With a `durability` that keeps a log (docs/explanation/durability.md), each shard has a folder
-    below `logs`, made here, which its node must see: it is this machine, or has mounted the same
-    files. With `logs_apart` it is a folder of that path which each node has to itself. Where a log
-    lies there already, of a job with these very specs, the shard goes on from its end. One that
-    dies is started again on the same node, at the same endpoint (restart.py). So it is at `memory`
-    with a `rollback_s`: each then saves its state so often among its node's temporary files, and
-    its next life has forgotten what came after the last save.
+    With a `durability` that keeps a WAL (docs/explanation/durability.md), each shard has a folder
+    below `logs`, created here, which its node must see: the node is this machine, or has mounted
+    the same files. With `logs_apart`, each node has a folder of its own at that path. If a folder
+    holds a WAL of a job with exactly these specs, the shard resumes from its end. A shard that dies
+    is restarted on the same node, at the same endpoint (restart.py). The same holds for `memory`
+    with a `rollback_s`: each shard then saves its state every `rollback_s` seconds among its node's
+    temporary files, and a restart loses the updates since the last autosave.
 
-    Raises BadInput when a port cannot be bound, a node does not see `logs`, a log is damaged or
-    another job's, some shards' logs hold weights and others' none, `rollback_s` has no place, or
+    Raises BadInput when a port cannot be bound, a node does not see `logs`, a WAL is damaged or
+    another job's, some shards' WALs hold weights and others' none, `rollback_s` does not apply, or
     Ray has too few GPUs, GiveUp when Ray has no room for the actors within minutes, WrongBuild when
     a node runs other code.
     """
@@ -122,7 +120,7 @@ def ray_shards(
     access, admission = keys_for(specs, host, secure)
     folders = [durability.folder_for(root, spec.shard) for spec in specs]
     seen = durability.keeps_log and not logs_apart
-    told = transport, device, admission, durability
+    common = transport, device, admission, durability
     for folder in folders:
         if folder is not None and seen:
             LogFolder(Path(folder)).make()
@@ -131,7 +129,7 @@ def ray_shards(
             ShardLaunch(
                 spec,
                 bind_address(host, port, spec.shard),
-                *told,
+                *common,
                 folder,
                 seen,
                 saves=saved,
@@ -145,7 +143,7 @@ def ray_shards(
 
 
 def _start(order: ShardLaunch, former: Actor | None) -> Actor:
-    """Start a shard's actor; anywhere, or else where its former life's log or saves are."""
+    """Start a shard's actor anywhere, or on the node of the `former` one, which has its files."""
     gpus = int(order.device is ShardDevice.GPU)
     name = f"shard {order.spec.shard}"
     node = former.node if former is not None else None
@@ -162,7 +160,7 @@ def replicated_ray_shards(
 ) -> Iterator[ReplicatedShards]:
     """Start a coordinator and two copies a spec as actors; end them on leaving.
 
-    The same as `ps.replicated_shards`, which see, in the Ray that this process is connected to.
+    The same as `ps.replicated_shards`, in the Ray cluster that this process is connected to.
     """
     record = f"downpour-{secrets.token_hex(16)}/{RECORD}"
     with supervise(
@@ -172,7 +170,7 @@ def replicated_ray_shards(
 
 
 class _InRay:
-    """Starts actors, and knows where each is."""
+    """Starts actors, and knows the node of each."""
 
     def __init__(self) -> None:
         self._copies: dict[int, Actor] = {}
@@ -181,10 +179,10 @@ class _InRay:
         here = ray_actors.own_node()
         return Actor("coordinator", CoordinatorActor, order, node=here, elsewhere=False)
 
-    def copy(self, order: CopyLaunch, beside: Collection[int]) -> Actor:
+    def copy(self, order: CopyLaunch, near: Collection[int]) -> Actor:
         self._copies = {boot: actor for boot, actor in self._copies.items() if actor.alive}
         places = {boot: actor.node for boot, actor in self._copies.items() if actor.node}
-        taken = {node for boot, node in places.items() if boot in beside}
+        taken = {node for boot, node in places.items() if boot in near}
         node = apart(ray_actors.nodes(), taken, Counter(places.values()))
         name = f"shard {order.spec.shard}"
         self._copies[order.boot] = actor = Actor(name, CopyActor, order, node=node)
@@ -202,5 +200,5 @@ class _InRay:
 
 
 def apart(nodes: Sequence[str], taken: Collection[str], copies: Mapping[str, int]) -> str:
-    """The node for one more copy: none that is `taken`, if there is another; then the emptiest."""
+    """The node for one more copy: preferably not `taken`, and with the fewest copies."""
     return min(nodes, key=lambda node: (node in taken, copies.get(node, 0)))

@@ -1,18 +1,19 @@
-"""What is kept of replicated shards: two copies each, and a coordinator, wherever they run.
+"""Supervises replicated shards: keeps two copies of each and a coordinator running, on any host.
 
-A thread, the keeper, sees to it that what died is followed: the coordinator by one with the same
-record and port, a copy by an empty process, which is brought up to date while training goes on. Who
-serves is the coordinator's decision alone; the keeper only offers processes. How one is started and
-watched is its host's to say: `ProcessFactory` and `ProcessHandle`.
+The supervisor, a thread, replaces processes that have died: the coordinator by one with the same
+record and port, a copy by an empty process, which catches up while training continues. Only the
+coordinator decides which copy serves; the supervisor merely offers processes. `ProcessFactory` and
+`ProcessHandle` define how a host starts and watches a process.
 
-Where they speak CURVE, each process makes a key of its own, which is in the endpoint that it tells.
-So nothing secret is told to any of them, and the keeper, as the operator, tells the coordinator
-which keys are the copies' (copy_registry.py).
+With CURVE, each process makes its own key, and reports the public half as part of its endpoint. So
+no process receives a secret, and the supervisor, as the operator, registers the copies' keys with
+the coordinator (copy_registry.py).
 
-Two copies may have to begin on one machine, for the other one joins later. Then an empty process is
-started there, and once it has told that it serves, the backup ends and it is given the part: the
-primary goes on, and a machine where nothing comes to serve costs nothing. Until the new backup has
-caught up the shard has one copy, so shards do this one after another.
+Both copies of a shard may have to start on one machine because the other machine joins later. Then
+an empty process is started there, and once it has reported that it serves, the backup is stopped
+and the new process takes its place. The primary is not interrupted, and a machine on which no
+process ever serves costs nothing. Until the new backup has caught up the shard has one copy, so
+shards are moved apart one at a time.
 """
 
 import threading
@@ -43,59 +44,62 @@ from shards.errors import GiveUp, WrongBuild
 from shards.spec import ShardSpec
 
 _LOOK_S = 0.1
-_AGAIN_S = 2.0  # after one that came to nothing
-_AGAIN_MOST_S = 60.0  # when one coordinator after another comes to nothing: its disk may be mended
-_SILENT_S = 5.0  # a coordinator that is there answers ten times a second
-_SPARE_S = 30.0  # that a process may take to be given a part
-_APART_S = 5.0  # between two looks at whether copies can be apart that are not
-_START_S = 3 * START_S  # two processes a shard, and one more
+_AGAIN_S = 2.0  # pause after a process that never served
+_AGAIN_MOST_S = 60.0  # longest pause between coordinators: its disk may be repaired meanwhile
+_SILENT_S = 5.0  # a running coordinator answers ten times a second
+_SPARE_S = 30.0  # how long a process may take to become a primary or backup
+_APART_S = 5.0  # between two checks whether copies on one machine can be separated
+_START_S = 3 * START_S  # for two processes a shard, and the coordinator
 
 
 class ProcessHandle(Protocol):
-    """One process, from its host's side."""
+    """One supervised process, as its host sees it."""
 
     @property
     def pid(self) -> int | None:
-        """Its process id where it runs; None until it has told."""
+        """The process id on the machine where it runs; None until the process has reported it."""
         ...
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended, as far as is known; returns at once."""
+        """Whether the process still runs, as far as its host knows; returns at once."""
         ...
 
     def endpoint(self, until: float) -> str:
-        """Where it listens; waits until `until` on the monotonic clock, and raises why not."""
+        """The endpoint of the process; waits until `until` on the monotonic clock.
+
+        Raises the reason if the process does not serve.
+        """
         ...
 
     def check(self) -> None:
-        """Raise GiveUp with how it ended, if it has; returns at once."""
+        """Raise GiveUp with the exit reason if the process has ended; returns at once."""
         ...
 
     def ask_to_end(self) -> None: ...
 
     def end(self) -> None:
-        """Wait until it has ended; kill it when that takes long."""
+        """Wait until the process has ended; kill it if that takes too long."""
         ...
 
 
 class ProcessFactory(Protocol):
-    """How a host starts processes; neither call waits for one."""
+    """How a host starts processes; no method waits for a process to serve."""
 
     def coordinator(self, order: CoordinatorLaunch) -> ProcessHandle:
-        """Start it; every one of a job finds the same record."""
+        """Start a coordinator; all coordinators of a job use the same record."""
         ...
 
-    def copy(self, order: CopyLaunch, beside: Collection[int]) -> ProcessHandle:
-        """Start a copy; `beside` are the boot numbers of those that it should not die with."""
+    def copy(self, order: CopyLaunch, near: Collection[int]) -> ProcessHandle:
+        """Start a copy, preferably on a machine without the copies with boot numbers `near`."""
         ...
 
     def together(self, boot: int, other: int) -> bool:
-        """Whether these two copies die together with the machine that they are on."""
+        """Whether these two copies run on one machine, and so would die together."""
         ...
 
     def elsewhere(self, boot: int) -> bool:
-        """Whether there is a machine now that this copy is not on."""
+        """Whether there is now a machine other than the one that runs this copy."""
         ...
 
 
@@ -103,41 +107,41 @@ class ReplicatedShards:
     """The processes of one job, and the cluster they form."""
 
     restart_enabled = True
-    """Whatever it is set to: a backup that follows takes nothing back."""
+    """No effect when set: failing over to a backup loses no acknowledged push."""
 
-    def __init__(self, cluster: Cluster, keeper: "_ReplicaSupervisor") -> None:
+    def __init__(self, cluster: Cluster, supervisor: "_ReplicaSupervisor") -> None:
         self.cluster = cluster
-        self._keeper = keeper
+        self._supervisor = supervisor
 
     @property
     def pids(self) -> dict[str, int]:
-        """Each living process by its part: `coordinator`, `shard 0 primary`, `shard 0 backup`.
+        """The ids of living processes by role: `coordinator`, `shard 0 primary`, `shard 0 backup`.
 
-        One that has no part yet is a `shard 0 spare`. As of a moment ago. In Ray the ids are those
-        of the nodes where they run.
+        A process without a role yet is a `shard 0 spare`. The values are a moment old. In Ray each
+        id is that on the node where the process runs.
         """
-        return self._keeper.pids()
+        return self._supervisor.pids()
 
     @property
     def redundant(self) -> bool:
-        """Whether every shard could lose a copy now and no acknowledged push; as of just now."""
-        return self._keeper.redundant
+        """Whether every shard could lose a copy now without losing an acknowledged push."""
+        return self._supervisor.redundant
 
     @property
     def degraded_reason(self) -> str:
-        """Why the next death would not be survived, in words; empty where it would."""
-        return self._keeper.degraded_reason
+        """Why the job might not survive the next death, in words; empty if it would."""
+        return self._supervisor.degraded_reason
 
     def check(self) -> None:
-        """Raise GiveUp naming a shard that nobody is left of who holds its pushes."""
-        self._keeper.check()
+        """Raise GiveUp naming a shard that has lost every up-to-date copy."""
+        self._supervisor.check()
 
     def lost_updates(self) -> list[str]:
-        """Nothing: a death that is survived costs nothing that was acknowledged."""
+        """Always empty: a death that the job survives costs no acknowledged push."""
         return []
 
     def delete_logs(self) -> None:
-        """Nothing: they keep none."""
+        """Do nothing: replicated shards keep no logs."""
 
 
 @contextmanager
@@ -150,31 +154,31 @@ def supervise(
     record: str,
     secure: bool | None = None,
 ) -> Iterator[ReplicatedShards]:
-    """Start a coordinator and two copies a spec by `starts`; end them on leaving.
+    """Start a coordinator and two copies a spec with `starts`; end them on leaving.
 
-    Returns when each shard has a backup. All listen on `host`, wherever is free, and are told as
-    their own machine's address where that is 0.0.0.0; the coordinator's `record` is a path where it
-    runs. `silence_s` is how long a copy may be silent before it counts as dead; one whose
-    connection breaks does so at once. Where other hosts can reach them, all links speak CURVE and
-    let in this job's alone, unless `secure` says otherwise.
-    Raises BadInput when an address cannot be had, GiveUp with the cause when a process does not
+    Returns when each shard has a backup. All listen on free ports of `host`; where that is 0.0.0.0,
+    each is published under its own machine's address. `record` is the path of the coordinator's
+    record on the machine where it runs. A copy counts as dead after `silence_s` of silence, or at
+    once if its connection breaks. Where other hosts can reach the processes, all links use CURVE
+    and admit only this job's processes, unless `secure` says otherwise.
+    Raises BadInput when an address is unavailable, GiveUp with the cause when a process does not
     start within minutes, WrongBuild when it runs other code.
     """
     check_place(specs, host, secure=secure)
     check_silence(silence_s, specs[0].lease_s)
-    keeper = _ReplicaSupervisor(
+    supervisor = _ReplicaSupervisor(
         specs, starts, host, silence_s, record, keys_for(specs, host, secure)
     )
     try:
-        cluster = keeper.begin()
-        keeper.start()
-        yield ReplicatedShards(cluster, keeper)
+        cluster = supervisor.begin()
+        supervisor.start()
+        yield ReplicatedShards(cluster, supervisor)
     finally:
-        keeper.stop()
+        supervisor.stop()
 
 
 class _ReplicaSupervisor:
-    """Starts what is missing. Its thread begins when all are there; until then it is the caller."""
+    """Starts missing processes: from the caller's thread in `begin`, then from its own thread."""
 
     def __init__(
         self,
@@ -193,27 +197,27 @@ class _ReplicaSupervisor:
             specs[0].job, len(specs), record, bind_address(host, 0, 0), silence_s, self._admission
         )
         self._coordinator_at = ""
-        self._keys: dict[int, str] = {}  # by boot number, of those that have told
+        self._keys: dict[int, str] = {}  # by boot number, of copies that have reported
         self._coordinator: ProcessHandle | None = None
         self._copies: dict[int, tuple[int, ProcessHandle]] = {}  # shard and process, by boot number
-        self._offered: dict[int, tuple[int, float]] = {}  # the last process of each shard, and when
+        self._offered: dict[int, tuple[int, float]] = {}  # each shard's last process, and when
         self._used: set[int] = set()
-        self._moves: set[int] = set()  # backups that end for one on another machine
+        self._moves: set[int] = set()  # backups being replaced by one on another machine
         self._apart_at = 0.0
         self._began_at = 0.0
-        self._pause_s = _AGAIN_S  # between one coordinator's beginning and the next one's
+        self._pause_s = _AGAIN_S  # between the starts of two coordinators
         self._heard_at = 0.0
         self._boot = 0
         self._seats: dict[int, PrimaryInfo] = {}
         self._lost: dict[int, str] = {}  # how a shard's last process ended
-        self._lost_coordinator = "it is there, and silent"
+        self._lost_coordinator = "it runs, but is silent"
         self._ended = threading.Event()
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
         self._context = zmq.Context()
-        self._guide: PrimaryResolver | None = None
+        self._resolver: PrimaryResolver | None = None
 
-    # --- what others ask --------------------------------------------------------------------------
+    # --- queries ----------------------------------------------------------------------------------
 
     def pids(self) -> dict[str, int]:
         lives = {} if self._coordinator is None else {"coordinator": self._coordinator}
@@ -248,10 +252,10 @@ class _ReplicaSupervisor:
                 how = self._lost.get(shard, "its processes have died")
                 raise GiveUp(f"shard {shard} has no copy left that holds its pushes: {how}")
 
-    # --- beginning and end ------------------------------------------------------------------------
+    # --- start and stop ---------------------------------------------------------------------------
 
     def begin(self) -> Cluster:
-        """Start everything, and wait until each shard has a backup."""
+        """Start all processes, and wait until each shard has a backup."""
         until = time.monotonic() + _START_S
         self._coordinator = self._starts.coordinator(self._order)
         self._coordinator_at = self._coordinator.endpoint(until)
@@ -264,7 +268,7 @@ class _ReplicaSupervisor:
         cluster = make_cluster(self._specs, [""] * len(self._specs), self._access)
         cluster = msgspec.structs.replace(cluster, coordinator=self._coordinator_at)
         own = None if self._access is None else KeyPair.of(self._access.operator)
-        self._guide = PrimaryResolver(cluster, self._context, own)
+        self._resolver = PrimaryResolver(cluster, self._context, own)
         while not self.redundant:
             if time.monotonic() > until:
                 raise GiveUp(f"replicated shards: not all had a backup within {_START_S:g} s")
@@ -290,7 +294,7 @@ class _ReplicaSupervisor:
             life.end()
         self._context.destroy(linger=0)
 
-    # --- keeping ----------------------------------------------------------------------------------
+    # --- supervision ------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -312,7 +316,7 @@ class _ReplicaSupervisor:
                 self._part_copies(seat)
 
     def _keep_coordinator(self) -> None:
-        """Start it again, at longer intervals while none of them comes to answer."""
+        """Restart a dead coordinator, with a growing pause while none of them answers."""
         assert self._coordinator is not None
         try:
             self._coordinator.check()
@@ -325,17 +329,17 @@ class _ReplicaSupervisor:
                 self._coordinator = self._starts.coordinator(self._order)
 
     def _look(self) -> None:
-        """Hear what the coordinator has decided; takes a moment."""
-        assert self._guide is not None
+        """Receive the coordinator's decisions; takes up to `_LOOK_S`."""
+        assert self._resolver is not None
         if self._admission is not None:
             self._learn_keys()
-            self._guide.admit(self._keys)
-        self._guide.ask(again=True)
+            self._resolver.admit(self._keys)
+        self._resolver.ask(again=True)
         until = time.monotonic() + _LOOK_S
         while (left_s := until - time.monotonic()) > 0 and not self._ended.is_set():
-            if self._guide.listen(left_s):
+            if self._resolver.listen(left_s):
                 self._heard_at, self._pause_s = time.monotonic(), _AGAIN_S
-                self._seats = dict(self._guide.seats)
+                self._seats = dict(self._resolver.seats)
                 for seat in self._seats.values():
                     self._used |= {
                         seat.primary,
@@ -343,7 +347,7 @@ class _ReplicaSupervisor:
                     }
 
     def _learn_keys(self) -> None:
-        """By the endpoints of processes that have told theirs by now."""
+        """Record the keys in the endpoints that processes have reported by now."""
         for boot, (shard, life) in self._copies.items():
             if boot not in self._keys:
                 try:
@@ -351,10 +355,10 @@ class _ReplicaSupervisor:
                 except WrongBuild as error:
                     self._lost[shard] = str(error)
                 except GiveUp:
-                    pass  # not yet; or it has ended, and `_bury` asks how
+                    pass  # no endpoint yet; or it has ended, and `_report_deaths` finds out how
 
     def _report_deaths(self) -> None:
-        """Forget processes that have ended."""
+        """Forget processes that have ended, and record how."""
         for boot, (shard, life) in list(self._copies.items()):
             try:
                 life.check()
@@ -367,9 +371,9 @@ class _ReplicaSupervisor:
                 life.end()
 
     def _part_copies(self, seat: PrimaryInfo) -> None:
-        """Have a backup that would die together with its primary be followed by one that would not.
+        """Replace a backup on its primary's machine by one on another machine.
 
-        Nothing while anything else is at risk.
+        Does nothing while anything else is at risk.
         """
         together, shard = self._starts.together, seat.shard
         if seat.backup is None or self.degraded_reason or self._moves:
@@ -384,23 +388,23 @@ class _ReplicaSupervisor:
                 self._offer(shard)
         elif spare.pid is not None and self._serves(spare):
             if together(seat.primary, boot):
-                spare.ask_to_end()  # it has come up beside them all the same
+                spare.ask_to_end()  # it was placed on their machine after all
             else:
                 self._moves.add(seat.backup)
                 self._copies[seat.backup][1].ask_to_end()
 
     def _serves(self, spare: ProcessHandle) -> bool:
-        """Whether one that has told where it listens runs this build; another build's is ended."""
+        """Whether a process that has reported its endpoint runs this build; stop it if not."""
         try:
             return bool(spare.endpoint(time.monotonic()))
         except WrongBuild:
             spare.ask_to_end()
         except GiveUp:
-            pass  # it has died since, and `_bury` asks how
+            pass  # it has died since, and `_report_deaths` finds out how
         return False
 
     def _waits(self, shard: int) -> bool:
-        """Whether a process is on its way already, or the last one came to nothing just now."""
+        """Whether a process is starting already, or one has failed a moment ago."""
         boot, since = self._offered[shard]
         age_s = time.monotonic() - since
         if boot in self._used:
@@ -408,7 +412,7 @@ class _ReplicaSupervisor:
         return age_s < (_SPARE_S if boot in self._copies else _AGAIN_S)
 
     def _offer(self, shard: int) -> None:
-        """Start an empty process."""
+        """Start an empty process of this shard, for the coordinator to use."""
         self._boot = max(self._boot + 1, time.time_ns() // 1000)
         self._offered[shard] = self._boot, time.monotonic()
         bind = bind_address(self._host, 0, 0)
@@ -418,9 +422,9 @@ class _ReplicaSupervisor:
         self._copies[self._boot] = shard, self._starts.copy(order, self._colocated(shard))
 
     def _colocated(self, shard: int) -> list[int]:
-        """The copies of a shard, of which a further one should be apart.
+        """The boot numbers of the copies that a further copy of the shard should be apart from.
 
-        Not one that was replaced: it counts as dead, whatever its host knows by now.
+        Leaves out a replaced copy: it counts as dead, even if its host does not know yet.
         """
         seat = self._seats.get(shard)
         return [
@@ -430,7 +434,7 @@ class _ReplicaSupervisor:
         ]
 
     def _living(self, seat: PrimaryInfo) -> list[int]:
-        """The processes that hold every acknowledged push."""
+        """The boot numbers of living processes that hold every acknowledged push."""
         copies = dict(self._copies)
         return [boot for boot in seat.promotable if boot in copies and copies[boot][1].alive]
 

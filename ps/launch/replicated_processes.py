@@ -1,11 +1,11 @@
 """Replicated shards as plain processes of this machine: two copies each, and a coordinator.
 
-    with ps.replicated_shards(specs) as hosts, ps.Console(hosts.cluster) as console:
-        console.install(weights)
+    with ps.replicated_shards(specs) as hosts, ps.AdminClient(hosts.cluster) as admin:
+        admin.install(weights)
         ...
 
-All are children of this process (processes.py) and end with it; what died is followed as
-replica_supervisor.py has it.
+All are children of this process (processes.py) and end with it; replica_supervisor.py replaces
+those that die.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -30,12 +30,13 @@ def replicated_shards(
 ) -> Iterator[ReplicatedShards]:
     """Start a coordinator and two processes a spec; end them on leaving.
 
-    Returns when each shard has a backup. All listen on `host`, wherever is free, and are told as
-    this machine's own address where that is 0.0.0.0. Where other hosts can reach them, all links
-    speak CURVE and let in only who holds `cluster.access`, unless `secure` says otherwise.
-    `silence_s` is how long a copy may be silent before it counts as dead; one
-    whose connection breaks does so at once. Raises BadInput when an address cannot be had, GiveUp
-    with the cause when a process does not start within minutes, WrongBuild when it runs other code.
+    Returns when each shard has a backup. All listen on free ports of `host`; where that is 0.0.0.0,
+    they are published under this machine's own address. Where other hosts can reach them, all links
+    use CURVE and admit only holders of `cluster.access`, unless `secure` says otherwise. A copy
+    counts as dead after `silence_s` of silence, or at once if its connection breaks.
+
+    Raises BadInput when an address is unavailable, GiveUp with the cause when a process does not
+    start within minutes, WrongBuild when it runs other code.
     """
     with temporary_folder("record") as folder:
         record = str(folder / RECORD)
@@ -51,12 +52,12 @@ def replicated_shards(
 
 
 class _Processes:
-    """Children of this process; where they run there is no choice."""
+    """Starts copies as children of this process, all on this machine."""
 
     def coordinator(self, order: CoordinatorLaunch) -> ChildProcess:
         return ChildProcess("coordinator", "ps.launch.coordinator_process", order)
 
-    def copy(self, order: CopyLaunch, beside: Collection[int]) -> ChildProcess:
+    def copy(self, order: CopyLaunch, near: Collection[int]) -> ChildProcess:
         return ChildProcess(f"shard {order.spec.shard}", "ps.launch.copy_process", order)
 
     def together(self, boot: int, other: int) -> bool:

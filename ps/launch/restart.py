@@ -1,16 +1,19 @@
-"""Starting a shard's process again when it has died, for shards that go on from a log or a save.
+"""Restarts a shard's process after its death, for shards that recover from a WAL or an autosave.
 
-A process that is killed, or that the kernel ends for want of memory, is started again at once, on
-the same endpoint; its workers find it there, learn from its boot number that it is another life,
-and send what it did not acknowledge. A process that says what failed, such as a full disk, is not:
-that would fail again. Nor is one whose machine is gone, nor any while deaths are not `followed`:
-a shard that goes on from a save has forgotten what it was told since, and that may be more than it
-can be told anew (worker/job_shards.py).
+A process that is killed, also by the kernel for want of memory, is restarted at once on the same
+endpoint. Its workers find it there, see from its boot number that it is a new process, and send the
+pushes that were not acknowledged. There is no restart in three cases:
 
-A process that does not come to serve, or fails as soon as it does, is given up after a few times in
-a row, each after a longer pause, with what it died of. What counts is how long it has served, and
-not how long ago it was started, which on a busy machine takes seconds. One that served and was then
-killed from outside has not failed: however often and however soon that happens, another follows.
+- The process reported what failed, such as a full disk: that would fail again.
+- Its machine is gone.
+- `restart_enabled` is off. A shard that recovers from an autosave has lost the updates since then,
+  and its workers may be unable to repeat them all (worker/job_shards.py).
+
+A process that never serves, or crashes as soon as it does, is given up after a few crashes in a
+row, each followed by a longer pause; the error names the last cause. What counts is how long the
+process has served, not how long ago it was started: on a busy machine a start takes seconds. A
+process that served and was then killed from outside has not crashed: it is restarted however often
+and however soon that happens.
 """
 
 import threading
@@ -21,19 +24,19 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from shards.errors import DownpourError, GiveUp
 
 QUICK_S = 1.0
-"""One that failed after serving for less than this, or that never served, died quickly;"""
+"""A process that exits after serving for fewer seconds than this, or never serves, crashed."""
 MOST_QUICK = 5
-"""so many quick deaths in a row are enough;"""
+"""Consecutive crashes before a shard is given up."""
 PAUSE_S = 0.1
-"""and this, doubled each time, is the pause between them."""
+"""Initial pause in seconds before a restart; it doubles with each consecutive crash."""
 
 
 class Stranded(GiveUp):
-    """Where it would have to be started again there is nothing any more; trying is of no use."""
+    """The machine on which a process would have to restart is gone; retrying is useless."""
 
 
 class ExitReason(NamedTuple):
-    """How a process ended; `told` if it said itself why, `killed` if others ended it."""
+    """How a process ended: `told` if it reported the reason itself, `killed` if from outside."""
 
     text: str
     told: bool
@@ -41,50 +44,56 @@ class ExitReason(NamedTuple):
 
 
 class RestartableProcess(Protocol):
-    """One process of a shard."""
+    """One process of a shard, which can be replaced by another."""
 
     name: str
 
     def wait(self) -> ExitReason:
-        """Return when it has ended, with how."""
+        """Wait until the process has ended; returns how."""
         ...
 
     def endpoint(self, until: float) -> str:
-        """Where it listens; raises a DownpourError when it does not, Stranded if none can."""
+        """The endpoint of the process; waits until `until` on the monotonic clock.
+
+        Raises a DownpourError if this process does not serve, Stranded if no other could either.
+        """
         ...
 
     def ask_to_end(self) -> None: ...
 
     def stop(self) -> None:
-        """Wait until it has ended; kill it when that takes long."""
+        """Wait until the process has ended; kill it if that takes too long."""
         ...
 
     def close(self) -> None:
-        """Let go of what leads to one that has ended."""
+        """Release the pipes or references to a process that has ended."""
         ...
 
 
 class CrashLoop:
-    """How often one process after another has died, and how often quickly without a break."""
+    """Counts the deaths of a shard's processes, and its consecutive crashes."""
 
     def __init__(self) -> None:
         self.all = 0
         self.quick = 0
 
     def died(self, served_s: float | None, *, killed: bool = False) -> None:
-        """One has died that served for so long; None: that never did. `killed` by others."""
+        """Count a death after `served_s` seconds of service; None if the process never served.
+
+        `killed`: from outside, which is no crash.
+        """
         self.all += 1
         quick = served_s is None or (served_s < QUICK_S and not killed)
         self.quick = self.quick + 1 if quick else 0
 
     @property
     def too_many(self) -> bool:
-        """Whether another one would only die, too."""
+        """Whether to give up, because another process would crash as well."""
         return self.quick >= MOST_QUICK
 
     @property
     def pause_s(self) -> float:
-        """How long to wait before the next."""
+        """Seconds to wait before the next start."""
         return PAUSE_S * 2 ** (self.quick - 1) if self.quick else 0.0
 
 
@@ -92,31 +101,34 @@ C = TypeVar("C", bound=RestartableProcess)
 
 
 class RestartingProcess(Generic[C]):
-    """One shard, in one process after another; `restart` makes the next, without waiting for it.
+    """One shard that runs in a sequence of processes.
 
-    `child` is the present one; one that has just died, until the next is started. While `followed`
-    is not set, no next one is started.
+    `child` is the current process, or one that has just died until the next is started. While
+    `restart_enabled` is off, a death is final.
     """
 
     def __init__(self, child: C, restart: Callable[[], C], start_s: float) -> None:
-        """`child` serves by now; a later one is waited for `start_s`."""
+        """`child` serves already; `restart` starts the next process without waiting for it.
+
+        Each later process has `start_s` seconds to serve.
+        """
         self.child = child
         self._restart = restart
         self._start_s = start_s
         self._since = time.monotonic()
         self._deaths = CrashLoop()
-        self._lock = threading.Lock()  # between starting a process and ending the last one
+        self._lock = threading.Lock()  # guards starting a process against `ask_to_end`
         self._ending = threading.Event()
         self._followed = True
         self._failure: str | None = None
         self._losses: list[str] = []
-        name = f"keeps-{child.name}"
+        name = f"restarts-{child.name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     @property
     def deaths(self) -> int:
-        """How many of its processes have died, serving or about to."""
+        """How many of the shard's processes have died, while serving or starting."""
         return self._deaths.all
 
     @property
@@ -125,20 +137,20 @@ class RestartingProcess(Generic[C]):
 
     @restart_enabled.setter
     def restart_enabled(self, whether: bool) -> None:
-        # Once it is unset and this returns, no process is started. One that is about to serve by
-        # then may: it was told nothing yet, and all that it will be told it remembers until it
-        # dies, which is the end. To wait for it here would hold up whoever looks after the others.
+        # Once this has returned after switching it off, no process is started. One that is starting
+        # by then may still serve: it has received nothing yet, and keeps what it receives until it
+        # dies, which is final. Waiting for it here would delay the caller's other shards.
         with self._lock:
             self._followed = whether
 
     def lost_updates(self) -> list[str]:
-        """How those died in whose place another was started since this was last asked."""
-        told = len(self._losses)  # another may be added meanwhile
-        losses, self._losses[:told] = self._losses[:told], []
+        """The deaths since the last call that were followed by a restart, in words."""
+        count = len(self._losses)  # the thread may append another meanwhile
+        losses, self._losses[:count] = self._losses[:count], []
         return losses
 
     def check(self) -> None:
-        """Raise GiveUp when it has been given up."""
+        """Raise GiveUp if the shard has been given up."""
         if self._failure is not None:
             raise GiveUp(self._failure)
 
@@ -148,7 +160,7 @@ class RestartingProcess(Generic[C]):
         self.child.ask_to_end()
 
     def end(self) -> None:
-        """Wait until its process has ended; kill it when that takes long."""
+        """Wait until the current process has ended; kill it if that takes too long."""
         self.child.stop()
         self._thread.join()
         self.child.close()
@@ -156,9 +168,9 @@ class RestartingProcess(Generic[C]):
     def _run(self) -> None:
         try:
             self._keep()
-        except BaseException as error:  # noqa: BLE001  # whatever it is, `check` tells it
+        except BaseException as error:  # noqa: BLE001  # whatever it is, `check` raises it
             what = f"{type(error).__name__}: {error}"
-            self._failure = f"{self.child.name} is not followed by another: {what}"
+            self._failure = f"{self.child.name} is not restarted: {what}"
 
     def _keep(self) -> None:
         name = self.child.name
@@ -174,7 +186,7 @@ class RestartingProcess(Generic[C]):
                 return
 
     def _again(self, died: str, how: str) -> bool:
-        """Have it serve again; False if it is to end, or is given up."""
+        """Restart until a process serves; False if the shard is to end, or is given up."""
         first = True
         while not self._deaths.too_many:
             if self._ending.wait(self._deaths.pause_s):
@@ -186,7 +198,7 @@ class RestartingProcess(Generic[C]):
                 return False
             except DownpourError as error:
                 how, first = str(error), False
-                self.child.stop()  # one that still reads the log would not let another have it
+                self.child.stop()  # while it reads the WAL, it holds the lock of the folder
                 self._deaths.died(None)
         self._failure = (
             f"{self.child.name} has died {self._deaths.quick} times in a row, each before it had"
@@ -195,14 +207,14 @@ class RestartingProcess(Generic[C]):
         return False
 
     def _started(self, died: str, *, first: bool) -> bool:
-        """Start the next process and wait until it serves; False if none is wanted any more."""
+        """Start the next process and wait until it serves; False if no restart is wanted."""
         with self._lock:
             if self._ending.is_set():
                 return False
             if not self._followed:
                 self._failure = died
                 return False
-            if first:  # of perhaps several; and before anybody can have heard from it
+            if first:  # once for all attempts, and before a worker can notice
                 self._losses.append(died)
             former, self.child = self.child, self._restart()
         former.close()

@@ -1,4 +1,4 @@
-"""One shard in a process of its own: `python -m ps.launch.shard_process`."""
+"""Runs one shard as a process: `python -m ps.launch.shard_process`."""
 
 import sys
 import tempfile
@@ -12,11 +12,11 @@ from ps.transport.addresses import public_endpoint
 
 
 def make(order: ShardLaunch, address: str) -> tuple[ShardServer, str]:
-    """The shard's server, and where it is reached on a host with that address."""
+    """Make the shard's server, not started yet, and its endpoint on a host with `address`."""
     folder = Path(order.log_folder) if order.log_folder is not None else None
     saves = Path(tempfile.gettempdir()) / order.saves if order.saves is not None else None
-    told = order.bind, order.transport, order.device, order.admission
-    server = serve(order.spec, *told, order.durability, folder, saves, order.rollback_s)
+    reach = order.bind, order.transport, order.device, order.admission
+    server = serve(order.spec, *reach, order.durability, folder, saves, order.rollback_s)
     return server, public_endpoint(server.endpoint, address)
 
 

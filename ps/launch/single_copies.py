@@ -1,6 +1,6 @@
-"""Shards of one copy each: started, waited for, started again where they come back, and ended.
+"""Starts, waits for, restarts and ends shards that have one copy each.
 
-The same for processes (processes.py) and for Ray actors (ray_launcher.py).
+The code is shared by processes (processes.py) and Ray actors (ray_launcher.py).
 """
 
 import secrets
@@ -23,24 +23,24 @@ from ps.wal.autosave import forget_saves
 from shards.errors import BadInput
 from shards.spec import ShardSpec
 
-_NAMED = 8  # shards, at most, in one error
+_NAMED = 8  # most shards named in one error
 
 
 class SingleCopyProcess(restart.RestartableProcess, Protocol):
-    """A shard's process or actor, which can be ended for good."""
+    """A shard's process or actor, which can be checked and ended for good."""
 
     deaths: int
-    """None, for it has but one life; whoever keeps it counts those of all."""
+    """Always 0: a process dies once, and `RestartingProcess` counts the deaths of all."""
 
     empty: bool
-    """Whether it began without weights; known once it listens."""
+    """Whether the shard started without weights; known once it listens."""
 
     def check(self) -> None:
-        """Raise GiveUp with how it ended, if it has."""
+        """Raise GiveUp with the exit reason if the process has ended."""
         ...
 
     def end(self) -> None:
-        """Wait until it has ended; kill it when that takes long."""
+        """Wait until the process has ended; kill it if that takes too long."""
         ...
 
 
@@ -50,8 +50,7 @@ C = TypeVar("C", bound=SingleCopyProcess)
 class SingleCopies(Generic[C]):
     """The shards of one job, one child each, and the cluster they form.
 
-    While `restart_enabled` is not set, no shard that `rolls_back` is started again: its death is
-    final.
+    While `restart_enabled` is off, a shard that `rolls_back` is not restarted: its death is final.
     """
 
     degraded_reason = ""  # there are no second copies to miss
@@ -59,37 +58,37 @@ class SingleCopies(Generic[C]):
     def __init__(
         self, cluster: Cluster, children: Sequence[C | RestartingProcess[C]], *, rolls_back: bool
     ) -> None:
-        """`rolls_back`: what follows one that has died goes on from its last save, not its log."""
+        """`rolls_back`: a shard is restarted from its last autosave, not from its WAL."""
         self.cluster = cluster
         self._children = children
         self._rolls_back = rolls_back
-        self._following = True
+        self._restart_enabled = True
 
     @property
     def restart_enabled(self) -> bool:
-        return self._following
+        return self._restart_enabled
 
     @restart_enabled.setter
     def restart_enabled(self, whether: bool) -> None:
-        self._following = whether
+        self._restart_enabled = whether
         for child in self._kept() if self._rolls_back else ():
             child.restart_enabled = whether
 
     def lost_updates(self) -> list[str]:
-        """What deaths have cost since this was last asked, in words; with logs nothing."""
+        """The updates that deaths have cost since the last call, in words; empty with WALs."""
         return [
-            f"{died}; another goes on from its last save, without what was pushed to it since"
+            f"{died}; restarted from its last autosave; updates since then are lost"
             for child in (self._kept() if self._rolls_back else ())
             for died in child.lost_updates()
         ]
 
     @property
     def deaths(self) -> int:
-        """How often one has died, serving or about to, and another was to take its place."""
+        """How many restartable processes have died, while serving or starting."""
         return sum(child.deaths for child in self._children)
 
     def check(self) -> None:
-        """Raise GiveUp naming a shard that has died for good or whose loop has failed, and how."""
+        """Raise GiveUp naming a shard that has died for good, or whose loop has failed, and how."""
         for child in self._children:
             child.check()
 
@@ -101,25 +100,25 @@ class SingleCopies(Generic[C]):
 
 
 Start = Callable[[ShardLaunch, C | None], C]
-"""Starts a shard without waiting for it: the first time, or in the place of one that has died."""
+"""Starts a shard without waiting for it: for the first time, or to replace one that has died."""
 
 
 @contextmanager
 def serving(
     orders: Sequence[ShardLaunch], start: Start[C]
 ) -> Iterator[tuple[list[str], Sequence[C | RestartingProcess[C]]]]:
-    """One child an order while the context lasts, and where each listens.
+    """Run one child an order while the context lasts; yields each endpoint, and the children.
 
-    One that comes back is followed by another on the same endpoint when it dies (restart.py).
-    Raises what a child's `endpoint` does, for one that does not come to serve, and BadInput where
-    some shards have found weights in their logs and others have not.
+    A child whose order `restarts` is restarted on the same endpoint when it dies (restart.py).
+    Raises what a child's `endpoint` raises if it does not serve, and BadInput if some shards have
+    found weights in their WALs and others have not.
     """
     children: list[C] = []
     kept: list[RestartingProcess[C]] = []
     try:
         for order in orders:
-            # One by one, so that `finally` knows of each even if the next does not start.
-            children.append(start(order, None))  # noqa: PERF401  # for that reason
+            # One at a time, so that `finally` ends the earlier ones if the next does not start.
+            children.append(start(order, None))  # noqa: PERF401  # see above
         until = time.monotonic() + START_S
         endpoints = [child.endpoint(until) for child in children]
         _check_all_or_none(orders, children)
@@ -139,9 +138,9 @@ def serving(
 def _check_all_or_none(
     orders: Sequence[ShardLaunch], children: Sequence[SingleCopyProcess]
 ) -> None:
-    """Raise BadInput where some shards have recovered weights and others have none.
+    """Raise BadInput if some shards have recovered weights and others have none.
 
-    Clients of such a job would wait for ever, or go on with a part of what was acknowledged.
+    Clients of such a job would wait for ever, or continue with a part of the acknowledged pushes.
     """
     folders = [order.log_folder for order in orders]
     empty = [child.name for child in children if child.empty]
@@ -151,7 +150,7 @@ def _check_all_or_none(
     logs = Path(str(folders[0])).parent
     raise BadInput(
         f"logs {logs}: expected weights of every shard or of none, got those of {_listed(held)} and"
-        f" none of {_listed(empty)}: put back the missing logs, or remove {logs} to begin without"
+        f" none of {_listed(empty)}: put back the missing logs, or remove {logs} to start without"
     )
 
 
@@ -163,11 +162,11 @@ def _listed(names: Sequence[str]) -> str:
 def saves_of(
     specs: Sequence[ShardSpec], rollback_s: float, *, here: bool = False
 ) -> Iterator[list[str | None]]:
-    """Where each shard's saves are, if it makes any: below the folder for temporary files, where it
-    runs. Those of shards on this machine go in the end, whatever they have died of.
+    """Each shard's folder of autosaves, or None if it makes none; removed on leaving.
 
-    If all of them run `here`, and this process is killed, the next start on this machine removes
-    them.
+    The paths are relative to the folder for temporary files of the machine where a shard runs.
+    Autosaves on this machine are removed whatever the shards have died of. If all shards run `here`
+    and this process is killed, the next start on this machine removes them.
     """
     with ExitStack() as stack:
         job = f"downpour-{secrets.token_hex(16)}"

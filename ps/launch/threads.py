@@ -1,6 +1,6 @@
-"""Shards in threads of this process: to try things out, for notebooks and tests.
+"""Runs shards in threads of this process, for experiments, notebooks and tests.
 
-The same shard and the same server loop as on a cluster, without Ray.
+The shard and the server loop are the same as on a cluster; Ray is not needed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,9 +30,9 @@ def local_shards(
 ) -> Iterator[Cluster]:
     """Serve `specs` on loopback while the context lasts.
 
-    `weights`, float32 of shape (table.size,), is installed first (default: zeros). `transport` is
-    what workers are offered beside TCP (local_sockets.py); `device` what holds the weights;
-    `secure` has TCP speak CURVE, as it does beyond loopback.
+    `weights`, float32 of shape (table.size,), are installed first (default: zeros). Workers are
+    offered `transport` as well as TCP (local_sockets.py). `device` holds the weights. `secure`
+    makes TCP use CURVE, as it does beyond loopback.
     """
     check_place(specs, "127.0.0.1", secure=secure)
     offered = transport_named(transport)
@@ -49,6 +49,6 @@ def local_shards(
             for spec in specs
         ]
         cluster = make_cluster(specs, [server.endpoint for server in servers], access)
-        with AdminClient(cluster) as console:
-            console.install(cluster.table.empty() if weights is None else weights)
+        with AdminClient(cluster) as admin:
+            admin.install(cluster.table.empty() if weights is None else weights)
         yield cluster

@@ -101,10 +101,12 @@ class CoordinatorServer(ServerThread):
         self._job = job
         self._record = CoordinatorStore(record, job)
         self._coordinator = Coordinator(shards, silence_s=silence_s, record=self._record.load())
-        self._roll = CopyRegistry(admission) if admission is not None else None
+        self._registry = CopyRegistry(admission) if admission is not None else None
         self._own = self._record.keys() if admission is not None else None
         context = zmq.Context()
-        self._porter = ZapAuthenticator(context, self._roll) if self._roll is not None else None
+        self._authenticator = (
+            ZapAuthenticator(context, self._registry) if self._registry is not None else None
+        )
         self._socket = context.socket(zmq.ROUTER)
         if self._own is not None:
             serve_with(self._socket, self._own)
@@ -152,8 +154,8 @@ class CoordinatorServer(ServerThread):
     def _loop(self) -> None:
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wake_in, zmq.POLLIN)
-        if self._porter is not None:
-            self._poller.register(self._porter.socket, zmq.POLLIN)
+        if self._authenticator is not None:
+            self._poller.register(self._authenticator.socket, zmq.POLLIN)
         tick_at = time.monotonic()
         try:
             while True:
@@ -162,8 +164,8 @@ class CoordinatorServer(ServerThread):
                 if self._wake_in in ready:
                     return
                 self._look_at_watches(ready)
-                if self._porter is not None and self._porter.socket in ready:
-                    self._porter.answer()
+                if self._authenticator is not None and self._authenticator.socket in ready:
+                    self._authenticator.answer()
                 if self._socket in ready:
                     self._listen()
                 else:
@@ -194,13 +196,13 @@ class CoordinatorServer(ServerThread):
         message = coordinator_messages.decode_coordinator_request(
             frames[0].buffer if frames else b""
         )
-        if self._roll is not None:
-            self._roll.check(str(frames[0].get("User-Id")), message)
+        if self._registry is not None:
+            self._registry.check(str(frames[0].get("User-Id")), message)
         if not hmac.compare_digest(message.job.encode(), self._job.encode()):
             raise BadMessage("coordinator: a message for another job")
         if isinstance(message, AdmitCopies):
-            if self._roll is not None:
-                self._roll.enter(message.copies)
+            if self._registry is not None:
+                self._registry.enter(message.copies)
         elif isinstance(message, LocatePrimaries):
             self._askers[sender] = now + _ASKER_S
             self._send(sender, PrimaryList(self._seats()))

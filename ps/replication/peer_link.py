@@ -59,7 +59,7 @@ class PeerLink:
         self._keys: dict[int, str] = {}
         # Of its own, for a context has one porter, and clients' is another.
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._porter = (
+        self._authenticator = (
             ZapAuthenticator(self._context, self, patient=True) if own is not None else None
         )
         self.socket = self._context.socket(zmq.ROUTER)
@@ -90,7 +90,11 @@ class PeerLink:
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
         """What to wait at; when one can be read, call `arrivals`."""
-        return (self.socket,) if self._porter is None else (self.socket, self._porter.socket)
+        return (
+            (self.socket,)
+            if self._authenticator is None
+            else (self.socket, self._authenticator.socket)
+        )
 
     def admits(self, key: str) -> bool:
         """Whether it is the coordinator's or a copy's that we were told of."""
@@ -103,8 +107,8 @@ class PeerLink:
         """These are the copies, and where some of them listen; links to others are dropped."""
         told = {boot: address_of(at).key for boot, at in peers.items()}
         self._keys = {boot: key for boot, key in (self._keys | told).items() if boot in members}
-        if self._porter is not None:
-            self._porter.look_again()
+        if self._authenticator is not None:
+            self._authenticator.look_again()
         for boot in self._links.keys() - members:
             self._links.pop(boot).close(linger=0)
             self._leaving.forget(boot)
@@ -135,8 +139,8 @@ class PeerLink:
 
     def arrivals(self) -> Iterator[tuple[int, ToPeer, Sequence[Buffer]]]:
         """What has come so far, but no more than a few: from whom, what, and its frames."""
-        if self._porter is not None:
-            self._porter.answer()
+        if self._authenticator is not None:
+            self._authenticator.answer()
         for sender, *frames in self._accepted.arrived(_AT_ONCE):
             self._surplus.received(sum(map(len, frames)))
             with contextlib.suppress(BadMessage):  # a stranger's

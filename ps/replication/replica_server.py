@@ -52,7 +52,7 @@ class ReplicaServer(ServerThread):
         """
         context = zmq.Context()
         keys = KeyPair.new() if admission is not None else None
-        self._reception = ShardEndpoint(
+        self._shard_endpoint = ShardEndpoint(
             spec,
             context,
             bind,
@@ -62,12 +62,12 @@ class ReplicaServer(ServerThread):
             plaintext=plaintext,
             keys=keys,
         )
-        drop_with(self, context, self._reception.sockets)
+        drop_with(self, context, self._shard_endpoint.sockets)
         floats = sum(map(len, spec.map.ranges[spec.shard]))
         pinned = address_of(coordinator).key
         self._peers = PeerLink(spec.job, boot, floats, bind, keys, pinned, spec.workers)
         super().__init__(f"copy-{boot}", context)
-        self.endpoint = public_endpoint(self._reception.endpoint, address)
+        self.endpoint = public_endpoint(self._shard_endpoint.endpoint, address)
         first = Beat(spec.shard, boot, 0)
         peer = public_endpoint(self._peers.endpoint, address)
         self._report = Heartbeat(spec.job, first, self.endpoint, peer)
@@ -78,7 +78,7 @@ class ReplicaServer(ServerThread):
         spec.prepare()
 
     def _let_go(self) -> None:
-        self._reception.close()
+        self._shard_endpoint.close()
         self._peers.close()
 
     def _loop(self) -> None:
@@ -93,7 +93,7 @@ class ReplicaServer(ServerThread):
         among_themselves, with_clients = zmq.Poller(), zmq.Poller()
         for socket in own:
             among_themselves.register(socket, zmq.POLLIN)
-        for socket in (*own, *self._reception.sockets):
+        for socket in (*own, *self._shard_endpoint.sockets):
             with_clients.register(socket, zmq.POLLIN)
         tick_at = time.monotonic()
         forget_at = tick_at + self._spec.lease_s / 4  # how often a shard without copies ticks
@@ -109,18 +109,18 @@ class ReplicaServer(ServerThread):
             now = self._reporter.moved_at = time.monotonic()
             if now >= forget_at:
                 self.replica.shard.forgive_silence(now - forget_at)
-                self._reception.tick()
+                self._shard_endpoint.tick()
                 forget_at = now + self._spec.lease_s / 4
             if now >= tick_at:
                 self._perform(self.replica.tick(now))
                 tick_at = now + _TICK_S
-            self._reception.send(self._answers)
+            self._shard_endpoint.send(self._answers)
             self._answers.clear()
 
     def _take_turn(self, ready: "dict[zmq.Socket[bytes], int]") -> None:
         """Hand the replica what has come; its answers leave together, its posts at once."""
         if self._reporter.socket in ready:
-            self._reception.hear_operator()  # with whom the coordinator ends
+            self._shard_endpoint.hear_operator()  # with whom the coordinator ends
             for word in self._reporter.take_notices():
                 told = word.assignment.configuration
                 if told.holds(self.replica.boot):
@@ -131,10 +131,10 @@ class ReplicaServer(ServerThread):
                 now = self._reporter.moved_at = time.monotonic()
                 self._perform(self.replica.receive(origin, message, frames, now))
         self._peers.look()
-        if ready.keys().isdisjoint(self._reception.sockets):
-            self._reception.look()
+        if ready.keys().isdisjoint(self._shard_endpoint.sockets):
+            self._shard_endpoint.look()
         else:
-            for one in self._reception.arrivals(self.replica.shard):
+            for one in self._shard_endpoint.arrivals(self.replica.shard):
                 now = self._reporter.moved_at = time.monotonic()
                 effects = self.replica.handle(one.sender, one.message, one.frames, now)
                 self._perform(effects)

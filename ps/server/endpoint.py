@@ -50,10 +50,10 @@ class ShardEndpoint:
         *,
         plaintext: bool = False,
         keys: KeyPair | None = None,
-        book: EnrolmentStore | None = None,
+        store: EnrolmentStore | None = None,
     ) -> None:
         """Bind at once, so that `endpoint` is known; raises BadInput as the entrance does, which
-        takes `admission`, `plaintext`, `keys` and `book`.
+        takes `admission`, `plaintext`, `keys` and `store`.
 
         `transport` is what workers on this host are offered beside TCP (local_sockets.py). What is
         sent of the weights is to lie in `sharing.buffers`, which `otherwise` makes where no memory
@@ -65,7 +65,7 @@ class ShardEndpoint:
         self._cutter = Cutter(token_bytes(TOKEN_BYTES))
         self._gatherer = Gatherer(max(_QUEUE_BYTES, 4 * _LEAST_QUEUE * floats))
         try:
-            self._entrance = ShardSockets(
+            self._sockets = ShardSockets(
                 spec,
                 context,
                 bind,
@@ -74,19 +74,19 @@ class ShardEndpoint:
                 admission,
                 plaintext,
                 keys,
-                book,
+                store,
             )
         except BaseException:
             self.sharing.close()
             raise
-        self.endpoint = self._entrance.endpoint
+        self.endpoint = self._sockets.endpoint
         self._surplus = HeapTrimmer()
         self._leaving = SendTracker()
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
         """What to wait at; when one can be read, call `arrivals`."""
-        return self._entrance.sockets
+        return self._sockets.sockets
 
     def arrivals(self, shard: Shard) -> list[Arrival]:
         """The messages that have come so far, but no more than a few, so that clocks are looked at.
@@ -95,7 +95,7 @@ class ShardEndpoint:
         """
         arrivals: list[Arrival] = []
         seen: set[tuple[bytes, int]] = set()
-        for sender, key, came in self._entrance.received(_QUEUE):
+        for sender, key, came in self._sockets.received(_QUEUE):
             self._surplus.received(sum(map(len, came)))
             try:
                 for one in self._read(shard, sender, key, came):
@@ -125,7 +125,7 @@ class ShardEndpoint:
                 requests = [message.request for message, _ in together]
                 each = []
                 for address, part in zip(stripes, cut, strict=True):
-                    socket, name = self._entrance.to(address)
+                    socket, name = self._sockets.to(address)
                     each.append((socket, [name, *part]))
                 try:
                     self._hand_over(each, to, requests)
@@ -134,11 +134,11 @@ class ShardEndpoint:
 
     def hear_operator(self) -> None:
         """Whoever speaks for the operator was heard: workers may go on joining."""
-        self._entrance.hear_operator()
+        self._sockets.hear_operator()
 
     def look(self) -> None:
         """Reset connections whose unfinished messages cost too much; call it every LOOK_S."""
-        self._entrance.look()
+        self._sockets.look()
 
     def tick(self) -> None:
         """Forget what the dead left; call it now and then."""
@@ -148,7 +148,7 @@ class ShardEndpoint:
     def close(self) -> None:
         """Give back what the socket does not hold."""
         self.sharing.close()
-        self._entrance.close()
+        self._sockets.close()
 
     def _hand_over(
         self,
@@ -182,10 +182,10 @@ class ShardEndpoint:
         for header, own in wire_format.disclose(parts[0], parts[1:]):
             message = wire_format.decode_asked(header)
             if message.job == shard.spec.job:
-                self._entrance.vouch()
+                self._sockets.vouch()
             if key:
                 try:
-                    self._entrance.check(key, message)
+                    self._sockets.check(key, message)
                 except DownpourError as error:
                     self.send([shard.refuse(sender, message.request, error)])
                     continue

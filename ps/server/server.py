@@ -57,7 +57,7 @@ class ShardServer(ServerThread):
         self._log = log
         self._saves = saves
         kept = log or saves
-        self._reception = ShardEndpoint(
+        self._shard_endpoint = ShardEndpoint(
             spec,
             context,
             bind,
@@ -66,12 +66,12 @@ class ShardServer(ServerThread):
             admission,
             plaintext=plaintext,
             keys=keys,
-            book=EnrolmentStore(kept.where, needed=log is not None) if kept is not None else None,
+            store=EnrolmentStore(kept.where, needed=log is not None) if kept is not None else None,
         )
-        drop_with(self, context, self._reception.sockets)
+        drop_with(self, context, self._shard_endpoint.sockets)
         super().__init__(f"shard-{spec.shard}", context)
-        self.endpoint = self._reception.endpoint
-        self.shard = Shard(spec, boot, self._reception.sharing.buffers, place)
+        self.endpoint = self._shard_endpoint.endpoint
+        self.shard = Shard(spec, boot, self._shard_endpoint.sharing.buffers, place)
         spec.prepare(place)
         if kept is not None:
             prepare()
@@ -88,7 +88,7 @@ class ShardServer(ServerThread):
         return self.shard.held.empty
 
     def _let_go(self) -> None:
-        self._reception.close()
+        self._shard_endpoint.close()
         if self._log is not None:
             self._log.close()
         if self._saves is not None:
@@ -96,7 +96,7 @@ class ShardServer(ServerThread):
 
     def _loop(self) -> None:
         poller = zmq.Poller()
-        sockets = self._reception.sockets
+        sockets = self._shard_endpoint.sockets
         for socket in (*sockets, self._wake_in):
             poller.register(socket, zmq.POLLIN)
         period = self.shard.spec.lease_s / 4
@@ -110,14 +110,14 @@ class ShardServer(ServerThread):
             if not ready.keys().isdisjoint(sockets):
                 self._take_turn()
             else:
-                self._reception.look()
+                self._shard_endpoint.look()
                 if not self.shard.prepared:
                     self.shard.prepare()
             now = time.monotonic()
             if now >= tick_at:
                 self.shard.forgive_silence(now - tick_at)
-                self._reception.send(self._acts.tick(now))
-                self._reception.tick()
+                self._shard_endpoint.send(self._acts.tick(now))
+                self._shard_endpoint.tick()
                 tick_at = now + period
             if self._saves is not None:
                 self._saves.look(self.shard, now)
@@ -127,5 +127,5 @@ class ShardServer(ServerThread):
 
     def _take_turn(self) -> None:
         """Hand the shard what has come, and send what it answers."""
-        arrivals = self._reception.arrivals(self.shard)
-        self._reception.send(self._acts.handle_together(arrivals, time.monotonic()))
+        arrivals = self._shard_endpoint.arrivals(self.shard)
+        self._shard_endpoint.send(self._acts.handle_together(arrivals, time.monotonic()))

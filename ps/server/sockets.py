@@ -48,23 +48,23 @@ class ShardSockets:
         admission: Admission | None,
         plaintext: bool,
         keys: KeyPair | None,
-        book: EnrolmentStore | None,
+        store: EnrolmentStore | None,
     ) -> None:
         """Bind at once, so that `endpoint` is known; `options` are of each socket.
 
         With `admission` TCP speaks CURVE, and `endpoint` pins the key of `keys`, or of a pair that
-        is made here; whoever joins is written into `book`, if there is one, and let in again where
+        is made here; whoever joins is written into `store`, if there is one, and let in again where
         another entrance goes on from that. Without it, an address that others can reach is refused
         unless `plaintext` says that they may. Raises BadInput for that, when the address is taken,
-        and when the book cannot be read; the context is closed then.
+        and when the store cannot be read; the context is closed then.
         """
         self._context, self._options = context, options
         self._arrays_bytes = most_arrays_bytes(sum(map(len, spec.map.ranges[spec.shard])))
         self._workers = spec.workers
         self._accepted: list[Accepted] = []
-        self._book = book
+        self._store = store
         self._register = self._registered(admission) if admission else None
-        self._porter = ZapAuthenticator(context, self._register) if self._register else None
+        self._authenticator = ZapAuthenticator(context, self._register) if self._register else None
         self._routers = [self._router()]
         keys = (keys or KeyPair.new()) if admission else None
         if keys is not None:
@@ -90,16 +90,16 @@ class ShardSockets:
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
         """What to wait at; when one can be read, call `received`."""
-        porters = (self._porter.socket,) if self._porter is not None else ()
-        return (*self._routers, *porters)
+        authenticators = (self._authenticator.socket,) if self._authenticator is not None else ()
+        return (*self._routers, *authenticators)
 
     def received(self, most: int) -> Iterator[tuple[bytes, str, list[Buffer]]]:
         """What has come so far, up to `most` a socket: address, key, frames.
 
         The key is empty for who needs none. Who is at the door only to join is answered here.
         """
-        if self._porter is not None:
-            self._porter.answer()
+        if self._authenticator is not None:
+            self._authenticator.answer()
         for number in range(len(self._routers)):
             guarded = self._register is not None and number == 0
             accepted = self._accepted[number]
@@ -143,7 +143,7 @@ class ShardSockets:
 
     def _registered(self, admission: Admission) -> KeyRegistry:
         try:
-            former = self._book.read(admission) if self._book is not None else None
+            former = self._store.read(admission) if self._store is not None else None
         except BadInput:
             self._context.destroy(linger=0)
             raise
@@ -178,8 +178,8 @@ class ShardSockets:
         if self._register is None or not self._register.invited(key):
             return False
         said, new = enrolment.answer(self._register, parts, time.monotonic())
-        if new and self._book is not None:
-            self._book.write(self._register.enrolments)  # before anybody counts on it
+        if new and self._store is not None:
+            self._store.write(self._register.enrolments)  # before anybody counts on it
         socket, name = self.to(address)
         with contextlib.suppress(zmq.ZMQError):  # gone, or it does not read
             socket.send_multipart([name, said], zmq.NOBLOCK)

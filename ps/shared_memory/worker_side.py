@@ -34,7 +34,7 @@ class WorkerSide:
             job, floats, min(slots, MAX_SLOTS)
         )  # what is beyond lies elsewhere
         self._lenders: dict[int, tuple[Window, Borrowed]] = {}
-        self._mosaic = ContiguousMapping()
+        self._mapping = ContiguousMapping()
         self.reasons: dict[int, str] = {}
         self.buffers = SharedBuffers(floats, self._segment)
 
@@ -71,7 +71,7 @@ class WorkerSide:
             return None
         if len(parts) == 1:
             return parts[0].view(np.float32)
-        memory = self._mosaic.lay(tiles)
+        memory = self._mapping.lay(tiles)
         if memory is None:
             return None
         whole = np.frombuffer(memory, np.float32, sum(part.size for part in parts) // 4)
@@ -137,7 +137,7 @@ class WorkerSide:
         """Read no more in its memory, and keep none of it but what arrays still show."""
         if shard in self._lenders:
             window, _ = self._lenders.pop(shard)
-            self._mosaic.forget(window.name)
+            self._mapping.forget(window.name)
             window.close()
 
     def _borrow(self, shard: int, loan: int, parts: Parts) -> Parts | None:

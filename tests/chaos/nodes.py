@@ -146,7 +146,7 @@ def logs_die_with_their_node(other: psutil.Process, logs: Path) -> bool:
         killed_at = kill(other)
         failure = ended(hosts)
         say(f"{since(killed_at)} after {_ELSEWHERE} was killed: {failure}")
-        expected = f"shard {there} cannot go on: node {_ELSEWHERE} of Ray is gone"
+        expected = f"shard {there} cannot continue: node {_ELSEWHERE} of Ray is gone"
         assert failure == expected, failure
         return True
 

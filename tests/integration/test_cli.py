@@ -174,8 +174,8 @@ def test_a_shard_that_comes_back(
     (told,) = re.findall(r"shard [01] has died: .*", out)
     died = int(told[len("shard ")])
     assert told[len("shard N") :] == (
-        " has died: its process was ended by signal 9 (Killed); another goes on from its last save,"
-        " without what was pushed to it since"
+        " has died: its process was ended by signal 9 (Killed); restarted from its last autosave;"
+        " updates since then are lost"
     )
     assert list(temporary.glob("downpour-*/shard-*")) == []
     assert set(shard_processes()) == before

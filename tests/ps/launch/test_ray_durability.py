@@ -78,8 +78,8 @@ def test_an_actor_that_comes_back_with_its_save(
             os.kill(pid_of(hosts, 1), signal.SIGKILL)
             (told,) = losses(hosts)
             assert told == (
-                "shard 1 has died: its Ray actor is gone; another goes on from its last save,"
-                " without what was pushed to it since"
+                "shard 1 has died: its Ray actor is gone; restarted from its last autosave;"
+                " updates since then are lost"
             )
             assert set(console.read()[:3000]) == {7.0}
         assert hosts.deaths == 1
@@ -99,7 +99,7 @@ def test_a_node_that_is_gone(
         os.kill(pid_of(hosts, 0), signal.SIGKILL)
         with pytest.raises(GiveUp) as caught:
             until(lambda: False, "it does not fail", hosts)
-        assert str(caught.value) == f"shard 0 cannot go on: node {gone} of Ray is gone"
+        assert str(caught.value) == f"shard 0 cannot continue: node {gone} of Ray is gone"
         assert hosts.deaths == 1
 
 

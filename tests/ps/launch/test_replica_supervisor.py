@@ -61,7 +61,7 @@ class Host:
         self.began.append(self.now)
         return Life(self.dies_of)
 
-    def copy(self, order: CopyLaunch, beside: Collection[int]) -> Life:
+    def copy(self, order: CopyLaunch, near: Collection[int]) -> Life:
         self.copies.append(self.next())
         self.places[order.boot] = self.goes
         return self.copies[-1]
@@ -82,26 +82,26 @@ class Host:
 
 
 class Kept:
-    """A shard of two copies whose keeper is called as its thread would, on a clock of ours."""
+    """A shard of two copies whose supervisor is called as its thread would, on a clock of ours."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.keeper = _ReplicaSupervisor(specs_of(), host, "127.0.0.1", 1.0, "r", (None, None))
-        self.keeper._guide = host  # type: ignore[assignment]
-        self.hosts = ReplicatedShards(None, self.keeper)  # type: ignore[arg-type]
+        self.supervisor = _ReplicaSupervisor(specs_of(), host, "127.0.0.1", 1.0, "r", (None, None))
+        self.supervisor._resolver = host  # type: ignore[assignment]
+        self.hosts = ReplicatedShards(None, self.supervisor)  # type: ignore[arg-type]
         self.primary, self.backup = Life(), Life()
-        self.keeper._coordinator = host.coordinator(self.keeper._order)
-        self.keeper._copies = {1: (0, self.primary), 2: (0, self.backup)}
-        self.keeper._boot = 2
-        self.keeper._offered = {0: (2, host.now)}
-        self.keeper._heard_at = host.now
+        self.supervisor._coordinator = host.coordinator(self.supervisor._order)
+        self.supervisor._copies = {1: (0, self.primary), 2: (0, self.backup)}
+        self.supervisor._boot = 2
+        self.supervisor._offered = {0: (2, host.now)}
+        self.supervisor._heard_at = host.now
         host.seats = {0: PrimaryInfo(0, 1, 1, 2, [1, 2], "", lonely=False)}
-        self.keeper._seats = dict(host.seats)
+        self.supervisor._seats = dict(host.seats)
 
     def goes_on(self, seconds: float) -> None:
         until = self.host.now + seconds
         while self.host.now < until:
-            self.keeper._keep()
+            self.supervisor._keep()
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
     monkeypatch.setattr(replica_supervisor, "time", clock)
     kept = Kept(host)
     yield kept
-    kept.keeper.stop()
+    kept.supervisor.stop()
 
 
 def test_a_coordinator_that_cannot_live(kept: Kept) -> None:
@@ -153,7 +153,7 @@ def test_a_backup_goes_where_it_would_not_die_with_its_primary(kept: Kept) -> No
     kept.goes_on(60.0)
     (spare,) = kept.host.copies
     assert kept.hosts.redundant, "it has not told that it serves"
-    boot, _ = kept.keeper._offered[0]
+    boot, _ = kept.supervisor._offered[0]
     spare.pid = 2
     kept.goes_on(6.0)
     assert (kept.primary.alive, kept.backup.alive, spare.alive) == (True, False, True)
@@ -206,6 +206,6 @@ def test_what_lasts_is_told_once() -> None:
     assert risks.due_message("", 92.0) is None
     risks.due_message("no coordinator answers: w", 100.0)
     assert risks.due_message("no coordinator answers: w", 130.0) == (
-        "for 30 s now no coordinator answers: w; training goes on, but another death may take back"
-        " acknowledged pushes, or end the run"
+        "for 30 s now no coordinator answers: w; training continues, but another death may take"
+        " back acknowledged pushes, or end the run"
     )

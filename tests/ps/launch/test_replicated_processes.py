@@ -86,7 +86,7 @@ def test_the_loss_of_both_copies_is_told(hosts: ReplicatedShards) -> None:
 def test_arguments_that_make_no_sense(silence_s: float) -> None:
     """A silence that says nothing, or too late, is named before anything starts."""
     told = (
-        "silence_s: expected at least 0.2 s, in which a copy says 4 times that it lives, and less"
+        "silence_s: expected at least 0.2 s, in which a copy sends 4 beats, and less"
         f" than the lease of a worker, 60 s, got {silence_s:g}"
     )
     with pytest.raises(BadInput, match=re.escape(told)):
@@ -103,7 +103,7 @@ class Starts:
         self.orders.append(order)
         raise GiveUp("no room")
 
-    def copy(self, order: CopyLaunch, beside: Collection[int]) -> ProcessHandle:
+    def copy(self, order: CopyLaunch, near: Collection[int]) -> ProcessHandle:
         raise AssertionError("before its coordinator")
 
     def together(self, boot: int, other: int) -> bool:

@@ -207,10 +207,10 @@ def test_one_that_says_what_failed_is_not() -> None:
 
 def test_one_whose_machine_is_gone_is_not() -> None:
     """There is nothing to start it on: it is tried once, and the error is told as it is."""
-    shard = Shard(Stranded("shard 3 cannot go on: node 10.0.0.7 of Ray is gone"))
+    shard = Shard(Stranded("shard 3 cannot continue: node 10.0.0.7 of Ray is gone"))
     shard.dies()
     shard.kept._thread.join(30)
-    with pytest.raises(GiveUp, match=r"^shard 3 cannot go on: node 10\.0\.0\.7 of Ray is gone$"):
+    with pytest.raises(GiveUp, match=r"^shard 3 cannot continue: node 10\.0\.0\.7 of Ray is gone$"):
         shard.kept.check()
     shard.ends()
     assert len(shard.made) == 2
@@ -286,7 +286,7 @@ def test_what_nobody_has_thought_of() -> None:
     shard = Shard(ConnectionError("Ray is away"))
     shard.dies()
     shard.kept._thread.join(30)
-    line = r"^shard 3 is not followed by another: ConnectionError: Ray is away$"
+    line = r"^shard 3 is not restarted: ConnectionError: Ray is away$"
     with pytest.raises(GiveUp, match=line):
         shard.kept.check()
     shard.ends()

@@ -103,8 +103,8 @@ def test_kill_one_of_two(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> No
             killed(hosts, 1)
             (told,) = losses(hosts)
             assert told == (
-                f"shard 1 has died: {KILLED}; another goes on from its last save, without what was"
-                " pushed to it since"
+                f"shard 1 has died: {KILLED}; restarted from its last autosave; updates since"
+                " then are lost"
             )
             assert parts(console) == [{-3.0}, set()]
             assert (job / "shard-1" / "key").read_bytes() == key

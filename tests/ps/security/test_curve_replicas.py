@@ -110,7 +110,7 @@ def test_a_copy_that_comes_too_early_is_let_in_later(tmp_path: Path) -> None:
     """It was turned away, which it hears, and tries again until its key is known."""
     group = Group(tmp_path, issue(1))
     group.join()
-    porter = group.coordinator._porter
+    porter = group.coordinator._authenticator
     assert porter is not None
     await_that(lambda: porter.refused >= 3)
     assert group.holders() == ()
@@ -281,7 +281,7 @@ def test_a_copy_waits_until_its_peer_knows_it(copies: Copies) -> None:
     """One that was told of the pair first comes first, and is heard when the other is told."""
     copies.two.know({1, 2}, copies.told)
     copies.two.send(Post(1, Replicated(1, 7)))
-    porter = copies.one._porter
+    porter = copies.one._authenticator
     assert porter is not None
     assert copies.heard_by_one(lambda: bool(porter._waiting)) == []
     copies.one.know({1, 2}, copies.told)
@@ -300,7 +300,7 @@ def test_a_right_key_under_anothers_name_at_a_peer(copies: Copies) -> None:
     stranger = copies.end(2)
     stranger.know({1, 2}, {1: copies.one.endpoint})
     stranger.send(Post(1, Replicated(1, 8)))
-    porter = copies.one._porter
+    porter = copies.one._authenticator
     assert porter is not None
     assert copies.heard_by_one(lambda: bool(porter._waiting)) == []
     copies.two.send(Post(1, Replicated(1, 7)))

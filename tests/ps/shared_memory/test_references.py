@@ -355,7 +355,7 @@ def test_a_hostile_peer_over_the_socket() -> None:
                 assert client.pull().versions == (before + 1,)
                 assert client.transports == ("shm",)
             server.check()
-            assert server._reception.sharing.tenants <= 1
+            assert server._shard_endpoint.sharing.tenants <= 1
     finally:
         context.destroy(linger=0)
 
@@ -423,12 +423,12 @@ def test_a_stopped_reader_sees_nothing_change(
 ) -> None:
     """Its lease runs out many times over, hundreds of versions pass, and what it holds stays."""
     server, cluster, process = reader
-    (its,) = server._reception.sharing._tenants
+    (its,) = server._shard_endpoint.sharing._tenants
     process.send_signal(signal.SIGSTOP)
     for _ in range(3):
         push_many(cluster, 100)
         time.sleep(0.5)
-    assert its in server._reception.sharing._tenants
+    assert its in server._shard_endpoint.sharing._tenants
     process.send_signal(signal.SIGCONT)
     said, _ = process.communicate("\n", timeout=120)
     assert said == "True True True\n"
@@ -444,9 +444,11 @@ def test_a_killed_reader_leaves_nothing(
     process.wait()
     push_many(cluster, 20)
     until = time.monotonic() + 60
-    while (server._reception.sharing.tenants or left(cluster) > 1) and time.monotonic() < until:
+    while (
+        server._shard_endpoint.sharing.tenants or left(cluster) > 1
+    ) and time.monotonic() < until:
         time.sleep(0.05)
-    assert (server._reception.sharing.tenants, left(cluster)) == (0, 1)
+    assert (server._shard_endpoint.sharing.tenants, left(cluster)) == (0, 1)
     push_many(cluster, 20)
 
 
