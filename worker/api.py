@@ -45,10 +45,10 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class Trained(msgspec.Struct, frozen=True):
-    """Trained weights, a flat float32 arena, with the solver they belong to and how it went.
+    """Trained weights, a flat float32 arena, with their solver and the job's outcome.
 
-    `evaluations` are the results of the tests during training and of the final weights, in their
-    order; none without test data.
+    `evaluations` are the results of the tests during training and of the final weights, in order;
+    empty without test data.
     """
 
     solver: Solver
@@ -57,7 +57,7 @@ class Trained(msgspec.Struct, frozen=True):
     evaluations: tuple[Evaluation, ...] = ()
 
     def save(self, path: str | Path) -> Path:
-        """Write the weights as .caffemodel or .safetensors, by the name's ending."""
+        """Write the weights as .caffemodel or .safetensors, by the path's suffix."""
         target = paths.path("save: path", path)
         if target.suffix not in (".caffemodel", ".safetensors"):
             raise BadInput(f"{target}: expected .caffemodel or .safetensors, got {target.suffix!r}")
@@ -102,40 +102,47 @@ def train(
 ) -> Trained:
     """Train the network of a Caffe `solver` on a DataFrame; blocks until it is done.
 
-    `df` needs a column `label` (whole numbers) and one named `image` or `data` (binary uint8
+    Data: `df` needs a column `label` (whole numbers) and one named `image` or `data` (binary uint8
     pixels, or a list of numbers). Bytes are a square image and a list is a vector, unless columns
-    channels, height, width say a shape, or the net does; a net with convolutions takes a list as a
-    square image. Each partition is one worker, unless `workers` says how many to deal the rows into
-    (over Spark Connect it must). Every worker needs a row. `staleness` is the bound in steps, None
-    or inf for none; strategy "bsp" needs 0. `seed` and `max_iter` are the solver's own unless they
-    are given. `test_data`, a DataFrame with the same columns or the path of such files, is what the
-    weights are tested on, every `test_interval` iterations of the solver and at the end; of a
-    DataFrame this process reads the first `test_iter` batches. `weights` starts from a file
-    (fine-tuning), `resume` continues from a folder below an earlier run's `snapshots`, or from one
-    below its `logs`, which a killed job left. `resume` and `snapshots` may be URIs that pyarrow
-    reaches, as s3://bucket/run (docs/how-to/snapshots.md). `shards_in` is where the shards live:
-    "ray", in actors, or "processes" of this machine; `shard_device` what holds their weights, "cpu"
-    or "gpu". `link`, such as "rtt=100ms,rate=100Mbit", puts each worker behind a link like that, to
-    see how training would fare on it (ps/transport/link_model.py). `transport` carries weights and
-    gradients: "shm" is memory shared on one host, "ipc" a Unix socket there, "tcp" works
-    everywhere, and "auto" is the best that each worker has. `compress` is how pushes travel:
-    "fp16", "bf16", "int8", "4bit", "1bit", "topk:SHARE" or "threshold:TAU", with ",zstd" if wanted;
-    `compress_pull` how weights do: "fp16" or "bf16", or as changes, "int8", "4bit" or "topk:SHARE"
-    (docs/how-to/compression.md). `device` is what each worker computes on: "cpu", "gpu" (one of its
-    own), "gpu:N", "auto", a GPU where one answers, or None, as the solver's `solver_mode` says.
-    `precision` is what a GPU rounds the factors of products to: "fp32" (not at all), "tf32" or
-    "bf16"; sums stay in float32, and so does the CPU. `durability` is what survives the death of a
-    shard: "memory" (its last save), "process", "logged" or "replicated"
-    (docs/explanation/durability.md); the two between need a folder `logs`, of this job alone, which
-    each node with a shard has to itself or shares with others. One with an earlier job's logs is
-    refused, unless `resume` holds as much. A copy of a replicated shard that is silent for
-    `silence_s` counts as dead. At "memory" a shard that dies takes back what it applied in the last
-    `rollback_s`, and training goes on; with 0 its death ends the job. Warnings, such as a snapshot
-    that failed, go to the `observer`, or else to the logger downpour.worker, and stand in the
-    outcome's `notices`.
+    channels, height, width or the net give a shape; a net with convolutions takes a list as a
+    square image. Each partition is one worker, unless `workers` gives the number to deal the rows
+    to (required over Spark Connect). Every worker needs a row. `test_data` is a DataFrame with the
+    same columns, or the path of such files. The weights are tested on it every `test_interval`
+    iterations of the solver and at the end; of a DataFrame this process reads the first `test_iter`
+    batches.
 
-    Call it from the main thread, and after `ray.init` for shards in Ray. Raises BadInput for what
-    the caller can mend, GiveUp when a worker or a shard fails for good.
+    Training: `staleness` is the bound in steps, None or inf for no bound; strategy "bsp" needs 0.
+    `seed` and `max_iter` default to the solver's own. `weights` starts from a file (fine-tuning).
+    `resume` continues from a folder below an earlier run's `snapshots`, or from one below its
+    `logs`, which a killed job left. `resume` and `snapshots` may be URIs that pyarrow supports,
+    such as s3://bucket/run (docs/how-to/snapshots.md). `device` is what each worker computes on:
+    "cpu", "gpu" (one of its own), "gpu:N", "auto" (a GPU if one is available), or None, for the
+    solver's `solver_mode`. `precision` is what a GPU rounds the factors of products to: "fp32" (no
+    rounding), "tf32" or "bf16"; sums are in float32, and so is everything on the CPU.
+
+    Shards: `shards_in` is where they run: "ray", in actors, or "processes" of this machine.
+    `shard_device` is the memory that holds their weights: "cpu" or "gpu". `durability` is what
+    survives the death of a shard: "memory" (its last autosave), "process", "logged" or "replicated"
+    (docs/explanation/durability.md). "process" and "logged" need a folder `logs` of this job alone;
+    each node with a shard may have its own, or several may share one. A folder with an earlier
+    job's logs is refused, unless `resume` holds at least as many updates. A copy of a replicated
+    shard that is silent for `silence_s` counts as dead. At "memory" a shard that dies loses at most
+    the updates of the last `rollback_s` seconds, and training continues; with 0 its death ends the
+    job.
+
+    Network: `link`, such as "rtt=100ms,rate=100Mbit", emulates such a link for each worker, to try
+    out training on it (ps/transport/link_model.py). `transport` carries weights and gradients:
+    "shm" is memory shared on one host, "ipc" is a Unix socket there, "tcp" works everywhere, and
+    "auto" is the best that each worker has. `compress` is the encoding of pushes: "fp16", "bf16",
+    "int8", "4bit", "1bit", "topk:SHARE" or "threshold:TAU", with ",zstd" if wanted. `compress_pull`
+    is the encoding of weights: "fp16" or "bf16", or as differences, "int8", "4bit" or "topk:SHARE"
+    (docs/how-to/compression.md).
+
+    Warnings, such as a failed snapshot, go to the `observer`, or else to the logger
+    downpour.worker, and are listed in the outcome's `notices`.
+
+    Call it from the main thread, and after `ray.init` for shards in Ray. Raises BadInput for an
+    error that the caller can fix, GiveUp when a worker or a shard fails for good.
     """
     check_frame("train: df", df)
     check_columns(df)
@@ -202,7 +209,7 @@ def train(
 
 
 def _whole(argument: str, number: int, least: int | None = None) -> int:
-    """A plain int of this argument, which may be NumPy's."""
+    """The argument, which may be a NumPy integer, as a plain int."""
     return arguments.whole(f"train: {argument}", number, least)
 
 
@@ -213,7 +220,10 @@ def _named(argument: str, name: str, kind: type[Choice]) -> Choice:
 def _start(
     solver: Solver, path: str | Path | None, resume: str | Path | None, seed: int
 ) -> NDArray[np.float32] | None:
-    """The weights of the file at `path`, else of the solver's files; None to resume."""
+    """The weights of the file at `path`, else of the solver's files; None if there are none.
+
+    A resumed job does not read the solver's files.
+    """
     if path is not None:
         files: tuple[str | Path, ...] = (paths.path("train: weights", path),)
     else:
@@ -227,7 +237,7 @@ def _evaluator(
     data: "spark.DataFrame | str | Path | None",
     start: NDArray[np.float32] | None,
 ) -> Evaluator | None:
-    """The solver's test nets on `data`, tried on one row; None without data."""
+    """The solver's test nets on `data`, tested on one row first; None without data."""
     if data is None:
         if solver.test_interval and solver.tests:
             _LOG.warning("%s: test_interval has no effect: no test_data was given", file)
@@ -237,7 +247,7 @@ def _evaluator(
     model = CaffeModel(solver.train)
     batches: list[pa.RecordBatch] = []
     if isinstance(data, str | Path):
-        # PyArrow's readers are for those who have files alone.
+        # Loaded on first use: PyArrow's readers are needed for files only.
         from worker.sources import open_source, part_to_test
 
         rows = rows_of(solver.tests[0].net)
@@ -271,11 +281,11 @@ def _plan(solver: Solver, evaluator: Evaluator | None) -> EvaluationPlan | None:
 
 
 def _last(evaluator: Evaluator, job: Job, outcome: Outcome) -> list[Evaluation]:
-    """A test of the weights that a job has ended with; none, and a warning, where it fails."""
+    """The test of the final weights; an empty list, and a warning, if it fails."""
     try:
         with threadpool_limits(1):
             figures = evaluator.sample(outcome.weights)
-    except BadInput as error:  # what was learned must not be lost with it
+    except BadInput as error:  # a failed test must not lose the trained weights
         _LOG.warning("the test of the final weights failed: %s", error)
         return []
     status = outcome.statuses[0]

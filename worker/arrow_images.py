@@ -1,9 +1,9 @@
 """Columns of images and labels: from Arrow, as Spark and Parquet have them, to NumPy.
 
-Pixels come as raw bytes (`binary`, uint8) or as a list of numbers a row (float32 here); labels as
-any type whose values are whole. No Python loop touches the rows: a column of equal rows is one view
-of Arrow's own buffer. What does not fit is an error that names the row, counted from 0 in the
-stream or file where it lies.
+Pixels are raw bytes (`binary`, uint8) or a list of numbers a row (float32 here). Labels are whole
+numbers of any type. No Python loop touches the rows: a column of equal rows is one view of Arrow's
+own buffer. A row that does not fit raises an error that names it, counted from 0 in its stream or
+file.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ def check_label_type(kind: Any, where: str) -> None:
 def pixel_rows(column: Any, where: str, size: int | None = None, first_row: int = 0) -> Any:
     """The pixels of a column as (rows, size) uint8 or float32, a read-only view where it can be.
 
-    Every row must hold `size` values, or as many as the first, and finite ones. `column` has at
+    Every row must hold `size` finite values, by default as many as the first row. `column` has at
     least one row.
     """
     array = pixels_as_arrow(column, where, first_row)
@@ -73,7 +73,7 @@ def pixel_rows(column: Any, where: str, size: int | None = None, first_row: int 
     if pa.types.is_binary(array.type):
         values = np.frombuffer(array.buffers()[2] or b"", np.uint8)
     else:
-        # No null lies within the rows, so the numbers are one plain buffer.
+        # Without nulls, `flatten` gives the numbers as one plain buffer.
         inner = array.flatten()
         if inner.null_count:
             row = first_row + int(np.flatnonzero(inner.is_null())[0]) // size
@@ -94,9 +94,9 @@ def one_row(values: Any) -> Any:
 def labels_as_int64(
     column: Any, where: str, *, classes: int | None = None, first_row: int = 0
 ) -> NDArray[np.int64]:
-    """Labels of any type whose values are whole numbers, as (rows,) int64.
+    """Labels, whole numbers of any type, as (rows,) int64.
 
-    With `classes`, each must lie in [0, classes).
+    With `classes`, each must be in [0, classes).
     """
     check_label_type(column.type, where)
     _refuse_nulls(column, where, first_row)
@@ -104,7 +104,7 @@ def labels_as_int64(
         labels: NDArray[np.int64] = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid:
         values = column.to_numpy(zero_copy_only=False)
-        # Beyond 2^63 a value may be whole and still not fit.
+        # A value of 2^63 or more may be whole and still not fit.
         row = int(np.flatnonzero((values != np.trunc(values)) | ~(abs(values) < 2.0**63))[0])
         raise BadInput(
             f"{where}: row {first_row + row}: expected a whole number, got {values[row]}"
@@ -130,9 +130,9 @@ def row_shape(
 ) -> Shape:
     """(channels, height, width) of the rows in `flat`, (rows, size) uint8 or float32.
 
-    The shape is as `declared`. Otherwise bytes are a square image, of one channel (784 values are
-    1x28x28) or of three, and so are other numbers for a net that needs an `image`. For any other
-    net these are a vector, size x 1 x 1.
+    The shape is `declared`, if given. Otherwise bytes are a square image, of one channel (784
+    values are 1x28x28) or of three, and so are other numbers for a net that needs an `image`. For
+    any other net numbers are a vector, size x 1 x 1.
     """
     size = flat.shape[1]
     binary = flat.dtype == np.uint8
@@ -165,7 +165,10 @@ def _square(size: int) -> Shape | None:
 
 
 def declared_shape(batch: Any, where: str, first_row: int = 0) -> tuple[int, ...] | None:
-    """The one shape that a batch's channels, height and width columns give; None without them."""
+    """The shape that a batch's channels, height and width columns give; None without them.
+
+    Raises BadInput unless it is the same in all rows.
+    """
     names = batch.schema.names
     if not all(name in names for name in SHAPE_COLUMNS):
         return None
@@ -192,7 +195,10 @@ def _is_binary(kind: Any) -> bool:
 
 
 def _refuse_infinite(numbers: NDArray[np.float32], where: str, first_row: int) -> None:
-    """Raise BadInput naming the first NaN or infinity, which training would blame on the rate."""
+    """Raise BadInput naming the first NaN or infinity.
+
+    In training it would look like a learning rate that is too high.
+    """
     finite = np.isfinite(numbers)
     if not finite.all():
         row, place = (int(index[0]) for index in np.nonzero(~finite))

@@ -1,18 +1,18 @@
-"""Minibatches out of a stream of Arrow record batches, such as a Spark partition.
+"""Minibatches from a stream of Arrow record batches, such as a Spark partition.
 
-The rule kept here: the sequence of minibatches is a function of the rows, their order in the
-stream, the seed, the worker's name and the batch size, and of nothing else. How the stream is cut
-into record batches, when they arrive and where this life of the worker began do not matter, so a
-retried task that starts at step k goes on with exactly the batch that step k would have had.
+The invariant: the sequence of minibatches depends only on the rows, their order in the stream, the
+seed, the worker's name and the batch size. How the stream is cut into record batches, when they
+arrive and at which step this incarnation of the worker started do not matter, so a retried task
+that starts at step k continues with exactly the batch that step k would have had.
 
-The rows form one endless sequence: epoch after epoch, each a permutation of all rows, and minibatch
-k is places [k*n, (k+1)*n) of it. A batch is therefore always full: the tail of an epoch shares a
-batch with the head of the next, and a partition smaller than a batch goes round within one.
+The rows form one endless sequence: epoch after epoch, each a permutation of all rows. Minibatch k
+is places [k*n, (k+1)*n) of it. So every batch is full: the tail of an epoch shares a batch with the
+head of the next, and a partition smaller than a batch repeats within one.
 
-The first epoch trains while the rows arrive. They are spooled as they come, and shuffled within
-blocks of `shuffle_rows`, since later ones are not there yet. Every later epoch is a permutation of
-the whole spool. Each permutation has a generator of its own, keyed by (seed, worker, epoch, block);
-none depends on another, which is what makes skipping cheap.
+The first epoch trains while the rows arrive. They are spooled as they arrive, and shuffled within
+blocks of `shuffle_rows`, since later rows are not available yet. Every later epoch is a permutation
+of the whole spool. Each permutation has its own generator, keyed by (seed, worker, epoch, block),
+so none depends on another and skipping is cheap.
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,12 +31,12 @@ from worker.spool import Column, Spool
 
 Indices = NDArray[np.int64]
 
-# A block's head start: as many rows as must arrive before the first batch can be cut.
+# The number of rows that must arrive before the first batch can be cut.
 SHUFFLE_ROWS = 4096
 
 
 class Batches(Iterator[dict[str, NDArray[Any]]]):
-    """Minibatches of `batch_size` rows, from step `start_step` on, without end.
+    """An endless iterator over minibatches of `batch_size` rows, from step `start_step` on.
 
     `stream` yields pyarrow record batches, of any sizes, with a column `data` or `image` (binary:
     uint8 pixels; or a list of numbers: float32) and one named `label` of whole numbers (None: no
@@ -45,11 +45,11 @@ class Batches(Iterator[dict[str, NDArray[Any]]]):
     without these, a square image for bytes and (n, 1, 1) for a list of n numbers. A stream without
     rows gives no batch.
 
-    With `shuffle` false, rows come in the stream's order, epoch after epoch. `classes` lets labels
-    outside [0, classes) be refused here. `folder` is where the spool lies (None: TMPDIR).
+    With `shuffle` false, rows come in the stream's order, epoch after epoch. With `classes`, labels
+    outside [0, classes) are refused. The spool is stored in `folder` (None: TMPDIR).
 
-    Close it, or use it as a context. Iterating raises BadInput for a row that doesn't fit, naming
-    it, and for a full disk.
+    Close it, or use it as a context manager. Iterating raises BadInput for a row that does not fit,
+    naming it, and for a full disk.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Batches(Iterator[dict[str, NDArray[Any]]]):
         return np.random.Generator(philox).permutation(size)
 
     def _spool_up_to(self, rows: int) -> int:
-        """Take from the stream until `rows` are spooled or it ends; returns how many are."""
+        """Read the stream until `rows` are spooled or it ends; returns the rows spooled."""
         while self.rows < rows:
             batch = next(self._stream, None)
             if batch is None:
@@ -167,7 +167,7 @@ class Batches(Iterator[dict[str, NDArray[Any]]]):
         self._spool.append(arrays)
 
     def _pixels(self, batch: Any) -> NDArray[Any]:
-        """(rows, c, h, w); the first batch settles the shape of all."""
+        """The batch's pixels as (rows, c, h, w); the first batch determines the shape of all."""
         name = arrow_images.pixel_column(batch.schema.names, self._where)
         where = f"{self._where}, column {name}"
         size = int(np.prod(self._shape)) if self._shape else None

@@ -67,7 +67,7 @@ class BackgroundEvaluator:
     """Tests the weights of one job; a context manager.
 
     `results` are those so far. No test begins at iteration `last` or later: those weights are the
-    job's result, and testing them is left to the caller. `found` and `told` are called in the
+    job's result, and testing them is left to the caller. `found` and `notify` are called in the
     thread that calls `look`, with each result and with what an operator should read.
     """
 
@@ -79,14 +79,14 @@ class BackgroundEvaluator:
         begins_at: int,
         last: int,
         found: Callable[[Evaluation], None],
-        told: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
         self.results: list[Evaluation] = []
         self._plan = plan
         self._cluster = cluster
         self._last = last
         self._found = found
-        self._told = told
+        self._notify = notify
         self._began = time.monotonic()
         self._next = self._next_after(begins_at)
         self._stopped = threading.Event()
@@ -132,8 +132,8 @@ class BackgroundEvaluator:
         return (iteration // self._plan.every + 1) * self._plan.every
 
     def _read(self) -> Floats:
-        with AdminClient(self._cluster, patience_s=_PATIENCE_S, check=self._check) as console:
-            return console.read()
+        with AdminClient(self._cluster, patience_s=_PATIENCE_S, check=self._check) as admin:
+            return admin.read()
 
     def _check(self) -> None:
         """Raise GiveUp once nobody wants the weights that are being read."""
@@ -153,7 +153,7 @@ class BackgroundEvaluator:
         try:
             tested = under_way.result()
         except DownpourError as error:
-            self._told(f"a test of the weights failed: {error}; training continues")
+            self._notify(f"a test of the weights failed: {error}; training continues")
         else:
             self.results.append(tested)
             self._found(tested)

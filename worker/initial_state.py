@@ -1,7 +1,7 @@
-"""What a training job begins with: fresh weights, or what a snapshot of it holds.
+"""The initial state of a training job: fresh weights, or a snapshot.
 
 A snapshot must be of the same network, rule and number of workers. It may be of more or fewer
-shards: it is cut anew for as many as there are now. A job's logs are as good as one.
+shards: its state is repartitioned for the present number. A job's logs serve as a snapshot, too.
 """
 
 from pathlib import Path
@@ -23,19 +23,21 @@ from worker.model import Model, check_start
 
 
 class InitialState(msgspec.Struct, frozen=True):
-    """A state for each shard of the job, and the versions of those that it was saved from, which
-    may have been more or fewer."""
+    """A state for each shard of the job, and the versions of the shards that were saved.
+
+    The two lists differ in length if the number of shards has changed.
+    """
 
     states: list[ShardState]
     versions: list[int]
 
 
 Beginning = NDArray[np.float32] | InitialState
-"""What is installed: an arena, or a state for each shard."""
+"""What is installed on the shards: an arena, or a state for each shard."""
 
 
 def read(resume: str | Path | LoadedSnapshot | None) -> LoadedSnapshot | None:
-    """The snapshot at a path or URI, or a job's logs, read whole; raises BadInput."""
+    """The snapshot at a path or URI, or in a job's logs, read completely; raises BadInput."""
     if resume is None or isinstance(resume, LoadedSnapshot):
         return resume
     where = str(resume)
@@ -46,9 +48,11 @@ def read(resume: str | Path | LoadedSnapshot | None) -> LoadedSnapshot | None:
 
 
 def check_logs(logs: Path, found: LoadedSnapshot | None) -> None:
-    """Raise BadInput where the logs in a folder, which this job will remove, tell more than what it
-    begins with: they may be all that is left of acknowledged pushes."""
-    resumed = None if found is None else Path(found.place)  # if it is of these, it has been read
+    """Raise BadInput if the logs in a folder hold more updates than the initial state.
+
+    This job will delete those logs, and they may be the only record of acknowledged pushes.
+    """
+    resumed = None if found is None else Path(found.place)  # already read, if it is one of these
     left = newest_logs(logs, but=resumed)
     if left is not None and (found is None or found.manifest.steps < left.manifest.steps):
         raise BadInput(
@@ -60,7 +64,7 @@ def check_logs(logs: Path, found: LoadedSnapshot | None) -> None:
 def beginning(
     model: Model, job: Job, weights: NDArray[np.float32] | None, resume: LoadedSnapshot | None
 ) -> Beginning:
-    """`weights`, or the snapshot to `resume`, or the model's own weights; raises BadInput."""
+    """`weights`, or the snapshot `resume`, or the model's initial weights; raises BadInput."""
     if resume is None:
         return check_start(model, model.initial(job.plan.seed)) if weights is None else weights
     if weights is not None:
@@ -84,22 +88,22 @@ def check_fit(where: str, manifest: Manifest, table: DenseTable, job: Job) -> No
             raise BadInput(f"resume {where}: it was made with {what} {expected}, got {got}")
 
 
-def install(console: AdminClient, begin: Beginning) -> None:
-    """Give every shard its part."""
+def install(admin: AdminClient, begin: Beginning) -> None:
+    """Send every shard its part of the initial state."""
     if isinstance(begin, np.ndarray):
-        console.install(begin)
+        admin.install(begin)
         return
     for shard, state in enumerate(begin.states):
-        console.restore(shard, state)
+        admin.restore(shard, state)
 
 
 def versions(begin: Beginning) -> list[int] | None:
-    """Those of the shards in what is resumed."""
+    """The versions of the shards in a resumed snapshot; None for fresh weights."""
     return begin.versions if isinstance(begin, InitialState) else None
 
 
 def first_incarnation(begin: Beginning) -> int:
-    """Above every life that a snapshot's ledgers know, so that none of them can come back."""
+    """An incarnation above all in a snapshot's ledgers, so that no earlier worker can come back."""
     if isinstance(begin, np.ndarray):
         return 0
     ledgers = [state.saved.ledger for state in begin.states]

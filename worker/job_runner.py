@@ -1,9 +1,9 @@
 """A training job, from fresh shards to final weights: what `worker.train` and the command line run.
 
-The caller brings a Spark DataFrame and, for shards in Ray, a process that is connected to it; this
-starts the shards, sends one Spark job whose tasks are the workers, watches both, takes snapshots,
-and brings the weights home. A job that is interrupted, or whose workers fail for good, leaves a
-snapshot of what was learned until then.
+The caller provides a Spark DataFrame and, for shards in Ray, a process that is connected to Ray.
+`run_job` starts the shards, submits one Spark job with the workers as its tasks, watches both,
+takes snapshots, and returns the final weights. A job that is interrupted, or that loses a worker
+for good, leaves a snapshot of its weights at that moment.
 """
 
 import logging
@@ -48,45 +48,45 @@ _LOG = logging.getLogger(__name__)
 
 _LOOK_S = 0.5
 _ANSWER_S = 10.0
-_BACK_S = 30.0  # for a shard to be there again, with what it saved last
+_BACK_S = 30.0  # for a shard to restart from its last autosave
 _CANCELS, _CANCEL_S = 15, 1.0
-_RESIDUALS_S = 5.0  # that workers who are about to be cancelled are given
+_RESIDUALS_S = 5.0  # for workers to send their residuals before they are cancelled
 
 _log = logging.getLogger("downpour.worker")
 
 
 class Observer(Protocol):
-    """Who wants to see a job while it runs; called from the thread that called `run_job`."""
+    """Receives a running job's events, in the thread that called `run_job`."""
 
     def started(self, cluster: Cluster, restored: list[int] | None) -> None:
-        """The shards hold their weights; `restored` are their versions in what is resumed."""
+        """The shards hold their weights; `restored` are their versions in a resumed snapshot."""
         ...
 
     def progressed(self, statuses: list[ShardStatus], records: list[NDArray[np.void]]) -> None:
-        """Counters as they are now, and the records since the last call, one array a shard."""
+        """The current counters, and the records since the last call, one array a shard."""
         ...
 
     def evaluated(self, result: Evaluation) -> None:
-        """What a test of the weights found while the job trains."""
+        """The result of a test of the weights, made while the job trains."""
         ...
 
     def moved(self, cluster: Cluster) -> None:
-        """The job has moved to these shards; what is reported from now on is theirs."""
+        """The job has been resharded to `cluster`; later reports come from its shards."""
         ...
 
     def told(self, text: str) -> None:
-        """Something that an operator should read, such as a snapshot that failed."""
+        """A message for the operator, such as a failed snapshot."""
         ...
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job leaves: final weights as a flat arena, and what is known of how it went.
+    """What a job returns: the final weights as a flat float32 arena, and how the run went.
 
-    `left` are the last statuses of shards that it has moved away from. `snapshot` is that of these
-    weights; None if none was wanted or it could not be written, whatever earlier ones there are.
-    `evaluations` are the results of the tests during training. `notices` are what an operator
-    should read, as the observer got it: among them why a snapshot is missing, and what the death of
-    a shard has cost.
+    `left` are the last statuses of the former shards of a resharded job. `snapshot` is the snapshot
+    of the final weights; None if none was wanted or it could not be written, even if earlier
+    snapshots exist. `evaluations` are the results of the tests during training. `notices` are the
+    messages for the operator that the observer received, such as why a snapshot is missing and
+    which updates the death of a shard has lost.
     """
 
     cluster: Cluster
@@ -117,23 +117,27 @@ def run_job(
 ) -> Outcome:
     """Train on `df` as `job` says; blocks until every worker is done.
 
-    Each partition of `df` that has rows is one worker's, if there are as many as `job.workers`; if
-    not, the rows are dealt evenly to so many. With `even` they are dealt as well where one
-    partition has more than twice the rows of another. A small Spark job counts them first.
+    If exactly `job.workers` partitions of `df` have rows, each of these is one worker's; otherwise
+    the rows are dealt evenly to `job.workers` partitions. With `even`, the rows are also dealt
+    where one partition has more than twice the rows of another. A small Spark job counts the rows
+    first.
 
-    Starts from `weights` (a flat arena; default: the model's own from the seed), or goes on from
-    the snapshot `resume`, by its path or URI, or as it was read; a job's own folder below `logs` is
-    as good. Snapshots go into folders below `snapshots`, a path or URI, named by iteration; setting
-    `asked` asks for one now. `wishes` is asked now and then whether the job is to move to more or
-    fewer shards. Where its durability asks for logs, they lie below `logs`, in folders named after
-    the job, until it has ended with a snapshot of its last weights, or by itself where no such
-    snapshot is wanted; what an earlier job left there must not tell more than what is resumed. The
-    weights are tested while the job trains as `evaluation` says (worker/evaluation.py). Ctrl-C ends
-    the job early, with a snapshot and `interrupted` set; a second one raises KeyboardInterrupt,
-    without. Call it from the main thread, in a process connected to Ray if the shards are to live
-    there. Without an `observer`, notices are warnings of the logger downpour.worker.
-    Raises BadInput for what the caller can mend, GiveUp when a worker or a shard fails for good,
-    and what the `observer` raises; whatever ends the job while its shards live leaves a snapshot.
+    The job starts from `weights` (a flat arena; default: the model's initial weights for the seed),
+    or continues from the snapshot `resume`, given by its path or URI, or as it was read. A job's
+    folder below `logs` serves as a snapshot, too. Snapshots go into folders below `snapshots`, a
+    path or URI, named by iteration; setting `asked` requests one now. `wishes` is polled for
+    requests to reshard the job. If the durability needs logs, they are stored below `logs`, in
+    folders named after the job, until the job has ended with a snapshot of its last weights, or has
+    completed where no such snapshot is wanted. Logs of an earlier job there must not hold more
+    updates than the snapshot that is resumed. `evaluation` says when and how the weights are tested
+    while the job trains (worker/evaluation.py).
+
+    Ctrl-C ends the job early, with a snapshot and `interrupted` set; a second Ctrl-C raises
+    KeyboardInterrupt, without a snapshot. Call it from the main thread, in a process connected to
+    Ray if the shards are to run there. Without an `observer`, notices are warnings of the logger
+    downpour.worker. Raises BadInput for an error that the caller can fix, GiveUp when a worker or a
+    shard fails for good, and any exception of the `observer`; a job that ends early for any reason
+    while its shards are alive leaves a snapshot.
     """
     check_frame("df", df)
     job = arguments.instance("job", job, Job, "a worker.job.Job")
@@ -174,14 +178,16 @@ def run_job(
         warm_steps=job.plan.strategy.warm_up,
         compression=job.compression,
     )
-    told = _Notices(observer)
+    notify = _Notices(observer)
     df = dealt(df, job.workers, even=even)
     patience_s = _patience_s(job, model.table)
-    with JobShards(specs, _starting(job), logs=logs, patience_s=patience_s, told=told) as residence:
-        cluster = residence.cluster
-        initial_state.install(residence.console, beginning)
+    with JobShards(
+        specs, _starting(job), logs=logs, patience_s=patience_s, notify=notify
+    ) as job_shards:
+        cluster = job_shards.cluster
+        initial_state.install(job_shards.admin, beginning)
         if logs is not None and job.durability.keeps_log:
-            drop_logs(logs, but=cluster.job)  # what was resumed is in this job's logs now
+            drop_logs(logs, but=cluster.job)  # this job's logs now hold the resumed state
         if observer is not None:
             observer.started(cluster, initial_state.versions(beginning))
         task = TaskSpec(
@@ -201,20 +207,20 @@ def run_job(
         )
         begins_at = found.manifest.steps // job.workers if found else 0
         with (
-            _snapshotter(job, cluster, shelf, begins_at, told) as snapshotter,
-            _evaluator(evaluation, job, cluster, begins_at, observer, told) as evaluator,
+            _snapshotter(job, cluster, shelf, begins_at, notify) as snapshotter,
+            _evaluator(evaluation, job, cluster, begins_at, observer, notify) as evaluator,
         ):
             if evaluator is not None and isinstance(beginning, np.ndarray):
                 evaluator.begin(beginning)
             run = _Run(
-                df, job, task, residence, snapshotter, evaluator, asked, wishes, observer, told
+                df, job, task, job_shards, snapshotter, evaluator, asked, wishes, observer, notify
             )
             outcome = run.run()
-        # A job that has ended by itself, without a last snapshot by wish, is all in its outcome.
+        # The outcome of a job that has completed and wants no last snapshot holds all its weights.
         unsaved = shelf is None or not job.snapshot_at_end
         held = outcome.snapshot is not None or (unsaved and not outcome.interrupted)
         if held:
-            residence.delete_logs()
+            job_shards.delete_logs()
     if logs is not None and held:
         drop_logs(logs)
     return outcome
@@ -231,7 +237,7 @@ def check_frame(what: str, df: object) -> None:
 
 
 class _Notices:
-    """Keeps what an operator should read, and passes it to the observer, or else to the log."""
+    """Keeps the messages for the operator, and passes each to the observer, or else to the log."""
 
     def __init__(self, observer: Observer | None) -> None:
         self._observer = observer
@@ -246,35 +252,35 @@ class _Notices:
 
 
 class _Run:
-    """One job under way."""
+    """The state of one running job."""
 
     def __init__(
         self,
         df: spark.DataFrame,
         job: Job,
         task: TaskSpec,
-        residence: JobShards,
+        job_shards: JobShards,
         snapshotter: SnapshotScheduler | None,
         evaluator: BackgroundEvaluator | None,
         asked: Event | None,
         wishes: Callable[[], ReshardRequest | None],
         observer: Observer | None,
-        told: _Notices,
+        notify: _Notices,
     ) -> None:
         self.df = df
         self.job = job
         self.task = task
-        self.residence = residence
+        self.job_shards = job_shards
         self.snapshotter = snapshotter
         self.evaluator = evaluator
         self.asked = asked or Event()
         self.wishes = wishes
         self.observer = observer
-        self.told = told
+        self.notify = notify
         self._last: list[ShardState] | None = None
         self._left: list[ShardStatus] = []
-        self._snapshot: str | None = None  # of what the job ended with
-        self._wish: ReshardRequest | None = None
+        self._snapshot: str | None = None  # of the final weights
+        self._request: ReshardRequest | None = None
         self._loss_line = LossLine(job.display, job.average_loss, job.workers)
         self._tag = f"downpour-{secrets.token_hex(8)}"
 
@@ -283,7 +289,7 @@ class _Run:
         with noted() as pressed:
             reports = self._train(pressed)
             self._follow(waits=True)
-            states = self._last or self.residence.console.export()
+            states = self._last or self.job_shards.admin.export()
             if self._last is None and self.job.snapshot_at_end:
                 self._save(states)
             if self.evaluator is not None:
@@ -291,14 +297,14 @@ class _Run:
             interrupted = pressed.is_set()
             if self._last is None and interrupted and not self.job.snapshot_at_end:
                 self._save(states)
-            # Whoever looks on may fail, but only once what was learned is safe.
+            # The observer may raise, so it is called only after the weights are saved.
             statuses = self._look()
-            self.residence.report_losses()
+            self.job_shards.report_losses()
             wants_last = self.job.snapshot_at_end or interrupted
             self._report_workers(reports, wants_last, interrupted=interrupted)
             return Outcome(
-                cluster=self.residence.cluster,
-                weights=_assemble(self.residence.cluster, states),
+                cluster=self.job_shards.cluster,
+                weights=_assemble(self.job_shards.cluster, states),
                 statuses=statuses,
                 left=self._left,
                 reports=reports,
@@ -306,11 +312,11 @@ class _Run:
                 seconds=time.monotonic() - started,
                 interrupted=interrupted,
                 evaluations=self.evaluator.results if self.evaluator is not None else [],
-                notices=tuple(self.told.texts),
+                notices=tuple(self.notify.texts),
             )
 
     def _train(self, pressed: Event) -> list[WorkerReport]:
-        """Run the Spark job in a thread of its own, and watch it; no reports if it is cancelled."""
+        """Run the Spark job in its own thread and watch it; no reports if it is cancelled."""
         pool = ThreadPoolExecutor(1, "spark-job")
         future = pool.submit(self._spark_job)
         pool.shutdown(wait=False)  # A job that cannot be cancelled is not waited for.
@@ -323,18 +329,18 @@ class _Run:
             return []
         except DownpourError as error:
             self._cancel(future)
-            if pressed.is_set():  # a terminal sends it to Spark's processes, too
+            if pressed.is_set():  # a terminal sends Ctrl-C to Spark's processes, too
                 return []
             if places := self._end_with_snapshot():
                 raise _with_more(error, places) from None
             raise
         except Exception as error:
             self._cancel(future)
-            self.observer = None  # Its error, most likely: it would raise the next one.
+            self.observer = None  # It most likely raised this error, and would raise another.
             if places := self._end_with_snapshot():
                 error.add_note(places)
             raise
-        except BaseException:  # a second Ctrl-C: whoever presses it does not wait
+        except BaseException:  # a second Ctrl-C: stop without waiting
             spark.interrupt(self.df, self._tag)
             raise
 
@@ -355,58 +361,61 @@ class _Run:
                 raise failure
             self._follow()
             self._test(statuses[0])
-            if not self._busy_with_a_wish() and self.snapshotter is not None:
+            if not self._reshard_pending() and self.snapshotter is not None:
                 asked = self.asked.is_set()
                 self.asked.clear()
                 self.snapshotter.look(statuses[0].steps // self.job.workers, asked=asked)
 
     def _test(self, status: ShardStatus) -> None:
-        """Have the weights tested if that is due; not while the job moves."""
-        if self.evaluator is not None and not self.residence.moving:
+        """Have the weights tested if that is due; not while the job reshards."""
+        if self.evaluator is not None and not self.job_shards.moving:
             self.evaluator.look(status.steps // self.job.workers, status.samples)
 
-    def _busy_with_a_wish(self) -> bool:
-        """Whether the job moves or is about to: then no snapshot is begun, and one is awaited."""
-        if self.residence.moving:
+    def _reshard_pending(self) -> bool:
+        """Whether the job reshards or is about to, so that no snapshot may begin.
+
+        A request waits until a snapshot under way has ended; then the reshard begins here.
+        """
+        if self.job_shards.moving:
             return True
-        self._wish = self._wish or self.wishes()
-        if self._wish is None:
+        self._request = self._request or self.wishes()
+        if self._request is None:
             return False
         if self.snapshotter is None or self.snapshotter.idle:
-            wish, self._wish = self._wish, None
-            self.residence.begin(wish)
+            request, self._request = self._request, None
+            self.job_shards.begin(request)
         return True
 
     def _follow(self, *, waits: bool = False) -> None:
-        """Go over to where the job has moved, if it has."""
-        moved = self.residence.ended(waits=waits)
+        """Switch to the new shards if a reshard has ended."""
+        moved = self.job_shards.ended(waits=waits)
         if moved is None:
             return
-        with suppress(DownpourError):  # one that has died cannot say what it applied last
+        with suppress(DownpourError):  # a former shard that has died has no last status
             self._left += self._look()
-        self.residence.enter(moved)
+        self.job_shards.enter(moved)
         if self.snapshotter is not None:
-            self.snapshotter.follow(self.residence.cluster)
+            self.snapshotter.follow(self.job_shards.cluster)
         if self.evaluator is not None:
-            self.evaluator.follow(self.residence.cluster)
+            self.evaluator.follow(self.job_shards.cluster)
         if self.observer is not None:
-            self.observer.moved(self.residence.cluster)
-        self.residence.entered()
-        if moved.untold is not None:
-            raise moved.untold
+            self.observer.moved(self.job_shards.cluster)
+        self.job_shards.entered()
+        if moved.unconfirmed is not None:
+            raise moved.unconfirmed
 
     def _checked(self) -> list[ShardStatus]:
-        """How the shards stand; raises what one has died of rather than that it is silent."""
-        self.residence.check()
+        """The shards' status; raises the cause of a shard's death rather than its silence."""
+        self.job_shards.check()
         try:
             return self._look()
         except Unreachable:
-            self.residence.check()
+            self.job_shards.check()
             raise
 
     def _look(self) -> list[ShardStatus]:
-        console = self.residence.console
-        statuses, records = console.status(), console.records()
+        admin = self.job_shards.admin
+        statuses, records = admin.status(), admin.records()
         if self.observer is not None:
             self.observer.progressed(statuses, records)
         if (line := self._loss_line.line(statuses, records)) is not None:
@@ -414,16 +423,16 @@ class _Run:
         return statuses
 
     def _cancel(self, future: "Future[list[WorkerReport]]") -> None:
-        """End the Spark job: again and again, as one that Spark has not begun yet hears nothing."""
+        """Cancel the Spark job, repeatedly: Spark ignores a cancel before the job has begun."""
         for _ in range(_CANCELS):
             spark.interrupt(self.df, self._tag)
             if wait([future], _CANCEL_S).done:
                 return
 
     def _save_with_residuals(self) -> None:
-        """End with what is now, if workers that are about to be cancelled must be asked for it."""
+        """Take the last snapshot before the workers are cancelled, if it needs their residuals."""
         if self.snapshotter is not None and self.job.keeps_residuals:
-            self._last = self.residence.console.export()
+            self._last = self.job_shards.admin.export()
             self._save(self._last, _RESIDUALS_S)
 
     def _save(self, states: Sequence[ShardState], patience_s: float = 0.0) -> None:
@@ -431,13 +440,13 @@ class _Run:
             self._snapshot = self.snapshotter.save(states, patience_s)
 
     def _end_with_snapshot(self) -> str:
-        """What to go on from after an error, in words: a new snapshot if the shards live."""
+        """Where to resume from after an error, in words: a new snapshot if the shards are alive."""
         try:
             self._follow(waits=True)
-            self.residence.check()
-            self._save(self.residence.console.export())
+            self.job_shards.check()
+            self._save(self.job_shards.admin.export())
         except DownpourError:
-            pass  # The shards are what failed: the last snapshot is the one to name.
+            pass  # The shards themselves failed, so the last snapshot is the one to name.
         latest = self.snapshotter.latest if self.snapshotter is not None else None
         places = [*([latest] if latest is not None else []), *self._logs()]
         return f"resume from {' or '.join(places)}" if places else ""
@@ -445,29 +454,29 @@ class _Run:
     def _report_workers(
         self, reports: Sequence[WorkerReport], wants_last: bool, *, interrupted: bool
     ) -> None:
-        """Report what the workers have lost, and what is left where there is no last snapshot."""
+        """Report lost residuals, idle workers, and the logs that replace a missing snapshot."""
         for report in reports:
             if report.lost:
-                self.told(report.lost)
+                self.notify(report.lost)
         if len(reports) < self.job.workers and not interrupted:
-            # The data was counted, but a query may give other rows each time.
-            self.told(
+            # The rows were counted, but a query may return different rows each time.
+            self.notify(
                 f"{len(reports)} of {self.job.workers} workers had rows to train on: the schedule"
                 " has run more slowly than for all"
             )
         if self._snapshot is None and self.snapshotter is not None and wants_last:
             for logs in self._logs():
-                self.told(f"{logs} stay: they hold what the last snapshot was to")
+                self.notify(f"{logs} stay: they hold what the last snapshot was to")
 
     def _logs(self) -> list[str]:
-        """Where the job's logs are, in words, if it keeps any."""
+        """The folder of the job's logs, in words, as a list; empty if it keeps none."""
         where = " on the shards' nodes" if self.job.logs_apart else ""
-        logs = f"the logs in {self.residence.logs}{where}"
+        logs = f"the logs in {self.job_shards.logs}{where}"
         return [logs] if self.job.durability.keeps_log else []
 
 
 def _with_more(error: DownpourError, places: str) -> DownpourError:
-    """The error with what to resume from; its notes, such as a traceback, are kept."""
+    """The error with `places` to resume from added; its notes, such as a traceback, are kept."""
     more = type(error)(f"{error}; {places}")
     for note in getattr(error, "__notes__", ()):
         more.add_note(note)
@@ -479,7 +488,7 @@ def _snapshotter(
     cluster: Cluster,
     shelf: SnapshotCatalog | None,
     begins_at: int,
-    told: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> AbstractContextManager[SnapshotScheduler | None]:
     if shelf is None:
         return nullcontext()
@@ -493,7 +502,7 @@ def _snapshotter(
         begins_at=begins_at,
         aligned=job.snapshot_aligned,
         residuals=job.keeps_residuals,
-        told=told,
+        told=notify,
     )
 
 
@@ -503,7 +512,7 @@ def _evaluator(
     cluster: Cluster,
     begins_at: int,
     observer: Observer | None,
-    told: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> AbstractContextManager[BackgroundEvaluator | None]:
     if plan is None:
         return nullcontext()
@@ -514,12 +523,12 @@ def _evaluator(
             observer.evaluated(result)
 
     return BackgroundEvaluator(
-        plan, cluster, begins_at=begins_at, last=job.plan.steps, found=found, told=told
+        plan, cluster, begins_at=begins_at, last=job.plan.steps, found=found, notify=notify
     )
 
 
 def _starting(job: Job) -> Start:
-    """How shards of this job are started."""
+    """A function that starts shards for this job."""
     return lambda specs, ports, logs: start_shards(
         job.shards_in,
         specs,
@@ -541,8 +550,12 @@ def _rollback_s(job: Job) -> float:
 
 
 def _patience_s(job: Job, table: DenseTable) -> float:
-    """How long a silent shard is waited for: one that keeps a log comes back, even if the job has
-    moved to a single one by then; one of two copies is taken over from."""
+    """How many seconds to wait for a silent shard.
+
+    A shard that keeps a log needs time to recover; `recovery_s` assumes a single shard with the
+    whole table, to which the job may have been resharded by then. A replicated shard needs time for
+    its other copy to take over.
+    """
     if job.durability is Durability.REPLICATED:
         return _ANSWER_S + job.silence_s
     if _rollback_s(job):
@@ -551,7 +564,7 @@ def _patience_s(job: Job, table: DenseTable) -> float:
 
 
 def _seen_by_workers(place: str | Path | None) -> str | None:
-    """A path as any process of this machine finds it; a URI is the same everywhere."""
+    """An absolute path, valid in any process of this machine; a URI is returned unchanged."""
     if place is None or "://" in str(place):
         return None if place is None else str(place)
     return str(Path(place).absolute())

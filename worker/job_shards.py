@@ -1,14 +1,14 @@
-"""Where a training job's shards live, and how it moves to more or fewer while it trains.
+"""The shards of a training job, and resharding to more or fewer of them while the job trains.
 
-New shards are started and the job is moved to them (ps/resharding.py) in a thread, so that whoever
-watches the training goes on watching; it goes over to them when it looks next. Shards that were
-left stay until the job ends: a worker that starts late, or anew, was told of the first ones alone,
-and is sent on from there. One of them that dies meanwhile ends nothing.
+A thread starts the new shards and hands the job over to them (ps/resharding.py), so the thread that
+watches the training is not blocked; it switches to the new shards at its next look. The former
+shards run until the job ends: a worker that starts or restarts late knows only the addresses of the
+first shards, and they redirect it. If a former shard dies, the job continues.
 
-A shard at `memory` may be followed by one that has forgotten what it was told last (ps/launch/
-restart.py). That it stands still, that it was given its part, that it has sent its workers on:
-forgotten, each of these would have it serve beside the shards that hold the job. So while the job
-moves no such shard is followed, old or new, nor ever again one that the job has left.
+At durability `memory` a restarted shard may have lost its latest instructions (ps/launch/
+restart.py): that it is quiesced, that it was given its part, that it redirects its workers. After
+losing any of these it would serve in parallel with the shards that hold the job. So no such shard,
+old or new, is restarted while the job reshards, and a former shard is never restarted again.
 """
 
 import shutil
@@ -32,40 +32,45 @@ from shards.errors import BadInput, DownpourError, GiveUp
 from shards.spec import ShardSpec
 
 Start = Callable[[Sequence[ShardSpec], int, Path | None], AbstractContextManager[LaunchedShards]]
-"""Starts shards: their specs, how many ports are taken by earlier ones, and where their logs go."""
+"""Starts shards, given their specs, the number of ports that earlier shards use, and the folder for
+their logs."""
 
 
 class ReshardRequest(Protocol):
-    """Somebody wants the job to have another number of shards."""
+    """A request to change the job's number of shards."""
 
     @property
     def shards(self) -> int: ...
 
     def answer(self, error: DownpourError | None) -> None:
-        """Tell them that it has, or why not."""
+        """Report success (None), or the error that prevented the reshard."""
         ...
 
 
 class ReshardedShards(msgspec.Struct, frozen=True):
-    """Shards that hold the job by now; `end` ends them. `untold` if no former one has said so."""
+    """New shards that hold the job.
+
+    `end` stops them. `unconfirmed` is set if no former shard has confirmed the handover.
+    """
 
     specs: Sequence[ShardSpec]
     hosts: LaunchedShards
     end: ExitStack
-    untold: UnconfirmedHandOver | None
+    unconfirmed: UnconfirmedHandOver | None
 
 
 def in_words(shards: int) -> str:
-    """So many shards."""
+    """A number of shards in words, as "1 shard" or "2 shards"."""
     return "1 shard" if shards == 1 else f"{shards} shards"
 
 
 class JobShards:
-    """The shards that hold a job now, and a console to them; a context manager that ends all.
+    """The shards that hold a job now, and an admin client for them.
 
-    A silent shard is waited for `patience_s`, during a move for a lease longer: as long as a worker
-    that died in the midst of a push counts. `told` is given what an operator should read. Below
-    `logs` are the shards' logs, where they keep any.
+    A context manager that stops all shards on exit. The client waits `patience_s` seconds for a
+    silent shard. A reshard waits one lease longer, because a worker that died in the middle of a
+    push counts until its lease expires. `notify` is called with each message for the operator. The
+    shards' logs, if they keep any, are stored below `logs`.
     """
 
     def __init__(
@@ -75,85 +80,87 @@ class JobShards:
         *,
         logs: Path | None,
         patience_s: float,
-        told: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
         self._specs = specs
         self._start = start
         self.logs = logs
         self._patience_s = patience_s
-        self._told = told
+        self._notify = notify
         self._ports = 0
         self._former: list[LaunchedShards] = []
-        self._wish: ReshardRequest | None = None
+        self._request: ReshardRequest | None = None
         self._moving: Future[ReshardedShards] | None = None
         with ExitStack() as stack:
             self._pool = stack.enter_context(ThreadPoolExecutor(1, "move"))
             hosts = stack.enter_context(self._started(specs))
             self._stack = stack
-            self._live_at(hosts)
+            self._use(hosts)
             self._stack = stack.pop_all()
 
     @property
     def cluster(self) -> Cluster:
-        """Where the job is now."""
+        """The cluster of the shards that hold the job now."""
         return self.hosts.cluster
 
     def check(self) -> None:
-        """Raise GiveUp naming a shard of the job that has died; tell of one that it has left.
+        """Raise GiveUp naming a shard of the job that has died; only report a former one.
 
-        And tell what deaths have cost, and where one would not be survived that should be, once
-        that has lasted.
+        Also reports the updates that shard deaths have lost, and a degraded state, in which the
+        next death would not be survived although it should be, once that state has lasted.
         """
         self.report_losses()
         self.hosts.check()
         if (
             risk := self._risks.due_message(self.hosts.degraded_reason, time.monotonic())
         ) is not None:
-            self._told(risk)
+            self._notify(risk)
         for hosts in list(self._former):
             try:
                 hosts.check()
             except GiveUp as error:
                 self._former.remove(hosts)
-                self._told(f"{error}; it held nothing any more, but told late workers where to go")
+                self._notify(f"{error}; it held no data any more, but redirected late workers")
 
     def report_losses(self) -> None:
-        """Tell what deaths have cost since this was told last."""
+        """Report the updates that shard deaths have lost since the last call."""
         for hosts in (*self._former, self.hosts):
             for loss in hosts.lost_updates():
-                self._told(loss)
+                self._notify(loss)
 
     def delete_logs(self) -> None:
-        """Nobody will go on from the logs, here or where the job was before."""
+        """Delete the logs of the current and the former shards: no job will resume from them."""
         for hosts in (*self._former, self.hosts):
             hosts.delete_logs()
 
-    # --- moving -----------------------------------------------------------------------------------
+    # --- resharding -------------------------------------------------------------------------------
 
     @property
     def moving(self) -> bool:
-        """Whether a move is under way, or has ended and is not followed yet."""
+        """Whether a reshard is under way, or has ended and `enter` is still to be called."""
         return self._moving is not None
 
-    def begin(self, wish: ReshardRequest) -> None:
-        """Begin to move, which takes a while; a wish that cannot be granted is answered at once."""
-        assert self._moving is None, "one after another"
+    def begin(self, request: ReshardRequest) -> None:
+        """Begin a reshard in the background; a request that cannot be met is answered at once."""
+        assert self._moving is None, "one reshard at a time"
         have = len(self._specs)
         try:
-            if wish.shards == have:
-                raise BadInput(f"reshard: expected another number of shards than {have}, got it")
-            specs = resharded_specs(self._specs, wish.shards)
+            if request.shards == have:
+                raise BadInput(f"reshard: the job already has {in_words(have)}")
+            specs = resharded_specs(self._specs, request.shards)
         except DownpourError as error:
-            wish.answer(error)
+            request.answer(error)
             return
-        self._told(f"moving from {have} to {in_words(wish.shards)}")
+        self._notify(f"moving from {have} to {in_words(request.shards)}")
         self.hosts.restart_enabled = False
-        self._wish, self._moving = wish, self._pool.submit(self._move, specs)
+        self._request, self._moving = request, self._pool.submit(self._reshard, specs)
 
     def ended(self, *, waits: bool = False) -> ReshardedShards | None:
-        """What a move has come to that has just ended; None if none has, or it came to nothing.
+        """The new shards of a reshard that has just succeeded; None if there is none.
 
-        The caller takes a last look at the former shards, and then calls `enter`.
+        With `waits` this waits for a reshard under way. A failed one is reported here, and the job
+        keeps its shards. The caller reads the former shards' status a last time, then calls
+        `enter`.
         """
         if self._moving is None or not (waits or self._moving.done()):
             return None
@@ -162,39 +169,39 @@ class JobShards:
             return self._moving.result()
         except DownpourError as error:
             self.hosts.restart_enabled = True
-            self._told(f"the job stays with its {in_words(len(self._specs))}: {error}")
+            self._notify(f"the job stays with its {in_words(len(self._specs))}: {error}")
             self._answer(error)
             return None
 
     def enter(self, moved: ReshardedShards) -> None:
-        """Go over to the new shards."""
+        """Switch to the new shards."""
         self._former.append(self.hosts)
         self._stack.push(moved.end)
         self._specs = moved.specs
-        self._live_at(moved.hosts)
+        self._use(moved.hosts)
 
     def entered(self) -> None:
-        """Whoever wished for the move may know."""
+        """Report success to the requester, once the caller has switched, too."""
         self._answer(None)
 
     def _answer(self, error: DownpourError | None) -> None:
-        wish, self._wish, self._moving = self._wish, None, None
-        if wish is not None:
-            wish.answer(error)
+        request, self._request, self._moving = self._request, None, None
+        if request is not None:
+            request.answer(error)
 
-    def _live_at(self, hosts: LaunchedShards) -> None:
+    def _use(self, hosts: LaunchedShards) -> None:
         self.hosts, self._risks = hosts, Risks()
         hosts.restart_enabled = True
-        console = AdminClient(hosts.cluster, patience_s=self._patience_s, check=hosts.check)
-        self.console = self._stack.enter_context(console)
+        admin = AdminClient(hosts.cluster, patience_s=self._patience_s, check=hosts.check)
+        self.admin = self._stack.enter_context(admin)
 
     def _started(self, specs: Sequence[ShardSpec]) -> AbstractContextManager[LaunchedShards]:
         taken, self._ports = self._ports, self._ports + len(specs)
         logs = logs_of(self.logs, specs) if self.logs is not None else None
         return self._start(specs, taken, logs)
 
-    def _move(self, specs: Sequence[ShardSpec]) -> ReshardedShards:
-        """Start these shards and move there; in the thread."""
+    def _reshard(self, specs: Sequence[ShardSpec]) -> ReshardedShards:
+        """Start these shards and hand the job over to them; runs in the background thread."""
         with ExitStack() as undone:
             if self.logs is not None:
                 undone.callback(shutil.rmtree, logs_of(self.logs, specs), ignore_errors=True)
@@ -202,16 +209,16 @@ class JobShards:
             hosts = stack.enter_context(self._started(specs))
             hosts.restart_enabled = False
             try:
-                untold = self._moved_to(hosts, self._patience_s + specs[0].lease_s)
+                unconfirmed = self._hand_over(hosts, self._patience_s + specs[0].lease_s)
             except BaseException:
-                hosts.delete_logs()  # on other nodes: the next try's go to the same place
+                hosts.delete_logs()  # on other nodes: the next attempt's logs go to the same place
                 raise
-            moved = ReshardedShards(specs, hosts, stack.pop_all(), untold)
+            moved = ReshardedShards(specs, hosts, stack.pop_all(), unconfirmed)
             undone.pop_all()
             return moved
 
-    def _moved_to(self, hosts: LaunchedShards, patience_s: float) -> UnconfirmedHandOver | None:
-        """Have these hold the job; an error if none of the former says that they do."""
+    def _hand_over(self, hosts: LaunchedShards, patience_s: float) -> UnconfirmedHandOver | None:
+        """Hand the job over to these shards; returns an error if no former shard confirms it."""
         with (
             AdminClient(self.cluster, patience_s=patience_s) as old,
             AdminClient(hosts.cluster, patience_s=patience_s) as new,
@@ -221,7 +228,7 @@ class JobShards:
             except UnconfirmedHandOver as error:
                 return error
             except DownpourError:
-                hosts.check()  # what one of them has died of says more than its silence
+                hosts.check()  # why a shard died is a better error than that it is silent
                 raise
         return None
 

@@ -1,12 +1,14 @@
-"""Ctrl-C at moments of our choosing.
+"""Defers Ctrl-C to moments at which it is safe.
 
-A KeyboardInterrupt may come between any two bytecodes: after records were collected and before they
-are written, inside a library that is starting a process which it then forgets. So while something
-must not be cut in two the first Ctrl-C is only noted. A second one interrupts, for who presses it
-twice is in a hurry; what ends processes is not interrupted at all, or they would run on.
+A KeyboardInterrupt may be raised between any two bytecodes: after records were collected and before
+they are written, or inside a library that is starting a process, which then leaks. So while an
+operation must not be interrupted the first Ctrl-C is only recorded. A second one interrupts it,
+because a user that presses it twice is in a hurry. Code that ends processes is never interrupted,
+as the processes would then keep running.
 
-Signals reach the main thread alone; in any other these change nothing. Where Ctrl-C is ignored, as
-in the background of a shell, it stays so; a SIGTERM that is taken for one is heard all the same.
+Only the main thread receives signals; in any other thread these functions change nothing. Where
+Ctrl-C is ignored, as in the background of a shell, it stays ignored; a SIGTERM that counts as a
+Ctrl-C still has its effect.
 """
 
 import os
@@ -21,7 +23,7 @@ from shards.errors import DownpourError
 
 @contextmanager
 def noted() -> Iterator[Event]:
-    """An event that the first Ctrl-C sets; the caller looks at it when it suits."""
+    """An event that the first Ctrl-C sets, for the caller to poll; a second one interrupts."""
     pressed = Event()
 
     def press(*_: object) -> None:
@@ -35,12 +37,12 @@ def noted() -> Iterator[Event]:
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the end for a Ctrl-C within."""
+    """Raise KeyboardInterrupt at the end of the context for a Ctrl-C within it."""
     with noted() as pressed:
         try:
             yield
         except DownpourError:
-            # A terminal sends it to child processes, too, whose end is then no error.
+            # A terminal sends Ctrl-C to child processes, too, so their death is not an error.
             if pressed.is_set():
                 raise KeyboardInterrupt from None
             raise
@@ -50,10 +52,10 @@ def deferred() -> Iterator[None]:
 
 @contextmanager
 def sigterm_too() -> Iterator[None]:
-    """Treat SIGTERM, by which services are stopped, and SIGHUP of a closed terminal as Ctrl-C.
+    """Treat SIGTERM, which stops services, and SIGHUP of a closed terminal as Ctrl-C.
 
-    A closed terminal may send several SIGHUPs: only the first counts, and only where no Ctrl-C came
-    before. From then on whatever this process writes to that terminal is discarded.
+    A closed terminal may send several SIGHUPs: only the first counts, and only if no Ctrl-C came
+    before. From then on the output of this process to that terminal is discarded.
     """
     terminals = [number for number in range(3) if os.isatty(number)]
 
@@ -71,11 +73,11 @@ def sigterm_too() -> Iterator[None]:
 
 @contextmanager
 def hangup_spares_children() -> Iterator[None]:
-    """Start processes within that outlive a closed terminal; a SIGHUP meanwhile comes at the end.
+    """Let processes that are started within survive a closed terminal; a SIGHUP is delayed.
 
-    The kernel sends it to the whole process group, and a JVM or a Ray head that dies of it would
-    leave nothing to take the last snapshot with. Children inherit an ignored signal; one that is
-    blocked as well waits.
+    The kernel sends SIGHUP to the whole process group. If the JVM or the Ray head died of it, no
+    last snapshot could be taken. Children inherit that the signal is ignored; it is also blocked,
+    so in this process it stays pending until the end of the context.
     """
     if current_thread() is not main_thread():
         yield
@@ -98,7 +100,7 @@ def asked_for(number: signal.Signals) -> Iterator[Event]:
 
 
 class SafeExitStack(ExitStack):
-    """An exit stack that unwinds to its end, whatever is pressed meanwhile."""
+    """An exit stack that unwinds completely, and ignores Ctrl-C while it does."""
 
     def __exit__(
         self,
@@ -111,14 +113,14 @@ class SafeExitStack(ExitStack):
 
 
 def _discard(terminals: Iterable[int]) -> None:
-    """Point the descriptors of terminals that are gone to /dev/null: writing to them fails."""
+    """Point the descriptors of closed terminals to /dev/null, because writing to them fails."""
     for number in terminals:
         if not os.isatty(number):
             with suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_RDWR), number)
 
 
-# What an interrupt does at present, the innermost last.
+# The active interrupt handlers, innermost last.
 _interrupts: list[Callable[..., None]] = []
 
 

@@ -1,11 +1,11 @@
-"""Local data sources: where images and labels lie, opened, checked and given out as Arrow.
+"""Local data sources: files of images and labels, opened, checked and read as Arrow.
 
-Whatever the files are, what comes out is one table (image_table.py). A source checks what it can
-when it is opened, labels included, so that a mistake shows before anything has started; what only
-reading shows is raised by `batches`. Each error is one line of BadInput that names the file, what
-was expected and what is there.
+For every kind of file the result is one table (image_table.py). A source checks as much as it can
+when it is opened, labels included, so that a mistake shows before anything has started; `batches`
+raises the errors that only reading shows. Each error is a BadInput of one line that names the file,
+what was expected and what was found.
 
-PyArrow comes with Spark; this file is kept out of `import worker`.
+PyArrow comes with Spark; `import worker` does not load this file.
 """
 
 from collections.abc import Sequence
@@ -31,13 +31,13 @@ def open_source(
 
     `path` is a folder of MNIST's four IDX files, raw or gzipped; a Parquet file; or a folder of
     Parquet files. Parquet needs a column `label` and one named `image` or `data`, and may have id,
-    channels, height and width. A folder's parts are its subfolders `train` and `test` or files
-    whose names begin so, and what else lies there is left out; Parquet that is not divided in this
-    way is all training data.
+    channels, height and width. A folder's parts are its subfolders `train` and `test`, or files
+    with names that begin with these words; other files there are ignored. Parquet that is not
+    divided in this way is all training data.
 
-    `classes` refuses labels outside [0, classes). `shape` is the (channels, height, width) that a
-    net states: it counts where the data does not say its own and has as many values. Otherwise
-    lists of numbers are vectors, or square images for a net that needs an `image`
+    With `classes`, labels outside [0, classes) are refused. `shape` is the (channels, height,
+    width) that a net states: it is used if the data does not state its own and has as many values.
+    Otherwise lists of numbers are vectors, or square images for a net that needs an `image`
     (worker/arrow_images.py has the rule).
     """
     folder = Path(path)
@@ -55,7 +55,8 @@ def open_source(
 def has_test(path: str | Path) -> bool:
     """Whether the data at `path` is divided, so that a missing test part would be a mistake.
 
-    A folder of IDX files is; Parquet is where a subfolder or a Parquet file is named `test...`.
+    A folder of IDX files is divided. A folder of Parquet files is divided if a subfolder or a
+    Parquet file in it is named `test...`.
     """
     folder = Path(path)
     if not folder.is_dir():

@@ -1,7 +1,7 @@
-"""The door to Spark: the one file of this package that imports PySpark.
+"""The interface to Spark: the only file of this package that imports PySpark.
 
-A session is embedded, on a cluster's master, or over Spark Connect; what is done with it is the
-same. Whatever was started here is gone on leaving, the JVM and its files included.
+A session is embedded, on a cluster's master, or over Spark Connect; all three are used in the same
+way. On exit everything that was started here is removed, the JVM and its files included.
 """
 
 import logging
@@ -53,11 +53,11 @@ __all__ = [
 
 _START_S = 60.0
 _EXIT_S = 15.0
-_MOST_ROWS = 2**31 - 1  # that Java's int holds
+_MOST_ROWS = 2**31 - 1  # the largest int in Java
 _SPARK_ERRORS = (PySparkException, Py4JError, OSError)
 _BAD_INPUT = "BadInput: "
-_MOST_TASKS = 10_000  # that are searched for the one that failed
-_ANY_PYTHON = "python3"  # Spark's choice unless somebody names one: the first on PATH
+_MOST_TASKS = 10_000  # to search for the one that failed
+_ANY_PYTHON = "python3"  # Spark's choice unless one is configured: the first on PATH
 _REMEDY = (
     f"set PYSPARK_PYTHON before the session starts, here to {sys.executable}, on a cluster to a"
     " Python with what workers need (docs/how-to/clusters.md)"
@@ -79,14 +79,14 @@ def start_session(
 ) -> Iterator[SparkSession]:
     """A Spark session for as long as the context lasts.
 
-    `url` None (or `local[N]`) starts Spark in a JVM of this process's own, with `slots` tasks at a
-    time. `spark://HOST:PORT`, `yarn` and `k8s://HOST:PORT` are masters, `sc://HOST:PORT` a Spark
-    Connect server; this project's code is shipped to their executors. `app` is the name that
-    Spark's pages show. `env` joins the environment of the JVM and of embedded Python workers: see
-    deploy.java for the Java. SIGINT keeps the handler it has.
+    `url` None (or `local[N]`) starts Spark in this process's own JVM, which runs `slots` (or N)
+    tasks at a time. `spark://HOST:PORT`, `yarn` and `k8s://HOST:PORT` are masters, `sc://HOST:PORT`
+    is a Spark Connect server; this project's code is shipped to their executors. `app` is the name
+    that Spark's pages show. `env` is added to the environment of the JVM and of embedded Python
+    workers; deploy.java finds the Java. The SIGINT handler stays the same.
 
-    Raises BadInput when the URL is none, when nobody listens there, and when this process has a
-    session already; GiveUp when Spark does not start.
+    Raises BadInput when the URL is not valid, when no server listens there, and when this process
+    already has a session; GiveUp when Spark does not start.
     """
     if SparkContext._active_spark_context is not None or SparkSession.getActiveSession():
         raise BadInput("Spark: expected no session in this process, got one that is running")
@@ -101,12 +101,13 @@ def run_tasks(
 ) -> list[Any]:
     """Run `task(batches, partition, attempt, gpus)` over each partition of `df`; returns its rows.
 
-    `batches` and what `task` yields are Arrow record batches, the latter of `schema`. `attempt` is
-    higher for each later attempt at a partition, whether its task or its whole stage is tried
-    again. `gpus` are the addresses of those that Spark assigned to the task, none where it
-    schedules none. Tasks are ordinary ones: there may be more than slots, and one that fails is
-    tried again by itself. `tag` names them for `interrupt`. When one fails for good, its own error
-    is raised if that was a BadInput, and else a GiveUp that quotes it; a note holds the traceback.
+    `batches` are Arrow record batches, and so is what `task` yields, with the schema `schema`.
+    `attempt` is higher for each later attempt at a partition, whether its task or its whole stage
+    is retried. `gpus` are the addresses of the GPUs that Spark assigned to the task, empty if Spark
+    schedules none. Tasks are ordinary Spark tasks: there may be more than slots, and a failed one
+    is retried alone. `tag` names them for `interrupt`. When one fails for good, its own error is
+    raised if that was a BadInput, and otherwise a GiveUp that quotes it; a note holds the
+    traceback.
     """
 
     def host(batches: Iterator[Any]) -> Iterator[Any]:
@@ -114,7 +115,7 @@ def run_tasks(
         assert context is not None, "mapInArrow runs inside a task"
         gpu = (context.resources() or {}).get("gpu")
         gpus = list(gpu.addresses) if gpu is not None else []
-        # Spark's attempt number would begin anew where a lost shuffle has the stage tried again.
+        # Spark's attempt number would restart at 0 if a lost shuffle made Spark retry the stage.
         yield from task(batches, context.partitionId(), context.taskAttemptId(), gpus)
 
     add, remove, _ = _tagging(df)
@@ -130,8 +131,8 @@ def run_tasks(
 class PartitionRows(NamedTuple):
     """A partition of a DataFrame, and the Python that Spark runs over it.
 
-    `build` is the build id of this project's code there; `lacks` says why no worker can run there,
-    if none can.
+    `build` is the build id of this project's code there. `lacks` is the reason why no worker can
+    run there, or empty.
     """
 
     rows: int
@@ -141,13 +142,13 @@ class PartitionRows(NamedTuple):
 
 
 def survey(df: DataFrame) -> list[PartitionRows]:
-    """Count the rows of each partition by a small Spark job, and look at the Python that runs it.
+    """Count the rows of each partition by a small Spark job, and inspect the Python that runs it.
 
-    It reads the column `label` alone. Raises BadInput where that Python cannot run at all, GiveUp
-    where the DataFrame cannot be computed.
+    The job reads only the column `label`. Raises BadInput if that Python cannot run at all, GiveUp
+    if the DataFrame cannot be computed.
     """
 
-    # It travels by value and imports for itself: the executor may have none of our packages.
+    # Pickled by value, with its own imports: the executor may have none of our packages.
     def look(batches: Iterator[Any]) -> Iterator[Any]:
         import sys
 
@@ -159,7 +160,7 @@ def survey(df: DataFrame) -> list[PartitionRows]:
             from ps.compatibility import build_id
 
             build = build_id()
-        except Exception as error:  # noqa: BLE001  # whatever it is, no worker can start
+        except Exception as error:  # noqa: BLE001  # any error means that no worker can start
             lacks = f"{type(error).__name__}: {error}"
         rows = sum(batch.num_rows for batch in batches)
         facts = {"rows": rows, "python": sys.executable, "build": build, "lacks": lacks}
@@ -176,7 +177,7 @@ def survey(df: DataFrame) -> list[PartitionRows]:
 
 
 def check_python(part: PartitionRows) -> None:
-    """Raise BadInput where no worker can run, or only one of another build."""
+    """Raise BadInput if no worker can run in this Python, or only one of another build."""
     here = build_id()
     if part.lacks:
         raise BadInput(
@@ -193,9 +194,9 @@ def check_python(part: PartitionRows) -> None:
 def _mapped(
     df: DataFrame, task: Callable[[Iterator[Any]], Iterator[Any]], schema: Any
 ) -> DataFrame:
-    """`df.mapInArrow`, in the Python that runs this where the tasks run here and nobody names one.
+    """`df.mapInArrow`; local tasks run in this process's Python unless another is configured.
 
-    Spark itself would take the first `python3` on PATH, which is another wherever a virtual
+    Spark's default is the first `python3` on PATH, which is a different Python where a virtual
     environment is not activated.
     """
     if not runs_here(df) or _python_of(df) != _ANY_PYTHON or "PYSPARK_PYTHON" in os.environ:
@@ -214,7 +215,7 @@ def _python_of(df: DataFrame) -> str:
 
 
 def _python_fault(text: str) -> str:
-    """Why a Python worker could not run, if that is what Spark's report is of; else empty."""
+    """Why a Python worker could not run, if Spark reports such a fault; else empty."""
     for pattern, words in _PYTHON_FAULTS:
         if found := re.search(pattern, text):
             return words.format(*found.groups())
@@ -222,9 +223,9 @@ def _python_fault(text: str) -> str:
 
 
 def _tagging(df: DataFrame) -> tuple[Callable[[str], Any], ...]:
-    """How to tag this thread's jobs, to end that, and to cancel what runs under a tag.
+    """Functions that add a tag to this thread's jobs, remove it, and cancel the jobs with a tag.
 
-    A classic session's own tags do not reach the job behind `collect`; its context's do.
+    A classic session's tags do not reach the job behind `collect`, so its context's are used.
     """
     session = df.sparkSession
     if not hasattr(df, "_jdf"):
@@ -234,16 +235,17 @@ def _tagging(df: DataFrame) -> tuple[Callable[[str], Any], ...]:
 
 
 def interrupt(df: DataFrame, tag: str) -> None:
-    """Cancel what runs under `tag`; its tasks end within moments."""
+    """Cancel the jobs with `tag`; their tasks end within moments."""
     with suppress(*_SPARK_ERRORS):
         _, _, cancel = _tagging(df)
         cancel(tag)
 
 
 def final_failure(df: DataFrame, tag: str) -> GiveUp | None:
-    """The BadInput that a task under `tag` has raised, if one has: it would fail at every attempt.
+    """The BadInput that a task with `tag` has raised, if any: it would fail at every attempt.
 
-    Spark itself tries four times before it reports it. Over Spark Connect it is not known sooner.
+    Spark itself retries four times before it reports the error. Over Spark Connect the error is not
+    known earlier, so this returns None.
     """
     if not hasattr(df, "_jdf"):
         return None
@@ -269,7 +271,7 @@ def runs_here(df: DataFrame) -> bool:
 
 
 def check_guarded(df: DataFrame) -> None:
-    """Raise BadInput where a secret in a closure over `df` could be overheard."""
+    """Raise BadInput if a secret in a closure over `df` could be intercepted on the network."""
     session = df.sparkSession
     if hasattr(df, "_jdf"):
         conf = session.sparkContext.getConf()
@@ -280,28 +282,31 @@ def check_guarded(df: DataFrame) -> None:
         settings = {name: session.conf.get(name, None) for name in spark_settings.GUARDS}
         master = str(session.conf.get("spark.master", ""))
     except _SPARK_ERRORS as error:
-        raise GiveUp(f"Spark Connect does not tell its settings: {reason(error)}") from None
+        raise GiveUp(f"Spark Connect does not show its settings: {reason(error)}") from None
     spark_settings.check_guarded(master, settings)
 
 
 def partition_count(df: DataFrame) -> int:
-    """How many partitions `df` has; raises BadInput over Spark Connect, which does not say."""
+    """How many partitions `df` has; raises BadInput over Spark Connect, which cannot count them."""
     if not hasattr(df, "_jdf"):
         raise BadInput("train over Spark Connect: expected the number of workers, got none")
     return int(df.rdd.getNumPartitions())
 
 
 def has_partitions(df: DataFrame, count: int) -> bool:
-    """Whether `df` is known to have so many partitions: adaptive execution may choose another
-    number for another choice of columns. Over Spark Connect it is not known."""
+    """Whether `df` is known to have `count` partitions; always false over Spark Connect.
+
+    Adaptive execution may choose a different number for a different selection of columns.
+    """
     return hasattr(df, "_jdf") and partition_count(df) == count
 
 
 def deal(df: DataFrame, workers: int, sizes: Sequence[int]) -> DataFrame:
-    """The rows of `df`, whose partitions have these `sizes`, dealt evenly to `workers` partitions.
+    """The rows of `df`, dealt evenly to `workers` partitions.
 
-    Spark deals the rows of each partition in turns, beginning at a random place. So partitions with
-    few rows may leave a worker without any; where that could be, one task deals all rows.
+    `sizes` are the numbers of rows of its present partitions. Spark deals the rows of each
+    partition in turn, starting at a random place, so partitions with few rows may leave a worker
+    without any. If that could happen, one task deals all rows.
     """
     if sum(size // workers for size in sizes) * workers * 2 < sum(sizes):
         # The detour through Arrow keeps Spark from dropping the first of two repartitions.
@@ -321,7 +326,7 @@ def first_rows(df: DataFrame, most: int) -> list[Any]:
 def column_types(df: DataFrame, names: Collection[str]) -> dict[str, Any]:
     """The Arrow types of these columns of `df`; raises BadInput for one that Arrow has no type for.
 
-    A vector of Spark ML is refused by name, as the tasks could not read it.
+    A vector of Spark ML has an error of its own, because the tasks could not read it.
     """
     found = {}
     for field in df.schema.fields:
@@ -351,7 +356,7 @@ def task_reason(text: str) -> str:
 
 
 def _task_error(text: str) -> GiveUp:
-    """The error to raise for a task that failed for good, by Spark's report."""
+    """The error to raise for a task that failed for good, parsed from Spark's report."""
     why = task_reason(text)
     error = (
         BadInput(why.removeprefix(_BAD_INPUT))
@@ -365,7 +370,7 @@ def _task_error(text: str) -> GiveUp:
 
 
 def reason(error: BaseException) -> str:
-    """What happened, in one line: Java's own words when the error came from Java."""
+    """An error in one line; Java's own message if it came from Java."""
     text = str(error)
     if isinstance(error, Py4JJavaError):
         text = str(error.java_exception.toString())
@@ -399,9 +404,9 @@ def _session(
 def _classic(
     settings: Mapping[str, str], env: Mapping[str, str], folder: Path, without: Collection[str] = ()
 ) -> Iterator[SparkSession]:
-    """A session on a JVM of its own, which ends with it."""
+    """A session on its own JVM, which ends with the session."""
     master, log = settings["spark.master"], folder / "spark.log"
-    # A session that has ended leaves its JVM behind, with settings that are not ours.
+    # An earlier session in this process leaves its JVM behind, with settings that are not ours.
     earlier = SparkContext._gateway, SparkContext._jvm
     try:
         with _kept(env, without):
@@ -418,7 +423,7 @@ def _classic(
 
 @contextmanager
 def _connect(url: str, app: str, folder: Path) -> Iterator[SparkSession]:
-    """A session on a Spark Connect server, released on leaving; the server goes on."""
+    """A session on a Spark Connect server, released on exit; the server keeps running."""
     _await_connect(url)
     with _kept({}):
         try:
@@ -438,15 +443,15 @@ def _connect(url: str, app: str, folder: Path) -> Iterator[SparkSession]:
 def _shipped(
     sessions: AbstractContextManager[SparkSession], folder: Path
 ) -> Iterator[SparkSession]:
-    """The session, its executors given our packages."""
+    """The session, with our packages shipped to its executors."""
     with sessions as session:
-        with _kept({}):  # The driver goes on importing from where it did.
+        with _kept({}):  # The driver continues to import from its own path.
             session.sparkContext.addPyFile(str(pack(folder)))
         yield session
 
 
 def _launch(settings: Mapping[str, str], log: Path) -> Any:
-    """A JVM with `settings`, as Py4J's gateway; what it prints goes to `log`."""
+    """A JVM with `settings`, as Py4J's gateway; its output goes to `log`."""
     with log.open("wb") as output:
         conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
         try:
@@ -459,10 +464,10 @@ def _launch(settings: Mapping[str, str], log: Path) -> Any:
 
 @contextmanager
 def _hurried(gateway: Any, master: str) -> Iterator[None]:
-    """Turn what goes wrong at the start into one line, and end a wait for what is no master.
+    """Turn a start-up error into one line, and stop waiting for an address that is not a master.
 
-    Spark itself asks a master for a minute, then speaks of something else. YARN and Kubernetes may
-    have good reasons to be slow.
+    Spark itself asks the master for a minute, then reports an unrelated error. There is no such
+    limit for YARN and Kubernetes, which may have good reasons to be slow.
     """
     late = Event()
 
@@ -484,10 +489,10 @@ def _hurried(gateway: Any, master: str) -> Iterator[None]:
 
 
 def _context(gateway: Any) -> SparkContext:
-    """The JVM's context, made in another thread.
+    """The JVM's context, created in another thread.
 
     In the main thread Spark would install a SIGINT handler that calls the JVM in the middle of
-    another call, and prints two stacks when it fails.
+    another call, and prints two tracebacks when it fails.
     """
     pool = ThreadPoolExecutor(1, "spark-start")
     try:
@@ -498,7 +503,7 @@ def _context(gateway: Any) -> SparkContext:
 
 @contextmanager
 def _without_stacks() -> Iterator[None]:
-    """Leave out what Py4J writes to the root log: it raises the same, and for a Ctrl-C, too."""
+    """Suppress Py4J's records in the root log: it also raises each error, Ctrl-C included."""
     root = logging.getLogger()
 
     def of_others(record: logging.LogRecord) -> bool:
@@ -512,7 +517,7 @@ def _without_stacks() -> Iterator[None]:
 
 
 def _stop(gateway: Any) -> None:
-    """End the session, then its JVM, which leaves when its standard input closes."""
+    """End the session, then its JVM, which exits when its standard input closes."""
     try:
         if session := SparkSession._instantiatedSession:
             with suppress(*_SPARK_ERRORS), catch_warnings(action="ignore"):
@@ -530,7 +535,10 @@ def _stop(gateway: Any) -> None:
 
 
 def _await_connect(url: str) -> None:
-    """Return when a gRPC server answers at `url`; Spark itself would ask for many minutes."""
+    """Wait for a gRPC server to answer at `url`; Spark itself would retry for many minutes.
+
+    Raises BadInput after `REACH_S` seconds without an answer.
+    """
     shown = spark_settings.shown(url)
     try:
         import grpc
@@ -554,9 +562,9 @@ def _await_connect(url: str) -> None:
 
 @contextmanager
 def _kept(env: Mapping[str, str], without: Collection[str] = ()) -> Iterator[None]:
-    """Run with `env` added and `without` removed; then give the process back what Spark changed.
+    """Run with `env` added and `without` removed; on exit restore what Spark changes.
 
-    Those are the environment, the import path, and, in the main thread, the SIGINT handler.
+    It changes the environment, the import path, and, in the main thread, the SIGINT handler.
     """
     variables, path, on_sigint = dict(os.environ), list(sys.path), signal.getsignal(signal.SIGINT)
     for name in without:

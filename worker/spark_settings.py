@@ -1,8 +1,8 @@
-"""What Spark is told at start, and where a Spark URL leads: plain values, so this imports no Spark.
+"""Spark's settings at start, and the parsing of Spark URLs: plain values; imports no Spark.
 
-The embedded session is for one machine: quick to start, quiet, on loopback only, and all its files
-in one folder that goes away with it. A cluster keeps its own settings; it is told only what a
-worker cannot do without.
+The embedded session is for one machine: quick to start, quiet, on loopback only, with all its files
+in one folder that is removed with it. A cluster keeps its own settings, except those that a worker
+cannot do without.
 """
 
 import re
@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from ps.transport.addresses import on_this_host
 from shards.errors import BadInput
 
-# A worker is one thread of BLAS: threads of several workers on one core only get in each other's
-# way. A worker asks for it again when it starts, for Spark Connect cannot carry these.
+# A worker uses one BLAS thread: threads of several workers on one core only slow each other down.
+# A worker sets the limit again when it starts, because Spark Connect cannot pass these variables.
 ONE_THREAD = {
     f"{library}_NUM_THREADS": "1"
     for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB_MAXIMUM", "NUMBA")
@@ -50,7 +50,7 @@ def embedded(master: str, app: str, slots: int, folder: Path) -> dict[str, str]:
     """The settings of an embedded session that keeps its files in `folder`, which exists."""
     log4j = folder / "log4j2.properties"
     log4j.write_text(_LOG4J)
-    # C1 alone and the serial collector halve what a start costs; the arrays are Python's anyway.
+    # C1 alone and the serial collector halve the start-up time; the arrays are Python's anyway.
     options = (
         "-XX:TieredStopAtLevel=1",
         "-XX:+UseSerialGC",
@@ -83,12 +83,12 @@ def embedded_environment(folder: Path, spark_home: Path) -> dict[str, str]:
     }
 
 
-# Variables meant for another Spark than the embedded one.
+# Variables that configure a Spark other than the embedded one.
 FOREIGN = ("SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT", "SPARK_DIST_CLASSPATH")
 
 
 def cluster(master: str, app: str, driver_host: str | None) -> dict[str, str]:
-    """The settings for a named master; `driver_host` is where its executors find the driver."""
+    """The settings for a named master; its executors reach the driver at `driver_host`."""
     settings = _everywhere(app) | {"spark.master": master}
     settings |= {f"spark.executorEnv.{name}": value for name, value in ONE_THREAD.items()}
     if driver_host:
@@ -99,8 +99,8 @@ def cluster(master: str, app: str, driver_host: str | None) -> dict[str, str]:
 def cluster_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of a cluster's driver, which keeps its own files in `folder`.
 
-    As settings they would reach the executors, which have folders of theirs. The Python is the
-    driver's unless `environ` knows the cluster's.
+    As Spark settings they would reach the executors, which have their own folders. The Python is
+    the driver's unless `environ` names the cluster's.
     """
     java_options = f'{environ.get("JAVA_TOOL_OPTIONS", "")} "-Djava.io.tmpdir={folder}"'
     return {
@@ -111,12 +111,12 @@ def cluster_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, s
 
 
 def shown(url: str) -> str:
-    """A URL as it may be shown: Spark Connect's may carry a token."""
+    """A URL without its options, safe to show: a Spark Connect URL may carry a token."""
     return url.partition(";")[0]
 
 
 def without_options(said: str, url: str) -> str:
-    """What was `said` of a URL, as it may be shown."""
+    """The message `said` about a URL, with the values of the URL's options removed."""
     for option in filter(None, url.split(";")[1:]):
         said = said.replace(option, f"{option.partition('=')[0]}=...")
     return said
@@ -125,7 +125,7 @@ def without_options(said: str, url: str) -> str:
 def addresses(url: str, environ: Mapping[str, str]) -> list[tuple[str, int]]:
     """Host and port of each server that a cluster's URL names; none for `yarn`.
 
-    YARN's own are in the files that `environ` points to. Raises BadInput for any other URL.
+    YARN's addresses are in the files that `environ` points to. Raises BadInput for any other URL.
     """
     if url == "yarn":
         if not {"HADOOP_CONF_DIR", "YARN_CONF_DIR"} & environ.keys():
@@ -140,7 +140,7 @@ def addresses(url: str, environ: Mapping[str, str]) -> list[tuple[str, int]]:
         if scheme == "sc":
             return [_address(url)]
     except ValueError:
-        pass  # A port that is no number, or missing where there is no default.
+        pass  # The port is not a number, or missing where there is no default.
     raise BadInput(
         "Spark URL: expected spark://HOST:PORT, yarn, k8s://HOST:PORT, sc://HOST:PORT or local[N],"
         f" got {shown(url)!r}"
@@ -148,7 +148,7 @@ def addresses(url: str, environ: Mapping[str, str]) -> list[tuple[str, int]]:
 
 
 def stays_here(url: str) -> bool:
-    """Whether what a Spark at `url` says among its processes never leaves this host."""
+    """Whether the traffic between the processes of the Spark at `url` never leaves this host."""
     if embedded_master(url, 1):
         return True
     hosts = [host for host, _ in addresses(url, {})] if url.startswith("spark://") else []
@@ -156,10 +156,10 @@ def stays_here(url: str) -> bool:
 
 
 def check_guarded(master: str, settings: Mapping[str, str | None]) -> None:
-    """Raise BadInput unless Spark's processes prove who they are to each other, and encrypt.
+    """Raise BadInput unless Spark's processes authenticate each other and encrypt their traffic.
 
-    `settings` are the session's own, by the names in GUARDS. A worker's join token travels among
-    them, inside its task's closure.
+    `settings` are the session's own, by the names in GUARDS. A worker's join token is sent between
+    these processes, inside its task's closure.
     """
     missing = [name for name in GUARDS if str(settings.get(name)).lower() != "true"]
     if missing and not stays_here(master):
@@ -172,14 +172,14 @@ def check_guarded(master: str, settings: Mapping[str, str | None]) -> None:
 
 
 def check_connect(url: str) -> None:
-    """Raise BadInput for a Spark Connect server on another host that is not spoken to by TLS."""
+    """Raise BadInput for a Spark Connect server on another host that is reached without TLS."""
     if not url.startswith("sc://") or all(on_this_host(host) for host, _ in addresses(url, {})):
         return
     options = dict(part.partition("=")[::2] for part in url.split(";")[1:])
     if options.get("use_ssl", "").lower() != "true" and not options.get("token"):
         raise BadInput(
             f"Spark at {shown(url)}: expected ;use_ssl=true or ;token=... in the URL"
-            " where shards are open to other hosts, or say --plaintext"
+            " where shards are open to other hosts, or give --plaintext"
         )
 
 
@@ -187,7 +187,7 @@ def _everywhere(app: str) -> dict[str, str]:
     return {
         "spark.app.name": app,
         "spark.ui.showConsoleProgress": "false",
-        # Two attempts at one partition would be two workers of one name, fencing each other.
+        # Two attempts at one partition would be two workers of one name that fence each other off.
         "spark.speculation": "false",
     }
 

@@ -1,9 +1,9 @@
-"""One worker's life inside one Spark task.
+"""A worker that runs inside one Spark task.
 
 A partition's rows come in as Arrow batches, one row goes out: the worker's report. The worker's
-name is its partition, its incarnation the attempt, so one that is tried again takes over the name
-and goes on after the last push that was applied. An empty partition has nothing to train on and
-never registers. Executors run no Ray: where the shards are is part of the spec.
+name is its partition and its incarnation is the attempt, so a retried task takes over the name and
+continues after the last push that was applied. A worker with an empty partition never registers.
+Executors run no Ray: the shards' addresses are part of the spec.
 """
 
 import os
@@ -32,18 +32,19 @@ _OURS = tuple(f"{Path(__file__).parents[1] / package}{os.sep}" for package in PA
 _LIBRARY = re.compile(r"[/\\](lib[/\\]python[\d.]+|site-packages|dist-packages)[/\\]")
 
 PATIENCE_S = 60.0
-"""How long a worker waits for a silent shard at least."""
+"""The shortest time, in seconds, that a worker waits for a silent shard."""
 
 REPORT = pa.schema([("report", pa.binary())])
 
 
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What every task of a job is told. `first_incarnation` sets a resumed job above its past.
+    """The settings of every task of a job.
 
-    `link` is a link that each worker is put behind, to try one out. `compression` is how each
-    worker's pushes and pulls travel; what it leaves behind goes with the snapshots at `keep`, and
-    comes back from the snapshot `residuals`, both paths or URIs. A task that takes over another's
-    begins without.
+    `first_incarnation` numbers the workers of a resumed job above all earlier ones. `link` emulates
+    a network link for each worker, to try one out. `compression` is the encoding of each worker's
+    pushes and pulls; the residual that it leaves is stored with the snapshots at `keep`, and
+    restored from the snapshot `residuals`, both paths or URIs. A retried task starts without its
+    residual.
     """
 
     cluster: Cluster
@@ -69,23 +70,23 @@ def run_task(
     attempt: int,
     gpus: Sequence[str] = (),
 ) -> Iterator[pa.RecordBatch]:
-    """Train on a partition's rows; yields one batch of schema REPORT, empty for no rows.
+    """Train on a partition's rows; yields one batch of schema REPORT, or nothing without rows.
 
-    `gpus` are the addresses of those that Spark assigned to this task.
+    `gpus` are the addresses of the GPUs that Spark assigned to this task.
     """
     first = next(rows, None)
     while first is not None and first.num_rows == 0:
         first = next(rows, None)
     if first is None:
         return
-    # One BLAS thread a worker: more of them on the same cores only get in each other's way.
+    # One BLAS thread a worker: more threads on the same cores only slow each other down.
     with threadpool_limits(1):
         try:
             report = _live(first, rows, spec, model, partition, attempt, gpus)
         except DownpourError:
             raise
         except Exception as error:
-            # Spark's report is long, and leaves out the cause: the user reads this line of it.
+            # Spark's report is long and leaves out the cause; this line is what the user reads.
             failure = GiveUp(f"{_line(error)} ({_place(error)})")
             failure.add_note("".join(traceback.format_exception(error)))
             raise failure from error
@@ -121,7 +122,7 @@ def _live(
                 allocate=allocator(built),
             )
         )
-        lost = _taken_up(client, spec)
+        lost = _restore_residual(client, spec)
         batches = stack.enter_context(
             Batches(
                 stream(),
@@ -144,9 +145,9 @@ def _line(error: Exception) -> str:
 
 
 def _place(error: Exception) -> str:
-    """Where an error was raised: in the innermost file that is not ours and not a library's.
+    """Where an error was raised, in the innermost file that is neither ours nor a library's.
 
-    Where there is none, it is the innermost that is not ours.
+    If there is no such file, the innermost that is not ours.
     """
     frames = traceback.extract_tb(error.__traceback__)
     foreign = [frame for frame in frames if not frame.filename.startswith(_OURS)]
@@ -155,8 +156,8 @@ def _place(error: Exception) -> str:
     return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
 
 
-def _taken_up(client: Client, spec: TaskSpec) -> str:
-    """Have a resumed worker go on with its residual; why it goes on without, if it must."""
+def _restore_residual(client: Client, spec: TaskSpec) -> str:
+    """Restore a resumed worker's residual; returns why it must continue without, or ""."""
     if spec.residuals is None or not client.seq:
         return ""
     try:
@@ -164,10 +165,10 @@ def _taken_up(client: Client, spec: TaskSpec) -> str:
         if found is not None:
             client.restore_residual(*found)
     except BadInput as error:
-        return f"{client.worker} went on without its residual: {error}"
+        return f"{client.worker} continued without its residual: {error}"
     return ""
 
 
 def decode_reports(rows: Sequence[Sequence[bytes]]) -> list[WorkerReport]:
-    """The reports in the rows that a job's tasks gave back."""
+    """The reports in the rows that a job's tasks returned."""
     return [msgspec.json.decode(row[0], type=WorkerReport) for row in rows]

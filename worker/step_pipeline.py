@@ -1,4 +1,4 @@
-"""The way of weights, batches and gradients through a device, and the order of every copy on it.
+"""Moves weights, batches and gradients through a device, and orders every copy on it.
 
             host, page-locked            device, staged             device, fixed
     pull    the client's array  --up-->  weights     --compute-->  weights   \
@@ -6,26 +6,27 @@
     push    the client's array  <-down-  gradient    <-compute--   gradient  /
     losses  a float each        <-down-  losses      <-compute--   losses   /
 
-A pull, and a push, is one copy over the bus, into and out of arrays that the client sends and
-receives without a further one. Three streams run beside each other: `up` and `down`, one for each
-direction of the bus, and `compute`. A captured step needs addresses that never change, so it works
-on the fixed arrays; the staged ones are there so that the next step's weights can come, and the
-last one's gradient leave, while a step computes. A copy within the device is cheap against both.
+A pull is one copy over the bus, and so is a push: the client receives into and sends from the host
+arrays directly. Three streams run in parallel: `up` and `down`, one for each direction of the bus,
+and `compute`. A captured step needs addresses that never change, so it works on the fixed arrays.
+The staged arrays let the next step's weights arrive, and the previous step's gradient leave, while
+a step computes. A copy within the device is cheap compared with both.
 
-A stream keeps its own order. Between streams, and towards the host, these rules do, each by a mark
-that one side sets and the other waits for:
+A stream runs its work in order. These rules order work between streams, and between a stream and
+the host; for each, one side sets a mark and the other waits for it:
 
-1. up -> compute. A step takes what is staged once it has arrived.
-2. compute -> up. What is staged is overwritten once the step before has taken it.
-3. compute -> down. A gradient leaves once the step has put it where it leaves from.
-4. down -> compute. The next one is put there once it has left.
-5. up -> host. A packet's page-locked memory is written again once it has arrived. Till then the
-   pulled weights are held here, too: the client writes on no array that somebody refers to.
-6. down -> host. The gradient and the losses are read once they have left. Till then the array that
-   they leave for is held here.
+1. up -> compute. A step reads the staged arrays after they have arrived.
+2. compute -> up. The staged arrays are overwritten after the previous step has copied them.
+3. compute -> down. A gradient is downloaded after the step has written it to the staged array.
+4. down -> compute. The next gradient is written there after this one has been downloaded.
+5. up -> host. A packet's page-locked memory is rewritten after it has been uploaded. Until then a
+   reference to the pulled weights is held here, too: the client reuses no array that is referenced.
+6. down -> host. The gradient and the losses are read after they have been downloaded. Until then a
+   reference to their host array is held here.
 
-`begin` queues a step and returns; `finish` waits for the oldest one begun. Two may be under way, no
-more: then a step begins while the one before computes, and no host memory is overwritten too early.
+`begin` queues a step and returns; `finish` waits for the oldest step begun. At most two steps may
+be under way: a step then begins while the previous one computes, and no host memory is overwritten
+too early.
 """
 
 from collections import deque
@@ -44,14 +45,14 @@ UNDER_WAY = 2
 Layout = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
 """Shape and dtype of arrays by name."""
 
-_ALIGNMENT = 256  # bytes, as CUDA's allocations
+_ALIGNMENT = 256  # bytes, the alignment of CUDA's allocations
 
 
 class Packet:
-    """Some small arrays that travel to the device as one block: a batch, and the step's number.
+    """Some small arrays that are uploaded as one block: a batch, and the step number.
 
-    `layout` gives each array's shape and dtype by name. `fixed` holds them as the step sees them,
-    at addresses that never change.
+    `layout` gives each array's shape and dtype by name. `fixed` holds the device arrays that the
+    step reads, at addresses that never change.
     """
 
     def __init__(self, device: Device, layout: Layout) -> None:
@@ -68,7 +69,7 @@ class Packet:
         self.fixed: dict[str, AnyArray] = self._views(self.block, layout)
 
     def write(self, arrays: Mapping[str, AnyArray]) -> None:
-        """Fill the page-locked block; each array of its own shape and dtype."""
+        """Fill the page-locked block; each array must have the shape and dtype of the layout."""
         for name, view in self._written.items():
             np.copyto(view, arrays[name], casting="no")
 
@@ -89,10 +90,10 @@ class _Leaving:
 
 
 class StepPipeline:
-    """A table's parameters and gradient on a device, and the streams that serve them.
+    """A table's parameters and gradient on a device, and the streams that copy them.
 
-    One thread uses it. `weights` and `gradient`, of shape (size,), and `losses`, of as many as a
-    step gives, all float32, are what a step reads and writes.
+    It serves one thread. A step reads `weights` and writes `gradient`, both of shape (size,), and
+    `losses`, of shape (losses,); all are float32.
     """
 
     def __init__(self, device: Device, size: int, losses: int = 1) -> None:
@@ -117,11 +118,11 @@ class StepPipeline:
         step: Callable[[], None],
         out: Array,
     ) -> None:
-        """Queue a step at `weights` on the packet's `arrays`, its gradient to be left in `out`.
+        """Queue a step at `weights` on the packet's `arrays`; its gradient is written to `out`.
 
         `step` queues the computation on the stream in use, from the fixed arrays to `gradient` and
-        `losses`. `weights` and `out` are host arrays, page-locked if this is not to wait for them,
-        and must not change until `finish` has returned for this step.
+        `losses`. `weights` and `out` are host arrays. If they are page-locked, this does not wait
+        for their copies. They must not change until `finish` has returned for this step.
         """
         assert len(self._under_way) < UNDER_WAY, "begin was called more often than finish"
         with self.device.use(self._compute):
@@ -130,7 +131,10 @@ class StepPipeline:
             self._send(out)
 
     def finish(self) -> Array:
-        """Wait for the oldest step under way; its gradient is where it was wanted. Its losses."""
+        """Wait for the oldest step under way, whose gradient is then in its `out`.
+
+        Returns a copy of its losses, float32 of shape (losses,).
+        """
         leaving = self._under_way.popleft()
         with self.device.use():
             self.device.join(leaving.left)
@@ -138,7 +142,7 @@ class StepPipeline:
         return leaving.losses.copy()
 
     def drain(self) -> None:
-        """Wait for all steps under way and forget them: what they would have left is not wanted."""
+        """Wait for all steps under way and discard their results."""
         while self._under_way:
             self.finish()
 

@@ -1,11 +1,11 @@
 """The worker loop: fetch, compute, push, until the plan is done.
 
 It drives a strategy (when to do what), a model (gradients), batches (data) and the client (shards),
-and measures where the time goes. It runs inside a Spark task, a thread or a plain process alike.
+and measures where the time goes. It runs inside a Spark task, a thread or a plain process.
 
-With a model on a device and a plan that prefetches, it goes ahead: a step begins before the last
-one is pushed. Its weights were asked for before that push in any case, so no weight gets older, and
-the device computes while gradients leave it and weights come.
+With a model on a device and a plan that prefetches, the loop runs ahead: a step begins before the
+previous one is pushed. With prefetching its weights are requested before that push in any case, so
+running ahead makes no weights staler, and the device computes while gradients and weights travel.
 """
 
 import time
@@ -25,15 +25,16 @@ from worker.model import Ahead, Batch, Model, check_loss
 from worker.strategies import Local, Strategy, strategy_of
 from worker.strategies.base import Floats
 
-SEEDS = -(2**63), 2**63 - 1  # what a column of records holds
+SEEDS = -(2**63), 2**63 - 1  # the range of an int64 column of records
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What one worker is to do; the same for all workers of a job.
+    """The training plan of one worker, the same for all workers of a job.
 
-    It takes `steps` steps (counted over all its lives). Each sums `iter_size` batches, clips the
-    sum to the global L2 norm `clip` (0: never) and divides by `iter_size`, in Caffe's order.
-    `schedule` gives the rate of the steps a worker takes on its own weights between fetches.
+    A worker takes `steps` steps, counted over all its incarnations. Each step sums the gradients of
+    `iter_size` batches, clips the sum to the global L2 norm `clip` (0: never) and divides it by
+    `iter_size`, in Caffe's order. `schedule` gives the learning rate of the steps that a worker
+    takes on its own weights between fetches.
     """
 
     steps: int
@@ -58,10 +59,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one life of a worker did, and where its time went (seconds).
+    """What one incarnation of a worker did, and where its time went (seconds).
 
-    `transports` are what carried its arrays, one a shard; `device` is what it computed on. `lost`
-    says why it began without the residual that a snapshot should have held, if it did.
+    `transports` are what carried its arrays, one for each shard; `device` is what it computed on.
+    `lost` says why a resumed worker started without its residual; empty if it did not.
     """
 
     worker: str
@@ -83,9 +84,9 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
 def train_worker(
     client: Client, model: Model, batches: Iterator[Batch], plan: Plan, *, incarnation: int = 0
 ) -> WorkerReport:
-    """Take `plan` from where this worker's last push left it; `batches` start at that step.
+    """Run `plan` from the step after this worker's last push; `batches` must start at that step.
 
-    It ends early, without error, when `batches` are empty. The caller closes `client`.
+    It ends early, without error, when `batches` end. The caller closes `client`.
     """
     plan.strategy.check(client.cluster.bound, plan.prefetch)
     loop = _Loop(client, model, batches, plan)
@@ -109,7 +110,7 @@ def train_worker(
 
 
 class _Begun(msgspec.Struct, frozen=True):
-    """A step under way on a device: where its gradient will be, and what it is computed from."""
+    """A step under way on a device: the array for its gradient, its versions and its samples."""
 
     out: Floats
     versions: tuple[int, ...]
@@ -132,12 +133,12 @@ class _Loop:
         plan = self.plan
         whole = plan.iter_size == 1 and not plan.clip
         if plan.prefetch and plan.strategy.plain and whole and isinstance(self.model, Ahead):
-            self._go_ahead(self.model)
+            self._run_ahead(self.model)
         else:
-            self._go()
+            self._run_in_turn()
         self.client.flush()
 
-    def _go(self) -> None:
+    def _run_in_turn(self) -> None:
         local: Local | None = None
         for step in range(self.client.step, self.plan.steps):
             inputs = self._next_batches()
@@ -150,7 +151,7 @@ class _Loop:
         if local is not None and local.steps:
             self._push(local)
 
-    def _go_ahead(self, model: Ahead) -> None:
+    def _run_ahead(self, model: Ahead) -> None:
         begun: _Begun | None = None
         for step in range(self.client.step, self.plan.steps):
             inputs = self._next_batches()
@@ -172,7 +173,7 @@ class _Loop:
             self._finish(model, begun)
 
     def _finish(self, model: Ahead, begun: _Begun, further: int | None = None) -> None:
-        """Push the oldest step under way, and ask for the weights of clock `further` with it."""
+        """Push the oldest step under way, and request the weights of clock `further` with it."""
         started = time.monotonic()
         loss = model.finish()
         self.compute_s += time.monotonic() - started
@@ -193,7 +194,7 @@ class _Loop:
         return inputs
 
     def _fetch(self, local: Local | None, step: int) -> Local:
-        """Local state to take `step` with, freshly pulled where the strategy wants that."""
+        """The local state for `step`, with new weights if the strategy fetches them."""
         if local is not None and not self.plan.strategy.fetches(step):
             return local
         unpushed = local.steps if local is not None else 0
@@ -207,23 +208,23 @@ class _Loop:
         return local
 
     def _ahead(self) -> int:
-        """How many steps early to ask for weights: as the link needs, and the bound allows."""
+        """How many steps early to request weights: what the link needs, within the bound."""
         bound = self.client.cluster.bound
         if bound is None:
             return self.client.recommended_prefetch
         return min(self.client.recommended_prefetch, bound - self.plan.strategy.least_bound())
 
     def _further(self, local: Local, step: int) -> int | None:
-        """The clock whose weights to ask for in one message with the push after `step`.
+        """The clock of the weights to request in one message with the push after `step`.
 
-        It is the furthest that the next fetch would ask for, which comes at once.
+        It is the furthest clock that the next fetch would request, and that fetch follows at once.
         """
         further = min(self._ahead(), self.plan.steps - 2 - step)
         wanted = self.plan.prefetch and further > 0
         return self.client.clock + local.steps + further if wanted else None
 
     def _more_steps(self, step: int) -> int:
-        """How many steps after `step` are taken on the weights that are fetched for it."""
+        """How many steps after `step` use the weights that are fetched for it."""
         later = range(step + 1, self.plan.steps)
         fetched = (other for other in later if self.plan.strategy.fetches(other))
         return next(fetched, self.plan.steps) - step - 1
@@ -241,7 +242,7 @@ class _Loop:
         self.compute_s += time.monotonic() - started
 
     def _gradient(self, weights: Floats, inputs: list[Batch], step: int) -> tuple[Floats, float]:
-        """The gradient of one step in an array of its own, and the mean loss."""
+        """The gradient of one step, in a new array, and the mean loss."""
         total, losses = self.client.new_gradient(zeroed=False), 0.0
         for number, batch in enumerate(inputs):
             part = total if number == 0 else self.client.new_gradient(zeroed=False)
@@ -277,7 +278,7 @@ def _rows(inputs: list[Batch]) -> int:
 
 
 def rate_multipliers(table: DenseTable) -> Floats:
-    """Each float's `lr_mult`, float32 of shape (table.size,); zero in the padding."""
+    """The `lr_mult` of each float of the table, float32 of shape (table.size,); 0 in padding."""
     multipliers = table.empty()
     for segment in segments(table, (KeyRange(0, table.size),)):
         multipliers[segment.start : segment.stop] = segment.lr_mult

@@ -51,7 +51,7 @@ def evaluator(
         begins_at=begins_at,
         last=100,
         found=heard.found.append,
-        told=heard.told.append,
+        notify=heard.told.append,
     )
 
 

@@ -1,7 +1,7 @@
-"""A job moves while shards of it die: nothing acknowledged is lost or counted twice.
+"""A job is resharded while its shards die: no acknowledged push is lost or counted twice.
 
-Servers in threads, which stop and are made again at chosen moments of a move. Workers push ones at
-rate 1, so what the weights hold proves which pushes were applied.
+Servers run in threads, and stop and start again at chosen moments of a reshard. Workers push ones
+at rate 1, so the weights prove which pushes were applied.
 """
 
 import os
@@ -27,7 +27,7 @@ from shards.errors import DownpourError, GiveUp
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
 from tests.ps.launch.test_durability import PATIENCE_S, TABLE, more, pushing, quick_start, until
-from worker import job_shards as moving
+from worker import job_shards as resharding
 from worker.job_shards import JobShards, ReshardedShards
 
 __all__ = ["quick_start"]  # a fixture
@@ -48,13 +48,14 @@ class Servers:
         self.cluster = make_cluster(specs, [server.endpoint for server in self._servers])
 
     def _serve(self, spec: ShardSpec, bind: str) -> ShardServer:
-        told = bind, Transport.TCP, ShardDevice.CPU, None
+        options = bind, Transport.TCP, ShardDevice.CPU, None
         if self._logs is None:
-            return serve(spec, *told).start()
-        return serve(spec, *told, Durability.PROCESS, self._logs / f"shard-{spec.shard}").start()
+            return serve(spec, *options).start()
+        logs = self._logs / f"shard-{spec.shard}"
+        return serve(spec, *options, Durability.PROCESS, logs).start()
 
     def die(self, shard: int) -> None:
-        """Die; one with a log comes back at once."""
+        """Stop a shard; one with a log starts again at once."""
         self._servers[shard].stop()
         if self._logs is None:
             self._dead.add(shard)
@@ -67,11 +68,11 @@ class Servers:
             raise GiveUp(f"shard {shard} has died")
 
     def lost_updates(self) -> list[str]:
-        told, self.lost = self.lost, []
-        return told
+        lost, self.lost = self.lost, []
+        return lost
 
     def delete_logs(self) -> None:
-        """What `stop` would do on a disk that only the shards see."""
+        """Have `stop` record that the logs were deleted."""
         self.forgets = True
 
     def stop(self) -> None:
@@ -81,8 +82,8 @@ class Servers:
                 server.stop()
 
 
-class Wished:
-    """A wish, and what came of it."""
+class Request:
+    """A reshard request, and its answers."""
 
     def __init__(self, shards: int) -> None:
         self.shards = shards
@@ -93,7 +94,7 @@ class Wished:
 
 
 class Job:
-    """A job of two shards; `started` has every set of servers there was."""
+    """A job of two shards; `started` has every set of servers that was started."""
 
     def __init__(self, logs: Path | None, patience_s: float, lease_s: float = 60.0) -> None:
         specs = ps.shard_specs(
@@ -111,26 +112,26 @@ class Job:
             finally:
                 servers.stop()
 
-        self.residence = JobShards(
-            specs, start, logs=logs, patience_s=patience_s, told=self.notes.append
+        self.job_shards = JobShards(
+            specs, start, logs=logs, patience_s=patience_s, notify=self.notes.append
         )
-        self.residence.console.install(TABLE.empty())
+        self.job_shards.admin.install(TABLE.empty())
 
     def moved(self, shards: int) -> ReshardedShards | None:
-        """Move, and go over there if that came to something."""
-        self.wish = Wished(shards)
-        self.residence.begin(self.wish)
-        moved = self.residence.ended(waits=True)
+        """Reshard, and switch to the new shards if that succeeded."""
+        self.request = Request(shards)
+        self.job_shards.begin(self.request)
+        moved = self.job_shards.ended(waits=True)
         if moved is not None:
-            self.residence.enter(moved)
-            self.residence.entered()
-        assert len(self.wish.answers) == 1
+            self.job_shards.enter(moved)
+            self.job_shards.entered()
+        assert len(self.request.answers) == 1
         return moved
 
     def total(self) -> float:
-        """How many pushes the weights hold; each shard as many."""
-        # Not the residence's own console, which has as little patience as the test of a death.
-        with ps.AdminClient(self.residence.cluster, patience_s=PATIENCE_S) as admin_client:
+        """The number of pushes that the weights hold, the same on each shard."""
+        # Not the client of `job_shards`: the tests of a death give it little patience.
+        with ps.AdminClient(self.job_shards.cluster, patience_s=PATIENCE_S) as admin_client:
             held = set(admin_client.read()[:3000])
             versions = [status.version for status in admin_client.status()]
         assert len(held) == 1, held
@@ -142,7 +143,7 @@ class Job:
 def before(
     monkeypatch: pytest.MonkeyPatch, question: str, count: int, act: Callable[[], None]
 ) -> None:
-    """Do something just before the `count`th time that this is asked, counted from 1."""
+    """Call `act` just before this question is asked for the `count`th time, counted from 1."""
     asked, real = [0], admin_client._done
 
     def done(step: Any, by_side: Any) -> Any:
@@ -156,52 +157,53 @@ def before(
 
 
 def test_deaths_at_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new shard that dies before workers are told calls the move off, by its name, and the job
-    goes on where it is. An old one that dies when shard 0 has sent its workers on is missed by
-    nobody. If shard 0 dies before it has, the new shards hold all that was acknowledged."""
-    # A move waits for a dead shard as long as for a lease, and for its answer on top.
+    """A new shard that dies before the workers are redirected cancels the reshard, the error names
+    it, and the job keeps its shards. An old shard that dies after shard 0 has redirected its
+    workers is not needed. If shard 0 dies before that, the new shards hold every acknowledged push.
+    """
+    # A reshard waits a lease longer than usual for a dead shard.
     job = Job(None, 2.0, lease_s=2.0)
-    with job.residence as residence:
-        first = residence.cluster
+    with job.job_shards as job_shards:
+        first = job_shards.cluster
         with pushing(first, 2) as pushers:
             more(pushers)
             with monkeypatch.context() as patch:
                 before(patch, "Install", 2, lambda: job.started[1].die(1))
                 assert job.moved(3) is None
-            (error,) = job.wish.answers
+            (error,) = job.request.answers
             assert (type(error), str(error)) == (GiveUp, "shard 1 has died")
             assert job.notes[-1] == "the job stays with its 2 shards: shard 1 has died"
-            residence.check()
+            job_shards.check()
             more(pushers)
 
             with monkeypatch.context() as patch:
-                before(patch, "Retire", 2, lambda: job.started[0].die(1))
+                before(patch, "HandOver", 2, lambda: job.started[0].die(1))
                 assert job.moved(1) is not None
-            assert job.wish.answers == [None]
-            residence.check()
+            assert job.request.answers == [None]
+            job_shards.check()
             assert job.notes[-1].startswith("shard 1 has died; it held nothing any more")
             more(pushers)
             with ps.Client(first, worker="late", retry_s=0.2) as late:
-                assert late.cluster == residence.cluster
+                assert late.cluster == job_shards.cluster
         acknowledged = sum(one.acknowledged for one in pushers)
         assert job.total() == acknowledged
 
         with monkeypatch.context() as patch:
-            before(patch, "Retire", 1, lambda: job.started[2].die(0))
+            before(patch, "HandOver", 1, lambda: job.started[2].die(0))
             moved = job.moved(2)
         assert moved is not None
-        assert "the new shards hold what it had" in str(moved.untold)
+        assert "the new shards hold what it had" in str(moved.unconfirmed)
         assert job.total() == acknowledged
-        assert residence.cluster.map.shards == 2
+        assert job_shards.cluster.map.shards == 2
 
 
 @pytest.mark.parametrize(
     ("question", "count", "which", "shard"),
     [
-        ("Export", 1, 0, 1),  # an old one, which stands still
-        ("Retire", 1, 1, 0),  # a new one, which has its state in its log
-        ("Retire", 1, 0, 1),  # an old one, when the new ones hold all that it has
-        ("Retire", 2, 0, 1),  # and when another has sent its workers on
+        ("Export", 1, 0, 1),  # an old shard, which is quiesced
+        ("HandOver", 1, 1, 0),  # a new shard, which has its state in its log
+        ("HandOver", 1, 0, 1),  # an old shard, once the new ones hold all its state
+        ("HandOver", 2, 0, 1),  # the same, once another has redirected its workers
     ],
 )
 def test_deaths_with_logs(
@@ -212,11 +214,11 @@ def test_deaths_with_logs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A shard that dies in the midst of a move comes back and is as far in it as it was: the job
-    moves, and everything is where it is then, and in its logs."""
+    """A shard that dies during a reshard restarts at the same point of it: the reshard succeeds,
+    and the new shards and their logs hold everything."""
     job = Job(tmp_path, 60.0)
-    with job.residence as residence:
-        with pushing(residence.cluster, 2) as pushers:
+    with job.job_shards as job_shards:
+        with pushing(job_shards.cluster, 2) as pushers:
             more(pushers)
             before(monkeypatch, question, count, lambda: job.started[which].die(shard))
             assert job.moved(3) is not None
@@ -225,7 +227,7 @@ def test_deaths_with_logs(
         assert job.total() == acknowledged
     found = newest_logs(tmp_path)
     assert found is not None
-    assert found.manifest.map == residence.cluster.map
+    assert found.manifest.map == job_shards.cluster.map
     whole = found.manifest.table.empty()
     found.manifest.map.join([state.weights for state in found.states], whole)
     assert set(whole[:3000]) == {-float(acknowledged)}
@@ -235,8 +237,8 @@ def test_deaths_with_logs(
 def test_replicated_shards_that_are_killed(
     quick_start: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Primaries in processes, over CURVE, one that holds the job and one where it moves to, die of
-    kill -9 just before workers are sent on: the job moves, and the copies left have everything."""
+    """An old and a new primary, in processes, over CURVE, are killed by kill -9 just before workers
+    are redirected: the reshard succeeds, and the remaining copies hold everything."""
     specs = ps.shard_specs(
         TABLE, shards=2, bound=None, workers=3, schedule=Fixed(base_rate=1.0), lease_s=60.0
     )
@@ -252,31 +254,31 @@ def test_replicated_shards_that_are_killed(
         for hosts in started:
             os.kill(hosts.pids["shard 0 primary"], signal.SIGKILL)
 
-    wish = Wished(1)
+    request = Request(1)
     notes: list[str] = []
-    with JobShards(specs, start, logs=None, patience_s=60.0, told=notes.append) as residence:
-        residence.console.install(TABLE.empty())
-        with pushing(residence.cluster, 2) as pushers:
+    with JobShards(specs, start, logs=None, patience_s=60.0, notify=notes.append) as job_shards:
+        job_shards.admin.install(TABLE.empty())
+        with pushing(job_shards.cluster, 2) as pushers:
             more(pushers)
-            before(monkeypatch, "Retire", 1, kill)
-            residence.begin(wish)
-            moved = residence.ended(waits=True)
+            before(monkeypatch, "HandOver", 1, kill)
+            job_shards.begin(request)
+            moved = job_shards.ended(waits=True)
             assert moved is not None, notes
-            residence.enter(moved)
-            residence.entered()
+            job_shards.enter(moved)
+            job_shards.entered()
             more(pushers)
-        assert wish.answers == [None]
+        assert request.answers == [None]
         assert len(started) == 2
         acknowledged = sum(one.acknowledged for one in pushers)
-        assert set(residence.console.read()[:3000]) == {-float(acknowledged)}
+        assert set(job_shards.admin.read()[:3000]) == {-float(acknowledged)}
 
 
 def test_a_worker_that_dies_in_the_midst_of_a_push() -> None:
-    """Of a push that one shard has and another lacks, the move waits for the lease, no longer; the
-    next life of its worker goes on behind it."""
+    """If one shard has a push and another lacks it, the reshard waits for the worker's lease to
+    expire, no longer; the worker's next incarnation continues after that push."""
     job = Job(None, 30.0, lease_s=2.0)
-    with job.residence as residence:
-        client = ps.Client(residence.cluster, worker="w")
+    with job.job_shards as job_shards:
+        client = ps.Client(job_shards.cluster, worker="w")
         client.pull()
         client.push(np.ones(TABLE.size, np.float32))
         client.flush()
@@ -286,35 +288,36 @@ def test_a_worker_that_dies_in_the_midst_of_a_push() -> None:
         for shard, message, frames in list(client._stay.session.outstanding()):
             if shard == 0:
                 whole(shard, [(message, frames)])
-        until(lambda: residence.console.status()[0].version == 2, "the push has not come")
+        until(lambda: job_shards.admin.status()[0].version == 2, "the push has not come")
         client.abort()
         assert job.moved(3) is not None
-        with ps.Client(residence.cluster, worker="w", incarnation=1) as successor:
+        with ps.Client(job_shards.cluster, worker="w", incarnation=1) as successor:
             assert (successor.seq, successor.step) == (2, 2)
 
 
 def test_a_move_that_comes_to_nothing_leaves_no_logs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The shards that it began remove theirs before they end, wherever those are; the job keeps
-    its own, and the next move finds room."""
+    """The shards of a failed reshard delete their logs before they stop, on every node; the job
+    keeps its own logs, and the next reshard succeeds."""
 
     def fails(*_: Any) -> None:
         raise GiveUp("no room")
 
     job = Job(tmp_path, 30.0)
-    with job.residence as residence:
+    with job.job_shards as job_shards:
         with monkeypatch.context() as patch:
-            patch.setattr(moving, "move", fails)
+            patch.setattr(resharding, "reshard", fails)
             assert job.moved(3) is None
         assert job.moved(4) is not None
-        assert residence.cluster.map.shards == 4
+        assert job_shards.cluster.map.shards == 4
     assert [servers.forgot for servers in job.started] == [False, True, False]
 
 
-def test_nobody_is_followed_while_the_job_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From before the first question until the job has gone over, or stays: then those that hold it
-    are followed, and those that it has left never again. A wish that is refused changes nothing."""
+def test_no_shard_is_restarted_while_the_job_reshards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shard is restarted from the first question until the reshard has ended. After that the
+    shards that hold the job are restarted, and former ones never. A refused request changes
+    nothing."""
     job = Job(None, 30.0)
     seen: list[list[bool]] = []
 
@@ -325,48 +328,48 @@ def test_nobody_is_followed_while_the_job_moves(monkeypatch: pytest.MonkeyPatch)
         look()
         raise GiveUp("no room")
 
-    with job.residence as residence:
+    with job.job_shards as job_shards:
         look()
-        residence.begin(Wished(2))
+        job_shards.begin(Request(2))
         look()
         with monkeypatch.context() as patch:
             before(patch, "Install", 1, fail)
             assert job.moved(3) is None
         look()
         with monkeypatch.context() as patch:
-            before(patch, "Hold", 1, look)
-            before(patch, "Retire", 1, look)
-            residence.begin(Wished(3))
-            moved = residence.ended(waits=True)
+            before(patch, "Quiesce", 1, look)
+            before(patch, "HandOver", 1, look)
+            job_shards.begin(Request(3))
+            moved = job_shards.ended(waits=True)
         assert moved is not None
         look()
-        residence.enter(moved)
+        job_shards.enter(moved)
         look()
     assert seen == [
         [True],
         [True],
-        [False, False],  # the one that fails
+        [False, False],  # the reshard that fails
         [True, False],
-        [False, False, False],  # asked to stand still,
-        [False, False, False],  # to send its workers on,
-        [False, False, False],  # and nobody has gone over yet
+        [False, False, False],  # asked to quiesce,
+        [False, False, False],  # to redirect its workers,
+        [False, False, False],  # before the switch
         [False, False, True],
     ]
 
 
 def test_what_deaths_have_cost() -> None:
-    """Is told once, also of shards that the job has left since."""
+    """Lost updates are reported once, those of former shards included."""
     job = Job(None, 30.0)
-    with job.residence as residence:
-        residence.check()
+    with job.job_shards as job_shards:
+        job_shards.check()
         assert job.notes == []
         job.started[0].lost = ["shard 1 has died", "shard 0 has died"]
-        residence.check()
+        job_shards.check()
         assert job.moved(1) is not None
         job.started[0].lost = ["shard 0 has died again"]
         job.started[1].lost = ["the new shard 0 has died"]
         for _ in range(2):
-            residence.check()
+            job_shards.check()
     assert job.notes == [
         "shard 1 has died",
         "shard 0 has died",
@@ -376,16 +379,17 @@ def test_what_deaths_have_cost() -> None:
     ]
 
 
-def test_what_cannot_be_wished_for() -> None:
-    """As many shards as there are, or more than the table can be cut into, are refused at once."""
+def test_requests_that_are_refused() -> None:
+    """A request for the present number of shards, or for more than the table has blocks, is refused
+    at once."""
     job = Job(None, 30.0)
-    with job.residence as residence:
+    with job.job_shards as job_shards:
         for shards, line in (
-            (2, "reshard: expected another number of shards than 2, got it"),
+            (2, "reshard: the job already has 2 shards"),
             (99, "table net has 12 blocks of 256 floats: expected 1 to 12 shards, got 99"),
         ):
-            wish = Wished(shards)
-            residence.begin(wish)
-            assert not residence.moving
-            assert [str(error) for error in wish.answers] == [line]
+            request = Request(shards)
+            job_shards.begin(request)
+            assert not job_shards.moving
+            assert [str(error) for error in request.answers] == [line]
         assert len(job.started) == 1

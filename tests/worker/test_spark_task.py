@@ -204,7 +204,7 @@ def test_a_resumed_task_takes_up_its_residual(tmp_path_factory: pytest.TempPathF
             (report,) = reports(run_task(rows(5), spec, Watched, 0, 0))
             assert report.steps == (3 if resumed else 6)
             read.append((console.read().tobytes(), report.lost))
-    expected = f"w0 went on without its residual: snapshot {place / 'none'}/manifest.json: "
+    expected = f"w0 continued without its residual: snapshot {place / 'none'}/manifest.json: "
     assert read[1] == (read[0][0], "")
     assert read[2][0] != read[0][0]
     assert read[2][1].startswith(expected)
