@@ -1,23 +1,26 @@
-"""What to set for a link that has been measured: formulae, and nothing else.
+"""Recommends settings for a measured link. Pure formulae.
 
 Theory. A step computes for C seconds. Its push takes U seconds of the worker's line and its pull D,
 both summed over the shards, because their parts cross the same line; R is the longest round trip.
-Done one after another a step takes C + R + U + D. What can be hidden, and by what:
+Done in sequence, a step takes C + R + U + D. What can be hidden, and by what:
 
 - *Bandwidth cannot be hidden.* While max(U, D) > C the line is the slowest part. The remedy is to
-  send less: the mildest codec for which U fits into C, and D; beyond halves, pulls are of changes.
-  What is left is spread over several steps, n_push = ceil(U / C) and n_fetch = ceil(D / C).
-- *Latency can.* A push is not waited for. A pull that is asked for `ahead` steps early arrives in
+  send less: the mildest codec for which U fits into C, and likewise D; beyond 16-bit floats, pulls
+  are of changes. What is left is spread over several steps, n_push = ceil(U / C) and n_fetch =
+  ceil(D / C).
+- *Latency can.* A push is not waited for. A pull that is requested `ahead` steps early arrives in
   time when ahead * C >= R + D, hence ahead = ceil((R + D) / C).
 - *The bound must allow it.* A pull for a step that is `ahead` of the present one reaches the gate
   when the others' last U / C steps are still on their way to it, and n_push - 1 are held back. One
-  more step is for workers that are not equally fast. So bound = ahead + ceil(U / C) + n_push, or
-  n_push + n_fetch where a fetch serves several steps. Below a twentieth of C a time counts as none.
+  more step allows for workers that are not equally fast. So bound = ahead + ceil(U / C) + n_push,
+  or n_push + n_fetch where a fetch serves several steps. A time below a twentieth of C is
+  neglected.
 - *The pipe must be full.* Its content is rate times round trip; pieces of P bytes fill it when
   ceil(content / P) + 1 are in flight, pushes when ceil((R + U) / max(C, U)) + 1 may be unanswered.
-- *A TCP connection carries at most its window a round trip.* Where that is long, clients open
-  several (striping.py), and the rates are those of several. Where it is short and several were
-  faster, TCP must be allowed twice the pipe's content, because half of a buffer is the kernel's.
+- *A TCP connection carries at most one window per round trip.* Where the round trip is long,
+  clients open several connections (striping.py), and the rates are those of several. Where it is
+  short and several were faster, TCP must be allowed twice the pipe's content, because half of a
+  buffer is the kernel's.
 """
 
 import math
@@ -36,18 +39,18 @@ _NEGLIGIBLE = 0.05
 _FASTER = 1.3
 _SKEW_S = 1.0
 
-# How pushes and pulls may travel, mildest first, and their bytes on the wire against float32; a
-# block of 256 values has a scale beside it.
+# The codecs for pushes and pulls, mildest first, and their bytes on the wire relative to float32,
+# including one scale for each block of 256 values.
 CODECS = ((NONE, 1.0), ("bf16", 0.5), ("int8", 0.26), ("4bit", 0.13), ("topk:0.01", 0.02))
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings for one measured job, and the seconds that they were reckoned from.
+    """Recommended settings for one measured job, and the seconds that they were computed from.
 
-    `stripes` is how many connections clients open to a shard by themselves, at most;
-    `window_bytes` what TCP's buffers should be allowed, 0 where they are large enough;
-    `plain_step_s` is a step done one thing after another, `step_s` what a step should take with
-    these settings once everything flows. `ahead` is how many steps early a pull is to be asked for.
+    `stripes` is the most connections that clients open to a shard by themselves; `window_bytes` is
+    the size to allow TCP's buffers, 0 where they are large enough; `plain_step_s` is a step done in
+    sequence, `step_s` the expected step with these settings in steady state. `ahead` is how many
+    steps early to request a pull.
     """
 
     compute_s: float
@@ -76,9 +79,9 @@ def advise(
     endpoints: Sequence[str],
     compute_s: float,
 ) -> Advice:
-    """What to set where a step computes for `compute_s` and moves `shard_bytes` to each shard.
+    """The settings for steps that compute for `compute_s` and move `shard_bytes` to each shard.
 
-    `links` are the measured ones, one a shard and in order, like `endpoints`.
+    `links` are the measured ones, one per shard and in order, like `endpoints`.
     """
     rtt_s = max(link.rtt_s for link in links)
     stripes = [stripes_for(link.rtt_s, size) for link, size in zip(links, shard_bytes, strict=True)]
@@ -121,7 +124,7 @@ def advise(
 
 
 def remarks(links: Sequence[LinkFigures], build: str) -> list[str]:
-    """What is amiss with the shards themselves, one line each."""
+    """Problems of the shards themselves, one line each."""
     found = []
     for link in links:
         if link.build != build:
@@ -144,18 +147,18 @@ def _steps(taken_s: float, compute_s: float) -> int:
 
 
 def _mildest(taken_s: float, compute_s: float) -> tuple[str, float]:
-    """The first codec with which it fits into a step; the strongest where none does."""
+    """The first codec with which the transfer fits into a step; the strongest where none does."""
     fitting = (codec for codec in CODECS if taken_s * codec[1] <= compute_s)
     return next(fitting, CODECS[-1])
 
 
 def _rates(link: LinkFigures, stripes: int) -> tuple[float, float]:
-    """Bytes a second up and down over so many connections."""
+    """Bytes a second up and down over `stripes` connections."""
     return (link.striped_up, link.striped_down) if stripes > 1 else (link.up, link.down)
 
 
 def _window(link: LinkFigures, stripes: int) -> int:
-    """What TCP's buffers should be allowed; 0 where they do not limit the link."""
+    """The size to allow TCP's buffers, in bytes; 0 where they do not limit the link."""
     if stripes > 1:
         return 0
     gain = max(link.striped_up / link.up, link.striped_down / link.down)

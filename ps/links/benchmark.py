@@ -1,10 +1,10 @@
-"""What a link to a shard is like, measured: round trip, bandwidth each way, clock, CPU cost.
+"""Measures the link to a shard: round trip, bandwidth each way, clock skew, CPU cost.
 
 Small probes are timed for the round trip. For bandwidth, probes with a payload follow each other
 closely, a few in flight, in rounds of growing size, until a larger round is no faster: then the
-pipe is full, whatever its latency. A round's rate is counted from its first answer to its last, so
-that the way there and back is no part of it. Where one connection's window may be short of the
-pipe, the same is tried over several.
+pipe is full, whatever its latency. A round's rate is measured from its first answer to its last,
+which excludes the latency. Where one connection's window may be smaller than the pipe's content,
+the measurement is repeated over several connections.
 """
 
 import statistics
@@ -37,9 +37,9 @@ _REPEAT_S = 5.0
 class LinkFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One shard's link as measured; rates in bytes a second, over one connection.
 
-    `striped_up` and `striped_down` are the rates over STRIPES connections; as the others where one
-    was surely enough. `skew_s` is the shard's clock minus ours, give or take half of `rtt_s`. The
-    CPU figures are seconds for a GB carried up and down again, ours and the shard's.
+    `striped_up` and `striped_down` are the rates over STRIPES connections; equal to `up` and `down`
+    where one was surely enough. `skew_s` is the shard's clock minus ours, give or take half of
+    `rtt_s`. The CPU figures are seconds for a GB carried up and down again, ours and the shard's.
     """
 
     shard: int
@@ -71,7 +71,7 @@ def measure_link(
     """Measure the link to `shard`; takes some seconds, during which it is kept busy.
 
     `endpoints` are the cluster's, or local ones that lead there. Raises Unreachable naming the
-    shard when it stays silent for `patience_s`, or what it refuses with.
+    shard when it stays silent for `patience_s`, or the error that a refusal stands for.
     """
 
     own = operator_key(cluster)
@@ -115,7 +115,7 @@ _Kind = Callable[[int], tuple[int, tuple[bytes, ...]]]
 
 
 def _upwards(size: int) -> tuple[int, tuple[bytes, ...]]:
-    """What to ask for and what to send, so that `size` bytes travel to the shard."""
+    """The answer's size and the frames to send, so that `size` bytes travel to the shard."""
     return 0, (bytes(size),)
 
 
@@ -149,7 +149,9 @@ class _Prober:
         self._links.close()
 
     def round_trips(self) -> list[_Trip]:
-        """Single small probes, one after another; the first one may have met a cold connection."""
+        """Time single small probes in sequence; the first is dropped, as its connection may be
+        cold.
+        """
         trips = [self._trip() for _ in range(2)]
         until = time.monotonic() + _ROUND_TRIPS_S
         while len(trips) <= _ROUND_TRIPS and time.monotonic() < until:
@@ -164,10 +166,11 @@ class _Prober:
         return _Trip(taken_s, answer.unix_s - (ours + taken_s / 2), answer)
 
     def fill(self, kind: _Kind, rtt_s: float, best: _Round | None = None) -> _Round:
-        """Rounds of growing size until one fills the pipe; the fastest one's figures.
+        """Run rounds of growing size until one fills the pipe; returns the fastest round.
 
-        That is one with more in flight than rate times round trip, or no faster, or long. It begins
-        with the size of an earlier `best`, and gives no less.
+        A round fills the pipe if more is in flight than rate times round trip, if it is no faster
+        than the last, or if it takes long. The first size is that of an earlier `best`, which is
+        returned unless a round is faster.
         """
         for size in _SIZES:
             if best is not None and size < best.size:
@@ -213,8 +216,11 @@ class _Prober:
         return self._request
 
     def _await(self, request: int) -> Probed:
-        """The answer to `request`. A message may be lost with its connection: whatever is
-        unanswered goes out again whenever nothing was heard for a while."""
+        """The answer to `request`.
+
+        A probe may be lost with its connection: unanswered probes are sent again whenever nothing
+        has arrived for a while.
+        """
         until = time.monotonic() + self._patience_s
         while request not in self._answered:
             left_s = until - time.monotonic()

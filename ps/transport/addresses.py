@@ -1,6 +1,6 @@
-"""Whether a server is there at all, whether one could listen here, and who could reach it.
+"""Reachability checks and local address discovery.
 
-Asked before a library that would wait a minute to say no.
+They run before a library that would take a minute to report a failure.
 """
 
 import errno
@@ -20,10 +20,10 @@ _LAST_PORT = 65_535
 def check_reachable(
     name: str, addresses: Sequence[tuple[str, int]], timeout_s: float = REACH_S
 ) -> str:
-    """The local IP address from which the first answering one of `addresses` was reached.
+    """The local IP address from which the first of `addresses` to answer was reached.
 
-    `name` stands for the server in the error. `timeout_s` is for each address. Raises BadInput
-    when none accepts a TCP connection.
+    `name` is the server's name in errors. `timeout_s` applies to each address. Raises BadInput when
+    none accepts a TCP connection.
     """
     problem = "no address"
     for host, port in addresses:
@@ -40,8 +40,8 @@ def check_reachable(
 def check_listen(bind: str, ports: Sequence[int]) -> None:
     """Raise BadInput unless a server could listen on the host `bind` at each of `ports` now.
 
-    The ports are bound by ZeroMQ, as a shard binds them, and given back before this returns; 0
-    stands for any free port. Without ports only the host is checked.
+    The ports are bound by ZeroMQ, as a shard binds them, and released before this returns; 0 means
+    any free port. Without ports only the host is checked.
     """
     for port in ports:
         if not 0 <= port <= _LAST_PORT:
@@ -67,9 +67,9 @@ def _why_not(bind: str, port: int, number: int) -> str:
 
 
 def on_this_host(host: str) -> bool:
-    """Whether only this host's own processes reach what listens on `host`.
+    """Whether only this host's own processes can reach a server that listens on `host`.
 
-    A name may come to mean anything, so none counts but localhost.
+    Of the names only localhost counts, because any other may resolve to anything.
     """
     try:
         return host == "localhost" or ip_address(host.strip("[]")).is_loopback
@@ -78,16 +78,16 @@ def on_this_host(host: str) -> bool:
 
 
 def is_private(endpoint: str) -> bool:
-    """Whether only this host's processes reach what listens at a ZeroMQ address."""
+    """Whether only this host's processes can reach a server at this ZeroMQ address."""
     kind, _, rest = endpoint.partition("://")
     return kind == "ipc" or on_this_host(rest.rpartition(":")[0])
 
 
 def local_address() -> str:
-    """This machine's IPv4 address towards others; 127.0.0.1 when it has no way to any."""
+    """This machine's IPv4 address as others see it; 127.0.0.1 when it has no route to others."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            # Of a range kept for documentation; connecting a datagram socket sends nothing.
+            # A range reserved for documentation; connecting a datagram socket sends nothing.
             probe.connect(("192.0.2.1", 9))
         except OSError:
             return "127.0.0.1"
@@ -95,5 +95,5 @@ def local_address() -> str:
 
 
 def public_endpoint(endpoint: str, local_address: str) -> str:
-    """The endpoint as others reach it: every address is this host's own."""
+    """The endpoint as others reach it: 0.0.0.0 is replaced by this host's own address."""
     return endpoint.replace(_EVERY_ADDRESS, local_address)

@@ -1,11 +1,11 @@
-"""A worker's stay with the shards of one cluster: what is made anew when its job moves to others.
+"""A worker's connection to the shards of one cluster; a reshard replaces it as a whole.
 
-The session, its connection and the thread that renews the lease speak of the same shards: they
-begin together and end together. A client has one stay after another (ps/client.py), and keeps what
-outlives each: its clock, its pace, which weights it has asked for.
+The session, its connections and the thread that renews the lease concern the same shards: they
+begin and end together. A client has one cluster connection after another (ps/client.py), and keeps
+what outlives each: its clock, its flow control, and which weights it has requested.
 
-This, too, is a dull driver: it carries what the session says and hears, and hands on what has come
-to pass. Not for use by two threads.
+This is a thin driver: it sends what the session returns, feeds it what arrives, and passes its
+events on. Not for use by two threads.
 """
 
 import time
@@ -26,18 +26,19 @@ from shards.messages import Message
 from shards.wire_format import Frames
 
 _RENEWALS_A_LEASE = 4
-_LOOK_S = 1.0  # at least as often as this a waiting owner looks at what the renewals have heard
+_LOOK_S = 1.0  # the longest time for which a waiting owner does not check the lease renewals
 
 Note = Callable[[Event, float], None]
-"""What a client does about something that has come to pass, and when that was."""
+"""The client's handler for an event, with the time of the event."""
 
 
 class ClusterConnection:
-    """The links to the shards are open on return, and nothing has been said; `close` it.
+    """Links and session of one cluster; the links are open on return, nothing is sent yet. `close`
+    it.
 
-    `successors` is where the job has moved to, once the shards say so: this stay is over then.
-    `torn` says that Ctrl-C came while an answer was dealt with, or a shard was to be greeted. What
-    came may then be noted by half, or not at all: see `ask_again`.
+    `successors` is the cluster to which the job was resharded, once a shard has reported it: this
+    connection is then over. `torn` means that Ctrl-C interrupted the handling of an answer, or a
+    greeting that was due. What came may then be half recorded, or not at all: see `ask_again`.
     """
 
     def __init__(
@@ -55,7 +56,8 @@ class ClusterConnection:
         stripes: int | None,
         times: Times,
     ) -> None:
-        """As `Client` has them; `gradients` are in use at once, and `times` is told of packing.
+        """The options are as in `Client`; `gradients` are in use at once, and `times` counts
+        packing time.
 
         Raises what `ShardConnections` does.
         """
@@ -84,14 +86,14 @@ class ClusterConnection:
         )
         weakref.finalize(self, self.connection.close_slow)
         self.links = self.connection.links
-        self._faults: list[DownpourError] = []  # that have not been raised
+        self._faults: list[DownpourError] = []  # not raised yet
         self._renewal: LeaseKeepAlive | None = None
         self._stripes, self._times = stripes, times
 
     def begin(self, note: Note) -> Ready | None:
-        """Introduce the worker, and renew its lease from then on; where it goes on.
+        """Register the worker, and renew its lease from then on; returns where it continues.
 
-        None if these shards have no job any more: it is at `successors`.
+        Returns None if these shards have handed the job over: it is at `successors`.
         """
         self.links.await_connections(self.session.retry_s)
         self.send(self.session.hello(time.monotonic()))
@@ -103,7 +105,8 @@ class ClusterConnection:
         self._renewal = LeaseKeepAlive(
             self.connection, self.session, ready.lease_s / _RENEWALS_A_LEASE
         )
-        # Or a client that was dropped without a word would hold back the others for ever.
+        # Without this, a client that is dropped without `close` would renew its lease for ever, and
+        # the other workers would wait for it.
         weakref.finalize(self, self._renewal.end)
         self._renewal.begin()
         self.connection.check_transport()
@@ -111,7 +114,7 @@ class ClusterConnection:
         return ready
 
     def send(self, sends: Sequence[Send]) -> None:
-        """Hand it to the network; what goes to one shard leaves as one."""
+        """Hand messages to the network; those to one shard leave together."""
         if not sends:
             return
         started = time.monotonic()
@@ -123,10 +126,10 @@ class ClusterConnection:
         self._times.serialise_s += time.monotonic() - started
 
     def turn(self, note: Note, timeout: float | None = None) -> None:
-        """Wait for the next thing to happen, up to `timeout`, and deal with it.
+        """Wait up to `timeout` seconds for something to arrive or fall due, and handle it.
 
         Raises Unreachable when a shard stays silent, and the error that a final refusal stands for,
-        once all that came with it is noted; of several, each at a turn of its own.
+        after all that arrived with it is recorded; several errors are raised one per call.
         """
         if self._faults:
             raise self._faults.pop(0)
@@ -155,7 +158,7 @@ class ClusterConnection:
             raise self._faults.pop(0)
         if self.successors is not None:
             return
-        self.torn = True  # until whoever the links lead to by now has been greeted
+        self.torn = True  # until the shards that the links now lead to have been greeted
         for shard in self.links.moved():
             self.send(self.session.moved(shard, time.monotonic()))
         for shard in self.links.renewed():
@@ -168,18 +171,19 @@ class ClusterConnection:
             self._tick()
 
     def ask_again(self) -> None:
-        """Greet every shard anew; all that is owed follows, addressed to the life that answers.
+        """Greet every shard again; everything outstanding follows, addressed to the life that
+        answers.
 
-        Repeating what is owed would not do: it may have been the answer to a greeting that was
-        noted by half, and then nothing is outstanding that would complete it. Whoever asked for
-        weights asks for those anew, too, and this is no longer `torn` then.
+        Repeating the outstanding messages would not suffice: the interrupted answer may have been
+        to a greeting, recorded by half, and then nothing outstanding would complete it. The caller
+        also requests its weights again, and then resets `torn`.
         """
         self.send(self.session.hello(time.monotonic()))
 
     def close(self) -> None:
         """Drop the connections as a crash would, and let the lease run out; may be called twice.
 
-        The session lives on: what it owes can be taken along.
+        The session stays usable: its outstanding messages can be carried over.
         """
         if self._renewal is not None:
             self._renewal.stop()

@@ -1,19 +1,19 @@
-"""The TCP connections that a bound socket has accepted, and what an unfinished message may cost.
+"""Bounds the memory that unfinished messages on the accepted TCP connections of a socket can take.
 
-ZeroMQ hands a message over when its last frame has come, and keeps the others until then, however
-many they are: its high-water mark counts whole messages, and ZMQ_MAXMSGSIZE single frames. So a
-peer that never ends a message would fill the memory of this process, unseen by whoever reads.
+ZeroMQ hands a message over when its last frame has arrived, and keeps the others until then,
+without limit: its high-water mark counts whole messages, and ZMQ_MAXMSGSIZE single frames. So a
+peer that never ends a message would fill the memory of this process, invisibly to the receiver.
 
-The kernel counts the bytes that each connection has received. What came since the last whole
-message of a connection, at a moment at which no whole message waits, is part of an unfinished one.
-A connection of which that is more than any message of ours takes is reset, and what had come is
-freed; a good peer connects again and repeats what was lost.
+The kernel counts the bytes that each connection has received. Bytes since the last whole message of
+a connection, at a moment when no whole message waits, belong to an unfinished one. A connection
+with more of them than any legitimate message takes is reset, and its memory is freed; a legitimate
+peer connects again and repeats what was lost.
 
-An empty frame takes 2 bytes on the wire and 64 in ZeroMQ. So a connection that nobody has vouched
+An empty frame takes 2 bytes on the wire and 64 in ZeroMQ. So a connection that has not been vouched
 for is also reset when this process grows by far more than all unfinished messages have brought.
-Where the process does not grow, no connection is looked at.
+Where the process does not grow, no connection is checked.
 
-Only Linux counts bytes as this needs them; elsewhere nothing is bounded here.
+Only Linux provides these byte counts; elsewhere nothing is bounded here.
 """
 
 import ctypes
@@ -30,12 +30,12 @@ from ps.transport import multipart
 from ps.transport.malloc_tuning import resident_bytes
 
 LOOK_S = 0.02  # in which a link of 1 GB/s brings 20 MB
-_BUSY = 10  # times as long as a look takes, nothing is looked at after it
-_SPARE_BYTES = 16 << 20  # beside the arrays of a message: state that travels in a frame of its own
+_BUSY = 10  # after a check, pause for this multiple of its duration
+_SPARE_BYTES = 16 << 20  # besides a message's arrays: state that travels in a frame of its own
 _GROWN_BYTES = 4 << 20
 _UNEXPLAINED_BYTES = 8 << 20
 _LITTLE_BYTES = 64 << 10
-_HANDSHAKE_BYTES = 4 << 10  # and more than that
+_HANDSHAKE_BYTES = 4 << 10  # a handshake needs less than this
 _EVENT = struct.Struct("=HI")
 _TCP_INFO_BYTES = 136
 _BYTES_RECEIVED = struct.Struct("=Q"), 128  # in struct tcp_info, from <linux/tcp.h>
@@ -43,7 +43,7 @@ _GONE = int(zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED)
 
 
 class _Connection:
-    """One that was accepted; `whole_at` is what it had received by its last whole message."""
+    """An accepted connection; `whole_at` is its byte count at its last whole message."""
 
     def __init__(self, fd: int, peer: object) -> None:
         self.fd, self.peer = fd, peer
@@ -56,7 +56,9 @@ class _Connection:
 
 
 class Accepted:
-    """Those of one bound ROUTER; call `look` whenever its loop wakes, at least every LOOK_S."""
+    """The connections of one bound ROUTER; call `look` whenever its loop wakes, at least every
+    LOOK_S.
+    """
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class Accepted:
         peers: int = 1,
         most_frames: int = multipart.MOST_FRAMES,
     ) -> None:
-        """A message holds arrays of up to `arrays_bytes`, and `peers` may send one at a time."""
+        """Messages hold arrays of up to `arrays_bytes`; each of `peers` may send one at a time."""
         self._socket, self._most_frames = socket, most_frames
         self._most_bytes = arrays_bytes + _SPARE_BYTES
         self._most_together = arrays_bytes * peers + 2 * _SPARE_BYTES
@@ -77,12 +79,12 @@ class Accepted:
         where = f"inproc://accepted-{id(self)}"
         socket.monitor(where, int(zmq.EVENT_ACCEPTED) | _GONE)
         self._events: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
-        self._events.setsockopt(zmq.RCVHWM, 0)  # or ZeroMQ's thread would wait for us
+        self._events.setsockopt(zmq.RCVHWM, 0)  # with a limit, ZeroMQ's thread would wait for us
         self._events.setsockopt(zmq.LINGER, 0)
         self._events.connect(where)
 
     def arrived(self, most: int) -> Iterator[list[zmq.Frame]]:
-        """Up to `most` messages that wait, as their frames; each proves its connection alive."""
+        """Up to `most` waiting messages, as their frames; each marks its connection as heard."""
         taken = 0
         for came in multipart.arrived(self._socket, most, self._most_frames, self._drop_sender):
             if (connection := self._sender(came[0])) is not None:
@@ -93,14 +95,14 @@ class Accepted:
             self.look()
 
     def vouch(self, frame: zmq.Frame) -> None:
-        """The sender of `frame` knows the job: it may have grown for a reason."""
+        """The sender of `frame` knows the job, so the process may have grown for a good reason."""
         if (connection := self._sender(frame)) is not None:
             connection.vouched = True
 
     def look(self) -> None:
         """Reset the connections whose unfinished messages cost too much.
 
-        Call it when no whole message waits: what one that waits has brought is not unfinished.
+        Call it when no whole message waits: the bytes of a waiting message are not unfinished.
         """
         now = time.monotonic()
         if now < self._look_at or int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
@@ -123,11 +125,11 @@ class Accepted:
             self._calm_bytes = max(self._calm_bytes, resident)
             return
         if self._reset_worst(unfinished, total, resident - self._calm_bytes):
-            # What is freed is given back later, and must not be blamed on others meanwhile.
+            # Freed memory is given back later, and must not count against others meanwhile.
             self._calm_bytes = max(self._calm_bytes, resident - _UNEXPLAINED_BYTES)
 
     def _reset_worst(self, unfinished: list[_Connection], total: int, grown: int) -> int:
-        """How many were reset of those that have `unfinished` messages, the largest last."""
+        """Reset connections from `unfinished`, which is sorted, largest last; returns how many."""
         before = self.reset
         while unfinished and unfinished[-1].unfinished > self._most_bytes:
             total -= self._reset(unfinished.pop())
@@ -164,17 +166,17 @@ class Accepted:
             self._reset(connection)
 
     def _sender(self, frame: zmq.Frame) -> _Connection | None:
-        """Which connection it came over, if that is a TCP connection and still there."""
+        """The connection that `frame` came over, if that is a TCP connection and still open."""
         fd = _fd(frame)
         if fd not in self._connections:
             self._hear_events()
         return self._connections.get(fd)
 
     def _reset(self, connection: _Connection) -> int:
-        """Have the kernel forget it and what it holds of it; how much was unfinished."""
+        """Have the kernel drop the connection and its buffers; returns its unfinished bytes."""
         self._connections.pop(connection.fd, None)
         with suppress(OSError):
-            # A copy, so that this is the same connection throughout, whatever ZeroMQ does.
+            # A duplicate descriptor, because ZeroMQ may close its own and the number may be reused.
             copy = os.dup(connection.fd)
             try:
                 if _peer(copy) == connection.peer:
@@ -192,7 +194,9 @@ def _fd(frame: zmq.Frame) -> int:
 
 
 def _received(fd: int) -> int | None:
-    """How many bytes have come over it in all; None where it is no TCP connection any more."""
+    """The bytes that have come over the connection in all; None if it is no TCP connection any
+    more.
+    """
     field, at = _BYTES_RECEIVED
     size = ctypes.c_uint32(_TCP_INFO_BYTES)
     info = ctypes.create_string_buffer(_TCP_INFO_BYTES)
@@ -203,7 +207,9 @@ def _received(fd: int) -> int | None:
 
 
 def _peer(fd: int) -> tuple[bytes, int] | None:
-    """Who is at the other end; None where it is no TCP connection that can be counted."""
+    """The address of the other end; None if the connection is not TCP, or its bytes cannot be
+    counted.
+    """
     name = ctypes.create_string_buffer(128)
     size = ctypes.c_uint32(len(name))
     if _libc.getpeername(fd, name, ctypes.byref(size)) or _received(fd) is None:
@@ -212,7 +218,7 @@ def _peer(fd: int) -> tuple[bytes, int] | None:
 
 
 def _disconnect(fd: int) -> None:
-    """Reset a TCP connection: what ZeroMQ has not read of it yet, it will not read.
+    """Reset a TCP connection: ZeroMQ does not read what it has not read of it yet.
 
     Shutting it down would leave up to some megabytes to be read.
     """

@@ -1,9 +1,9 @@
-"""What travels between the copies of a shard, the coordinator and those who look for a primary.
+"""The messages between the copies of a shard, the coordinator and clients that look for a primary.
 
-shards/replication_messages.py says what copies and coordinator tell each other by boot number; here
-stands what a network adds to that: which job is meant (its id is a secret, which a stranger does
-not know), and where each process listens. Control messages are as small as headers are; between
-copies the frames of an entry or a state follow.
+shards/replication_messages.py defines what copies and the coordinator exchange by boot number. This
+file adds what a network needs: the job's id, which is a secret that outsiders do not know, and the
+address at which each process listens. Control messages are as small as headers; between copies the
+frames of an entry or a state follow.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ Endpoint = Name
 
 
 class PeerMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """From copy `origin` to copy `to`, by their boot numbers."""
+    """A message from copy `origin` to copy `to`, named by their boot numbers."""
 
     job: Name
     origin: Count
@@ -29,7 +29,7 @@ class PeerMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="report", forbid_unknown_fields=True):
-    """A copy's beat, and where it listens: for clients, and for its peer."""
+    """A copy's beat, and its addresses: `endpoint` for clients, `peer` for its peer."""
 
     job: Name
     beat: Beat
@@ -38,30 +38,30 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="report", forbid_unknown_fields
 
 
 class LocatePrimaries(msgspec.Struct, frozen=True, tag="where", forbid_unknown_fields=True):
-    """Who serves? Whoever asks is also told of changes, for a while."""
+    """Asks which copies are the primaries; the sender is also sent changes for a while."""
 
     job: Name
 
 
 class AdmitCopies(msgspec.Struct, frozen=True, tag="admit", forbid_unknown_fields=True):
-    """These are copies, by boot number, and their keys; the operator says so (copy_registry.py)."""
+    """The operator registers copies, by boot number, with their public keys (copy_registry.py)."""
 
     job: Name
     copies: dict[int, Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$", max_length=64)]]
 
 
 class AssignmentNotice(msgspec.Struct, frozen=True, tag="word", forbid_unknown_fields=True):
-    """The coordinator's decision, and where the copies named in it await their peer."""
+    """The coordinator's assignment, and the peer addresses of the copies that it names."""
 
     assignment: Assignment
     peers: dict[int, str]
 
 
 class PrimaryInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who holds a shard by its last confirmed configuration, and where the primary serves.
+    """The holders of a shard by its last confirmed configuration, and the primary's address.
 
-    `promotable` holds every acknowledged push, the primary first; `lonely` says that a process that
-    could become the backup would be welcome.
+    `promotable` are the copies with every acknowledged push, the primary first; `lonely` means that
+    the shard has no backup and could use a spare process as one.
     """
 
     shard: Count
@@ -74,7 +74,7 @@ class PrimaryInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PrimaryList(msgspec.Struct, frozen=True, tag="seats", forbid_unknown_fields=True):
-    """The answer to `LocatePrimaries`: every shard whose primary is known and has been heard."""
+    """The answer to `LocatePrimaries`: every shard whose primary is known and has reported."""
 
     seats: list[PrimaryInfo]
 
@@ -87,7 +87,7 @@ _WORD = msgspec.msgpack.Decoder(AssignmentNotice)
 
 
 def decode_peer_message(frames: Sequence[Buffer]) -> PeerMessage:
-    """The message between copies that `frames` begin with; raises BadMessage."""
+    """The message between copies in the first of `frames`; raises BadMessage."""
     first = frames[0] if frames else b""
     if len(first) > wire_format.MAX_HEADER_BYTES:  # many leases ran out at once
         return wire_format.decode_state(first, PeerMessage)
@@ -95,15 +95,15 @@ def decode_peer_message(frames: Sequence[Buffer]) -> PeerMessage:
 
 
 def decode_coordinator_request(frame: Buffer) -> Asked:
-    """What the coordinator was told or asked; raises BadMessage."""
+    """A message to the coordinator; raises BadMessage."""
     return wire_format.decode(frame, _ASKED)
 
 
 def decode_assignment(frame: Buffer) -> AssignmentNotice:
-    """What the coordinator told a copy; raises BadMessage."""
+    """A notice from the coordinator to a copy; raises BadMessage."""
     return wire_format.decode(frame, _WORD)
 
 
 def decode_primaries(frame: Buffer) -> PrimaryList:
-    """What the coordinator answered; raises BadMessage."""
+    """The coordinator's answer to `LocatePrimaries`; raises BadMessage."""
     return wire_format.decode_state(frame, PrimaryList)

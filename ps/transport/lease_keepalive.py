@@ -1,8 +1,8 @@
-"""The lease, renewed by a thread while its owner computes.
+"""Renews the lease in a thread, while the worker computes.
 
-The thread hears, too, when another life has taken over the worker's name, and ends then. A shard
+The thread also notices when another life has taken over the worker's name, and ends then. A shard
 that refuses a renewal because it has forgotten this worker, as one that was rolled back may, has to
-be greeted: the owner does that, as it alone may use the session.
+be greeted: the owner does that, because only it may use the session.
 """
 
 import threading
@@ -13,14 +13,14 @@ from ps.transport.shard_connections import ShardConnections
 from shards.error_codes import error_of
 from shards.messages import Refusal, Remedy, Renew
 
-_ANSWER_S = 0.25  # after a renewal its answers are read; those that are later, after the next one
+_ANSWER_S = 0.25  # after a renewal its answers are read; later ones are read after the next one
 
 
 class LeaseKeepAlive:
-    """A thread with links of its own that keeps the lease while its owner computes.
+    """A thread with links of its own that renews the lease every `period_s` seconds.
 
-    `failure` is what ended it, if anything did. `refusals` are shards that have to be greeted, each
-    with its answer; the owner looks at both and takes the refusals out.
+    `failure` is the exception that ended it, if any. `refusals` are shards that have to be greeted,
+    each with its answer; the owner reads both and removes the refusals.
     """
 
     def __init__(self, connection: ShardConnections, session: Session, period_s: float) -> None:
@@ -46,7 +46,7 @@ class LeaseKeepAlive:
     def _run(self) -> None:
         try:
             self._renew_until_ended()
-        except Exception as error:  # noqa: BLE001 - its owner is to hear of it, whatever it is
+        except Exception as error:  # noqa: BLE001 - the owner raises it, whatever it is
             self.failure = error
 
     def _renew_until_ended(self) -> None:
@@ -68,7 +68,7 @@ class LeaseKeepAlive:
     def _note(self, shard: int, answer: Refusal) -> None:
         if answer.remedy is Remedy.FENCED:
             raise error_of(answer)
-        # Of all else that shards say the owner's own messages hear, too.
+        # Every other refusal is also an answer to the owner's own messages.
         if answer.remedy is Remedy.RESYNCHRONISE:
             self.refusals.append((shard, answer))
 

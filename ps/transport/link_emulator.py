@@ -1,9 +1,9 @@
-"""Real bytes over a modelled link: local endpoints that lead to the shards, but slowly.
+"""Carries real bytes over a modelled link: local endpoints that lead to the shards, but slowly.
 
-A thread accepts connections beside the client and forwards each to its shard, holding every chunk
-back until `link_model.py` says that it comes out. Below it is the same ZeroMQ over the same TCP, so
-whatever speaks to an endpoint can be put behind a link without knowing it. All connections through
-one `LinkEmulator` share one line each way, as those of a worker on its own access link do.
+A thread in the client's process accepts connections and forwards each to its shard, holding every
+chunk back until `link_model.py` says that it comes out. The traffic is the same ZeroMQ over the
+same TCP, so any user of an endpoint can be put behind a link without knowing it. All connections
+through one `LinkEmulator` share one line each way, as those of a worker on its own access link do.
 """
 
 import select
@@ -27,7 +27,7 @@ _GONE = select.POLLERR | select.POLLHUP | select.POLLNVAL
 class LinkEmulator:
     """Forwards `endpoints` (tcp://, curve:// or ipc://) in a thread until `close`.
 
-    `name` joins the model's seed, so that each worker's link has a chance of its own.
+    `name` is added to the model's seed, so that each worker's link has its own random events.
     """
 
     def __init__(self, endpoints: Sequence[str], model: LinkModel, name: str = "") -> None:
@@ -38,22 +38,22 @@ class LinkEmulator:
         self._numbers = count()
         whole = [address_of(endpoint) for endpoint in endpoints]
         self._addresses = [_address(address.plain) for address in whole]
-        self._doors = [socket.create_server(("127.0.0.1", 0)) for _ in endpoints]
-        local = [f"tcp://127.0.0.1:{door.getsockname()[1]}" for door in self._doors]
-        # The line carries what it does not understand: who is expected behind it stays the same.
+        self._listeners = [socket.create_server(("127.0.0.1", 0)) for _ in endpoints]
+        local = [f"tcp://127.0.0.1:{listener.getsockname()[1]}" for listener in self._listeners]
+        # The emulator forwards encrypted bytes unread, so clients still expect the shard's own key.
         self.endpoints = tuple(
             pinned(near, far.key) if far.key else near
             for near, far in zip(local, whole, strict=True)
         )
-        for door in self._doors:
-            door.setblocking(False)
+        for listener in self._listeners:
+            listener.setblocking(False)
         self._woken, self._waker = socket.socketpair()
         self._pipes: list[_Pipe] = []
         self._thread = threading.Thread(target=self._run, name="slow-link", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Cut every connection; what is on its way is lost."""
+        """Cut every connection; data in flight is lost."""
         self._waker.close()
         self._thread.join()
 
@@ -64,19 +64,19 @@ class LinkEmulator:
         finally:
             for pipe in self._pipes:
                 pipe.cut()
-            for door in (*self._doors, self._woken):
-                door.close()
+            for listener in (*self._listeners, self._woken):
+                listener.close()
 
     def _turn(self) -> bool:
-        """Wait for the next byte or its time, and carry what may go; False at the end."""
+        """Wait for the next byte or due time, and forward what is due; False at the end."""
         now = time.monotonic()
         events, wake_at = self._interests(now)
         ready = _poll(events, wake_at)
         if self._woken.fileno() in ready:
             return False
-        for door, address in zip(self._doors, self._addresses, strict=True):
-            if door.fileno() in ready:
-                self._pipes += self._accept(door, address)
+        for listener, address in zip(self._listeners, self._addresses, strict=True):
+            if listener.fileno() in ready:
+                self._pipes += self._accept(listener, address)
         now = time.monotonic()
         self._take_in(ready, now)
         for pipe in self._pipes:
@@ -86,11 +86,11 @@ class LinkEmulator:
         return True
 
     def _take_in(self, ready: dict[int, int], now: float) -> None:
-        """Fill the lines, a chunk of each connection in turn: they share a line as TCP's do.
+        """Fill the lines with one chunk of each connection in turn: they share a line as TCP's do.
 
-        Who was served last is last the next time. Otherwise the first would send all that waits
-        before the last has its first chunk, and messages that are cut among connections
-        (striping.py) would arrive together, as late as the last of them.
+        The connection served last is last the next time. Otherwise the first would send everything
+        it has before the last sends its first chunk, and messages that are cut among connections
+        (striping.py) would only be complete with the last one.
         """
         waiting = deque(self._pipes)
         while waiting:
@@ -101,8 +101,8 @@ class LinkEmulator:
                 self._pipes.append(pipe)
 
     def _interests(self, now: float) -> tuple[dict[int, int], float | None]:
-        """Which sockets to wait for, for what, and until when."""
-        events = {door.fileno(): _IN for door in (*self._doors, self._woken)}
+        """The sockets to wait for, with their events, and the time of the next wake-up."""
+        events = {listener.fileno(): _IN for listener in (*self._listeners, self._woken)}
         times: list[float] = []
         for pipe in self._pipes:
             for number, event in pipe.interests(now):
@@ -110,10 +110,10 @@ class LinkEmulator:
             times += pipe.times(now)
         return events, min(times, default=None)
 
-    def _accept(self, door: socket.socket, address: "_Address") -> "list[_Pipe]":
-        """Both ways of a new connection; none when the shard cannot be reached."""
+    def _accept(self, listener: socket.socket, address: "_Address") -> "list[_Pipe]":
+        """Both directions of a new connection; none when the shard cannot be reached."""
         family, place = address
-        near, _ = door.accept()
+        near, _ = listener.accept()
         far = socket.socket(family)
         for end in (near, far):
             end.setblocking(False)
@@ -145,7 +145,7 @@ def _address(endpoint: str) -> _Address:
 
 
 def _poll(events: dict[int, int], wake_at: float | None) -> dict[int, int]:
-    """Poll until `wake_at`, which is kept to better than the millisecond that poll counts in."""
+    """Poll until `wake_at`, more precisely than poll's own milliseconds."""
     poller = select.poll()
     for number, event in events.items():
         poller.register(number, event)
@@ -160,7 +160,7 @@ def _poll(events: dict[int, int], wake_at: float | None) -> dict[int, int]:
 
 
 class _Pipe:
-    """One way of a connection: what it has read and when that is due at the other end."""
+    """One direction of a connection: the bytes read, and when each chunk is due."""
 
     def __init__(
         self, source: socket.socket, target: socket.socket, stream: Stream, model: LinkModel
@@ -171,12 +171,12 @@ class _Pipe:
         self._due: deque[tuple[float, memoryview]] = deque()
         self._held = 0
         self._ended = False
-        self._more = False  # bytes are known to be there that have not entered
-        self._queued = False  # some have waited for the line since it last had no room
+        self._more = False  # more bytes are known to wait in the source
+        self._queued = False  # bytes have waited for the line since it last had no room
 
     @property
     def cut_off(self) -> bool:
-        """Whether this way or the other has closed the connection."""
+        """Whether this direction or the other has closed the connection."""
         return self._source.fileno() < 0
 
     def interests(self, now: float) -> Iterator[tuple[int, int]]:
@@ -186,7 +186,7 @@ class _Pipe:
             yield self._target.fileno(), _OUT
 
     def times(self, now: float) -> Iterator[float]:
-        """When to look at it again even if no socket moves."""
+        """When to check again even if no socket is ready."""
         if self._wants_more and not self._stream.may_enter(self._chunk, now):
             yield self._stream.enter_at(self._chunk, now)
         if self._due and self._due[0][0] > now:
@@ -198,7 +198,7 @@ class _Pipe:
         return not self._ended and self._held < self._window
 
     def take(self, ready: dict[int, int], now: float) -> bool:
-        """Take in one chunk, if one has come and may enter; whether it did."""
+        """Read one chunk, if one has come and may enter the line; whether it did."""
         if self._ended or not ready.get(self._source.fileno(), 0) & (_IN | _GONE):
             return False
         if not self._wants_more or not self._stream.may_enter(self._chunk, now):
@@ -223,7 +223,7 @@ class _Pipe:
         return True
 
     def deliver(self, now: float) -> None:
-        """Pass on what is due; an end is passed on when it is its turn."""
+        """Forward the chunks that are due; the end of the stream is forwarded in its turn."""
         try:
             while self._due and self._due[0][0] <= now:
                 if not self._write():
@@ -234,7 +234,9 @@ class _Pipe:
             self.cut()
 
     def _write(self) -> bool:
-        """Send the first chunk that is due, or what the socket takes of it."""
+        """Send the first chunk that is due, or as much of it as the socket takes; False if it is
+        full.
+        """
         due, chunk = self._due[0]
         try:
             sent = self._target.send(chunk)
@@ -248,6 +250,6 @@ class _Pipe:
         return True
 
     def cut(self) -> None:
-        """Close both ends: the way back has nobody to talk to either."""
+        """Close both ends: the opposite direction is of no use without this one."""
         self._source.close()
         self._target.close()

@@ -1,14 +1,14 @@
-"""A link that is slow on purpose: when do bytes that enter it come out at the other end?
+"""A model of a slow link: computes when bytes that enter it come out at the other end.
 
-Pure: times are passed in, chance comes from a seed, and nothing is sent. `link_emulator.py` carries
-real bytes by it, so that any run can be tried on the link that it will have.
+Pure: times are passed in, random numbers come from a seed, and nothing is sent. `link_emulator.py`
+carries real bytes by it, so that any run can be tested on the link that it will use.
 
-Each way works by itself, as on a full-duplex line. Bytes wait for the line (a token bucket of small
-depth), leave at the line's rate, travel for half the round trip and some jitter, and come out in
-order. A driver that wakes late costs the line nothing where bytes were waiting for it meanwhile. A
-lost packet costs its connection one round trip more, in which TCP would have sent it again and held
-back what follows. In an outage nothing leaves. What a connection has sent and not yet seen
-acknowledged is bounded by its window, as TCP's is.
+The two directions are independent, as on a full-duplex line. Bytes wait for the line (a token
+bucket of small depth), leave at the line's rate, travel for half the round trip and some jitter,
+and come out in order. A driver that wakes late costs the line nothing if bytes were waiting for it
+meanwhile. A lost packet costs its connection one more round trip, in which TCP would have
+retransmitted it and held back what follows. In an outage nothing leaves. What a connection has sent
+and not yet seen acknowledged is bounded by its window, as TCP's is.
 """
 
 import math
@@ -24,7 +24,7 @@ from shards.errors import BadInput
 
 _PACKET_BYTES = 1448  # what a TCP segment carries on Ethernet
 _CHUNK_S = 0.005  # the longest that one chunk occupies the line
-_QUEUE_S = 0.02  # as much may wait for the line
+_QUEUE_S = 0.02  # the longest queue before the line
 _BURST_S = 0.002
 _LONGEST_S = 3600.0
 _LARGEST_CHUNK = 64 << 10
@@ -37,7 +37,7 @@ _BYTES = {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0*
 
 
 class Jitter(StrEnum):
-    """How the delay scatters: evenly about the mean, like a bell, or with a long tail above."""
+    """The distribution of the delay: uniform, normal, or with a long tail above the mean."""
 
     UNIFORM = "uniform"
     NORMAL = "normal"
@@ -45,10 +45,10 @@ class Jitter(StrEnum):
 
 
 class LinkModel(msgspec.Struct, frozen=True, kw_only=True):
-    """One link. `rate` is in bytes a second, each way; `loss` a share of packets.
+    """The parameters of one link. `rate` is in bytes a second, each way; `loss` a share of packets.
 
     `jitter_s` is the round trip's standard deviation. An outage lasts `outage_s` and comes every
-    `outage_every_s` on average. `window` is the bytes that a connection may have on their way.
+    `outage_every_s` on average. `window` is the most bytes that a connection may have in flight.
     """
 
     rtt_s: float = 0.0
@@ -63,7 +63,7 @@ class LinkModel(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def chunk(self) -> int:
-        """How many bytes to carry at a time: so few that a rate stays smooth."""
+        """The number of bytes to carry at a time: small enough for a smooth rate."""
         return int(min(max(_PACKET_BYTES, self.rate * _CHUNK_S), _LARGEST_CHUNK))
 
     @property
@@ -72,10 +72,10 @@ class LinkModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_link(text: str) -> LinkModel:
-    """A link as people write it: `rtt=100ms,jitter=10ms,rate=1Gbit,loss=0.1%,outage=2s/60s`.
+    """Parse a user's text, such as `rtt=100ms,jitter=10ms,rate=1Gbit,loss=0.1%,outage=2s/60s`.
 
-    Also `shape=normal|uniform|pareto`, `window=4MB` and `seed=7`; what is left out costs nothing.
-    `outage=2s/60s` is two seconds about every minute. Raises BadInput naming the part that is none.
+    Also `shape=normal|uniform|pareto`, `window=4MB` and `seed=7`; an omitted part has no effect.
+    `outage=2s/60s` is two seconds about every minute. Raises BadInput naming the invalid part.
     """
     text = arguments.text("link", text, "a text such as rtt=100ms,rate=100Mbit")
     fields: dict[str, float | int | str] = {}
@@ -112,7 +112,7 @@ def parse_link(text: str) -> LinkModel:
 
 
 def link_of(value: object) -> LinkModel | None:
-    """A link: itself, None, or as people write it; raises BadInput."""
+    """The LinkModel for `value`: itself, None, or a text to parse; raises BadInput."""
     if value is None or isinstance(value, LinkModel):
         return value
     return parse_link(arguments.text("link", value, "a text such as rtt=100ms, or a LinkModel"))
@@ -142,31 +142,31 @@ def _check(model: LinkModel) -> None:
 
 
 class Lane:
-    """One way of a link: the line that all connections over it share."""
+    """One direction of a link: the line that all connections over it share."""
 
     def __init__(self, model: LinkModel, seed: str, since: float) -> None:
-        """Two lanes of one `seed`, begun at one time, have their outages at the same times."""
+        """Two lanes with one `seed`, begun at one time, have their outages at the same times."""
         self.model = model
         self._free_at = since
         self._dice = Random(seed)
-        self._outage = since, since  # the last that was drawn
+        self._outage = since, since  # begin and end of the last one drawn
 
     def room(self, now: float) -> float:
-        """How many bytes the queue before the line takes in now."""
+        """The bytes that the queue before the line has room for now."""
         if self.model.rate == math.inf:
             return math.inf
         waiting = max(0.0, self._free_at - now) * self.model.rate
         return max(_QUEUE_S * self.model.rate, 2.0 * self.model.chunk) - waiting
 
     def room_at(self, size: int, now: float) -> float:
-        """When it will take in `size` bytes, unless others come first."""
+        """When it will have room for `size` bytes, unless others come first."""
         short = size - self.room(now)
         return now + short / self.model.rate if short > 0 else now
 
     def leave(self, size: int, now: float, waited: bool) -> float:
         """Put `size` bytes on the line; returns when the last of them has left.
 
-        `waited`: they were there by the time that the line was free for them.
+        `waited`: the bytes were waiting when the line became free for them.
         """
         earliest = self._free_at if waited else max(self._free_at, now - _BURST_S)
         start = self._after_outage(earliest)
@@ -185,7 +185,7 @@ class Lane:
 
 
 class Stream:
-    """One way of one connection: its window, and the order in which its bytes come out."""
+    """One direction of one connection: its window, and the order in which its bytes come out."""
 
     def __init__(self, lane: Lane, seed: str) -> None:
         self._lane = lane
@@ -200,7 +200,7 @@ class Stream:
         return self._in_window(size, now) and self._lane.room(now) >= size
 
     def must_queue(self, size: int, now: float) -> bool:
-        """Whether it is the line alone that has no room for them."""
+        """Whether the line alone has no room for `size` bytes: the window has."""
         return self._in_window(size, now) and self._lane.room(now) < size
 
     def _in_window(self, size: int, now: float) -> bool:
@@ -209,7 +209,7 @@ class Stream:
         return self._flying + size <= self._model.window
 
     def enter_at(self, size: int, now: float) -> float:
-        """When to ask again, after they had none."""
+        """When to try again, after `may_enter` was False."""
         at = self._lane.room_at(size, now)
         if self._flying + size > self._model.window:
             at = max(at, self._unacknowledged[0][0])
@@ -228,7 +228,7 @@ class Stream:
         model = self._model
         if model.jitter_s == 0:
             return model.one_way_s
-        sigma = model.jitter_s / math.sqrt(2)  # two ways, independent, make the round trip's
+        sigma = model.jitter_s / math.sqrt(2)  # the round trip adds two independent ways
         match model.shape:
             case Jitter.UNIFORM:
                 scatter = self._dice.uniform(-1, 1) * math.sqrt(3)

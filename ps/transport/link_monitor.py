@@ -1,8 +1,8 @@
-"""A watch over the connection to one shard: what its system says of it, and dials on the side.
+"""Monitors the connection to one shard: reads what the system reports about it, and opens dials.
 
-What is concluded is decided in link_failure.py. ZeroMQ tells by a monitor which descriptor a
-connection has, and TCP_INFO what the system knows of it. Where there is no such thing (a Unix
-socket, another system than Linux) nothing is watched, and ZeroMQ is left to its own devices.
+The decisions are in link_failure.py. A ZeroMQ monitor reports the descriptor of a connection, and
+TCP_INFO what the system knows about it. Where these do not exist (a Unix socket, another system
+than Linux) nothing is monitored, and reconnecting is left to ZeroMQ.
 """
 
 import contextlib
@@ -23,25 +23,25 @@ from ps.session.link_failure import AWAY_S, LinkAction, LinkFailureDetector, Tcp
 LOOK_S = 0.1
 _LINUX = sys.platform == "linux"
 _EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-_DIALS = 8  # under way at once: the oldest is dropped for a new one
+_DIALS = 8  # in progress at once: the oldest is dropped for a new one
 
 # struct tcp_info of Linux's include/uapi/linux/tcp.h, up to 4.1: state, and what `TcpInfo` has.
-# Where the system itself refuses to send, nothing is retransmitted for want of anything sent: it
-# probes, as it does a peer whose window is closed; but that one answers, and the count begins anew.
+# Where the system itself cannot send, nothing was sent that it could retransmit: it probes instead,
+# as it probes a peer with a closed window. Such a peer answers, though, which resets the count.
 _TCP_INFO = struct.Struct("=B x B B 64x I 48x Q Q")
 _ESTABLISHED = 1
 _AT_ONCE = struct.pack("ii", 1, 0)  # struct linger: on, for no time
 
 
 class _Peer(NamedTuple):
-    """Whom a connection leads to: an address family and an address of it."""
+    """The other end of a connection: an address family and an address of it."""
 
     family: int
     address: Any
 
 
 class LinkMonitor:
-    """Over one ZeroMQ socket at a time. Not for use by two threads."""
+    """Monitors one ZeroMQ socket at a time. Not for use by two threads."""
 
     def __init__(self, watched: "zmq.Socket[bytes]") -> None:
         self._doubt = LinkFailureDetector()
@@ -51,23 +51,23 @@ class LinkMonitor:
         self.watch(watched)
 
     def watch(self, watched: "zmq.Socket[bytes]") -> None:
-        """Watch this socket, which is about to connect, in place of the former one."""
+        """Monitor this socket, which is about to connect, in place of the former one."""
         self._descriptor: int | None = None
         self._greeted = False
         self._watched = watched
         self.monitor = watched.get_monitor_socket(_EVENTS)
 
     def greeted(self) -> bool:
-        """Whether a connection has been made since this was asked last: it takes messages now."""
+        """Whether a connection has been made since the last call: it takes messages now."""
         self._read_events()
         greeted, self._greeted = self._greeted, False
         return greeted
 
     def is_dead(self, now: float) -> bool:
-        """Whether the connection is to be closed for another; looks, and dials as need be."""
+        """Whether to replace the connection; checks it, and dials if needed."""
         self._read_events()
         if self._peer is None:
-            return False  # never reached so far: that is ZeroMQ's affair
+            return False  # never connected so far: ZeroMQ keeps trying
         if now - self._looked_at > AWAY_S:
             self._hang_up()
         self._looked_at = now
@@ -81,12 +81,12 @@ class LinkMonitor:
         return move is LinkAction.RENEW
 
     def unwatch(self) -> None:
-        """Let go of the socket, before it is closed."""
+        """Release the socket, before it is closed."""
         self._watched.disable_monitor()
         self.monitor.close(linger=0)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release the socket and all dials."""
         self.unwatch()
         self._hang_up()
 
@@ -103,18 +103,19 @@ class LinkMonitor:
                     self._descriptor, self._greeted = None, False
 
     def _line(self, peer: "_Peer") -> TcpInfo | None:
-        """What the system says; None where the connection has ended."""
+        """What the system reports about the connection; None where it has ended."""
         if self._descriptor is None:
             return None
         with contextlib.suppress(OSError), _borrowed(self._descriptor) as connection:
-            if connection.getpeername() == peer.address:  # or the descriptor is another's by now
+            if connection.getpeername() == peer.address:  # the descriptor may have been reused
                 return _line_of(connection)
         return None
 
     def _cut_short(self) -> None:
-        """Have the system forget what the connection still holds, when it is closed.
+        """Have the system discard the connection's unsent data when it is closed.
 
-        It would go on trying to get that across, and answers would follow where nobody is.
+        Otherwise the system would keep retransmitting it, and the shard would answer over a dead
+        link.
         """
         if self._descriptor is not None:
             with contextlib.suppress(OSError), _borrowed(self._descriptor) as connection:
@@ -131,7 +132,7 @@ class LinkMonitor:
             dial.close()
 
     def _through(self) -> float | None:
-        """The round trip of a dial that is through by now; those that failed are dropped."""
+        """The round trip of a dial that is through by now, in seconds; failed dials are dropped."""
         for dial in list(self._dials):
             if _done(dial):
                 line = _line_of(dial)
@@ -148,13 +149,15 @@ class LinkMonitor:
 
 
 def link_monitor_for(watched: "zmq.Socket[bytes]", plain: str) -> LinkMonitor | None:
-    """A watch over a socket that is about to connect to `plain`, where one can be kept."""
+    """A monitor of a socket that is about to connect to `plain`; None where that cannot be
+    monitored.
+    """
     return LinkMonitor(watched) if _LINUX and plain.startswith("tcp:") else None
 
 
 @contextlib.contextmanager
 def _borrowed(descriptor: int) -> Iterator[socket.socket]:
-    """The socket behind a descriptor that is ZeroMQ's; raises OSError where none is."""
+    """The socket behind one of ZeroMQ's descriptors; raises OSError where there is none."""
     own = os.dup(descriptor)
     try:
         borrowed = socket.socket(fileno=own)

@@ -1,11 +1,11 @@
-"""Links: a DEALER socket to each shard, or several, typed messages out, typed answers in.
+"""Links: one or more DEALER sockets to each shard, typed messages out, typed answers in.
 
-The workers' client and the operator's console stand on this. `ZMQ_IMMEDIATE` keeps a message from
-being queued for a shard that is down and then delivered to its next life. Where several sockets
-lead to a shard, each message travels in parts (striping.py). Links to replicated shards follow the
-primary (primary_resolver.py); whoever holds them asks which have `moved`. Where keys are wanted, a
-worker joins each process that it is led to, and then its links go there. Links that were cut are
-closed and made anew as soon as they can be (link_monitor.py); whoever holds them asks which were
+The workers' client and the admin client build on this. `ZMQ_IMMEDIATE` keeps a message from being
+queued for a shard that is down and then delivered to its next life. Where several sockets lead to a
+shard, each message travels in parts (striping.py). Links to replicated shards follow the primary
+(primary_resolver.py); their owner asks which have `moved`. Where shards require keys, a worker
+enrols with each process that it is directed to before its links go there. Links that were cut are
+closed and opened again as soon as possible (link_monitor.py); their owner asks which were
 `renewed`.
 """
 
@@ -35,11 +35,11 @@ from shards.wire_format import Buffer, Frames
 
 _LOOK_AFTER_S = 1.0
 _AT_ONCE = 256  # messages of one connection that are taken in a turn, at most
-_FIRST_WORD_S = 0.5  # that a coordinator is waited for; without it, the cluster's word must do
+_FIRST_WORD_S = 0.5  # wait for a coordinator; afterwards the cluster's own endpoints are used
 _NEW_LINK_S = 0.5
 _JOINING_LOOK_S = 0.1
-_UNFINISHED_BYTES = 1 << 30  # of answers that have come in part, at most; or so many large ones
-_ANSWERS = 4
+_UNFINISHED_BYTES = 1 << 30  # of answers that have arrived in part, at most;
+_ANSWERS = 4  # or this number of the largest answers, if that is more
 
 
 class Links:
@@ -53,11 +53,12 @@ class Links:
         guided: Cluster | None = None,
         badge: WorkerCredentials | None = None,
     ) -> None:
-        """`sharing` lets arrays in shared memory go as references; its owner closes it.
+        """Open one link to each of `endpoints`, without waiting for the connections.
 
-        `own` is shown to shards whose endpoints pin a key. `guided` is a cluster whose coordinator,
-        if it has one, says where its shards are by now; `badge` is what a worker gets in by there.
-        Raises GiveUp where the coordinator turns us away or is not who it should be.
+        `sharing` lets arrays in shared memory travel as references; its owner closes it. `own` is
+        shown to shards whose endpoints pin a key. `guided` is a cluster whose coordinator, if it
+        has one, reports where its shards are now; `badge` is what a worker enrols with there.
+        Raises GiveUp where the coordinator rejects this process or fails its own authentication.
         """
         tune_malloc()
         self._sharing = sharing
@@ -76,14 +77,14 @@ class Links:
         self._renewed: set[int] = set()
         self._badge = badge
         self._joining: dict[int, EnrolmentRequest] = {}
-        self._wanted: dict[int, int] = {}  # connections to who is being joined
+        self._wanted: dict[int, int] = {}  # connections to open after an enrolment
         self._guide = self._guide_to(guided)
         self.endpoints = tuple(self._first_led(endpoints))
         self._stripes: list[list[zmq.Socket[bytes]]] = [[] for _ in self.endpoints]
         for shard, endpoint in enumerate(self.endpoints):
             self._go(shard, endpoint, 1)
         self._cutter = Cutter(token_bytes(TOKEN_BYTES))
-        # A shard that comes back is a new sender, which puts an old one out.
+        # A restarted shard is a new sender: the limit evicts its former life.
         self._gatherer = Gatherer(_UNFINISHED_BYTES, max(1, len(endpoints)))
         drop_with(self, self._context, self._sockets)
 
@@ -95,14 +96,14 @@ class Links:
             (zmq.RECONNECT_IVL, 50),
             (zmq.RECONNECT_IVL_MAX, 250),
             *NOTICE_THE_DEAD,
-            # A cut is noticed by what is sent in vain (link_failure.py): something is to be.
+            # A cut shows in failed transmissions (link_failure.py), so an idle link must send.
             (zmq.TCP_KEEPALIVE_IDLE, 1),
             (zmq.TCP_KEEPALIVE_INTVL, 1),
         ):
             socket.setsockopt(option, value)
         plain, key = address_of(endpoint)
         if key:
-            assert self._own is not None, "whoever opens links has a key where one is wanted"
+            assert self._own is not None, "the owner of links has a key where one is required"
             expect(socket, key, self._own)
         if watched:
             self._watch(shard, socket, plain)
@@ -121,7 +122,7 @@ class Links:
         return socket
 
     def _watch(self, shard: int, socket: zmq.Socket[bytes], plain: str) -> None:
-        """Keep a watch over the first connection to a shard: the others take the same way."""
+        """Monitor the first connection to a shard: the others take the same route."""
         watch = self._watches.get(shard)
         if watch is not None:
             watch.watch(socket)
@@ -133,7 +134,7 @@ class Links:
         self._monitors.add(watch.monitor)
 
     def where(self, shard: int) -> str:
-        """The address that its links lead to, for people."""
+        """The address that the shard's links lead to, for messages to users."""
         return address_of(self.endpoints[shard]).plain
 
     def _guide_to(self, cluster: Cluster | None) -> PrimaryResolver | None:
@@ -146,7 +147,7 @@ class Links:
         return guide
 
     def _first_led(self, endpoints: Sequence[str]) -> Sequence[str]:
-        """Where the shards are; where nobody tells, by the cluster's word."""
+        """Where the coordinator says that the shards are; `endpoints` if it does not answer."""
         if self._guide is None:
             return endpoints
         if self._guide.poll(_FIRST_WORD_S):
@@ -159,7 +160,7 @@ class Links:
         return endpoints
 
     def follow(self, endpoints: Sequence[str]) -> None:
-        """Lead the links of shards that are elsewhere by now there; see `moved`."""
+        """Direct the links of shards that have moved to their new `endpoints`; see `moved`."""
         fresh: list[zmq.Socket[bytes]] = []
         for shard, endpoint in enumerate(endpoints):
             joining = self._joining.get(shard)
@@ -172,7 +173,7 @@ class Links:
         self._take_greetings()
 
     def _go(self, shard: int, endpoint: str, stripes: int) -> list[zmq.Socket[bytes]]:
-        """Begin so many connections there: at once, or when we have been let in."""
+        """Open `stripes` connections there, at once or after the shard accepts our enrolment."""
         former = self._joining.pop(shard, None)
         if former is not None:
             former.close()
@@ -190,7 +191,9 @@ class Links:
         return self._begin(shard, stripes)
 
     def _let_in(self) -> None:
-        """Go where we have been let in meanwhile; raises GiveUp where we are told no."""
+        """Connect to the shards that have accepted our enrolment; raises GiveUp where one rejects
+        it.
+        """
         for shard, one in list(self._joining.items()):
             one.ask(time.monotonic())
             if one.let_in():
@@ -200,7 +203,7 @@ class Links:
                 self._take_greetings()
 
     def _renew(self, shard: int) -> None:
-        """Close the connections to a shard, and begin as many."""
+        """Close the connections to a shard, and open as many again."""
         stripes = len(self._stripes[shard])
         self._drop(shard, for_good=False)
         self._begin(shard, stripes)
@@ -235,23 +238,23 @@ class Links:
             watch.unwatch()
 
     def moved(self) -> set[int]:
-        """The shards whose links were led elsewhere since this was asked last."""
+        """The shards whose links were directed elsewhere since the last call."""
         moved, self._moved = self._moved, set()
         return moved
 
     def renewed(self) -> set[int]:
-        """The shards whose links were cut and are whole since this was asked last.
+        """The shards whose links were cut and restored since the last call.
 
-        What was on its way is lost, or late.
+        What was in flight on them is lost, or late.
         """
         renewed, self._renewed = self._renewed, set()
         return renewed
 
     def stripe(self, shard: int, stripes: int, answer_bytes: int) -> None:
-        """Spread over so many connections, at least as many as there are, what is said to `shard`.
+        """Spread messages to `shard` over `stripes` connections; never fewer than there are.
 
-        Its answers take up to `answer_bytes` each. Call `await_connections` then: a message needs
-        them all.
+        Its answers take up to `answer_bytes` each. Call `await_connections` afterwards: a message
+        needs all of them.
         """
         self._gatherer.allow(_ANSWERS * answer_bytes)
         if shard in self._joining:
@@ -261,9 +264,10 @@ class Links:
         own += [self._connect(shard, self.endpoints[shard]) for _ in range(stripes - len(own))]
 
     def await_connections(self, timeout_s: float) -> None:
-        """Wait until every shard has been reached, or `timeout_s`: what is sent before is lost.
+        """Wait up to `timeout_s` seconds until every shard is connected: earlier messages are lost.
 
-        Raises GiveUp when one that was not has turned us away, or is not who it should be.
+        Raises GiveUp when an unconnected shard rejects this process, or fails its own
+        authentication.
         """
         self._await_joining(timeout_s)
         unreached = self._unreached(self._shard_of, min(timeout_s, _LOOK_AFTER_S))
@@ -273,9 +277,11 @@ class Links:
         self._take_greetings()
 
     def _await_joining(self, timeout_s: float) -> None:
-        """Wait until all have let us in, or `timeout_s`; raises GiveUp when one does not.
+        """Wait up to `timeout_s` until all shards accept our enrolment; raises GiveUp when one
+        rejects it.
 
-        Where the coordinator leads us, it may lead us elsewhere soon, and a fault is no last word.
+        Where a coordinator directs the links, it may direct them elsewhere soon, so a fault there
+        is not final.
         """
         until = time.monotonic() + timeout_s
         while self._joining and (left_s := until - time.monotonic()) > 0:
@@ -285,14 +291,16 @@ class Links:
                     one.check()
 
     def _take_greetings(self) -> None:
-        """Connections that are there before anything was said over them are no news."""
+        """Discard the handshakes so far: a connection made before anything was sent is not a
+        renewal.
+        """
         for watch in self._watches.values():
             watch.greeted()
 
     def _unreached(
         self, sockets: Collection[zmq.Socket[bytes]], timeout_s: float
     ) -> set[zmq.Socket[bytes]]:
-        """Which have no connection by then."""
+        """The sockets that are not connected after `timeout_s` seconds."""
         waiting = zmq.Poller()
         for socket in sockets:
             waiting.register(socket, zmq.POLLOUT)
@@ -303,7 +311,7 @@ class Links:
         return {socket for socket, _ in waiting.sockets}
 
     def _look_into(self, unreached: set[zmq.Socket[bytes]]) -> None:
-        """Raise GiveUp where waiting is of no use."""
+        """Raise GiveUp where the handshake itself fails, because waiting does not help."""
         for shard, stripes in enumerate(self._stripes):
             missing = unreached.intersection(stripes)
             if missing and (fault := fault_at(self.endpoints[shard], self._own)):
@@ -311,9 +319,9 @@ class Links:
                 raise GiveUp(f"shard {shard} at {where}: {fault}")
 
     def round_trip_s(self, shard: int, message: Message, timeout_s: float) -> float:
-        """How long `message` takes to be answered, `timeout_s` at most; other answers are dropped.
+        """The time until `message` is answered, at most `timeout_s`; other answers are dropped.
 
-        For when nothing else is asked.
+        Call it only while nothing else is outstanding.
         """
         started = time.monotonic()
         self.send(shard, message)
@@ -325,14 +333,15 @@ class Links:
     def send(self, shard: int, message: Message, multipart: Frames = ()) -> None:
         """Hand a message to the network; arrays are sent without a copy and must not change.
 
-        While the shard cannot be reached nothing is sent: whoever keeps the message repeats it.
+        While the shard cannot be reached nothing is sent: the caller keeps the message and repeats
+        it.
         """
         self.send_together(shard, [(message, multipart)])
 
     def send_together(self, shard: int, messages: Sequence[tuple[Message, Frames]]) -> None:
-        """The same for several, which arrive at one moment, in order.
+        """Send several messages to one shard; they arrive together, in order.
 
-        One that is large, and has not left since it was sent before, is not sent again.
+        A large message that is still leaving since it was last sent is not sent again.
         """
         fresh = messages
         if self._leaving:
@@ -345,18 +354,19 @@ class Links:
             parts = sharing.seal(shard, together) if sharing else wire_format.enclose(together)
             stripes = self._stripes[shard]
             if not stripes:
-                return  # we have yet to be let in
+                return  # the shard has not accepted our enrolment yet
             requests = [message.request for message, _ in together]
             cut = self._cutter.cut(parts, len(stripes))
             try:
                 self._leaving.send(zip(stripes, cut, strict=True), shard, requests)
             except zmq.Again:
-                return  # nor would what follows it go
+                return  # the messages behind it would fail as well
 
     def receive(self, timeout_s: float) -> Iterator[tuple[int, Reply, Sequence[Buffer]]]:
-        """What has arrived within `timeout_s`, at least one message if any came: what waits.
+        """What arrives within `timeout_s`: waits for at least one message, then takes all that
+        wait.
 
-        Nothing may come, and soon, because a link has moved.
+        It may return early with nothing, because a link has moved.
         """
         if self._guide is not None:
             self._guide.ask()
@@ -368,7 +378,7 @@ class Links:
             self._let_in()
         for socket, _ in ready:
             shard = self._shard_of.get(socket)
-            if shard is None:  # the guide's, a monitor, or of a link that led elsewhere
+            if shard is None:  # the resolver, a monitor, or a link that has just been redirected
                 continue
             for came in multipart.arrived(socket, _AT_ONCE):
                 self._surplus.received(sum(map(len, came)))
@@ -376,19 +386,19 @@ class Links:
                     yield shard, reply, own
 
     def _await(self, timeout_s: float) -> list[tuple[zmq.Socket[bytes], int]]:
-        """The sockets that have something by then; perhaps none, if a link was renewed."""
+        """The sockets that can be read within `timeout_s`; perhaps none, if a link was renewed."""
         until = time.monotonic() + timeout_s
         while True:
             left_s = until - time.monotonic()
             ready = self._poller.poll(_ms(min(left_s, LOOK_S) if self._watches else left_s))
-            told = sum([socket in self._monitors for socket, _ in ready]) if self._monitors else 0
+            noted = sum([socket in self._monitors for socket, _ in ready]) if self._monitors else 0
             now = time.monotonic()
-            renewed = (told or now >= self._look_at) and self._look(now)
-            if renewed or left_s <= 0 or len(ready) > told:
+            renewed = (noted or now >= self._look_at) and self._look(now)
+            if renewed or left_s <= 0 or len(ready) > noted:
                 return ready
 
     def _look(self, now: float) -> bool:
-        """See to links that were cut; whether one is of use again, with all its connections."""
+        """Replace links that were cut; whether one works again, with all its connections."""
         self._look_at = now + LOOK_S
         for shard, watch in self._watches.items():
             if watch.is_dead(now):
@@ -403,20 +413,20 @@ class Links:
 
     @property
     def waiting(self) -> bool:
-        """Whether `receive` would have something at once."""
+        """Whether `receive` would return something at once."""
         return bool(self._poller.poll(0))
 
     def _read(self, shard: int, came: list[Buffer]) -> list[tuple[Reply, Sequence[Buffer]]]:
-        """The messages that are whole with what came; raises BadMessage naming who sent it."""
+        """The messages that are complete with what came; raises BadMessage naming the sender."""
         try:
             parts = self._opened(shard, came)
-            told = wire_format.disclose(parts[0], parts[1:]) if parts else []
-            return [(wire_format.decode_reply(header), own) for header, own in told]
+            messages = wire_format.disclose(parts[0], parts[1:]) if parts else []
+            return [(wire_format.decode_reply(header), own) for header, own in messages]
         except BadMessage as error:
             raise BadMessage(f"{address_of(self.endpoints[shard]).plain}: {error}") from None
 
     def _opened(self, shard: int, came: list[Buffer]) -> list[Buffer] | None:
-        """The envelope that has come, or is whole with this part of it."""
+        """The envelope that `came` is, or completes; None if parts of it are missing."""
         whole = self._gatherer.take(b"", came)
         if whole is None:
             return None
@@ -424,9 +434,10 @@ class Links:
         return parts if self._sharing is None else self._sharing.open(shard, parts)
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Drop the connections, giving what is being sent up to `linger_s`.
+        """Drop the connections, after giving outgoing messages up to `linger_s` seconds to leave.
 
-        Nothing is sent or heard any more: whoever goes on elsewhere repeats it there.
+        Nothing is sent or received any more; what was outstanding must be repeated over other
+        links.
         """
         self._poller, self._stripes = zmq.Poller(), [[] for _ in self.endpoints]
         for one in self._joining.values():
@@ -439,5 +450,7 @@ class Links:
 
 
 def _ms(left_s: float) -> int:
-    """As ZeroMQ wants a time to wait: not less, and not for ever."""
+    """A waiting time in ZeroMQ's milliseconds: rounded up, and never the negative that means for
+    ever.
+    """
     return math.ceil(max(0.0, left_s) * 1000)

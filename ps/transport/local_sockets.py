@@ -1,12 +1,12 @@
-"""How a worker's bytes reach a shard: over TCP, a Unix socket, or in shared memory.
+"""How a worker reaches a shard: over TCP, a Unix socket, or shared memory.
 
-A server opens a Unix socket beside its TCP port, in a folder that only its user can enter. Where
-the folder is follows from the job's id, which is a secret, the shard and the port, so a cluster's
-description need not say it: a worker on the same host looks and finds it, on another host it does
-not. Headers then go through that socket; where the two prove that they share memory, arrays stay in
-it.
+A server opens a Unix socket in addition to its TCP port, in a folder that only its user can enter.
+The folder's path follows from the job's id, which is a secret, the shard and the port, so a
+cluster's description need not contain it: a worker on the same host finds the folder, on another
+host it does not. Headers then go through that socket; where both sides prove that they share
+memory, arrays stay in it.
 
-What cannot be had is done without: `auto` takes the best that there is, the others insist.
+`auto` uses the best transport available; the others are required by name.
 """
 
 import os
@@ -23,7 +23,7 @@ _SOCKET = "socket"
 
 
 class Transport(StrEnum):
-    """What carries a job: `auto` is shared memory, else a Unix socket, else TCP."""
+    """The transport of a job: `auto` is shared memory, else a Unix socket, else TCP."""
 
     AUTO = "auto"
     TCP = "tcp"
@@ -42,10 +42,10 @@ def transport_named(name: str) -> Transport:
 
 
 class UnixSocketFolder:
-    """A server's folder for its Unix socket, gone with the server."""
+    """A server's folder for its Unix socket, removed with the server."""
 
     def __init__(self, job: str, shard: int, endpoint: str) -> None:
-        """Beside the TCP `endpoint`; raises OSError where there can be none."""
+        """The folder for the TCP `endpoint`; raises OSError where it cannot be created."""
         shm_files.sweep()
         self._claim = shm_files.Claim(_folder(job, shard, endpoint), folder=True)
         self.address = f"ipc://{self._claim.path / _SOCKET}"
@@ -55,9 +55,9 @@ class UnixSocketFolder:
 
 
 def nearest(job: str, shard: int, endpoint: str, transport: Transport) -> str:
-    """Where to connect for the shard at `endpoint`: to its Unix socket, if it is here and wanted.
+    """Where to connect for the shard at `endpoint`: its Unix socket, if that exists and is wanted.
 
-    Raises BadInput when `transport` insists on one and there is none.
+    Raises BadInput when `transport` requires one and there is none.
     """
     if transport is Transport.TCP or not address_of(endpoint).plain.startswith("tcp://"):
         return endpoint

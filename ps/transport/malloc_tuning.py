@@ -1,17 +1,16 @@
-"""Keep large blocks: what the C library must be told before messages of megabytes are received.
+"""Configures malloc to keep large blocks; call it before receiving messages of megabytes.
 
 ZeroMQ allocates each frame that it receives. By default glibc maps a large block freshly from the
 system and gives it back when it is freed, so that every byte of every message costs a page fault:
-half of all CPU time of a large update. Told otherwise, it keeps the blocks for the next message.
-All threads then share one arena, because ZeroMQ allocates in its thread what ours frees.
+half of all CPU time of a large update. Configured otherwise, it keeps the blocks for the next
+message. All threads then share one arena, because ZeroMQ's thread allocates what our threads free.
 
-Blocks that are kept come to lie between others, and now and then a message finds no hole that is
-large enough: the process would grow for ever, slowly. So whoever receives looks now and then how
-much lies free, and gives the pages back when it is more than the next messages will need: two, or
-as many as were there at once lately, for what eight peers send at once comes again.
+Kept blocks become fragmented, and now and then a message finds no hole that is large enough: the
+process would grow slowly without limit. So the receiving loop regularly checks how much memory is
+free, and gives pages back when that is more than the next messages need: two of them, or as many as
+were in use at once recently, because what eight peers send at once comes again.
 
-The rule kept here: whoever set one of glibc's own variables decided for themselves, and nothing is
-changed; nor is it where the C library is another.
+If the user has set one of glibc's own variables, nothing is changed, nor with another C library.
 """
 
 import ctypes
@@ -22,18 +21,18 @@ from pathlib import Path
 
 # From <malloc.h>.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
-_LOOK_EVERY = 64  # messages, unless they are large
-_LARGE = 1 << 20  # bytes of one after which it is always looked
-_NEXT = 2  # messages that room is kept for
-_RECENT = 64  # looks
-_LITTLE = 1 << 20  # bytes that are not worth a call
+_LOOK_EVERY = 64  # messages between checks, unless they are large
+_LARGE = 1 << 20  # bytes of a message that is always followed by a check
+_NEXT = 2  # messages for which room is kept
+_RECENT = 64  # checks whose highest use is kept
+_LITTLE = 1 << 20  # free bytes that are not worth a call
 _STATM = Path("/proc/self/statm")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _WANTED = ((_ARENA_MAX, 1), (_MMAP_THRESHOLD, 1 << 30), (_TRIM_THRESHOLD, 2**31 - 1))
 
 
 class _MallInfo2(ctypes.Structure):
-    """As in <malloc.h>."""
+    """`struct mallinfo2` of <malloc.h>."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
@@ -47,29 +46,29 @@ class _MallInfo2(ctypes.Structure):
 def tune_malloc() -> bool:
     """Tune malloc once for this process, before a ZeroMQ context starts its thread.
 
-    Returns whether it was done: not with MALLOC_* or GLIBC_TUNABLES in the environment, and only
-    with glibc. Memory that was used once is then given back by a `HeapTrimmer` alone.
+    Returns whether it was tuned: not with MALLOC_* or GLIBC_TUNABLES in the environment, and only
+    with glibc. Memory that was used once is then given back only by a `HeapTrimmer`.
     """
     return _tuned() is not None
 
 
 @cache
 def _tuned() -> ctypes.CDLL | None:
-    """The C library, told; None where it is left alone."""
+    """The C library after tuning; None where it is left alone."""
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return None
     try:
         libc = ctypes.CDLL(None)
         libc.mallinfo2.restype = _MallInfo2
         libc.malloc_trim.argtypes = [ctypes.c_size_t]
-        told = [libc.mallopt(parameter, value) == 1 for parameter, value in _WANTED]
+        accepted = [libc.mallopt(parameter, value) == 1 for parameter, value in _WANTED]
     except (OSError, AttributeError, TypeError):  # another C library, or one from before 2021
         return None
-    return libc if all(told) else None
+    return libc if all(accepted) else None
 
 
 def resident_bytes() -> int:
-    """How much memory of the machine this process takes; 0 where the system does not say."""
+    """The memory that this process occupies, in bytes; 0 where the system does not report it."""
     try:
         return int(_STATM.read_bytes().split()[1]) * _PAGE_BYTES
     except OSError:
@@ -77,17 +76,18 @@ def resident_bytes() -> int:
 
 
 class HeapTrimmer:
-    """Gives back what lies free; one for each loop that receives messages, and of its thread."""
+    """Gives free memory back; use one in each loop that receives messages, from its own thread."""
 
     def __init__(self) -> None:
         self._received = self._largest = 0
         self._used: deque[int] = deque(maxlen=_RECENT)
 
     def received(self, message_bytes: int) -> None:
-        """Count a message; every so often, look what lies free.
+        """Count a message; every `_LOOK_EVERY` messages, or after a large one, check the free
+        memory.
 
-        Room is kept for what was in use at once lately, as many peers' messages are, and for two
-        as large as the largest.
+        Room is kept for the highest recent use, such as many peers' messages at once, and for two
+        messages as large as the largest.
         """
         self._received += 1
         self._largest = max(self._largest, message_bytes)

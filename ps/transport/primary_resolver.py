@@ -1,7 +1,7 @@
-"""A client's guide to replicated shards: who is the primary of each, as the coordinator tells.
+"""Finds the primary of each replicated shard, by asking the coordinator.
 
-It asks now and then, which also keeps the coordinator telling it of changes as they happen. While
-nobody answers, what it heard last is what it goes by.
+It asks regularly, which also subscribes it to changes as they happen. While the coordinator does
+not answer, the last known primaries are used.
 """
 
 import contextlib
@@ -20,11 +20,11 @@ from ps.transport.socket_options import NOTICE_THE_DEAD
 from shards.errors import BadInput, BadMessage, GiveUp
 
 ASK_S = 0.5
-_TOGETHER = 32  # keys, which fit into a header's bytes
+_TOGETHER = 32  # keys in one message: they fit into a header's bytes
 
 
 class PrimaryResolver:
-    """One line to the coordinator of a cluster. Not for use by two threads."""
+    """One connection to the coordinator of a cluster. Not for use by two threads."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class PrimaryResolver:
         context: "zmq.Context[zmq.Socket[bytes]]",
         own: KeyPair | None = None,
     ) -> None:
-        """Raises BadInput for an address that is none.
+        """Connect to the coordinator; raises BadInput for an invalid address.
 
         `own` is shown to a coordinator whose address pins a key: the operator's, or the token's.
         """
@@ -62,20 +62,22 @@ class PrimaryResolver:
             ) from None
 
     def check(self) -> None:
-        """Raise GiveUp where its handshake goes wrong, for which waiting is of no use."""
+        """Raise GiveUp where the handshake itself fails, because waiting does not help."""
         if fault := fault_at(self._coordinator, self._own):
             raise GiveUp(f"coordinator at {address_of(self._coordinator).plain}: {fault}")
 
     def admit(self, copies: Mapping[int, str]) -> None:
-        """Tell the coordinator these copies' keys; to be repeated, for it may not be there."""
+        """Send the coordinator these copies' keys; repeat it, because the coordinator may not be up
+        yet.
+        """
         known = sorted(copies.items())
         for start in range(0, len(known), _TOGETHER):
-            told = AdmitCopies(self._job, dict(known[start : start + _TOGETHER]))
+            admission = AdmitCopies(self._job, dict(known[start : start + _TOGETHER]))
             with contextlib.suppress(zmq.Again):
-                self.socket.send(msgspec.msgpack.encode(told), zmq.NOBLOCK)
+                self.socket.send(msgspec.msgpack.encode(admission), zmq.NOBLOCK)
 
     def ask(self, *, again: bool = False) -> None:
-        """Ask where the primaries are, unless that was asked a moment ago."""
+        """Ask where the primaries are; without `again`, at most every ASK_S seconds."""
         now = time.monotonic()
         if again or now - self._asked_at >= ASK_S:
             self._asked_at = now
@@ -83,9 +85,9 @@ class PrimaryResolver:
                 self.socket.send(self._question, zmq.NOBLOCK)
 
     def listen(self, timeout_s: float = 0.0) -> bool:
-        """Take in what the coordinator has said within `timeout_s`; whether it said anything.
+        """Read the coordinator's answers for up to `timeout_s` seconds; whether any came.
 
-        No seat is replaced by one of an older epoch.
+        An entry never replaces one of a newer epoch.
         """
         heard = False
         while self.socket.poll(0 if heard else int(timeout_s * 1000)):
@@ -98,13 +100,13 @@ class PrimaryResolver:
         return heard
 
     def poll(self, timeout_s: float) -> bool:
-        """Ask, and wait for the answer up to `timeout_s`; whether one came."""
+        """Ask, and wait up to `timeout_s` seconds for the answer; whether one came."""
         self.socket.poll(int(timeout_s * 1000), zmq.POLLOUT)
         self.ask(again=True)
         return self.listen(timeout_s)
 
     def replace_endpoints(self, endpoints: Sequence[str]) -> list[str]:
-        """Where the shards are, as far as was heard; of the others, where `endpoints` say."""
+        """`endpoints`, replaced by the primaries' addresses as far as they are known."""
         led = list(endpoints)
         for shard, seat in self.seats.items():
             led[shard] = seat.endpoint
@@ -112,10 +114,10 @@ class PrimaryResolver:
 
 
 def as_led(cluster: Cluster, own: KeyPair | None, timeout_s: float) -> Cluster | None:
-    """The same cluster with the endpoints of those primaries that serve now.
+    """The same cluster with the endpoints of the primaries that serve now.
 
-    None when the coordinator does not answer within `timeout_s`; raises GiveUp where it turns us
-    away or is not who it should be.
+    None when the coordinator does not answer within `timeout_s`; raises GiveUp where it rejects
+    this process or fails its own authentication.
     """
     with zmq.Context() as context:
         guide = PrimaryResolver(cluster, context, own)

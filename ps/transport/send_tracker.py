@@ -1,10 +1,10 @@
-"""What is still on its way out: large messages that the system has not had time to send.
+"""Tracks large messages that are still leaving, so that they are not sent twice.
 
-On a slow link a message of megabytes takes longer than anybody's patience for an answer, and a
-second copy queued behind the first one only makes it longer. So whoever is about to send a message
-again asks here first, and leaves it while the first copy has not left: until ZeroMQ has handed it
-to the system, and for a part of that time beyond, in which the system's own buffers empty.
-Messages are told apart by who they are for and their request number; small ones are not looked at.
+On a slow link a message of megabytes takes longer than the wait for an answer, and a second copy
+queued behind the first only prolongs it. So before a message is sent again, the sender asks here
+and waits while the first copy is leaving: until ZeroMQ has handed it to the system, and for a part
+of that time afterwards, in which the system's own buffers empty. Messages are identified by their
+peer and request number; small ones are not tracked.
 """
 
 import time
@@ -16,8 +16,8 @@ from ps.transport import multipart
 from shards.wire_format import Buffer
 
 LARGE_BYTES = 1 << 20
-_COPIED_BYTES = 1 << 16  # sharing so little costs more than a copy
-_BEYOND = 0.25  # of the time that it took ZeroMQ
+_COPIED_BYTES = 1 << 16  # below this, sharing costs more than a copy
+_BEYOND = 0.25  # the share of ZeroMQ's time that is added for the system's buffers
 
 
 class _Sent:
@@ -39,17 +39,17 @@ class _Sent:
 
 
 class SendTracker:
-    """The large messages of one socket's owner, by peer and request."""
+    """The large messages of one owner of sockets, by peer and request."""
 
     def __init__(self) -> None:
         self._sent: dict[tuple[Hashable, int], _Sent] = {}
 
     def __bool__(self) -> bool:
-        """Whether any message may not have left yet."""
+        """Whether any message may still be leaving."""
         return bool(self._sent)
 
     def in_progress(self, peer: Hashable, request: int) -> bool:
-        """Whether a message of this request to this peer has not left yet."""
+        """Whether a message of this request to this peer is still leaving."""
         if not self._sent:
             return False
         sent = self._sent.get((peer, request))
@@ -61,11 +61,9 @@ class SendTracker:
         peer: Hashable,
         requests: Iterable[int],
     ) -> None:
-        """Send what a message was cut into, each by its socket, without waiting.
+        """Send a message's parts, each by its socket, without waiting.
 
-        What is not small is not copied, and must not change.
-
-        Raises what a socket raises.
+        Large frames are not copied, and must not change. Raises what a socket raises.
         """
         given = list(parts)
         total = 0
@@ -82,5 +80,5 @@ class SendTracker:
             self._sent.update(((peer, request), sent) for request in requests)
 
     def forget(self, peer: Hashable) -> None:
-        """Whatever was on its way to this peer will not arrive: its sockets were closed."""
+        """Drop the messages to this peer: its sockets were closed, so they will not arrive."""
         self._sent = {key: sent for key, sent in self._sent.items() if key[0] != peer}

@@ -1,6 +1,6 @@
-"""A loop in a thread of its own, so that whoever hosts it stays responsive.
+"""A server's loop in a thread of its own, so that the hosting process stays responsive.
 
-What serves sockets has one: it waits at them, and at one more by which it is asked to end.
+The loop waits at its sockets, and at one more that asks it to end.
 """
 
 import threading
@@ -13,7 +13,7 @@ from ps.transport.socket_options import drop_with
 
 
 class ServerThread(ABC):
-    """Use it as a context manager, or call `start` and `stop`.
+    """A loop in a thread; use it as a context manager, or call `start` and `stop`.
 
     A failure inside the loop ends it and is raised again by `stop` and by `check`.
     """
@@ -21,7 +21,7 @@ class ServerThread(ABC):
     empty = False  # only a shard may have nothing to serve
 
     def __init__(self, name: str, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
-        """`context` is its own: it is closed by `stop`, or when this is dropped."""
+        """`context` belongs to this thread: `stop` closes it, or garbage collection does."""
         self._context = context
         self._wake_out = context.socket(zmq.PAIR)
         self._wake_in = context.socket(zmq.PAIR)
@@ -37,14 +37,14 @@ class ServerThread(ABC):
 
     @abstractmethod
     def _let_go(self) -> None:
-        """Give back what the sockets do not hold; the loop has ended."""
+        """Release everything but the sockets; the loop has ended."""
 
     def start(self) -> Self:
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """End the loop, give what is under way a moment to leave, and free the port."""
+        """End the loop, give outgoing messages a second to leave, and free the port."""
         if self._thread.is_alive():
             self.end()
             self.wait()
@@ -57,11 +57,11 @@ class ServerThread(ABC):
         self._wake_out.send(b"")
 
     def wait(self) -> None:
-        """Return when the loop has ended, because it was asked to or because it failed."""
+        """Wait until the loop has ended, on request or because it failed."""
         self._thread.join()
 
     def check(self) -> None:
-        """Raise what ended the loop, if anything did."""
+        """Raise the exception that ended the loop, if there is one."""
         if self._failure is not None:
             raise self._failure
 

@@ -1,9 +1,9 @@
-"""What a client holds open towards the shards of one cluster.
+"""A client's open connections to the shards of one cluster.
 
-Links to where each shard is reached from here: by TCP, by a Unix socket where it is on this host,
-and with shared memory beside that where both sides prove that they see the same (worker_side.py);
-behind a modelled link if one is wanted (link_emulator.py), and over several TCP connections where
-the round trip is long (striping.py).
+Each shard is reached the best way available: by TCP; by a Unix socket where it is on this host,
+with shared memory in addition where both sides prove that they see the same memory
+(worker_side.py); behind a modelled link if configured (link_emulator.py); and over several TCP
+connections where the round trip is long (striping.py).
 """
 
 import math
@@ -24,11 +24,11 @@ from shards.messages import Probe
 
 _SOCKET_S = 1.0  # between a shard's port and its Unix socket
 _LOOK_AGAIN_S = 0.05
-_LOOKS = 2  # at the round trip; the first may have met a busy moment
+_LOOKS = 2  # measurements of the round trip; the first may have met a busy moment
 
 
 class ShardConnections:
-    """Open on return; `close` it."""
+    """The connections, open on return; `close` them."""
 
     def __init__(
         self,
@@ -41,18 +41,17 @@ class ShardConnections:
         gradients: int,
         patience_s: float,
     ) -> None:
-        """`gradients` are as many as may be in use at once, where memory is shared.
+        """`gradients` is the most that may be in use at once, where memory is shared.
 
-        Where shards speak CURVE, each is asked to let this life of `worker` in, and waited for
-        `patience_s`.
-        A shard whose Unix socket is asked for by name, and that is being started again, is waited
-        for as long. Raises what `join` does, and BadInput when shared memory is asked for by name
-        and there is no room, or when shards that move are to be put behind a modelled link.
+        Where shards speak CURVE, the worker enrols with each, waiting up to `patience_s`. If
+        `transport` requires a Unix socket and its shard is restarting, the wait is as long. Raises
+        what `join` does, and BadInput when `transport` requires shared memory and there is no room,
+        or when replicated shards are to be put behind a modelled link.
         """
         if link is not None and cluster.coordinator is not None:
             raise BadInput("link: expected shards with one copy each, got replicated ones")
         if link is not None and transport is Transport.AUTO:
-            transport = Transport.TCP  # or the link would be passed by
+            transport = Transport.TCP  # a Unix socket would bypass the modelled link
         self._cluster = cluster
         self._transport = transport
         self._slow = LinkEmulator(cluster.endpoints, link, worker) if link is not None else None
@@ -74,25 +73,29 @@ class ShardConnections:
         self.links = Links(self.endpoints, self.sharing, self._own, cluster, badge)
 
     def _badge(self, worker: str, incarnation: int) -> WorkerCredentials | None:
-        """For shards that move: by which the links get in where they are led."""
+        """The credentials with which links enrol at replicated shards; None where none are
+        required.
+        """
         cluster = self._cluster
         if cluster.coordinator is None or not address_of(cluster.coordinator).key:
             return None
         return WorkerCredentials(cluster, worker, incarnation)
 
     def more_links(self) -> Links:
-        """Further links to where those lead now, of the same worker; whoever asks closes them."""
+        """Further links of the same worker, to the same places; the caller closes them."""
         return Links(self.links.endpoints, own=self._own)
 
     def close(self) -> None:
-        """Drop everything, without a word."""
+        """Drop all connections, without leaving the job."""
         self.links.close()
         if self.sharing is not None:
             self.sharing.close()
         self.close_slow()
 
     def close_slow(self) -> None:
-        """Drop the modelled links, whose threads would outlive an owner that was collected."""
+        """Close the modelled links, whose threads would outlive an owner that was
+        garbage-collected.
+        """
         if self._slow is not None:
             self._slow.close()
 
@@ -107,16 +110,17 @@ class ShardConnections:
         )
 
     def check_transport(self) -> None:
-        """Raise BadInput when shared memory is asked for by name and a shard shares none."""
+        """Raise BadInput when shared memory is required and a shard shares none."""
         if self._transport is Transport.SHM and set(self.transports) != {"shm"}:
             shard = next(at for at, kind in enumerate(self.transports) if kind != "shm")
             reason = self.sharing.reasons.get(shard, "no answer") if self.sharing else ""
             raise BadInput(f"transport shm: shard {shard} shares no memory: {reason}")
 
     def stripe(self, wanted: int | None, patience_s: float) -> None:
-        """Spread what goes over TCP over several connections, `wanted` or as the link is found.
+        """Spread TCP traffic over several connections: `wanted`, or as many as the measured link
+        needs.
 
-        For when nothing else is asked; waits up to `patience_s` for each.
+        Call it only while nothing else is outstanding; waits up to `patience_s` for each shard.
         """
         for shard, endpoint in enumerate(self.endpoints):
             if endpoint.startswith(("tcp:", "curve:")):
@@ -126,7 +130,7 @@ class ShardConnections:
         self.links.await_connections(patience_s)
 
     def _stripes_for(self, shard: int, size: int, patience_s: float) -> int:
-        """As many as the quickest of a few round trips wants."""
+        """The number of connections for the quickest of a few round trips."""
         if stripes_for(math.inf, size) == 1:
             return 1
         probe = Probe(0, self._cluster.job, self._cluster.table.name, 0)
@@ -134,7 +138,9 @@ class ShardConnections:
         return stripes_for(min(trips), size)
 
     def _share(self, gradients: int) -> WorkerSide | None:
-        """This worker's end of the memory that it shares; None where nobody is near, or no room."""
+        """This worker's end of the shared memory; None where no shard is local, or there is no
+        room.
+        """
         near = any(at.startswith("ipc:") for at in self.endpoints)
         if not self._transport.shares or not near:
             return None
@@ -147,10 +153,10 @@ class ShardConnections:
 
 
 def _nearest(job: str, shard: int, endpoint: str, transport: Transport, patience_s: float) -> str:
-    """Where to connect for a shard; waits for one that is being started again.
+    """Where to connect for a shard; waits for one that is restarting.
 
-    Raises BadInput where `transport` insists on a Unix socket, and the shard has none: it listens,
-    and no socket is there a moment later, or it does not listen within `patience_s`.
+    Raises BadInput where `transport` requires a Unix socket and the shard has none: it listens
+    without a socket for a moment longer, or it does not listen within `patience_s`.
     """
     until = time.monotonic() + patience_s
     while True:

@@ -1,12 +1,12 @@
-"""What every socket of ours is told, and how a context is let go."""
+"""Options for all of our sockets, and the clean-up of a context."""
 
 import weakref
 from collections.abc import Sequence
 
 import zmq
 
-# How a dead link is noticed: by TCP's own means. ZeroMQ's heartbeats wait behind the message that
-# is on its way, and would cut every link on which one takes longer than they are patient.
+# Dead links are detected by TCP itself. ZeroMQ's heartbeats queue behind the message being sent,
+# so they would cut every link on which one message takes longer than their timeout.
 NOTICE_THE_DEAD = (
     (zmq.TCP_KEEPALIVE, 1),
     (zmq.TCP_KEEPALIVE_IDLE, 5),
@@ -19,10 +19,11 @@ NOTICE_THE_DEAD = (
 def drop_with(
     owner: object, context: "zmq.Context[zmq.Socket[bytes]]", sockets: Sequence[zmq.Socket[bytes]]
 ) -> None:
-    """Close a context when its owner is collected without having been closed.
+    """Close a context when its owner is garbage-collected without having been closed.
 
     ZeroMQ would wait for ever for sockets that were collected together with it, as they are when an
-    error's traceback held them all. Those of a thread that still runs at exit are left to the exit.
+    error's traceback held them all. Contexts of a thread that still runs at exit are left to the
+    exit.
     """
     weakref.finalize(owner, _drop, context, sockets).atexit = False
 

@@ -1,27 +1,26 @@
-"""Several connections in place of one: messages cut into parts, and put together again. No I/O.
+"""Several connections in place of one: cuts messages into parts and reassembles them. No I/O.
 
-Theory. A TCP connection carries at most its window in a round trip, and systems come with windows
-of some megabytes: less than a long link holds. Several connections carry so much more. Every
-message then has one part on each of them, numbered alike: an even share of its bytes if it is
-large; all of them on the first connection, and nothing on the others, if it is not.
+Theory. A TCP connection carries at most one window per round trip, and systems default to windows
+of some megabytes, less than a long link holds. Several connections carry several windows. Every
+message then has one part on each connection, with the same number: an equal share of its bytes if
+it is large; otherwise all bytes on the first connection, and none on the others.
 
-That each connection has a part of each message is what makes the rest simple. A connection keeps
-its order. So when all parts of a message are there, whatever part of an earlier one is not will
-never come: the earlier message is lost, as messages can be, and its session asks again. Hence
-messages come out in order, nothing waits for what is lost, and no clock is looked at.
+Because each connection has a part of each message, the rest is simple. A connection keeps its
+order. So when all parts of a message have arrived, a missing part of an earlier message will never
+come: the earlier message is lost, as messages can be, and its session repeats it. Hence messages
+come out in order, nothing waits for a lost part, and no clock is needed.
 
 A part is a small frame and its share of the bytes:
 
     mark(2) token(16) number(8) part(1) parts(1)    and, in the first part, the frames' lengths(8)
 
-The token is a random number that names the sender: whoever shows it is that sender, whatever
-connections it comes over, and is answered over as many. The mark is one that neither envelopes
-(shards/wire_format.py) nor notes (handshake.py) begin with, so a message that came whole is told
-apart.
+The token is a random number that identifies the sender, whatever connections its parts come over;
+the answer goes out over as many. Neither envelopes (shards/wire_format.py) nor notes (handshake.py)
+begin with the mark, so it distinguishes a part from a message sent whole.
 
-Nothing is copied to be sent, and only frames that were cut are copied when they are put together.
-What a stranger's part can cost is its own bytes, up to a limit: they are held as they came, and no
-memory is allocated for what a header merely says.
+Nothing is copied for sending, and reassembly copies only frames that were cut. The cost of a
+stranger's part is its own bytes, up to a limit: parts are held as they came, and no memory is
+allocated because of what a header merely claims.
 """
 
 import math
@@ -43,19 +42,20 @@ TOKEN_BYTES = 16
 LEAST_BYTES = 256 << 10  # smaller messages are not cut
 MOST = 16
 _FAR_S = 0.02
-_WINDOW_S = 0.0125  # of 1 Gbit/s are 1.6 MB: what is surely on its way in a buffer of 4 MB
+_WINDOW_S = 0.0125  # at 1 Gbit/s 1.6 MB, which a buffer of 4 MB surely keeps in flight
 _HEADER = struct.Struct(f"<2s{TOKEN_BYTES}sQBB")
 _LENGTH = struct.Struct("<Q")
 _MARK = b"\xff\xfe"
-_PART_BYTES = 1024  # what holding a part costs beside its bytes
+_PART_BYTES = 1024  # the overhead of holding a part
 _SENDERS = 1024
 assert int.from_bytes(_MARK, "little") > wire_format.MAX_HEADER_BYTES
 
 
 def stripes_for(rtt_s: float, message_bytes: int) -> int:
-    """How many connections fill 1 Gbit/s at that round trip with windows of 4 MB, up to MOST.
+    """The number of connections that fill 1 Gbit/s with windows of 4 MB, at most MOST.
 
-    One where the round trip is short, or messages are too small to be cut.
+    `rtt_s` is the round trip in seconds. One connection where that is short, or where messages are
+    too small to be cut.
     """
     if rtt_s <= _FAR_S or message_bytes < LEAST_BYTES:
         return 1
@@ -63,7 +63,7 @@ def stripes_for(rtt_s: float, message_bytes: int) -> int:
 
 
 class Cutter:
-    """Cuts what one sender sends. Its numbers rise over all receivers: gaps do not matter."""
+    """Cuts one sender's messages. Numbers rise across all its receivers; gaps do no harm."""
 
     def __init__(self, token: bytes) -> None:
         assert len(token) == TOKEN_BYTES, "a token is a random number of that length"
@@ -71,7 +71,7 @@ class Cutter:
         self._numbers = count(1)
 
     def cut(self, parts: Parts, stripes: int) -> list[Parts]:
-        """What to send over each of so many connections; over one, the message itself."""
+        """What to send over each of `stripes` connections; over one, the message itself."""
         if stripes == 1:
             return [parts]
         frames = [_flat(part) for part in parts]
@@ -98,7 +98,7 @@ class _Part(msgspec.Struct, frozen=True):
 
 
 class _Stream:
-    """What one sender has begun to say, and from where its parts come."""
+    """The unfinished messages of one sender, and the addresses that its parts come from."""
 
     def __init__(self, stripes: int) -> None:
         self.stripes = stripes
@@ -109,10 +109,10 @@ class _Stream:
         self.stirred = True
 
     def take(self, part: _Part, address: bytes) -> list[_Part] | None:
-        """All parts of the message that this one completes, in order; late ones are dropped."""
+        """All parts, in order, of the message that `part` completes; late parts are dropped."""
         self.stirred = True
         if part.number <= self.done:
-            return None  # perhaps of a connection that is gone: nothing is to be sent there
+            return None  # its connection may be gone, so its address is not recorded
         self.addresses[part.index] = address
         parts = self.begun.setdefault(part.number, {})
         if part.index in parts:
@@ -135,28 +135,28 @@ class _Stream:
 
 
 class Gatherer:
-    """Puts together what one receiver receives, from any number of senders."""
+    """Reassembles the messages of one receiver, from any number of senders."""
 
     def __init__(self, most_bytes: int, most_senders: int = _SENDERS) -> None:
-        """Holds at most `most_bytes` of unfinished messages of a sender, of all four times that."""
+        """Hold up to `most_bytes` of a sender's unfinished messages, four times that in all."""
         self._most_bytes = most_bytes
         self._most_senders = most_senders
-        self._streams: dict[bytes, _Stream] = {}  # the last heard last
+        self._streams: dict[bytes, _Stream] = {}  # the most recent sender is last
 
     def allow(self, most_bytes: int) -> None:
-        """Hold at least so much of a sender's."""
+        """Raise the limit for each sender to at least `most_bytes`."""
         self._most_bytes = max(self._most_bytes, most_bytes)
 
     @property
     def held_bytes(self) -> int:
-        """What unfinished messages take."""
+        """The memory that unfinished messages take."""
         return sum(stream.held for stream in self._streams.values())
 
     def take(self, address: bytes, parts: Parts) -> tuple[bytes, Parts] | None:
-        """The message that is whole with what came from `address`, and whom to answer.
+        """The message that is complete with what came from `address`, and where to send the answer.
 
-        That is `address` for one that came in one piece, else the sender by its token; addresses
-        do not begin with the mark, which tells the two apart. Raises BadMessage.
+        The sender is `address` for a message that came whole, otherwise the mark and the sender's
+        token; addresses never begin with the mark. Raises BadMessage.
         """
         if not parts or bytes(parts[0][: len(_MARK)]) != _MARK:
             return address, parts
@@ -167,10 +167,10 @@ class Gatherer:
         return None if whole is None else (_MARK + part.token, _joined(whole))
 
     def addresses(self, to: bytes) -> list[bytes]:
-        """Where to send the parts of an answer to whom `take` named.
+        """Where to send the parts of an answer to a sender that `take` named.
 
-        Nowhere if that was a sender in parts that others have put out since: one who still waits
-        will ask again, and tell anew where its connections are.
+        Empty if that sender was evicted by others since: a client that still waits will ask again,
+        over connections that are then known.
         """
         if not to.startswith(_MARK):
             return [to]
@@ -180,14 +180,16 @@ class Gatherer:
         return [stream.addresses[index] for index in range(stream.stripes)]
 
     def tick(self) -> None:
-        """Drop what has not moved since the last call; call it now and then, in seconds."""
+        """Drop messages without a new part since the last call; call it every few seconds."""
         for stream in self._streams.values():
             if not stream.stirred:
                 stream.drop_all()
             stream.stirred = False
 
     def _stream(self, part: _Part) -> _Stream:
-        """The sender's, now the last heard one; the one longest silent makes room for a new one."""
+        """The sender's stream, now the most recent; a new one evicts the sender that was silent
+        longest.
+        """
         stream = self._streams.get(part.token) or _Stream(part.stripes)
         if stream.stripes != part.stripes:
             raise BadMessage(f"part: expected one of {stream.stripes}, got one of {part.stripes}")
@@ -210,7 +212,7 @@ def _flat(part: Buffer) -> memoryview:
 
 
 def _shared_out(frames: Sequence[memoryview], stripes: int) -> list[list[memoryview]]:
-    """Views of the frames' bytes, in order: even shares of many, all of few in the first one."""
+    """Views of the frames' bytes, in order: equal shares if large, else all in the first."""
     total = sum(map(len, frames))
     share = math.ceil(total / stripes) if total >= LEAST_BYTES else total
     shares: list[list[memoryview]] = [[] for _ in range(stripes)]
@@ -247,7 +249,7 @@ def _parsed(parts: Parts) -> _Part:
 
 
 def _joined(parts: Iterable[_Part]) -> Parts:
-    """The message's frames; those that were cut are copied into one piece, the others are not."""
+    """The message's frames; only those that were cut are copied, into one piece each."""
     lengths: list[int] = []
     pieces: deque[memoryview] = deque()
     for part in parts:
@@ -260,7 +262,7 @@ def _joined(parts: Iterable[_Part]) -> Parts:
 
 
 def _frame(length: int, pieces: deque[memoryview]) -> Buffer:
-    """The first `length` bytes of `pieces`, which are taken off them."""
+    """The first `length` bytes of `pieces`, which are removed from them."""
     if pieces and len(pieces[0]) == length:
         return pieces.popleft()
     frame = np.empty(length, np.uint8)

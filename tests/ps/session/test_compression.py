@@ -83,7 +83,7 @@ def test_a_value_is_checked_too() -> None:
         Rounded(Kind.F4)
     with pytest.raises(BadInput, match=r"up to 0\.5, got 0"):
         Compression(pull=Kind.SPARSE)
-    with pytest.raises(BadInput, match="got sign"):
+    with pytest.raises(BadInput, match="got 'sign'"):
         Compression(pull=Kind.SIGN)
     assert [Rounded(kind).kind for kind in NAMES.values()] == list(NAMES.values())
 
