@@ -1,1 +1,1 @@
-"""Two copies of each shard, and the coordinator that decides which one serves."""
+"""Replicates shards: two copies of each, and the coordinator that decides which one serves."""

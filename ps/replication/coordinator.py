@@ -1,25 +1,26 @@
 """The coordinator: decides which process is which copy of each shard. A pure state machine.
 
 Theory (Vertical Paxos, Lamport, Malkhi and Zhou 2009, with one coordinator). Copies carry the data;
-the coordinator holds only configurations, so it is asked rarely, and while it is away training goes
-on and only failover waits. Its rules:
+the coordinator holds only configurations, so it has little to do. While it is away training
+continues, and only failover waits. Its rules:
 
-- A new configuration is *pending* until its primary accepts it, and the coordinator's record is
-  durable before anyone is told: whatever it has said survives it.
-- Until then the holders of the last confirmed configuration stay promotable: its primary always,
-  its backup if that was reported in sync. Nobody else ever is.
-- A copy that has been silent for `silence_s` is taken for dead. Only silence that this coordinator
-  listened to counts: what is said while it is stopped, or writes its record, it hears later, from
-  one copy after another. A restarted process has a new boot number, so a restart is a death even
-  when nobody missed it.
+- A new configuration is *pending* until its primary accepts it. The coordinator's record is durable
+  before any assignment is sent, so a restarted coordinator never contradicts an earlier one.
+- Until then the copies of the last confirmed configuration stay promotable: its primary always,
+  its backup if it was reported in sync. No other copy is ever promotable.
+- A copy that has been silent for `silence_s` counts as dead. Time in which this coordinator did not
+  listen, because it was suspended or wrote its record, is not silence: the beats of that time are
+  read later, one copy after another. A restarted process has a new boot number, so a restart is a
+  death even if no silence was noticed.
 - A false suspicion costs a copy, never an acknowledged push: the suspect can commit nothing once
-  its successor has accepted, and retires when it hears of it.
-- A connection that broke is a reason for suspicion as good as silence, and comes sooner: `bury`.
-- "In sync" is kept for the epoch in which it was said: a beat that comes late cannot undo it.
+  its successor has accepted, and retires when it learns of the successor.
+- A broken connection is as good a reason for suspicion as silence, and comes sooner:
+  `report_death`.
+- "In sync" is kept for the epoch in which it was reported: a late beat cannot undo it.
 
-A driver hands it beats, tells whose connection broke, calls `tick` at least every `silence_s / 3`,
-gives one time to all that it found waiting together, and does what a `Decision` says in this order:
-write the record where it survives, then send the assignments.
+The driver passes beats and broken connections to the coordinator, and calls `tick` at least every
+`silence_s / 3`. It gives the same time to all messages that it found waiting together. It carries
+out a `Decision` in this order: make the record durable, then send the assignments.
 """
 
 from collections.abc import Iterable
@@ -31,10 +32,10 @@ from shards.replication_messages import Assignment, Beat, Configuration
 
 
 class ShardGroup(msgspec.Struct, frozen=True):
-    """What is decided about one shard: the part of the record that must survive.
+    """The configurations of one shard: the part of the record that must survive.
 
-    `settled` is the last confirmed configuration, `in_sync` whether its backup holds everything
-    that is committed; `pending` is the one that its primary has yet to accept.
+    `settled` is the last confirmed configuration, `in_sync` says whether its backup holds all
+    committed pushes, and `pending` is the configuration that its primary has yet to accept.
     """
 
     settled: Configuration | None = None
@@ -47,7 +48,7 @@ class ShardGroup(msgspec.Struct, frozen=True):
 
     @property
     def promotable(self) -> tuple[int, ...]:
-        """Who holds every acknowledged push, the primary first."""
+        """The boot numbers of copies that hold every acknowledged push, the primary first."""
         if self.settled is None:
             return ()
         if self.in_sync and self.settled.backup is not None:
@@ -56,16 +57,19 @@ class ShardGroup(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What a driver is to do: save `record` unless it is None, then send each boot its word."""
+    """What the driver must do: save `record` unless it is None, then send the assignments."""
 
     record: dict[int, ShardGroup] | None
     assignments: list[tuple[int, Assignment]]
     lonely: list[int]
-    """Shards without a backup, and nobody to become one: a process would be welcome."""
+    """Shards without a backup and without a spare process that could become one."""
 
 
 class Coordinator:
-    """The state, and its transitions `hear`, `bury`, `tick`. Times are monotonic seconds."""
+    """The state, with the transitions `receive_beat`, `report_death` and `tick`.
+
+    Times are monotonic seconds.
+    """
 
     def __init__(
         self, shards: int, *, silence_s: float = 0.3, record: dict[int, ShardGroup] | None = None
@@ -79,7 +83,7 @@ class Coordinator:
         self._listened_at: float | None = None
 
     def receive_beat(self, beat: Beat, now: float) -> Decision:
-        """Take a beat; its sender is always told the newest configuration of its shard."""
+        """Take a beat; its sender is always sent the newest configuration of its shard."""
         self._forgive_pause(now)
         self._seen[beat.boot] = now
         self._shard_of[beat.boot] = beat.shard
@@ -87,13 +91,13 @@ class Coordinator:
         before = self.groups[beat.shard]
         self._confirm(beat)
         self._mend(beat.shard, now)
-        told = {beat.boot}
+        recipients = {beat.boot}
         if self.groups[beat.shard] != before:
-            told.update(self._members(beat.shard))
-        return self._decision(beat.shard, told)
+            recipients.update(self._members(beat.shard))
+        return self._decision(beat.shard, recipients)
 
     def report_death(self, boot: int, now: float) -> Decision:
-        """Take a process for dead at once, as after a long silence, until it is heard again."""
+        """Count a process as dead at once, as after a long silence, until its next beat."""
         shard = self._shard_of.get(boot)
         if shard is None:
             return Decision(None, [], [])
@@ -101,11 +105,11 @@ class Coordinator:
         self._seen[boot] = -inf
         before = self.groups[shard]
         self._mend(shard, now)
-        told = self._members(shard) if self.groups[shard] != before else set()
-        return self._decision(shard, told)
+        recipients = self._members(shard) if self.groups[shard] != before else set()
+        return self._decision(shard, recipients)
 
     def tick(self, now: float) -> Decision:
-        """Look who has been silent for too long."""
+        """Replace the copies that have been silent for too long."""
         changed = []
         self._forgive_pause(now)
         for shard, before in list(self.groups.items()):
@@ -113,16 +117,16 @@ class Coordinator:
             if self.groups[shard] != before:
                 changed.append(shard)
         assignments = [
-            word for shard in changed for word in self._notices(shard, self._members(shard))
+            notice for shard in changed for notice in self._notices(shard, self._members(shard))
         ]
         return Decision(self._unsaved(), assignments, self._lonely(now))
 
     def _forgive_pause(self, now: float) -> None:
-        """Silence counts only while this coordinator was there to hear."""
+        """Do not count a pause of this coordinator as silence of the copies."""
         if self._listened_at is None:
             for shard in self.groups:
                 for boot in self._members(shard):
-                    self._seen.setdefault(boot, now)  # known from the record, and not heard yet
+                    self._seen.setdefault(boot, now)  # known from the record, not heard from yet
             self._listened_at = now
         pause_s = now - self._listened_at
         if pause_s > self.silence_s / 2:
@@ -132,7 +136,7 @@ class Coordinator:
     # --- rules ------------------------------------------------------------------------------------
 
     def _confirm(self, beat: Beat) -> None:
-        """Confirm what its primary has accepted; note a backup that is in sync."""
+        """Confirm the configuration that its primary has accepted; note a backup in sync."""
         group = self.groups[beat.shard]
         newest = group.newest
         if newest is None or (beat.boot, beat.epoch) != (newest.primary, newest.epoch):
@@ -147,15 +151,15 @@ class Coordinator:
         group = self.groups[shard]
         newest = group.newest
         if newest is None or (group.settled is None and not self._alive(newest.primary, now)):
-            # Nothing is held yet: anybody may begin.
+            # No push was acknowledged yet, so any process may become the primary.
             spare = self._spare(shard, now)
             if spare is not None:
                 self._propose(shard, spare, None)
             return
         if not self._alive(newest.primary, now):
-            heirs = [boot for boot in group.promotable if self._alive(boot, now)]
-            if heirs and heirs[0] != newest.primary:
-                self._propose(shard, heirs[0], None)
+            successors = [boot for boot in group.promotable if self._alive(boot, now)]
+            if successors and successors[0] != newest.primary:
+                self._propose(shard, successors[0], None)
             return
         if newest.backup is not None and not self._alive(newest.backup, now):
             self._propose(shard, newest.primary, None)
@@ -170,13 +174,13 @@ class Coordinator:
         pending = Configuration(shard, epoch, primary, backup)
         self.groups[shard] = msgspec.structs.replace(group, pending=pending)
 
-    # --- who there is -----------------------------------------------------------------------------
+    # --- processes --------------------------------------------------------------------------------
 
     def _alive(self, boot: int, now: float) -> bool:
         return now - self._seen.get(boot, now) < self.silence_s
 
     def _spare(self, shard: int, now: float) -> int | None:
-        """A living process of this shard that has never had a part in it."""
+        """A living process of this shard that has never been its primary or backup."""
         group = self.groups[shard]
         taken = {*self._of(group.settled), *self._of(group.pending)}
         spares = [
@@ -208,21 +212,21 @@ class Coordinator:
             and self._spare(shard, now) is None
         ]
 
-    # --- words ------------------------------------------------------------------------------------
+    # --- output -----------------------------------------------------------------------------------
 
-    def _decision(self, shard: int, told: Iterable[int]) -> Decision:
-        return Decision(self._unsaved(), self._notices(shard, told), [])
+    def _decision(self, shard: int, recipients: Iterable[int]) -> Decision:
+        return Decision(self._unsaved(), self._notices(shard, recipients), [])
 
-    def _notices(self, shard: int, told: Iterable[int]) -> list[tuple[int, Assignment]]:
-        """Who has a part in what is pending is told that; the others what is settled."""
+    def _notices(self, shard: int, recipients: Iterable[int]) -> list[tuple[int, Assignment]]:
+        """The pending configuration for its members, the settled one for the other recipients."""
         group = self.groups[shard]
-        words = []
-        for boot in sorted(told):
+        notices = []
+        for boot in sorted(recipients):
             pending = group.pending is not None and group.pending.holds(boot)
             configuration = group.pending if pending else group.settled
             if configuration is not None:
-                words.append((boot, Assignment(configuration, confirmed=not pending)))
-        return words
+                notices.append((boot, Assignment(configuration, confirmed=not pending)))
+        return notices
 
     def _unsaved(self) -> dict[int, ShardGroup] | None:
         if self.groups == self._saved:

@@ -1,9 +1,9 @@
-"""The coordinator's loop: beats come in, decisions are saved and then told, to copies and clients.
+"""The coordinator's loop: receives beats, saves decisions, then sends them to copies and clients.
 
-It decides nothing (coordinator.py does). To each copy it also holds a connection over which nothing
-is ever said: when a process is killed, the kernel closes it within a moment, which is sooner than
-anybody's silence could mean anything. Who asks where the primaries are is told at once whenever
-that changes, until it has not asked for a while.
+It decides nothing (coordinator.py does). It also holds a connection to each copy over which nothing
+is ever sent: when a process is killed, the kernel closes the connection within a moment, long
+before silence could prove the death. A client that has asked for the primaries is sent every change
+at once, until it has not asked for a while.
 """
 
 import contextlib
@@ -41,16 +41,16 @@ from shards.errors import BadInput, BadMessage
 SILENCE_S = 0.5
 _TICKS_A_SILENCE = 5
 _ASKER_S = 10.0
-_MOST_FRAMES = 16  # of a message; ours have two: who sent it, and what
-_AT_ONCE = 64  # messages, before the clock is looked at
+_MOST_FRAMES = 16  # in a message; ours have two: the sender and the content
+_AT_ONCE = 64  # messages handled before the loop checks the clock
 _BROKEN = zmq.Event.DISCONNECTED | zmq.Event.CLOSED
 
 
 class _Watch:
-    """A connection to a copy that tells when it breaks.
+    """A connection to a copy whose breaking shows that the copy has died.
 
-    Before the copy has taken it up, its breaking proves nothing: a busy one may be slow to ask whom
-    it lets in. Then its next beat begins another.
+    Before the handshake has succeeded, a break proves nothing: a busy copy may be slow to admit the
+    connection. Then the copy's next beat opens another one.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class _Watch:
         self._socket.connect(plain)
 
     def broken(self) -> bool:
-        """Whether it has; call it when `events` can be read."""
+        """Whether the connection has broken; call it when `events` can be read."""
         with contextlib.suppress(zmq.Again):
             event = recv_monitor_message(self.events, zmq.NOBLOCK)["event"]
             self.taken_up |= event == zmq.Event.HANDSHAKE_SUCCEEDED
@@ -80,7 +80,7 @@ class _Watch:
 
 
 class CoordinatorServer(ServerThread):
-    """The coordinator of one job's `shards`, whose record is the file `record`."""
+    """The coordinator of one job with `shards` shards, whose record is the file `record`."""
 
     def __init__(
         self,
@@ -95,8 +95,9 @@ class CoordinatorServer(ServerThread):
     ) -> None:
         """Raises BadInput when the address is taken, or the record is not this job's.
 
-        With `admission` it lets in whom its roll does (copy_registry.py), and `endpoint` pins its
-        key. One that others than this host can reach wants that, or to be told `plaintext`.
+        With `admission` it admits the keys in its registry (copy_registry.py), and `endpoint` pins
+        its own key. An address that other hosts can reach needs `admission`, or `plaintext` to do
+        without.
         """
         self._job = job
         self._record = CoordinatorStore(record, job)
@@ -146,7 +147,7 @@ class CoordinatorServer(ServerThread):
         self._watches: dict[int, _Watch] = {}
         self._askers: dict[bytes, float] = {}
         self._lonely: list[int] = []
-        self._told: list[PrimaryInfo] = []
+        self._published: list[PrimaryInfo] = []
 
     def _let_go(self) -> None:
         self._record.close()
@@ -185,10 +186,11 @@ class CoordinatorServer(ServerThread):
         self._askers = {asker: until for asker, until in self._askers.items() if until > now}
 
     def _listen(self) -> None:
-        # The time of all that wait: saving what one says may take long, and is no other's silence.
+        # One time for all that wait: saving the record for one beat may take long, and must not
+        # count as silence of the copies whose beats wait behind it.
         now = time.monotonic()
         for sender, *frames in self._accepted.arrived(_AT_ONCE):
-            with contextlib.suppress(BadMessage):  # a stranger's; whoever is meant asks again
+            with contextlib.suppress(BadMessage):  # from a stranger; our processes repeat
                 self._take(sender.bytes, frames, now)
                 self._accepted.vouch(sender)
 
@@ -214,7 +216,7 @@ class CoordinatorServer(ServerThread):
             self._carry_out(self._coordinator.receive_beat(message.beat, now))
 
     def _carry_out(self, decision: Decision) -> None:
-        """Save first, then tell the copies, then whoever asked."""
+        """Save the record, then send assignments to copies and changed primaries to clients."""
         if decision.record is not None:
             self._record.save(decision.record)
         for boot, assignment in decision.assignments:
@@ -223,8 +225,8 @@ class CoordinatorServer(ServerThread):
                 peers = {member: self._reports[member][1].peer for member in heard}
                 self._send(self._reports[boot][0], AssignmentNotice(assignment, peers))
         seats = self._seats()
-        if seats != self._told:
-            self._told = seats
+        if seats != self._published:
+            self._published = seats
             for asker in self._askers:
                 self._send(asker, PrimaryList(seats))
 
@@ -247,14 +249,14 @@ class CoordinatorServer(ServerThread):
         return seats
 
     def _send(self, to: bytes, message: AssignmentNotice | PrimaryList) -> None:
-        # Gone or stuck: a copy beats again, a client asks again.
+        # The peer is gone or stuck: a copy will beat again, a client will ask again.
         with contextlib.suppress(zmq.ZMQError):
             self._socket.send_multipart([to, msgspec.msgpack.encode(message)], zmq.NOBLOCK)
 
-    # --- who is there -----------------------------------------------------------------------------
+    # --- watched connections ----------------------------------------------------------------------
 
     def _watch(self, boot: int, peer: str) -> None:
-        with contextlib.suppress(zmq.ZMQError):  # no address of ours: then silence must do
+        with contextlib.suppress(zmq.ZMQError):  # bad address: only silence can show this death
             self._watches[boot] = watch = _Watch(self._context, peer, self._own)
             self._poller.register(watch.events, zmq.POLLIN)
 

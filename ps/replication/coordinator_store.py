@@ -1,11 +1,11 @@
-"""The coordinator's record on disk: what it has decided, in one JSON file.
+"""The coordinator's record on disk: its decisions, in one JSON file.
 
-It is written before anyone is told, so whatever was told survives kill -9 and, where the disk keeps
-what it has acknowledged, power failure. It is small, and replaced whole; a checksum tells a damaged
-one (checked_json.py).
+The record is written before a decision is sent, so every decision that was sent survives kill -9
+and, if the disk keeps what it has acknowledged, power failure. The file is small, and replaced as a
+whole; a checksum reveals damage (checked_json.py).
 
-The coordinator's key lies in it, too, so that each of its lives proves the same one. The file is
-its user's alone.
+The file also holds the coordinator's key, so that a restarted coordinator proves the same identity.
+Only the user that owns it can read it.
 """
 
 from pathlib import Path
@@ -19,12 +19,12 @@ from ps.snapshots.secure_files import check_private, replace_private
 from shards.errors import UNDECODABLE, BadInput
 
 RECORD = "coordinator.json"
-"""The file's name, in a folder of the job's own."""
+"""The name of the record's file, in a folder of the job's own."""
 
 
 class _Decided(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the file holds: the job's id, the key's secret half if it was wanted, and each shard's
-    group.
+    """The content of the file: the job's id, the secret half of the key if one was made, and each
+    shard's group.
     """
 
     job: str
@@ -33,10 +33,10 @@ class _Decided(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CoordinatorStore:
-    """The file at `path`, made if it is not there. Used by one thread at a time."""
+    """The record in the file at `path`, created if missing. Used by one thread at a time."""
 
     def __init__(self, path: Path, job: str) -> None:
-        """Raises BadInput when the file is another job's, damaged, or none of this kind."""
+        """Raises BadInput if the file is another job's, damaged, or of another kind."""
         self._path = path
         if path.exists():
             check_private(path, "coordinator's record")
@@ -44,11 +44,11 @@ class CoordinatorStore:
         else:
             self._held = _Decided(job)
             self._replace(self._held)
-        if self._held.job != job:  # whose it is stays a secret
+        if self._held.job != job:  # a job's id is a secret, so the error omits it
             raise BadInput(f"coordinator's record {path}: expected job {job}, got another's")
 
     def keys(self) -> KeyPair:
-        """The coordinator's own, made when they are wanted first. Raises BadInput."""
+        """The coordinator's own key pair, made on the first call. Raises BadInput."""
         if self._held.key is not None:
             return KeyPair.of(self._held.key)
         made = KeyPair.new()
@@ -56,16 +56,16 @@ class CoordinatorStore:
         return made
 
     def load(self) -> dict[int, ShardGroup]:
-        """What was saved last; empty at first."""
+        """The groups that were saved last; empty at first."""
         return dict(self._held.groups)
 
     def save(self, groups: dict[int, ShardGroup]) -> None:
-        """Return when `groups` will survive, and those of other shards; raises BadInput."""
+        """Save `groups` durably, and keep those of other shards; raises BadInput."""
         together = {**self._held.groups, **groups}
         self._replace(msgspec.structs.replace(self._held, groups=together))
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file is held open."""
 
     def _replace(self, held: _Decided) -> None:
         try:

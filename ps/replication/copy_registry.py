@@ -1,15 +1,14 @@
-"""Who may speak to the coordinator of replicated shards, and what they may say. Pure.
+"""Decides which keys the coordinator of replicated shards admits, and what each may send. Pure.
 
-Theory. Besides the operator's key and the invitation that a shard's register knows
-(authorization.py), there are the copies' keys. A copy makes its pair when it starts, and its public
-half is in the endpoint that it tells whoever started it: nothing secret is told to a copy or by it,
-however it was started. The operator, who started it, enters that key into the roll under the copy's
-boot number.
+Theory. Apart from the operator's key and the invitation, which shards know too (authorization.py),
+there are the copies' keys. A copy makes its key pair when it starts, and reports an endpoint with
+the public half to the process that started it. So no secret is sent to a copy or by it, however it
+was started. The operator then registers that key under the copy's boot number.
 
-- The operator's key may ask where the primaries are, and enter copies.
-- The invitation's may ask where the primaries are: a worker shows the job's token.
-- A copy's may report, as that copy, and only addresses that pin its very key; so none can speak for
-  another, nor lead its clients or its peer to anyone else.
+- The operator's key may ask for the primaries, and register copies.
+- The invitation's key may ask for the primaries: a worker shows the job's token.
+- A copy's key may send beats as that copy, with addresses that pin the same key. So no copy can
+  speak for another, or lead clients or its peer to another process.
 """
 
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from shards.errors import BadMessage
 
 
 class CopyRegistry:
-    """The keys that one coordinator lets in, and its judgement of what they say."""
+    """The keys that one coordinator admits, and the check of what they send."""
 
     def __init__(self, admission: Admission) -> None:
         self._operator = admission.operator
@@ -29,15 +28,15 @@ class CopyRegistry:
         self._copies: dict[int, str] = {}
 
     def admits(self, key: str) -> bool:
-        """Whether a connection that proved to hold `key` may stay."""
+        """Whether to admit a connection that has proved to hold `key`."""
         return key in (self._operator, self._invitation) or key in self._copies.values()
 
     def enter(self, copies: Mapping[int, str]) -> None:
-        """From now on these are copies, by boot number, with these keys."""
+        """Register the keys of copies, by boot number."""
         self._copies |= copies
 
     def check(self, key: str, message: Asked) -> None:
-        """Raise BadMessage unless the holder of `key` may say this."""
+        """Raise BadMessage unless the holder of `key` may send this message."""
         match message:
             case LocatePrimaries():
                 good = key in (self._operator, self._invitation)

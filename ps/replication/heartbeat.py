@@ -1,8 +1,8 @@
-"""A copy's line to the coordinator: a thread that beats, however long the server's loop is busy.
+"""A copy's connection to the coordinator: a thread that sends beats even while the loop is busy.
 
-A large state takes longer to be taken in than a living process may be silent. So the beats come
-from a thread of their own, which repeats what the loop said last; it stops when the loop has not
-moved for so long that something must be wrong with it. A process that is stopped stops both.
+Loading a large state takes longer than a living process may be silent. So the beats come from a
+thread of their own, which repeats the last report of the server's loop. It stops when the loop has
+made no progress for `_STUCK_S` seconds. Suspending the process stops both.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _STUCK_S = 10.0
 
 
 class HeartbeatSender:
-    """Speaks for a loop: `say`, `words` and `stop` are called from its thread alone."""
+    """Sends a loop's beats; only the loop's thread may call `report`, `take_notices` and `stop`."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class HeartbeatSender:
         first: Heartbeat,
         own: KeyPair | None = None,
     ) -> None:
-        """`first` is the first report, repeated until another is said.
+        """`first` is the first report, repeated until the next call of `report`.
 
         `own` is shown to a coordinator whose address pins a key.
         """
@@ -56,39 +56,39 @@ class HeartbeatSender:
         self._thread.join()
 
     def report(self, report: Heartbeat) -> None:
-        """Send this now, and from now on."""
+        """Send this report now, and repeat it from now on."""
         self.socket.send(msgspec.msgpack.encode(report))
 
     def take_notices(self) -> list[AssignmentNotice]:
-        """What the coordinator has said since."""
-        words = []
+        """The assignments that have come from the coordinator since the last call."""
+        notices = []
         with contextlib.suppress(zmq.Again):
             while True:
                 with contextlib.suppress(BadMessage):
-                    words.append(
+                    notices.append(
                         coordinator_messages.decode_assignment(self.socket.recv(zmq.NOBLOCK))
                     )
-        return words
+        return notices
 
     def _run(self) -> None:
-        said = msgspec.msgpack.encode(self._report)
+        report = msgspec.msgpack.encode(self._report)
         try:
-            while said:
-                said = self._beat(said)
+            while report:
+                report = self._beat(report)
         finally:
             self._inner.close()
 
-    def _beat(self, said: bytes) -> bytes:
-        """Beat until told to end, or turned away; returns what is to be said then, if anything.
+    def _beat(self, report: bytes) -> bytes:
+        """Beat until stopped or refused; returns the report to send next, empty to end.
 
-        Who was turned away does not come again by itself. The coordinator may not have known our
-        key yet, which whoever started this process tells it.
+        A refused socket does not reconnect by itself, so the caller opens another. The coordinator
+        may not know our key yet: the process that started this one registers it.
         """
         link = self._link()
-        turned_away = link.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
-        link.connect(self._coordinator.plain)  # only now, or that might be over unheard
+        refused = link.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+        link.connect(self._coordinator.plain)  # after the monitor, or it could miss the refusal
         poller = zmq.Poller()
-        for socket in (link, self._inner, turned_away):
+        for socket in (link, self._inner, refused):
             poller.register(socket, zmq.POLLIN)
         beat_at = 0.0
         try:
@@ -96,18 +96,18 @@ class HeartbeatSender:
                 left_s = max(0.0, beat_at - time.monotonic())
                 ready = dict(poller.poll(int(left_s * 1000) + 1))
                 if self._inner in ready:
-                    said, beat_at = self._inner.recv(), 0.0
-                    if not said:
+                    report, beat_at = self._inner.recv(), 0.0
+                    if not report:
                         return b""
                 if link in ready:
                     self._inner.send(link.recv())
-                if turned_away in ready:
+                if refused in ready:
                     time.sleep(BEAT_S)
-                    return said
+                    return report
                 now = time.monotonic()
                 if now >= beat_at and now - self.moved_at < _STUCK_S:
                     with contextlib.suppress(zmq.Again):
-                        link.send(said, zmq.NOBLOCK)
+                        link.send(report, zmq.NOBLOCK)
                     beat_at = now + BEAT_S
         finally:
             link.disable_monitor()
@@ -116,7 +116,7 @@ class HeartbeatSender:
     def _link(self) -> zmq.Socket[bytes]:
         link = self._context.socket(zmq.DEALER)
         for option, value in (
-            (zmq.IMMEDIATE, 1),  # old beats are of no use to a coordinator that comes back
+            (zmq.IMMEDIATE, 1),  # a restarted coordinator has no use for old beats
             (zmq.LINGER, 0),
             (zmq.RECONNECT_IVL, 50),
             (zmq.RECONNECT_IVL_MAX, 200),

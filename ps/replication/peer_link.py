@@ -1,12 +1,12 @@
-"""How copies of a shard reach each other: entries and states there, reports back.
+"""Connects the copies of a shard: carries entries and states to the backup, and reports back.
 
-Each binds a ROUTER, at which it only hears, and connects a DEALER to its peer's, by which it only
-speaks. Payloads leave from where they lie and are used where they arrive.
+Each copy binds a ROUTER, on which it only receives, and connects a DEALER to its peer's ROUTER, on
+which it only sends. Payloads are sent from where they are stored and used where they arrive.
 
-Where copies have keys, a copy's is pinned in its address, and it shows the same one where it
-connects. So whoever is told the addresses of the copies knows whom to let in: those, and the
-coordinator, which watches the connection. A copy may come a moment before its peer has been told of
-it, and waits (zap.py). What it says counts as its own alone.
+With keys, a copy's address pins its key, and the copy shows the same key where it connects. So a
+copy that knows its peers' addresses knows which keys to admit: theirs, and that of the coordinator,
+which watches the connection. A copy may connect a moment before its peer has received its address;
+the handshake then waits (zap.py). A copy can only send messages in its own name.
 """
 
 import contextlib
@@ -31,13 +31,13 @@ from shards.replica import Post
 from shards.replication_messages import Replicate, Sync, ToPeer
 from shards.wire_format import Buffer
 
-_AT_ONCE = 16  # messages, before the clock is looked at
-_OTHERS = 2  # copies that send at a time: one takes over from another
-_MOST_FRAMES = 64 << 10  # of a state: what many workers wait for is in it
+_AT_ONCE = 16  # messages handled before the loop checks the clock
+_OTHERS = 2  # copies that may send at a time, while one replaces another
+_MOST_FRAMES = 64 << 10  # in a state: it includes the answers that many workers wait for
 
 
 class PeerLink:
-    """One copy's ends towards the others. Not for use by two threads."""
+    """One copy's sockets to the other copies. Not for use by two threads."""
 
     def __init__(
         self,
@@ -49,15 +49,15 @@ class PeerLink:
         coordinator: str = "",
         workers: int = 1,
     ) -> None:
-        """Bind at once, so that `endpoint` is known; raises BadInput when the address is none.
+        """Bind at once, so that `endpoint` is known; raises BadInput for an invalid address.
 
-        With keys of its `own` it lets in only copies that it knows and the holder of the
+        With a key pair of its `own` it admits only known copies and the holder of the
         `coordinator`'s key.
         """
         self._job, self._boot, self._own = job, boot, own
         self._coordinator = coordinator
         self._keys: dict[int, str] = {}
-        # Of its own, for a context has one porter, and clients' is another.
+        # A context of its own: a context has one ZAP handler, and clients need a different one.
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authenticator = (
             ZapAuthenticator(self._context, self, patient=True) if own is not None else None
@@ -69,7 +69,7 @@ class PeerLink:
             self.socket.setsockopt(option, value)
         self._accepted = Accepted(
             self.socket,
-            # A copy's state comes with what its workers wait for.
+            # A copy's state includes the answers that its workers wait for.
             most_arrays_bytes(floats) * (workers + 1),
             peers=_OTHERS,
             most_frames=_MOST_FRAMES,
@@ -89,7 +89,7 @@ class PeerLink:
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
-        """What to wait at; when one can be read, call `arrivals`."""
+        """The sockets to poll; when one can be read, call `arrivals`."""
         return (
             (self.socket,)
             if self._authenticator is None
@@ -97,16 +97,16 @@ class PeerLink:
         )
 
     def admits(self, key: str) -> bool:
-        """Whether it is the coordinator's or a copy's that we were told of."""
+        """Whether `key` is that of the coordinator or of a known copy."""
         return key == self._coordinator or key in self._keys.values()
 
     def close(self) -> None:
         self._context.destroy(linger=0)
 
     def know(self, members: set[int], peers: Mapping[int, str]) -> None:
-        """These are the copies, and where some of them listen; links to others are dropped."""
-        told = {boot: address_of(at).key for boot, at in peers.items()}
-        self._keys = {boot: key for boot, key in (self._keys | told).items() if boot in members}
+        """Set the copies, and the addresses of some of them; drop the links to all others."""
+        keys = self._keys | {boot: address_of(at).key for boot, at in peers.items()}
+        self._keys = {boot: key for boot, key in keys.items() if boot in members}
         if self._authenticator is not None:
             self._authenticator.look_again()
         for boot in self._links.keys() - members:
@@ -114,7 +114,7 @@ class PeerLink:
             self._leaving.forget(boot)
         for boot in peers.keys() - self._links.keys() - {self._boot}:
             link = self._context.socket(zmq.DEALER)
-            # What waits here is held by the replica anyway, until it is reported.
+            # No limit: the replica holds what waits here anyway, until it is acknowledged.
             for option, value in ((zmq.SNDHWM, 0), (zmq.LINGER, 0), *NOTICE_THE_DEAD):
                 link.setsockopt(option, value)
             link.setsockopt(zmq.RECONNECT_IVL, 50)
@@ -125,9 +125,10 @@ class PeerLink:
             self._links[boot] = link
 
     def send(self, post: Post) -> None:
-        """Send it, unless an earlier copy of it has not left yet; nothing to a copy unknown.
+        """Send `post`, unless its receiver is unknown or the same message is still being sent.
 
-        Of an epoch's states one is as good as another, and each holds on to weights and slots.
+        Two states of one epoch count as the same: either will do, and each keeps weights and slots
+        in memory while it is being sent.
         """
         link, number = self._links.get(post.to), _number(post.message)
         if link is None or self._leaving.in_progress(post.to, number):
@@ -138,12 +139,12 @@ class PeerLink:
             self._leaving.send([(link, parts)], post.to, [number])
 
     def arrivals(self) -> Iterator[tuple[int, ToPeer, Sequence[Buffer]]]:
-        """What has come so far, but no more than a few: from whom, what, and its frames."""
+        """Up to `_AT_ONCE` messages that have come: sender's boot number, message, its frames."""
         if self._authenticator is not None:
             self._authenticator.answer()
         for sender, *frames in self._accepted.arrived(_AT_ONCE):
             self._surplus.received(sum(map(len, frames)))
-            with contextlib.suppress(BadMessage):  # a stranger's
+            with contextlib.suppress(BadMessage):  # not from a copy of this shard
                 buffers = [frame.buffer for frame in frames]
                 carried = coordinator_messages.decode_peer_message(buffers)
                 ours = hmac.compare_digest(carried.job.encode(), self._job.encode())
@@ -156,14 +157,14 @@ class PeerLink:
         self._accepted.look()
 
     def _is(self, origin: int, frames: Sequence[zmq.Frame]) -> bool:
-        """Whether who sent `frames` is that copy, as far as that can be proved here."""
+        """Whether `frames` come from the copy `origin`; always true without keys."""
         if self._own is None:
             return True
         return self._keys.get(origin) == str(frames[0].get("User-Id"))
 
 
 def _number(message: ToPeer) -> int:
-    """Tells large messages to one peer apart."""
+    """A number that distinguishes the large messages to one peer."""
     match message:
         case Replicate():
             return message.position

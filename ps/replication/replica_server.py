@@ -1,8 +1,8 @@
 """The loop of one copy of a shard: carries messages between clients, its peer and the coordinator.
 
-It decides nothing (shards/replica.py does) and only orders its ears: the coordinator's word first,
-then the peer's, then clients'. A copy that has been called to be the primary lets clients wait
-until it is told that it is: they come as soon as they hear of it, often a moment too early.
+It decides nothing (shards/replica.py does) and only sets the order of reading: first the
+coordinator, then the peer, then clients. A copy that is to become the primary does not read from
+clients until its configuration is confirmed: they often arrive a moment too early.
 """
 
 import time
@@ -31,7 +31,7 @@ _TICK_S = 0.1
 
 
 class ReplicaServer(ServerThread):
-    """One copy of a shard, reached by TCP. Its loop ends when it has no part any more."""
+    """One copy of a shard, reached by TCP. Its loop ends when the copy is retired."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class ReplicaServer(ServerThread):
     ) -> None:
         """Bind two ports at `bind`, for clients and for the peer; raises BadInput.
 
-        Where others than this host can reach them, `admission` says who may come as a client, and
-        the copy has a key of its own, made here; or `plaintext` says that anybody may. `address` is
-        what it is reached by where it listens on every one.
+        If other hosts can reach them, `admission` says which keys may connect as clients, and the
+        copy makes a key of its own here; or `plaintext` admits anybody. `address` is published if
+        the copy listens on every address.
         """
         context = zmq.Context()
         keys = KeyPair.new() if admission is not None else None
@@ -96,7 +96,7 @@ class ReplicaServer(ServerThread):
         for socket in (*own, *self._shard_endpoint.sockets):
             with_clients.register(socket, zmq.POLLIN)
         tick_at = time.monotonic()
-        forget_at = tick_at + self._spec.lease_s / 4  # how often a shard without copies ticks
+        forget_at = tick_at + self._spec.lease_s / 4  # as often as a shard without copies ticks
         while not self.replica.retired:
             poller = among_themselves if self.replica.called else with_clients
             left_s = min(LOOK_S, max(0.0, tick_at - time.monotonic()))
@@ -118,14 +118,14 @@ class ReplicaServer(ServerThread):
             self._answers.clear()
 
     def _take_turn(self, ready: "dict[zmq.Socket[bytes], int]") -> None:
-        """Hand the replica what has come; its answers leave together, its posts at once."""
+        """Pass what has come to the replica; send posts at once, and collect the answers."""
         if self._reporter.socket in ready:
-            self._shard_endpoint.hear_operator()  # with whom the coordinator ends
-            for word in self._reporter.take_notices():
-                told = word.assignment.configuration
-                if told.holds(self.replica.boot):
-                    self._peers.know(told.members, word.peers)
-                self._perform(self.replica.assign(word.assignment, time.monotonic()))
+            self._shard_endpoint.hear_operator()  # the coordinator ends with the operator
+            for notice in self._reporter.take_notices():
+                configuration = notice.assignment.configuration
+                if configuration.holds(self.replica.boot):
+                    self._peers.know(configuration.members, notice.peers)
+                self._perform(self.replica.assign(notice.assignment, time.monotonic()))
         if not ready.keys().isdisjoint(self._peers.sockets):
             for origin, message, frames in self._peers.arrivals():
                 now = self._reporter.moved_at = time.monotonic()

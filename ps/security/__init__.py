@@ -1,1 +1,1 @@
-"""Who may speak, and how that is proved: keys, join tokens, CURVE."""
+"""Authentication and authorization: keys, join tokens, CURVE."""

@@ -1,23 +1,23 @@
-"""Who may speak to a shard, and what they may say. Values in, values out: no socket, no clock.
+"""Decides which keys a shard admits, and what each may send. Pure: no socket, no clock.
 
-Theory. Three kinds of key are let in; any other is turned away before it has said a word.
+Theory. Three kinds of key are admitted; any other is refused in the handshake.
 
-- The *operator's*: of whoever started the job. It may say everything.
-- An *invitation*: a key pair made for a job, whose secret half is its join token. Whoever holds the
-  token can prove it in the handshake, so the token itself is never sent, and a shard knows the
-  public half alone, from which it cannot be computed. All it may say is: enrol this key of mine as
-  that worker. It serves a number of times at once and more times later (a token bucket), so that a
-  thief who uses it up keeps others out only for as long as he tries. It does not serve for ever:
-  `lasts_s` after the operator was last heard, nobody can join by it any more.
-- A *worker's*: enrolled by an invitation, and bound to one name. It may speak as that worker, and
-  ask how the link is. A later life of the name enrols a key of its own, and the earlier one's is
-  shut out, even on a connection that it has already; it cannot enrol again either, where another
-  shard process takes over and all its workers come anew.
+- The *operator's* key, of the process that started the job. It may send every message.
+- An *invitation*: a key pair made for a job; its secret half is the job's join token. The holder of
+  the token proves that in the handshake, so the token itself is never sent. A shard knows only the
+  public half, from which the token cannot be computed. The invitation's holder may send one thing:
+  a request to enrol a worker's own key. A token bucket limits the joins, so that a thief who uses
+  them up keeps others out only while the thief keeps trying. The invitation expires `lasts_s` after
+  the operator's last message.
+- A *worker's* key, enrolled by an invitation and bound to one name. It may speak as that worker,
+  and probe the link. A later incarnation of the name enrols a key of its own. Then the earlier key
+  is fenced, even on a connection that exists already, and cannot be enrolled again, even after
+  another shard process has taken over and all its workers reconnect.
 
-A shard that goes on from a log, or that has a copy, must let in the workers of its former life:
-what an invitation has led to is a value (`Enrolments`) that another register begins with.
+A shard that is restarted from a WAL, or that has a copy, must admit the workers that have joined
+before: the result of all joins is a value (`Enrolments`) from which another registry can start.
 
-A key is 64 hexadecimal digits. They are public, so comparing them tells nobody anything.
+A key is 64 hexadecimal digits. Keys here are public, so comparing them need not take constant time.
 """
 
 import msgspec
@@ -28,15 +28,16 @@ from shards.errors import BadMessage, Fenced, GiveUp, Retry
 from shards.messages import FromWorker, Message, Probe
 
 LASTS_S = 24 * 3600.0
-JOINS_A_WORKER = 64  # a task is tried again; and an SDK's user opens one client after another
+JOINS_A_WORKER = 64  # tasks are retried, and users of the SDK open several clients in turn
 JOINS_A_WORKER_S = 1.0
-NAMES_A_WORKER = 16 << 10  # what a thief can have written down, at some 150 bytes each
+NAMES_A_WORKER = 16 << 10  # limits what a thief can make a shard store, at 150 bytes a name
 
 
 class Invitation(msgspec.Struct, frozen=True):
-    """By whose token workers may join, until `lasts_s` after the operator's word.
+    """The public key of a join token, and the limits on joining with it.
 
-    They may join `joins` times at once, and `joins_a_second` later; under `names` names at most.
+    It is valid until `lasts_s` seconds after the operator's last message, for `joins` joins at once
+    and `joins_a_second` afterwards, under at most `names` names.
     """
 
     key: str
@@ -47,14 +48,14 @@ class Invitation(msgspec.Struct, frozen=True):
 
 
 class Admission(msgspec.Struct, frozen=True):
-    """What a job's shards are told of who may come; nothing in it is secret."""
+    """The keys that a job's shards admit from the start; all are public halves."""
 
     operator: str
     invitation: Invitation
 
 
 class Enrolment(msgspec.Struct, frozen=True):
-    """That `key` speaks for `worker`, in that life of it."""
+    """The key of one incarnation of a worker."""
 
     worker: str
     incarnation: int
@@ -62,14 +63,14 @@ class Enrolment(msgspec.Struct, frozen=True):
 
 
 class Enrolments(msgspec.Struct, frozen=True):
-    """What an invitation has led to: how many joins are left now, and each worker's last key."""
+    """The result of all joins: how many joins are left now, and each worker's last key."""
 
     joins: int
     workers: tuple[Enrolment, ...] = ()
 
 
 def issue(workers: int) -> tuple[Access, Admission]:
-    """Fresh keys for a job of so many workers: who holds the first passes those told the second."""
+    """Make fresh keys for a job of `workers`: secrets for its clients, admission for its shards."""
     operator, token = KeyPair.new(), KeyPair.new()
     invitation = Invitation(
         token.public,
@@ -81,11 +82,12 @@ def issue(workers: int) -> tuple[Access, Admission]:
 
 
 class KeyRegistry:
-    """The keys that one shard lets in, and its judgement of what they say."""
+    """The keys that one shard admits, and the check of what they send."""
 
     def __init__(self, admission: Admission, now: float, former: Enrolments | None = None) -> None:
-        """`now` is in seconds of a monotonic clock, here and below; `former` are those that a
-        register of the same admission had.
+        """`now` is in seconds of a monotonic clock, here and below.
+
+        `former` are the enrolments of an earlier registry with the same admission.
         """
         self._admission = admission
         self._joins = float(admission.invitation.joins if former is None else former.joins)
@@ -97,23 +99,24 @@ class KeyRegistry:
 
     @property
     def enrolments(self) -> Enrolments:
-        """What a later register of the same admission is to begin with."""
+        """The enrolments from which a later registry with the same admission can start."""
         return Enrolments(int(self._joins), tuple(self._lives.values()))
 
     def admits(self, key: str) -> bool:
-        """Whether a connection that proved to hold `key` may stay."""
+        """Whether to admit a connection that has proved to hold `key`."""
         known = (self._admission.operator, self._admission.invitation.key)
         return key in known or key in self._names
 
     def invited(self, key: str) -> bool:
-        """Whether all that `key` may do is enrol another."""
+        """Whether `key` is the invitation's, which may only enrol other keys."""
         return key == self._admission.invitation.key
 
     def enrol(self, worker: str, incarnation: int, key: str, now: float) -> bool:
-        """Let in `key` as that life of a worker, in place of its name's last; whether that is new.
+        """Admit `key` for an incarnation of a worker, instead of the worker's last key.
 
-        Raises GiveUp where the invitation has run out, Retry where too many have joined by it
-        lately, Fenced where a later life has joined, BadMessage for a key that has another part.
+        Returns whether the key is new. Raises GiveUp if the invitation has expired, Retry if too
+        many have joined lately, Fenced if a later incarnation has joined, BadMessage for a key that
+        is used otherwise.
         """
         last = self._lives.get(worker)
         if last is not None and last.key == key:
@@ -129,8 +132,8 @@ class KeyRegistry:
         if silent_s > self._admission.invitation.lasts_s:
             raise GiveUp(
                 f"worker {worker}: the job's join token has expired: it lasts"
-                f" {self._admission.invitation.lasts_s:g} s after the operator's last word, which"
-                f" was {silent_s:.0f} s ago"
+                f" {self._admission.invitation.lasts_s:g} s after the operator's last message,"
+                f" which was {silent_s:.0f} s ago"
             )
         if last is None and len(self._lives) >= self._admission.invitation.names:
             raise GiveUp(
@@ -144,7 +147,7 @@ class KeyRegistry:
         return True
 
     def _take_join(self, worker: str, now: float) -> None:
-        """Count a join; raises Retry where none is left at this moment."""
+        """Take a join from the token bucket; raises Retry if none is left at this moment."""
         invitation = self._admission.invitation
         earned = (now - self._joins_at) * invitation.joins_a_second
         self._joins, self._joins_at = min(invitation.joins, self._joins + earned), now
@@ -156,11 +159,11 @@ class KeyRegistry:
         self._joins -= 1
 
     def hear_operator(self, now: float) -> None:
-        """Whoever speaks for the operator was heard: the invitation lasts on."""
+        """Note that the operator is alive, which extends the invitation."""
         self._heard_at = now
 
     def check(self, key: str, message: Message, now: float) -> None:
-        """Raise BadMessage unless the holder of `key` may say this, Fenced if its life is over."""
+        """Raise BadMessage unless the holder of `key` may send this, Fenced if it was replaced."""
         if key == self._admission.operator:
             self.hear_operator(now)
             return

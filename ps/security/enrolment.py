@@ -1,15 +1,15 @@
-"""How a process gets in where shards speak CURVE: its own key, enrolled by the job's join token.
+"""Enrolment: how a worker's own key is admitted to shards that use CURVE, by the join token.
 
-A worker makes a key pair, and connects to each shard once as the holder of the token
-(authorization.py), to have the public half of its own key enrolled under its name. From then on it
-is known by that key. Only then are its links opened.
+A worker makes a key pair. It connects to each shard once as the holder of the token
+(authorization.py), and has the public half of its own key enrolled under its name. From then on the
+key identifies the worker. Only then are its links opened.
 
-    Enrol     this is my key, and my name
-    Enrolled  come in
-    Later     not now, because; ask again
-    Denied    no, because
+    Enrol     the worker's name and key
+    Enrolled  the key is admitted
+    Later     not at the moment, with the reason; the worker asks again
+    Denied    refused, with the reason
 
-These travel as single frames over connections on which nothing else is ever said.
+Each is a single frame, on a connection that carries nothing else.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ _ANSWERS: msgspec.msgpack.Decoder[Enrolled | Later | Denied] = msgspec.msgpack.D
 
 
 def answer(register: KeyRegistry, parts: Sequence[Buffer], now: float) -> tuple[bytes, bool]:
-    """What to tell the holder of an invitation who sent `parts`; whether somebody is new by it."""
+    """The answer to an enrolment request in `parts`, and whether a new key was enrolled."""
     try:
         asked = wire_format.decode(b"".join(map(bytes, parts[:1])), _ASKED)
         new = register.enrol(asked.worker, asked.incarnation, asked.key, now)
@@ -74,10 +74,10 @@ def answer(register: KeyRegistry, parts: Sequence[Buffer], now: float) -> tuple[
 
 
 class WorkerCredentials:
-    """What a life of a worker shows: the job's token where it joins, then a key of its own."""
+    """A worker incarnation's credentials: the job's token to join with, then its own key."""
 
     def __init__(self, cluster: Cluster, worker: str, incarnation: int) -> None:
-        """Raises BadInput where the cluster's description has no token."""
+        """Raises BadInput if the cluster's description has no token."""
         self.token = KeyPair.of(_token(cluster))
         self.own = KeyPair.new()
         self.worker = worker
@@ -85,28 +85,28 @@ class WorkerCredentials:
 
 
 class EnrolmentRequest:
-    """One shard process, at `endpoint`, that is asked to let a worker in; wakes `poller`."""
+    """A request to the shard process at `endpoint` to enrol a worker; wakes `poller`."""
 
     def __init__(
-        self, shard: int, endpoint: str, badge: WorkerCredentials, poller: zmq.Poller
+        self, shard: int, endpoint: str, credentials: WorkerCredentials, poller: zmq.Poller
     ) -> None:
         self.shard, self.endpoint = shard, endpoint
-        self._badge, self._poller = badge, poller
-        self._link = HandshakeProbe(endpoint, badge.token)
+        self._credentials, self._poller = credentials, poller
+        self._link = HandshakeProbe(endpoint, credentials.token)
         self._link.register(poller)
         self._repeat_at = 0.0
-        self.delayed = ""  # why it has not yet, in words, where it has said so
+        self.delayed = ""  # the shard's reason for `Later`, in words
 
     def ask(self, now: float) -> float:
-        """Ask, and again after a while; returns when that is."""
+        """Send the request if it is due; returns when it is due next."""
         if now >= self._repeat_at:
-            self._link.send(self._badge.enrol)
+            self._link.send(self._credentials.enrol)
             self._repeat_at = now + _REPEAT_S
         return self._repeat_at
 
     def let_in(self) -> bool:
-        """Whether it has; raises GiveUp when it will not."""
-        self._link.fault()  # what is noticed of its handshake wakes the poller until it is taken
+        """Whether the shard has enrolled the worker; raises GiveUp if it refuses."""
+        self._link.fault()  # reads the monitor events, which would wake the poller again
         for frames in self._link.received():
             match wire_format.decode(frames[0], _ANSWERS):
                 case Enrolled():
@@ -118,7 +118,7 @@ class EnrolmentRequest:
         return False
 
     def check(self) -> None:
-        """Raise GiveUp where the handshake goes wrong, for which waiting is of no use."""
+        """Raise GiveUp if the handshake has failed: waiting would not help."""
         if fault := self._link.fault():
             raise GiveUp(f"shard {self.shard} at {address_of(self.endpoint).plain}: {fault}")
 
@@ -134,18 +134,18 @@ def join(
     patience_s: float,
     incarnation: int = 0,
 ) -> KeyPair | None:
-    """The key that speaks for `worker` at `endpoints`, the cluster's or local ones that lead there.
+    """Enrol `worker` at `endpoints`, the cluster's or local ones that lead there; returns its key.
 
-    None where none of them wants one. Raises BadInput where the cluster's description has no token,
-    GiveUp with the reason where a shard will not have it, Unreachable where one does not answer.
+    Returns None if no endpoint needs a key. Raises BadInput if the cluster's description has no
+    token, GiveUp with the reason if a shard refuses, Unreachable if a shard does not answer.
     """
     wanted = [(shard, at) for shard, at in enumerate(endpoints) if address_of(at).key]
     if not wanted:
         return None
-    badge, poller = WorkerCredentials(cluster, worker, incarnation), zmq.Poller()
+    credentials, poller = WorkerCredentials(cluster, worker, incarnation), zmq.Poller()
     until = time.monotonic() + patience_s
     with contextlib.ExitStack() as stack:
-        waiting = [EnrolmentRequest(shard, endpoint, badge, poller) for shard, endpoint in wanted]
+        waiting = [EnrolmentRequest(shard, at, credentials, poller) for shard, at in wanted]
         for one in waiting:
             stack.callback(one.close)
         while waiting:
@@ -162,13 +162,13 @@ def join(
             for one in waiting:
                 one.check()
             waiting = [one for one in waiting if not one.let_in()]
-    return badge.own
+    return credentials.own
 
 
 def operator_key(cluster: Cluster) -> KeyPair | None:
-    """The key of the job's operator; None where neither shards nor coordinator want one.
+    """The key of the job's operator; None if neither the shards nor the coordinator need one.
 
-    Raises BadInput where the cluster's description, being a worker's, does not hold it.
+    Raises BadInput if the cluster's description is a worker's, which does not hold it.
     """
     if not any(address_of(at).key for at in (*cluster.endpoints, cluster.coordinator or "")):
         return None

@@ -1,10 +1,10 @@
-"""Who has joined a shard that speaks CURVE, on disk: for the next life of a shard that comes back.
+"""Stores the enrolments of a shard that uses CURVE, so that a restarted shard knows its workers.
 
-Its workers find it on its port, show the keys that the last life let in, and are known; nobody has
-to join again. The file lies beside the log or the saves, is its user's alone, and holds public keys
-only.
+The workers reconnect to the same port with the keys that the earlier process admitted, and need not
+join again. The file is stored next to the WAL or the autosaves, is readable by its user only, and
+holds public keys only.
 
-A job's new driver has new keys, and a book of its former ones lets nobody in.
+A job's new driver has new keys, so a file of its earlier ones admits nobody.
 """
 
 from pathlib import Path
@@ -19,16 +19,16 @@ from shards.errors import UNDECODABLE, BadInput, GiveUp
 _NAME = "joined"
 
 
-class _Page(msgspec.Struct, frozen=True):
+class _StoredEnrolments(msgspec.Struct, frozen=True):
     admission: Admission
     enrolments: Enrolments
 
 
 class EnrolmentStore:
-    """The book in a shard's `folder`, whose lock the caller holds.
+    """The enrolments in a shard's `folder`; the caller holds its lock.
 
-    `needed`: who cannot be written down is not let in. A shard that may go back to what it saved
-    last lets them in: its next life may not know them, and they join it as others do.
+    `needed`: reject an enrolment that cannot be stored. A shard that restarts from autosaves admits
+    the worker all the same: if the restarted shard does not know the worker, it joins again.
     """
 
     def __init__(self, folder: Path, *, needed: bool = True) -> None:
@@ -37,23 +37,25 @@ class EnrolmentStore:
         self._admission: Admission | None = None
 
     def read(self, admission: Admission) -> Enrolments | None:
-        """What was written last under this admission; None where nothing was. Raises BadInput."""
+        """The enrolments written last under this admission, or None. Raises BadInput."""
         self._admission = admission
         try:
-            page = checked_json.decode(self.path.read_bytes(), _Page)
+            stored = checked_json.decode(self.path.read_bytes(), _StoredEnrolments)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise BadInput(f"joined workers {self.path}: {error.strerror}") from None
         except (*UNDECODABLE, BadInput) as error:
             raise BadInput(f"joined workers {self.path}: {error}") from None
-        return page.enrolments if page.admission == admission else None
+        return stored.enrolments if stored.admission == admission else None
 
     def write(self, enrolments: Enrolments) -> None:
-        """Return when it will survive; where it cannot be, the last one stays: raises GiveUp if it
-        is needed."""
-        assert self._admission is not None, "it was read first"
-        content = checked_json.encode(_Page(self._admission, enrolments))
+        """Store enrolments durably.
+
+        On failure the earlier file stays; raises GiveUp if storing is `needed`.
+        """
+        assert self._admission is not None, "call `read` first"
+        content = checked_json.encode(_StoredEnrolments(self._admission, enrolments))
         try:
             replace_private(self.path, content)
         except OSError as error:

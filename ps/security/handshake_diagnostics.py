@@ -1,6 +1,6 @@
-"""Why a connection does not come about: what libzmq noticed of a handshake, in one line.
+"""Explains why a connection fails: what libzmq has noticed of its handshake, in one line.
 
-A peer that is turned away is told little, by design; what it can be told is here.
+A refused peer learns little, by design; this file reports what it can learn.
 """
 
 import contextlib
@@ -13,14 +13,14 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ps.security.keys import KeyPair, address_of, expect
 
-_LOOK_S = 1.0  # for a connection
-_WORD_S = 5.0  # for the other side's part of the handshake, once there is one
+_LOOK_S = 1.0  # time to connect
+_WORD_S = 5.0  # time for the other side's part of the handshake, once connected
 _STEP_S = 0.1
-_BROKEN_OFF = 3  # times in a row: once may be a link that was cut just then
+_BROKEN_OFF = 3  # times: a single one may be a link that was cut just then
 
 
 class HandshakeProbe:
-    """A DEALER to `endpoint` whose handshake is watched; a context manager."""
+    """A DEALER to `endpoint` with a monitored handshake; a context manager."""
 
     def __init__(self, endpoint: str, own: KeyPair | None) -> None:
         self.endpoint = endpoint
@@ -38,36 +38,36 @@ class HandshakeProbe:
         self._socket.connect(self._plain)
 
     def register(self, poller: zmq.Poller) -> None:
-        """Have `poller` wake for what concerns this connection."""
+        """Make `poller` wake for events of this connection."""
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
 
     def unregister(self, poller: zmq.Poller) -> None:
-        """Undo that."""
+        """Undo `register`."""
         poller.unregister(self._socket)
         poller.unregister(self._monitor)
 
     def send(self, frame: bytes) -> None:
-        """Send as soon as there is a connection."""
+        """Send `frame` as soon as there is a connection."""
         with contextlib.suppress(zmq.Again):
             self._socket.send(frame, zmq.NOBLOCK)
 
     def received(self) -> Iterator[list[bytes]]:
-        """What has come."""
+        """The messages that have come."""
         with contextlib.suppress(zmq.Again):
             while True:
                 yield self._socket.recv_multipart(zmq.NOBLOCK)
 
     def fault(self) -> str:
-        """What is wrong with the handshake, or nothing."""
+        """What is wrong with the handshake; empty if nothing is."""
         while self._monitor.poll(0):
-            said = recv_monitor_message(self._monitor)
-            event = said["event"]
+            notice = recv_monitor_message(self._monitor)
+            event = notice["event"]
             self.connected |= event == zmq.EVENT_CONNECTED
             self.shaken |= event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             self._broken_off += event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
             if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or self._broken_off == _BROKEN_OFF:
-                self._fault = self._fault or _fault(event, said["value"], self._curve)
+                self._fault = self._fault or _fault(event, notice["value"], self._curve)
         return self._fault
 
     def __enter__(self) -> "HandshakeProbe":
@@ -87,10 +87,10 @@ class HandshakeProbe:
 
 
 def fault_at(endpoint: str, own: KeyPair | None) -> str:
-    """What is wrong with a handshake there, tried once; nothing if it works or nobody answers.
+    """What is wrong with one handshake at `endpoint`; empty if it works or nothing answers.
 
-    Of the time that passes between two looks a step counts: who was stopped meanwhile heard nothing
-    because nothing could come, and a server that accepted us may be stopped itself.
+    At most one step a poll counts towards the timeout: a process that was suspended meanwhile could
+    not receive anything, and the server may have been suspended, too.
     """
     with HandshakeProbe(endpoint, own) as link:
         poller = zmq.Poller()
@@ -109,8 +109,8 @@ def _fault(event: int, value: int, curve: bool) -> str:
     match event:
         case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             return (
-                "turned away: it does not know our key; is the cluster's description of this very"
-                " job, and has it been started anew since?"
+                "turned away: it does not know our key; check that the cluster's description is of"
+                " this very job, and that the job has not been restarted since"
             )
         case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL if (
             value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
@@ -121,8 +121,8 @@ def _fault(event: int, value: int, curve: bool) -> str:
             return f"expected a CURVE handshake, got something else (ZeroMQ's error {value:#x})"
         case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL if curve:
             return (
-                "it broke off the handshake: its key is not the one that the endpoint pins, or it"
-                " is no shard"
+                "it broke off the handshake: the server key does not match the endpoint, or this is"
+                " not a shard"
             )
         case _:
             return ""

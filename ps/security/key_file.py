@@ -1,8 +1,8 @@
-"""The key of a shard that comes back, on disk beside its log or saves: each life proves the same.
+"""Stores the key of a restartable shard next to its WAL or autosaves, so that a restart keeps it.
 
-Workers know a shard by the key in its endpoint (keys.py). The pair is made where the shard runs, by
-its first life, and its secret half never leaves that machine; the file is its user's alone. It
-holds both halves, so that a damaged one is not taken for another key.
+Workers know a shard by the key in its endpoint (keys.py). The shard's first process makes the pair
+on the machine where it runs, and the secret half never leaves that machine. The file is readable by
+its user only. It holds both halves, so that a damaged file is not mistaken for another key.
 """
 
 from pathlib import Path
@@ -15,9 +15,9 @@ _NAME, _WHAT = "key", "shard's key"
 
 
 def load_or_create_keys(folder: Path) -> KeyPair:
-    """The pair in a shard's `folder`, whose lock the caller holds; made if there is none.
+    """The key pair in a shard's `folder`, created if missing; the caller holds the folder's lock.
 
-    Raises BadInput naming the file where others may read it, or it holds no key.
+    Raises BadInput naming the file if others may read it, or if it holds no key.
     """
     path = folder / _NAME
     try:

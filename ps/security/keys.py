@@ -1,14 +1,13 @@
-"""Keys on the wire: who a process is, and an endpoint that pins the key of whoever listens there.
+"""CURVE keys: they identify processes, and an endpoint pins the key of its server.
 
-A server that others than this host can reach speaks CURVE (CurveZMQ, rfc.zeromq.org/spec/26), whose
-handshake proves to each side that the other holds the secret half of a key. Every process makes its
-own pair and keeps the secret half to itself; the public halves are told. A server's is part of its
-endpoint,
+A server that other hosts can reach uses CURVE (CurveZMQ, rfc.zeromq.org/spec/26): the handshake
+proves to each side that the other holds the secret half of a key. Every process makes its own pair,
+keeps the secret half, and publishes the public half. A server's public half is in its endpoint,
 
     curve://KEY@HOST:PORT
 
-so that whoever knows where a shard is knows whom to expect there, and none can be reached in plain
-text by oversight. Keys are written as 64 hexadecimal digits.
+so a client that knows where a shard is also knows which key to expect there, and cannot reach it in
+plain text by accident. Keys are written as 64 hexadecimal digits.
 """
 
 import re
@@ -25,19 +24,19 @@ ZAP_DOMAIN = b"downpour"
 
 
 class KeyPair(msgspec.Struct, frozen=True):
-    """A CURVE key pair; shows its public half alone."""
+    """A CURVE key pair; its `repr` shows the public half only."""
 
     public: str
     secret: str
 
     @staticmethod
     def new() -> "KeyPair":
-        """A pair that nobody else has, of the system's randomness."""
+        """A new random pair."""
         return KeyPair(*map(_digits, zmq.curve_keypair()))
 
     @staticmethod
     def of(secret: str) -> "KeyPair":
-        """The pair whose secret half this is; raises BadInput for what is none."""
+        """The pair with this secret half; raises BadInput if it is not a key."""
         return KeyPair(_digits(zmq.curve_public(z85.encode(key_bytes(secret)))), secret)
 
     def __repr__(self) -> str:
@@ -45,39 +44,39 @@ class KeyPair(msgspec.Struct, frozen=True):
 
 
 class Address(NamedTuple):
-    """An endpoint taken apart: what a socket connects to, and the key expected there, or none."""
+    """An endpoint's parts: the address a socket connects to, and the pinned key or ''."""
 
     plain: str
     key: str
 
 
 def pinned(endpoint: str, key: str) -> str:
-    """The endpoint of a server at `endpoint`, tcp://HOST:PORT, that proves to hold `key`."""
+    """The endpoint tcp://HOST:PORT with the server's public `key` pinned to it."""
     return f"curve://{key}@{endpoint.removeprefix('tcp://')}"
 
 
 def address_of(endpoint: str) -> Address:
-    """Where an endpoint leads, and the key that is pinned to it."""
+    """Split an endpoint into its address and the key pinned to it, empty if there is none."""
     found = _PINNED.fullmatch(endpoint)
     return Address(f"tcp://{found[2]}", found[1]) if found else Address(endpoint, "")
 
 
 def serve_with(socket: "zmq.Socket[bytes]", keys: KeyPair) -> None:
-    """Have a socket that is not bound yet speak CURVE alone; its context must answer ZAP."""
+    """Make a socket that is not bound yet accept only CURVE; its context must answer ZAP."""
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, key_bytes(keys.secret))
     socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
 
 
 def expect(socket: "zmq.Socket[bytes]", key: str, own: KeyPair) -> None:
-    """Have a socket that is not connected yet talk only to who holds `key`, showing `own`."""
+    """Make a socket that is not connected yet show `own`, and accept only a server with `key`."""
     socket.setsockopt(zmq.CURVE_SERVERKEY, key_bytes(key))
     socket.setsockopt(zmq.CURVE_PUBLICKEY, key_bytes(own.public))
     socket.setsockopt(zmq.CURVE_SECRETKEY, key_bytes(own.secret))
 
 
 def key_bytes(digits: str) -> bytes:
-    """A key's 32 bytes; raises BadInput for what is none, which it does not repeat."""
+    """The 32 bytes of a key; raises BadInput, which does not quote `digits`, if it is not one."""
     try:
         key = bytes.fromhex(digits)
     except ValueError:

@@ -66,7 +66,7 @@ def test_kill_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         wrong = Access(KeyPair.new().secret, KeyPair.new().secret)
         with pytest.raises(GiveUp, match="turned away: it does not know our key"):
             as_worker(msgspec.structs.replace(hosts.cluster, access=wrong))
-        with pytest.raises(GiveUp, match="its key is not the one that the endpoint pins"):
+        with pytest.raises(GiveUp, match="the server key does not match the endpoint"):
             as_worker(with_other_keys(hosts.cluster))
         told = Path(f"/proc/{hosts.pids[0]}/cmdline").read_bytes()
         told += Path(f"/proc/{hosts.pids[0]}/environ").read_bytes()

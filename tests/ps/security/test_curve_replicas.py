@@ -138,7 +138,7 @@ def test_a_later_life_takes_over(group: Group) -> None:
 # --- the four bad credentials, at each of the three kinds of sockets ------------------------------
 
 PLAIN = "expected plain text, as the endpoint says, got a server that speaks CURVE"
-BROKEN_OFF = "it broke off the handshake: its key is not the one that the endpoint pins"
+BROKEN_OFF = "it broke off the handshake: the server key does not match the endpoint"
 AWAY = "turned away: it does not know our key"
 
 
