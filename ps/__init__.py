@@ -1,4 +1,4 @@
-"""The parameter servers, and the SDK to speak to them.
+"""The parameter servers, and the SDK to use them.
 
     import ps
 
@@ -7,8 +7,8 @@
         replica = shards.pull()
         shards.push(gradient_at(replica.weights))
 
-Rules, schedules and errors are here, too. Importing this loads neither Ray nor PySpark nor CuPy:
-shards in Ray need `ps.launch.ray_launcher`, which is imported separately.
+Update rules, schedules and errors are exported here, too. Importing this package loads neither Ray
+nor PySpark nor CuPy: shards in Ray need `ps.launch.ray_launcher`, which is imported separately.
 """
 
 from ps.admin_client import AdminClient, ShardState

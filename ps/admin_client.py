@@ -1,7 +1,8 @@
-"""The operator's console: what whoever started a job asks its shards, past the gate.
+"""The admin client: an operator's requests to a job's shards, which bypass the staleness gate.
 
-Install weights or a saved state, export everything at one version, read the weights, look at the
-counters, collect the records of applied updates. Blocking, one question at a time.
+It installs weights or a saved state, exports everything at one version, reads the weights and the
+counters, and collects the records of applied updates. It blocks, and has one question outstanding
+at a time.
 """
 
 import time
@@ -45,10 +46,11 @@ _CHECK_S = 0.5
 
 
 class AdminClient:
-    """Connections of an operator to every shard of a job; `patience_s` bounds every answer.
+    """Connections of an operator to every shard of a job; `patience_s` bounds the wait for each
+    answer.
 
-    `cluster` may be the path of a cluster file. While an answer is awaited, `check` is called now
-    and then; it may raise why none will come.
+    `cluster` may be the path of a cluster file. While an answer is awaited, `check` is called
+    regularly; it may raise the reason why none will come.
     """
 
     def __init__(
@@ -65,9 +67,9 @@ class AdminClient:
         self._links.await_connections(min(_RETRY_S, patience_s))
         self._patience_s = patience_s
         self._request = 0
-        self._put_off: dict[int, str] = {}  # why a shard does not answer yet, where it says so
+        self._put_off: dict[int, str] = {}  # the reason why a shard does not answer yet, if given
         self._collected = [0] * len(cluster.endpoints)
-        self._newest = [0] * len(cluster.endpoints)  # versions that records were collected of
+        self._newest = [0] * len(cluster.endpoints)  # the newest version with a collected record
 
     def install(self, arena: NDArray[np.float32]) -> None:
         """Give every shard its part of fresh weights, finite float32 of shape (table.size,)."""
@@ -83,16 +85,18 @@ class AdminClient:
             self.restore(shard, ShardState(SavedProgress(0, 0, 0, Ledger()), weights, {}))
 
     def restore(self, shard: int, state: ShardState, *, goes_on: bool = False) -> None:
-        """Give one shard a state that `export` returned; `goes_on` if its workers live on."""
+        """Give one shard a state that `export` returned; `goes_on` if that state's workers are
+        still alive.
+        """
         shard = arguments.whole("shard", shard, 0, self.cluster.map.shards - 1)
         goes_on = arguments.flag("goes_on", goes_on)
         arguments.instance("state", state, ShardState, "a ShardState, as `export` returns")
         carry_out(admin_plans.restore(self.side, shard, state, goes_on=goes_on), self)
 
     def export(self, *, going_on: bool = False) -> list[ShardState]:
-        """Every shard's state; each shard's is of one version. All are asked at one moment.
+        """Every shard's state, each at one version; all shards are asked at the same time.
 
-        Where they stand still, `going_on` lets each go on as soon as it has been asked.
+        Where the shards are quiesced, `going_on` lets each resume as soon as it has exported.
         """
         going_on = arguments.flag("going_on", going_on)
         job, table = self.cluster.job, self.cluster.table.name
@@ -103,31 +107,32 @@ class AdminClient:
         return [admin_plans.state_in(*answer) for answer in answers]
 
     def quiesce(self, seconds: float) -> dict[str, int]:
-        """Bring all shards to the same pushes of every worker, and keep them there.
+        """Bring all shards to the same pushes of every worker, and hold them there for `seconds`.
 
-        Returns each worker's last push. What the shards `export` then is of one moment of the whole
-        job. Workers' further pushes wait, and pulls are answered; after `seconds`, or `go_on`, they
-        go on. Raises Unreachable when the shards have not come together within `patience_s`.
+        Returns each worker's last push. What the shards `export` then is one consistent cut of the
+        whole job. Further pushes wait, while pulls are answered; the shards resume after `seconds`,
+        or at `resume`. Raises Unreachable when the shards have not come together within
+        `patience_s`.
         """
         seconds = arguments.seconds("seconds", seconds, zero=True)
         return carry_out(admin_plans.quiesce(self.side, seconds), self)
 
     def resume(self) -> None:
-        """End a standstill."""
+        """End a quiesce."""
         carry_out(admin_plans.resume(self.side), self)
 
     def hand_over(self, successors: Cluster, cut: Mapping[str, int]) -> None:
-        """Send the workers of shards that stand still at `cut` to their successors.
+        """Send the workers of shards that are quiesced at `cut` to their successors.
 
-        Raises GiveUp when the standstill has ended before: then nothing has changed.
+        Raises GiveUp when the quiesce has expired: then nothing has changed.
         """
-        told = cluster_of(successors).for_workers().encode()
+        encoded = cluster_of(successors).for_workers().encode()
         arguments.instance("cut", cut, Mapping, "what `quiesce` returns")  # type: ignore[type-abstract]
-        carry_out(admin_plans.hand_over(self.side, told, [cut] * self.cluster.map.shards), self)
+        carry_out(admin_plans.hand_over(self.side, encoded, [cut] * self.cluster.map.shards), self)
 
     @property
     def side(self) -> Side:
-        """Its shards, as the plans of admin_plans.py name them."""
+        """This job's shards, in the form that admin_plans.py uses."""
         return Side(self.cluster.job, self.cluster.map, self._patience_s)
 
     def read(self) -> NDArray[np.float32]:
@@ -142,7 +147,7 @@ class AdminClient:
         return arena
 
     def status(self) -> list[ShardStatus]:
-        """Every shard's counters and how each worker stands with it."""
+        """Every shard's counters, and each worker's state at it."""
         answers = self._ask_all(
             lambda request: AskStatus(request, self.cluster.job, self.cluster.table.name)
         )
@@ -168,7 +173,7 @@ class AdminClient:
         return fresh
 
     def _unseen(self, shard: int, rows: NDArray[np.void]) -> NDArray[np.void]:
-        """A copy that took over numbers its records anew, and has some that were collected."""
+        """The rows not collected yet; a copy that took over has its own numbering of records."""
         unseen = rows[rows["apply_version"] > self._newest[shard]]
         self._newest[shard] = int(unseen["apply_version"].max(initial=self._newest[shard]))
         return unseen
@@ -207,9 +212,9 @@ class AdminClient:
         frames: Frames = (),
         behind: Question | None = None,
     ) -> dict[int, Answer]:
-        """Repeat a question until it is answered; every question may be repeated safely.
+        """Repeat a question until every shard has answered; every question may be repeated safely.
 
-        What is said `behind` it reaches a shard next, and its answer is not waited for.
+        The question `behind` it is sent right after it, and its answer is not waited for.
         """
         self._request += 2
         answers: dict[int, Answer] = {}
@@ -224,7 +229,7 @@ class AdminClient:
                     f"{self._put_off.get(missing[0], '')}",
                     missing[0],
                 )
-            # Anew each time: what is asked may depend on which copy is asked.
+            # Built for each attempt: the question may depend on the copy that is asked.
             message = question(self._request)
             together: list[tuple[FromOperator, Frames]] = [(message, frames)]
             if behind is not None:
@@ -236,9 +241,9 @@ class AdminClient:
         return answers
 
     def _collect(self, answers: dict[int, Answer], shards: Sequence[int], until: float) -> None:
-        """Add the answers to the present request that come until then, or until all have.
+        """Add the answers to the present request that arrive before `until`, or until all have.
 
-        Or until a shard is served by another copy, which has not been asked.
+        Returns early when another copy has become a shard's primary, which has not been asked.
         """
         while len(answers) < len(shards) and (now := time.monotonic()) < until:
             for origin, reply, frames in self._links.receive(min(until - now, _CHECK_S)):
@@ -258,23 +263,25 @@ class AdminClient:
                 return
 
     def _elsewhere(self, reply: Reply) -> TypeGuard[Refusal]:
-        """Whether a copy that does not serve says so: the links are about to follow another."""
+        """Whether a copy refuses because it is not the primary: the links will soon follow the
+        primary.
+        """
         refused = isinstance(reply, Refusal) and reply.remedy is Remedy.RETRY
         return refused and self.cluster.coordinator is not None
 
 
-def carry_out(plan: Plan[Result], *consoles: AdminClient) -> Result:
-    """Ask what a plan wants asked, each question over the console of its side."""
-    by_side = {console.side: console for console in consoles}
+def carry_out(plan: Plan[Result], *clients: AdminClient) -> Result:
+    """Run a plan: ask each of its questions through the admin client of its side."""
+    by_side = {client.side: client for client in clients}
     try:
         step = next(plan)
         while True:
             try:
-                heard = _done(step, by_side)
-            except BaseException as error:  # noqa: BLE001  # the plan tidies up and raises it
+                answers = _done(step, by_side)
+            except BaseException as error:  # noqa: BLE001  # the plan tidies up and raises it again
                 step = plan.throw(error)
             else:
-                step = plan.send(heard)
+                step = plan.send(answers)
     except StopIteration as end:
         result: Result = end.value
         return result

@@ -4,13 +4,14 @@
         weights = shards.pull()
         shards.push(gradient(weights))
 
-It is a dull driver: it asks the session of its stay with the shards
-(ps/transport/cluster_connection.py) what to say, and waits. It has no thread of its own: who pulls
-or pushes takes in what has come, and sleeps at the sockets themselves. While the caller computes,
-ZeroMQ's thread goes on sending and receiving, so a prefetched pull and an unacknowledged push cost
-the caller no time; a small thread renews the lease now and then, so that a long computation is not
-taken for death. When the job moves to other shards, the client begins another stay with those. A
-call while another thread is inside one raises BadInput: each thread needs a client of its own.
+The client is a thin driver: the session of its cluster connection
+(ps/transport/cluster_connection.py) decides what to send, and the client waits. It has no receiving
+thread: a call to pull or push processes what has arrived, and sleeps at the sockets themselves.
+While the caller computes, ZeroMQ's thread keeps sending and receiving, so a prefetched pull and an
+unacknowledged push cost the caller no time. A small thread renews the lease regularly, so that a
+long computation is not mistaken for a crash. When the job is resharded, the client opens another
+cluster connection to the new shards. A call while another thread is inside one raises BadInput:
+each thread needs a client of its own.
 """
 
 import time
@@ -45,8 +46,8 @@ from shards.errors import BadInput, Fenced
 from shards.messages import Pull, Push
 from shards.versions import Allocator, heap_allocator
 
-_BRIEF_S = 1e-4  # an absence in which what came has not lain for long
-_SPARE = 6  # gradients beside those in flight: being made, summed up, owed
+_BRIEF_S = 1e-4  # after a shorter absence, arrivals have not waited long enough to matter
+_SPARE = 6  # gradients besides those in flight: being computed, accumulated, unacknowledged
 _MOST_IN_FLIGHT = 1024
 _MOST_COUNTED = 2**32  # steps or samples of one push: shards add them up
 
@@ -57,7 +58,7 @@ Returned = TypeVar("Returned")
 def _by_one_thread(
     method: "Callable[Concatenate[Client, Params], Returned]",
 ) -> "Callable[Concatenate[Client, Params], Returned]":
-    """The method, refused while another thread is in one: two would take each other's answers."""
+    """The method, refused while another thread is in a call: the two would mix up answers."""
 
     @wraps(method)
     def guarded(client: "Client", /, *args: Params.args, **options: Params.kwargs) -> Returned:
@@ -85,22 +86,21 @@ def _read_versions(versions: Sequence[int]) -> tuple[int, ...]:
 class Client:
     """One worker's connection to every shard of a job.
 
-    `cluster` is where the shards are, or the path of a file that `Cluster.save` wrote.
-    `incarnation` orders the lives of one worker name: give a restarted worker a higher one and it
-    goes on where the last one was applied (`seq`, `step`). `patience_s` is how long a silent shard
-    is waited for before `Unreachable` is raised; `in_flight` bounds the pushes that may be
-    unacknowledged when a further one is sent; where it is not given, there are as many as the link
-    needs, within memory (ps/session/window_estimator.py). `compression` is how pushes and pulls
-    travel; `restore` a file of `save`'s, with the residual to go on with, which must be of the last
-    applied push. `keep` is the path or URI that snapshots of the job go to: what compression leaves
-    behind is written there for each (ps/snapshots/residual_writer.py). `link` puts everything
-    behind a link that is slow on purpose. `stripes` is over how many TCP connections a shard's
-    messages are spread; not given, as many as the round trip wants (ps/transport/striping.py).
-    `allocate` makes the arrays that `pull` and `empty` hand out: page-locked ones, where they go to
-    a GPU.
+    `cluster` is the description of the shards, or the path of a file that `Cluster.save` wrote.
+    `incarnation` orders the lives of one worker name: give a restarted worker a higher one, and it
+    continues after the last applied push (`seq`, `step`). `patience_s` is the longest silence of a
+    shard before `Unreachable` is raised. `in_flight` bounds the pushes that may be unacknowledged
+    when another is sent; by default as many as the link needs, within memory
+    (ps/session/window_estimator.py). `compression` is the encoding of pushes and pulls. `restore`
+    is a file that `save` wrote, with the residual to continue with; it must belong to the last
+    applied push. `keep` is the path or URI of the job's snapshots: the residual is written there
+    for each (ps/snapshots/residual_writer.py). `link` puts all traffic behind a modelled slow link.
+    `stripes` is the number of TCP connections over which a shard's messages are spread; by default
+    as many as the round trip needs (ps/transport/striping.py). `allocate` creates the arrays that
+    `pull` and `new_gradient` return: page-locked ones, where they go to a GPU.
 
-    `rolled_back` holds, for each shard that died and went on from what it had saved, the last time;
-    `lost` counts this worker's pushes that a shard had acknowledged and lost so.
+    `rolled_back` holds the last rollback of each shard that died and was restored from its
+    autosave; `lost` counts this worker's acknowledged pushes that were lost in rollbacks.
     """
 
     def __init__(
@@ -134,9 +134,9 @@ class Client:
             stripes = arguments.whole("stripes", stripes, 1, MOST)
         arguments.function("allocate", allocate, "a function from a number of floats to an array")
         self.worker, self.incarnation = worker, incarnation
-        self._user = RLock()  # whichever thread is in a call
+        self._user = RLock()  # held by the thread that is in a call
         self.table, self.times = cluster.table, Times()
-        self._size = cluster.table.size  # which is summed over its tensors
+        self._size = cluster.table.size  # kept, because `size` sums over the tensors
         self.duplicates = self.staleness = self.clock = self.step = self.lost = 0
         self.rolled_back: dict[int, events.RolledBack] = {}
         self.rtt_s = self._wait_s = 0.0
@@ -145,7 +145,7 @@ class Client:
         self._replica: PulledWeights | None = None
         self._first_epoch = cluster.map.epoch
         self._leaving = self._departed = self._closed = False
-        self._new_stay = partial(
+        self._connect = partial(
             ClusterConnection,
             worker=worker,
             incarnation=incarnation,
@@ -158,16 +158,16 @@ class Client:
             stripes=stripes,
             times=self.times,
         )
-        self._turn_to(self._new_stay(cluster))
-        self._compresses = self._stay.session.cargo.feedback is not None
+        self._switch_to(self._connect(cluster))
+        self._compresses = self._current.session.cargo.feedback is not None
         self._keeper = (
             ResidualWriter(keep, worker) if keep is not None and self._compresses else None
         )
         try:
-            restored = None if restore is None else residuals.loaded(restore, self._stay.session)
-            self._turn_to(self._met(self._stay))
-            ready = self._stay.session.ready
-            assert ready is not None, "they have met"
+            restored = None if restore is None else residuals.loaded(restore, self._current.session)
+            self._switch_to(self._established(self._current))
+            ready = self._current.session.ready
+            assert ready is not None, "every shard has registered the worker"
             self.clock, self.step = ready.clock, ready.step
             if restored is not None:
                 self._restore_residual(*restored)
@@ -177,16 +177,17 @@ class Client:
 
     @property
     def cluster(self) -> Cluster:
-        """Where the job is, as far as this client has heard."""
-        return self._stay.cluster
+        """The job's cluster, as far as this client has heard."""
+        return self._current.cluster
 
-    # --- the sentence -----------------------------------------------------------------------------
+    # --- pull and push ----------------------------------------------------------------------------
 
     @_by_one_thread
     def pull(self, clock: int | None = None, *, copy: bool = False) -> PulledWeights:
-        """The weights for the step at `clock` (default: the next one); waits at the bound.
+        """The weights for the step at `clock` (default: the next one); waits at the staleness
+        bound.
 
-        The array is read-only, and never written again while referred to; drop it when done. With
+        The array is read-only, and not overwritten while it is referred to; drop it when done. With
         `copy` it is the caller's own, and writable, as `torch.from_numpy` wants it.
         """
         wanted = self.clock if clock is None else arguments.whole("pull: clock", clock, 0)
@@ -194,7 +195,7 @@ class Client:
         started, before = self._enter(Pull), self.times.serialise_s
         self._prefetched.drop_before(wanted)
         if wanted not in self._prefetched:
-            self._stay.send(self._ask(wanted, time.monotonic()))
+            self._current.send(self._ask(wanted, time.monotonic()))
         while (pulled := self._prefetched.take(wanted)) is None:
             self._turn()
         took = time.monotonic() - started - (self.times.serialise_s - before)
@@ -212,18 +213,18 @@ class Client:
 
     @_by_one_thread
     def prefetch(self, clock: int) -> None:
-        """Ask now for what `pull(clock)` will return; its answer travels while you compute.
+        """Request what `pull(clock)` will return; the answer travels while the caller computes.
 
-        Several may be asked for. `ahead` says how early, for each to be there in time.
+        Several may be requested. `recommended_prefetch` is how many steps early each has to be.
         """
         self._check_open()
         clock = arguments.whole("prefetch: clock", clock, 0)
         if clock not in self._prefetched:
-            self._stay.send(self._ask(clock, time.monotonic()))
+            self._current.send(self._ask(clock, time.monotonic()))
 
     @property
     def recommended_prefetch(self) -> int:
-        """How many of your steps early to prefetch weights, as the link has been until now."""
+        """How many of the caller's steps early to prefetch weights, by the link measured so far."""
         return self._pacing.ahead
 
     @_by_one_thread
@@ -239,13 +240,13 @@ class Client:
     ) -> None:
         """Send a gradient over `steps` steps, of shape (table.size,) float32, and do not wait.
 
-        A list of as many numbers will do.
-        `read_versions`, one a shard, are what it was computed from (default: the last pull's). The
-        array must not change until it is acknowledged: take it from `empty()`, then drop it. Waits
-        only while `in_flight` earlier pushes are unacknowledged. Raises BadInput when the
-        array does not fit, or what a shard found wrong with an earlier one, whose part there then
-        counts as zeros: the next push may follow. `prefetch` asks in the same
-        message for what `pull(prefetch)` will return, which then holds this push: one round trip.
+        A list of as many numbers will do. `read_versions`, one per shard, are those of the weights
+        that it was computed from (default: the last pull's). The array must not change until it is
+        acknowledged: take it from `new_gradient()`, then drop it. Waits only while `in_flight`
+        earlier pushes are unacknowledged. Raises BadInput when the array does not fit, or when a
+        shard refused the content of an earlier push, whose part there then counts as zeros; the
+        next push may follow. `prefetch` requests in the same message what `pull(prefetch)` will
+        return, including this push: one round trip.
         """
         if read_versions is None:
             if self._replica is None:
@@ -259,11 +260,11 @@ class Client:
         if prefetch is not None:
             prefetch = arguments.whole("push: prefetch", prefetch, 0)
         started, before = self._enter(Push), self.times.serialise_s
-        if self._stay.session.unacknowledged:
+        if self._current.session.unacknowledged:
             self._await_room(self._pacing.room)
         now = time.monotonic()
         self.times.network_s += now - started - (self.times.serialise_s - before)
-        request, sends = self._stay.session.push(
+        request, sends = self._current.session.push(
             gradient if self._compresses else self._arenas.placed(gradient),
             self._versions(_read_versions(read_versions)),
             clock=self.clock + steps,
@@ -278,7 +279,7 @@ class Client:
         self._pushed(request, steps, now)
         if prefetch is not None and prefetch not in self._prefetched:
             sends += self._ask(prefetch, now)
-        self._stay.send(sends)
+        self._current.send(sends)
         self._pacing.leave(time.monotonic())
 
     @_by_one_thread
@@ -291,10 +292,10 @@ class Client:
         self._pacing.leave(now)
 
     def new_gradient(self, *, zeroed: bool = True) -> NDArray[np.float32]:
-        """A zeroed array of the table's size, for a gradient; dropping it recycles it.
+        """A zeroed float32 array of the table's size, for a gradient; dropping it recycles it.
 
         Where a shard shares memory with this client, the array is in that memory and is pushed
-        without a copy. Zeroing costs time; without `zeroed` the array holds anything, so write
+        without a copy. Zeroing costs time; without `zeroed` the content is arbitrary, so write
         every float of it, padding included.
         """
         array = self._arenas.take()
@@ -304,44 +305,47 @@ class Client:
 
     @property
     def transports(self) -> tuple[str, ...]:
-        """What carries the arrays to and from each shard: shm, ipc or tcp."""
-        return self._stay.connection.transports
+        """The transport of the arrays to and from each shard: shm, ipc or tcp."""
+        return self._current.connection.transports
 
     @_by_one_thread
     def save(self, path: str | Path) -> None:
-        """Wait until every push is acknowledged, and write the residual that they leave to a file.
+        """Wait until every push is acknowledged, then write the residual to a file.
 
-        A later life of this worker restores it, and nothing of any gradient is lost between them,
-        if it stands where this one does. Raises BadInput where pushes are not compressed.
+        A later life of this worker restores it, at this same push, so that nothing of any gradient
+        is lost in between. Raises BadInput where pushes are not compressed.
         """
         target = paths.path("save: path", path)
-        feedback = residuals.feedback_of(self._stay.session, "save")
+        feedback = residuals.feedback_of(self._current.session, "save")
         self.flush()
-        state = residuals.state_of(self._stay.session, self.step, self.clock, self.seq)
+        state = residuals.state_of(self._current.session, self.step, self.clock, self.seq)
         save_state(target, state, feedback.state())
 
     @_by_one_thread
     def restore_residual(self, state: WorkerState, arrays: Arrays) -> None:
-        """Go on as a life of this worker did that a snapshot was taken of (keeping.residual_in).
+        """Continue with a worker state from a snapshot (snapshots.residual_writer.residual_in).
 
-        Before the first pull. What it had pushed beyond the snapshot is pushed again, so `seq`,
-        `step` and `clock` may be further afterwards. Raises BadInput when the state is another's or
-        of another moment, or pushes are not compressed: the worker can go on without it.
+        Call it before the first pull. Pushes beyond the snapshot are pushed again, so `seq`, `step`
+        and `clock` may be higher afterwards. Raises BadInput when the state belongs to another
+        worker or another push, or pushes are not compressed: the worker can continue without it.
         """
-        arguments.instance("take_up: state", state, WorkerState, "a WorkerState")
-        arguments.instance("take_up: arrays", arrays, Mapping, "arrays by name")  # type: ignore[type-abstract]
-        residuals.feedback_of(self._stay.session, "take up")
-        residuals.check(state, self._stay.session, f"residual of {state.worker}")
+        what = "restore_residual"
+        arguments.instance(f"{what}: state", state, WorkerState, "a WorkerState")
+        arguments.instance(f"{what}: arrays", arrays, Mapping, "arrays by name")  # type: ignore[type-abstract]
+        residuals.feedback_of(self._current.session, what)
+        residuals.check(state, self._current.session, f"residual of {state.worker}")
         self._restore_residual(state, arrays)
 
     @property
     def seq(self) -> int:
-        """The number of this worker's last push; at first, its former life's last applied one."""
-        return self._stay.session.seq
+        """The number of this worker's last push; at first, the last applied push of its former
+        life.
+        """
+        return self._current.session.seq
 
     @_by_one_thread
     def close(self) -> None:
-        """Wait for the last acknowledgements, leave the gate, drop the connections, for good."""
+        """Wait for the last acknowledgements, leave the job and drop the connections; final."""
         if self._closed:
             return
         try:
@@ -349,16 +353,16 @@ class Client:
             if self._keeper is not None and self.seq:
                 self._keep(self.seq)
             self._leaving = True
-            self._stay.send(self._stay.session.leave(time.monotonic()))
+            self._current.send(self._current.session.leave(time.monotonic()))
             while not self._departed:
                 self._turn()
         finally:
             self.abort()
 
     def abort(self) -> None:
-        """Drop the connections as a crash would: the lease frees the others."""
+        """Drop the connections as a crash would; the others wait until the lease expires."""
         self._closed = True
-        self._stay.close()
+        self._current.close()
         if self._keeper is not None:
             self._keeper.close()
 
@@ -379,114 +383,117 @@ class Client:
     # --- the residual -----------------------------------------------------------------------------
 
     def _restore_residual(self, state: WorkerState, arrays: Arrays) -> None:
-        """Go on with a residual, once the shards have the pushes that it follows."""
+        """Continue with a residual, after repeating the pushes that precede it."""
         base = self.seq
-        for push in residuals.restored(self._stay.session, state, arrays):
+        for push in residuals.restored(self._current.session, state, arrays):
             now = time.monotonic()
             request, sends = residuals.made_again(
                 push,
                 arrays[push.name],
-                self._stay.session,
+                self._current.session,
                 clock=self.clock + push.steps,
                 step=self.step + push.steps,
                 now=now,
             )
             self._pushed(request, push.steps, now)
-            self._stay.send(sends)
+            self._current.send(sends)
         if self._keeper is not None:  # a snapshot may be taken before the next push
             replaced = {"incarnation": self.incarnation, "base": base}
             self._keeper.keep(msgspec.structs.replace(state, **replaced), arrays)
 
     def _keep(self, base: int, pushes: Sequence[reshard_client.CarriedPush] = ()) -> None:
-        """Have what a snapshot of the shards at push `base` wants of this worker written."""
-        assert self._keeper is not None, "somebody asked for it"
-        self._keeper.keep(*residuals.kept(self._stay.session, self.step, self.clock, base, pushes))
+        """Write this worker's state for a snapshot of the shards at push `base`."""
+        assert self._keeper is not None, "only with `keep` and compressed pushes"
+        self._keeper.keep(
+            *residuals.kept(self._current.session, self.step, self.clock, base, pushes)
+        )
 
-    # --- moving -----------------------------------------------------------------------------------
+    # --- resharding -------------------------------------------------------------------------------
 
-    def _turn_to(self, stay: ClusterConnection) -> None:
-        """Whatever is asked from now on is asked there."""
-        sharing = stay.connection.sharing
+    def _switch_to(self, connection: ClusterConnection) -> None:
+        """Send all further requests through this cluster connection."""
+        sharing = connection.connection.sharing
         self._pacing.begin(self.table.size, shared=sharing is not None)
-        self._arenas.turn_to(stay.cluster.map, sharing)
-        self._stay = stay
+        self._arenas.turn_to(connection.cluster.map, sharing)
+        self._current = connection
 
-    def _met(self, stay: ClusterConnection) -> ClusterConnection:
-        """This one, or that with whoever holds the job by now, once the shards know this worker."""
+    def _established(self, connection: ClusterConnection) -> ClusterConnection:
+        """This connection, or its last successor, once its shards have registered the worker."""
         try:
-            while not stay.begin(self._note):
-                stay.close()
-                stay = self._succeeding(stay)
+            while not connection.begin(self._note):
+                connection.close()
+                connection = self._connect_successor(connection)
         except BaseException:
-            stay.close()
+            connection.close()
             raise
-        return stay
+        return connection
 
-    def _succeeding(self, stay: ClusterConnection) -> ClusterConnection:
-        assert stay.successors is not None, "these shards have no job any more"
-        return self._new_stay(stay.successors)
+    def _connect_successor(self, connection: ClusterConnection) -> ClusterConnection:
+        assert connection.successors is not None, "the shards have handed the job over"
+        return self._connect(connection.successors)
 
-    def _move(self) -> None:
-        """Go on with the shards that hold the job now: repeat what the former have not applied.
+    def _follow_reshard(self) -> None:
+        """Connect to the new shards, and repeat the pushes that the former have not applied.
 
-        Who is interrupted here has not moved, still owes what it owed, and begins anew.
+        Ctrl-C here leaves the client on the former connection with everything outstanding; the next
+        call tries again.
         """
-        former = self._stay
+        former = self._current
         former.close()
-        stay = self._met(self._succeeding(former))
+        connection = self._established(self._connect_successor(former))
         now = time.monotonic()
         try:
-            joins, owed = reshard_client.resume_at(former.session, stay.session, now)
+            joins, owed = reshard_client.resume_at(former.session, connection.session, now)
             wanted = self._prefetched.restart()
-            self._turn_to(stay)
+            self._switch_to(connection)
         except BaseException:
-            stay.close()
+            connection.close()
             raise
-        self._stay.send(joins)
+        self._current.send(joins)
         for request, sends in owed:
             self._pacing.pushes.record_send(request, now)
-            self._stay.send(sends)
+            self._current.send(sends)
         for clock in wanted:
-            self._stay.send(self._ask(clock, now))
+            self._current.send(self._ask(clock, now))
         if self._leaving:
-            self._stay.send(self._stay.session.leave(time.monotonic()))
+            self._current.send(self._current.session.leave(time.monotonic()))
 
     def _versions(self, read: Sequence[int]) -> Sequence[int]:
-        """What was read before a move, as the shards after it are told."""
-        shard_map = self._stay.cluster.map
+        """The read versions, in the number that the present shards expect after a reshard."""
+        shard_map = self._current.cluster.map
         moved = shard_map.epoch > self._first_epoch
         return reshard_client.versions(read, shard_map.shards) if moved and read else read
 
     # --- requests and answers ---------------------------------------------------------------------
 
     def _ask(self, clock: int, now: float) -> list[events.Send]:
-        request, sends = self._stay.session.pull(clock, now)
+        request, sends = self._current.session.pull(clock, now)
         self._pacing.pulls.record_send(request, now)
         self._prefetched.record_request(clock, request)
         return sends
 
     def _pushed(self, request: int, steps: int, now: float) -> None:
-        """A push over so many steps is on its way."""
+        """A push over `steps` steps has been sent."""
         self._pacing.pushes.record_send(request, now)
         self.clock += steps
         self.step += steps
 
     def _await_room(self, unacknowledged: int) -> None:
-        while self._stay.session.unacknowledged > unacknowledged:
+        while self._current.session.unacknowledged > unacknowledged:
             self._turn()
 
     def _enter(self, kind: type[Pull | Push] | None) -> float:
-        """The caller is back: note how long it was busy, and take in what came meanwhile.
+        """A call begins: record how long the caller was busy, and process what came meanwhile.
 
-        What came in a brief absence need not be told apart from what comes now. Returns when it is.
+        After a brief absence, arrivals are left to be processed with later ones. Returns the time.
         """
-        if self._closed:  # calls cost
+        if self._closed:  # tested here, because a function call costs time at each push
             self._check_open()
         now = time.monotonic()
         away_s = self._pacing.enter(kind, now)
         if self._pacing.in_flight is None and away_s > _BRIEF_S:
-            deadline = self._stay.session.next_deadline
-            if deadline is not None and (deadline <= now or self._stay.links.waiting):
+            deadline = self._current.session.next_deadline
+            if deadline is not None and (deadline <= now or self._current.links.waiting):
                 self._turn(0.0)
         self._pacing.listens = True
         return now
@@ -496,17 +503,17 @@ class Client:
             raise BadInput(f"client of worker {self.worker}: it is closed")
 
     def _turn(self, timeout: float | None = None) -> None:
-        """Wait for the next thing to happen, up to `timeout`, and deal with it."""
-        stay = self._stay
-        if stay.successors is None:  # or Ctrl-C came while we moved
-            if stay.torn:
-                stay.ask_again()
+        """Wait up to `timeout` seconds for the next arrival or deadline, and handle it."""
+        connection = self._current
+        if connection.successors is None:  # it is set if Ctrl-C interrupted an earlier reshard
+            if connection.torn:
+                connection.ask_again()
                 for clock in self._prefetched.cancel_all():
                     self.prefetch(clock)
-                stay.torn = False
-            stay.turn(self._note, timeout)
-        if stay.successors is not None and stay.session.ready is not None:
-            self._move()
+                connection.torn = False
+            connection.turn(self._note, timeout)
+        if connection.successors is not None and connection.session.ready is not None:
+            self._follow_reshard()
 
     def _note(self, event: events.Event, now: float) -> None:
         heard = self._pacing.listens
@@ -527,4 +534,4 @@ class Client:
             case events.Departed():
                 self._departed = True
             case events.Exported() if self._keeper is not None and not self._keeper.busy:
-                self._keep(event.base, reshard_client.recorded(self._stay.session, event))
+                self._keep(event.base, reshard_client.recorded(self._current.session, event))

@@ -1,8 +1,8 @@
-"""A cluster, described: everything that a worker or an SDK user needs to find a job's shards.
+"""The cluster description: everything that a worker or an SDK user needs to connect to a job.
 
 It is a plain value that travels inside Spark's closures and in the run folder's `cluster.json`.
-Where shards speak CURVE it holds what lets its owner in (authorization.py), so it is shown without
-its secrets, and workers are given one without the operator's key.
+Where shards speak CURVE it holds the secrets that admit its owner (authorization.py), so its repr
+hides them, and workers are given one without the operator's key.
 """
 
 import os
@@ -21,7 +21,9 @@ from shards.tables import DenseTable, ShardMap
 
 
 class Access(msgspec.Struct, frozen=True):
-    """What lets in: `token` workers, `operator` whoever started the job; secret halves of keys."""
+    """The secret halves of the keys that admit clients: `token` for workers, `operator` for the
+    operator.
+    """
 
     token: str
     operator: str = ""
@@ -31,11 +33,11 @@ class Access(msgspec.Struct, frozen=True):
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """One job: its table, who owns which keys, and where each shard listens.
+    """One job: its table, the key ranges of each shard, and where each shard listens.
 
     `bound` is the staleness bound in steps, None for none; `endpoints[shard]` is a ZeroMQ address,
-    or one that pins a key (keys.py); `access` is for those. Of replicated shards these are the
-    first primaries'; the `coordinator` tells who serves now.
+    or one that pins a key (keys.py), for which `access` holds the client's keys. For replicated
+    shards the endpoints are the first primaries'; the `coordinator` reports the present ones.
     """
 
     job: str
@@ -55,12 +57,12 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def encode(self) -> bytes:
-        """It as JSON."""
+        """The description as JSON."""
         return msgspec.json.encode(self)
 
     @staticmethod
     def decode(content: bytes) -> "Cluster":
-        """What `encode` gave; raises BadInput."""
+        """The inverse of `encode`; raises BadInput."""
         try:
             return checked_json.decode(content, Cluster)
         except UNDECODABLE as error:
@@ -68,26 +70,28 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The job's name, without the part that is secret."""
+        """The job's name, without its secret part."""
         return self.job.rpartition("-")[0] or self.job[:4]
 
     def where(self, shard: int) -> str:
-        """The address of a shard, for people."""
+        """The address of a shard, for messages to users."""
         return address_of(self.endpoints[shard]).plain
 
     def for_workers(self) -> "Cluster":
-        """The same without the operator's key."""
+        """The same cluster without the operator's key."""
         if self.access is None:
             return self
         return msgspec.structs.replace(self, access=Access(self.access.token))
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON that only this user can read."""
+        """Write the description as JSON that only this user can read."""
         write_private(paths.path("path", path), checked_json.encode(self))
 
     @staticmethod
     def load(path: str | Path) -> "Cluster":
-        """Read such a file; raises BadInput naming it, also where others may read its secrets."""
+        """Read a file that `save` wrote; raises BadInput naming it, also if others may read its
+        secrets.
+        """
         file = paths.path("path", path)
         try:
             cluster = Cluster.decode(file.read_bytes())
@@ -101,7 +105,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cluster_of(value: object) -> Cluster:
-    """A cluster: itself, or what the file of this path holds; raises BadInput."""
+    """The Cluster for `value`: itself, or the content of the file at this path; raises BadInput."""
     if isinstance(value, Cluster):
         return value
     if isinstance(value, str | os.PathLike):

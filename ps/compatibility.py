@@ -1,8 +1,8 @@
 """The build id: a digest of the code that both ends of a connection must share.
 
-Two ends with different code may agree on every header and still mean different things by it, so a
-Hello names the build and a shard refuses another. Files are read through `importlib.resources`, so
-the id is the same from a checkout, a wheel and a zip on an executor's path.
+Two ends with different code may agree on every header and still interpret it differently, so a
+Hello names the build and a shard refuses any other. Files are read through `importlib.resources`,
+so the id is the same from a checkout, a wheel and a zip on an executor's path.
 """
 
 import hashlib

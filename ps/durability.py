@@ -1,6 +1,4 @@
-"""How much of what a shard acknowledged survives what: docs/explanation/durability.md tells it at
-length.
-"""
+"""How much acknowledged work survives which failure; see docs/explanation/durability.md."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -11,8 +9,8 @@ from shards.errors import BadInput
 class Durability(StrEnum):
     """What survives the death of a shard's process.
 
-    `memory`: what the last snapshot holds. `process`: everything, while the host's kernel runs.
-    `logged`: everything, also when the power fails, if the disk keeps what it says it has.
+    `memory`: the last snapshot. `process`: everything, while the host's kernel runs. `logged`:
+    everything, also after a power failure, if the disk keeps what it reports as written.
     `replicated`: everything, without a pause, when any one process dies, stops or is cut off.
     """
 
@@ -23,11 +21,11 @@ class Durability(StrEnum):
 
     @property
     def keeps_log(self) -> bool:
-        """Whether a shard writes a log that a later life goes on from."""
+        """Whether a shard writes a WAL from which its next life recovers."""
         return self in (Durability.PROCESS, Durability.LOGGED)
 
     def folder_for(self, logs: Path | None, shard: int) -> str | None:
-        """Where shard `shard` keeps its log below `logs`, if it keeps one; raises BadInput."""
+        """The folder of a shard's WAL below `logs`, None if it keeps none; raises BadInput."""
         if not self.keeps_log:
             return None
         if logs is None:

@@ -1,4 +1,4 @@
-"""A job: what its shards are told, and how the whole is described to workers."""
+"""Builds the specs of a job's shards, and the cluster description for its workers."""
 
 import secrets
 from collections.abc import Sequence
@@ -35,14 +35,14 @@ def shard_specs(
     compression: Compression | str | None = None,
     name: str = "job",
 ) -> list[ShardSpec]:
-    """The specs of a new job's shards, its table cut evenly among them.
+    """The specs of a new job's shards, with its table cut evenly among them.
 
-    Defaults: plain SGD at rate 0.01, no weight decay, no staleness bound, and a guard that lets in
-    any gradient that is finite. A `rule` may be a name, such as "adam", with its defaults; a
-    `schedule` a number, a fixed rate; a `decay` a number, L2; no `bound` is None or inf.
-    `compression` is what workers are expected to choose, so that
-    shards compile it before they come; by default plain floats. The job's id is `name` and a random
-    part that a stranger cannot guess. Raises BadInput for numbers that make no sense.
+    Defaults: plain SGD at rate 0.01, no weight decay, no staleness bound, and a guard that accepts
+    any finite gradient. A `rule` may be a name, such as "adam", with its defaults; a `schedule` a
+    number, a fixed rate; a `decay` a number, L2; a `bound` of None or inf is none. `compression` is
+    the expected choice of the workers, so that shards compile it in advance; by default plain
+    floats. The job's id is `name` and a random part that a stranger cannot guess. Raises BadInput
+    for invalid numbers.
     """
     table = arguments.instance("table", table, DenseTable, "a DenseTable")
     shards, workers = arguments.whole("shards", shards, 1), arguments.whole("workers", workers, 1)
@@ -79,7 +79,7 @@ def shard_specs(
 
 
 def check_specs(specs: Sequence[ShardSpec]) -> Sequence[ShardSpec]:
-    """The specs of one job; raises BadInput for anything else."""
+    """The specs, checked to be a non-empty list of ShardSpec; raises BadInput."""
     expected = "the list that ps.shard_specs returns"
     if not isinstance(specs, list | tuple) or not specs:
         raise arguments.wrong("specs", expected, specs)
@@ -96,7 +96,7 @@ def _endpoints(endpoints: Sequence[str]) -> tuple[str, ...]:
 
 
 def resharded_specs(specs: Sequence[ShardSpec], shards: int) -> list[ShardSpec]:
-    """The specs of other shards of the same job, for it to move to (resharding.py).
+    """The specs of other shards for the same job to be resharded to (resharding.py).
 
     Raises BadInput for more shards than the table can be cut into.
     """
@@ -110,7 +110,7 @@ def make_cluster(
 ) -> Cluster:
     """The cluster that these shards form once they listen at `endpoints`.
 
-    `access` lets in, where they speak CURVE.
+    `access` holds the secret keys that admit clients, where the shards speak CURVE.
     """
     first = check_specs(specs)[0]
     return Cluster(

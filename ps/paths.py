@@ -1,4 +1,4 @@
-"""Paths that callers pass, checked where they come in, as shards/arguments.py checks the rest."""
+"""Checks paths that callers pass, as shards/arguments.py checks other arguments."""
 
 import os
 from pathlib import Path
@@ -16,5 +16,5 @@ def path(what: str, value: object) -> Path:
 
 
 def place(what: str, value: object) -> str | Path:
-    """A path, or a URI as it is; raises BadInput naming `what`."""
+    """A path, or a URI unchanged; raises BadInput naming `what`."""
     return value if isinstance(value, str) and "://" in value else path(what, value)

@@ -1,10 +1,10 @@
-"""Who takes a job's snapshots while it runs: beside the training, and never in its way.
+"""Takes a job's snapshots while it runs, without delaying the training.
 
-A thread with a console of its own asks all shards for their states and writes them. A shard only
-lends what it has (shards/parameters.py), so pushes go on meanwhile. One snapshot is taken at a
-time; one that falls due meanwhile is taken next. A snapshot that fails, on a full disk or because a
-store cannot be reached, changes nothing: the last good one stays, whoever looks on is told, and the
-training goes on.
+A thread with an admin client of its own asks all shards for their states and writes them. A shard
+shares its arrays without copying (shards/parameters.py), so pushes continue meanwhile. One snapshot
+is taken at a time; one that falls due meanwhile is taken next. A failed snapshot, on a full disk or
+because a store cannot be reached, changes nothing: the last good one stays, the failure is
+reported, and the training continues.
 """
 
 import time
@@ -23,19 +23,19 @@ from shards.parameters import ShardState
 
 _PATIENCE_S = 30.0  # for a large state over a slow link
 _RESIDUALS_S = 30.0  # a worker hears of a snapshot with the next push that is acknowledged
-_STANDSTILL_S = 5.0  # after which shards go on by themselves
+_STANDSTILL_S = 5.0  # after which quiesced shards resume by themselves
 
 
 class SnapshotScheduler:
-    """Takes snapshots of one job onto a shelf; a context manager.
+    """Takes snapshots of one job into the catalog `shelf`; a context manager.
 
-    One is due every `every` iterations and every `every_s` seconds (0: not by that), and whenever
-    somebody asks. `begins_at` is the iteration that the job goes on from, of which there is one.
-    With `aligned` the shards stand still at the same pushes of every worker while they are asked
-    (shards/quiesce.py); one that they do not come together for is taken without, and its manifest
-    says so. With `residuals` workers that compress their pushes write what they keep back
-    (residual_writer.py), and it goes into the snapshot if it comes within half a minute. `told` is
-    given what an operator should read, in the calling thread.
+    One is due every `every` iterations and every `every_s` seconds (0 disables either), and at each
+    explicit request. `begins_at` is the iteration at which the job starts, of which a snapshot
+    exists. With `aligned` the shards are quiesced at the same pushes of every worker while they
+    export (shards/quiesce.py); if they do not come together, the snapshot is taken without, and its
+    manifest records that. With `residuals`, workers that compress their pushes write their
+    residuals (residual_writer.py), which go into the snapshot if they arrive within half a minute.
+    `told` is called with messages for the operator, in the calling thread.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class SnapshotScheduler:
     ) -> None:
         self.latest: str | None = None
         self._cluster = cluster
-        self._shelf = shelf
+        self._catalog = shelf
         self._rule = rule
         self._workers = workers
         self._every = every
         self._every_s = every_s
         self._aligned = aligned
         self._residuals = residuals
-        self._told = told
+        self._report = told
         self._next = self._next_after(begins_at)
         self._next_at = time.monotonic() + every_s
         self._asked = self._answering = False
@@ -71,9 +71,9 @@ class SnapshotScheduler:
         self._sweep()
 
     def look(self, iteration: int, *, asked: bool = False) -> None:
-        """Begin a snapshot if one is due or `asked` for, and tell how the one before went.
+        """Begin a snapshot if one is due or `asked` for, and report how the last one went.
 
-        Call it now and then; it does not wait.
+        Call it regularly; it does not wait.
         """
         self._asked |= asked
         if not self.idle:
@@ -93,28 +93,30 @@ class SnapshotScheduler:
 
     @property
     def idle(self) -> bool:
-        """Whether none is under way; tells how the last one went."""
+        """Whether no snapshot is in progress; reports how the last one went."""
         if self._under_way is not None and self._under_way.done():
             self._finish()
         return self._under_way is None
 
     def follow(self, cluster: Cluster) -> None:
-        """Take the next ones of these shards, which the job has moved to while this was idle."""
-        assert self._under_way is None, "a snapshot would end the standstill of a move"
+        """Take the next snapshots of these shards, to which the job was resharded while this was
+        idle.
+        """
+        assert self._under_way is None, "a snapshot would end the quiesce of a reshard"
         self._cluster = cluster
 
     def save(self, states: Sequence[ShardState], patience_s: float = 0.0) -> str | None:
-        """Write these states now, behind a snapshot under way; returns the place of theirs.
+        """Write these states now, after a snapshot in progress; returns the path of theirs.
 
-        A failure is told, and None is returned, whatever the `latest` one is. Workers that live are
-        given `patience_s` for their residuals.
+        On failure it reports the error and returns None, whatever `latest` is. Live workers are
+        given `patience_s` seconds for their residuals.
         """
         self._finish()
         self._under_way = self._pool.submit(self._write, states, patience_s)
-        return self.latest if self._finish(goes_on=False) else None
+        return self.latest if self._finish(training=False) else None
 
     def close(self) -> None:
-        """Wait for the snapshot under way, and take no more."""
+        """Wait for the snapshot in progress, and take no more."""
         self._finish()
         self._pool.shutdown()
         self._sweep()
@@ -126,14 +128,14 @@ class SnapshotScheduler:
         self.close()
 
     def _take(self) -> None:
-        with AdminClient(self._cluster, patience_s=_PATIENCE_S) as console:
+        with AdminClient(self._cluster, patience_s=_PATIENCE_S) as admin:
             if self._aligned:
                 with suppress(Unreachable):
-                    console.quiesce(_STANDSTILL_S)
-            self._write(console.export(going_on=self._aligned), _RESIDUALS_S)
+                    admin.quiesce(_STANDSTILL_S)
+            self._write(admin.export(going_on=self._aligned), _RESIDUALS_S)
 
     def _write(self, states: Sequence[ShardState], patience_s: float) -> None:
-        self.latest = self._shelf.save(
+        self.latest = self._catalog.save(
             states[0].saved.steps // self._workers,
             states,
             table=self._cluster.table,
@@ -146,24 +148,26 @@ class SnapshotScheduler:
     def _gathered(
         self, states: Sequence[ShardState], patience_s: float
     ) -> Sequence[tuple[str, SavedWorkerState]]:
-        """What workers have kept back of these states, in the thread of the snapshot."""
+        """The workers' residuals for these states; runs in the snapshot's thread."""
         if not self._residuals:
             return ()
         wanted = awaited(states)
         try:
-            found, self._missing = gathered(self._shelf.store, wanted, patience_s)
+            found, self._missing = gathered(self._catalog.store, wanted, patience_s)
         except OSError:  # the states are worth a snapshot by themselves
             found, self._missing = [], list(wanted)
         return found
 
     def _sweep(self) -> None:
-        """No worker lives: what any has left beside the snapshots is in them, or in vain."""
+        """Delete leftover residual files; no worker is alive that could still need them."""
         if self._residuals:
             with suppress(OSError):
-                sweep_kept(self._shelf.store)
+                sweep_kept(self._catalog.store)
 
-    def _finish(self, *, goes_on: bool = True) -> bool:
-        """Wait for the one under way, and tell how it went; False if it failed, or none was."""
+    def _finish(self, *, training: bool = True) -> bool:
+        """Wait for the snapshot in progress, and report how it went; False if it failed, or there
+        was none.
+        """
         under_way, self._under_way = self._under_way, None
         answering, self._answering = self._answering, False
         if under_way is None:
@@ -172,11 +176,11 @@ class SnapshotScheduler:
             under_way.result()
         except DownpourError as error:
             kept = f"the last good one is {self.latest}" if self.latest else "there is none yet"
-            self._told(f"{error}; {kept}{', and training goes on' if goes_on else ''}")
+            self._report(f"{error}; {kept}{', and training continues' if training else ''}")
             return False
         missing, self._missing = self._missing, []
         if missing:
-            self._told(f"snapshot {self.latest}: without the residuals of {' '.join(missing)}")
+            self._report(f"snapshot {self.latest}: without the residuals of {' '.join(missing)}")
         if answering:
-            self._told(f"snapshot {self.latest}")
+            self._report(f"snapshot {self.latest}")
         return True

@@ -96,7 +96,7 @@ class RetransmitTable:
         return iter([(to, one) for to, owed in self._pending.items() for one in owed.values()])
 
     def empty(self, pending: UnansweredMessage, now: float) -> None:
-        """A push that its shard refuses to apply: from now on it carries no value, and it is `due`."""
+        """A push that its shard refuses to apply: from now on it carries no values and is `due`."""
         assert isinstance(pending.message, Push), "only a push carries values"
         bare = msgspec.structs.replace(pending.message, kind=Kind.SPARSE, zstd=False)
         pending.message, pending.frames = bare, (_NOTHING,) * len(pending.frames)

@@ -129,7 +129,7 @@ def _push(client: Client, life: Life, record: Record, journal: Journal) -> None:
 
 def _clock(client: Client) -> int:
     """The worker's clock as the shards are given it."""
-    return client.clock + client._stay.session.ahead
+    return client.clock + client._current.session.ahead
 
 
 @contextmanager

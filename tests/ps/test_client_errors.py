@@ -286,7 +286,7 @@ def test_an_older_life_that_computes_is_told_when_it_renews_its_lease() -> None:
     with ps.local_shards(specs) as cluster:
         older = Client(cluster, worker="w")
         older.pull()
-        renewal = older._stay._renewal
+        renewal = older._current._renewal
         assert renewal is not None
         with Client(cluster, worker="w", incarnation=1):
             renewal._thread.join(60)
@@ -323,11 +323,11 @@ def test_a_lease_that_nobody_renews_is_told(
         def none_left() -> None:
             raise zmq.ZMQError(errno.EMFILE)
 
-        monkeypatch.setattr(client._stay.connection, "more_links", none_left)
-        renewal = LeaseKeepAlive(client._stay.connection, client._stay.session, 60.0)
+        monkeypatch.setattr(client._current.connection, "more_links", none_left)
+        renewal = LeaseKeepAlive(client._current.connection, client._current.session, 60.0)
         renewal.begin()
         renewal._thread.join()
-        client._stay._renewal, own = renewal, client._stay._renewal
+        client._current._renewal, own = renewal, client._current._renewal
         assert own is not None
         own.stop()
         with pytest.raises(zmq.ZMQError, match="Too many open files"):
@@ -373,8 +373,8 @@ def test_a_long_computation_keeps_its_lease() -> None:
                     assert time.monotonic() < until, "nobody renews it"
                     time.sleep(0.05)
             assert standing() == [Standing.ACTIVE, Standing.ACTIVE]
-            assert isinstance(client._stay._renewal, LeaseKeepAlive)
-            client._stay._renewal.stop()
+            assert isinstance(client._current._renewal, LeaseKeepAlive)
+            client._current._renewal.stop()
             until = time.monotonic() + 30
             while Standing.ACTIVE in standing() and time.monotonic() < until:
                 time.sleep(0.05)
@@ -388,8 +388,8 @@ def test_a_long_computation_keeps_its_lease() -> None:
 def test_what_ends_the_renewing_thread_is_told(cluster: Cluster) -> None:
     """Not as a trace on the screen of somebody who is computing, but by the next call."""
     client = Client(cluster, worker="w")
-    assert client._stay._renewal is not None
-    client._stay._renewal.failure = GiveUp("no more renewals")
+    assert client._current._renewal is not None
+    client._current._renewal.failure = GiveUp("no more renewals")
     with pytest.raises(GiveUp, match="no more renewals"):
         client.pull()
     client.abort()

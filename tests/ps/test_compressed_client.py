@@ -51,7 +51,7 @@ def test_weights_and_residual_are_the_gradients(push: str) -> None:
             for gradient in gradients:
                 client.push(gradient)
             client.flush()
-            feedback = client._stay.session.cargo.feedback
+            feedback = client._current.session.cargo.feedback
             left = 0 if feedback is None else feedback.state()["error"].copy()
         arrived = -console.read()
         sent = sum(status.bytes_in for status in console.status())

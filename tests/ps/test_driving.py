@@ -245,11 +245,11 @@ def test_ctrl_c_before_any_line_that_greets_a_shard_anew(heard: str) -> None:
             for server in servers:
                 begin_next_life(server)
             servers[0].shard.ledger.entries["w"].clock += 2
-            with deaf(client._stay.links):
+            with deaf(client._current.links):
                 client.push(everywhere(1), prefetch=client.clock + 1)
             if heard == "led":
-                lead_elsewhere(client._stay.links, servers)
-            client._stay.torn = heard == "torn"
+                lead_elsewhere(client._current.links, servers)
+            client._current.torn = heard == "torn"
             try:
                 with interrupted(code, line):
                     client.pull()
@@ -259,7 +259,7 @@ def test_ctrl_c_before_any_line_that_greets_a_shard_anew(heard: str) -> None:
                 client.flush()
             assert client.pull().weights[0] == -pushes
             clocks = {server.shard.ledger.entries["w"].clock for server in servers}
-            assert clocks == {client.clock + client._stay.session.ahead}
+            assert clocks == {client.clock + client._current.session.ahead}
         assert reached == set(codes)
         assert set(console.read()[:700]) == {-len(wanted)}
 
@@ -268,7 +268,13 @@ def test_ctrl_c_before_any_line_that_greets_a_shard_anew(heard: str) -> None:
 MOVING = [
     step.__code__
     for step in (
-        *(Client._turn, Client._move, Client._met, Client._succeeding, Client._turn_to),
+        *(
+            Client._turn,
+            Client._follow_reshard,
+            Client._established,
+            Client._connect_successor,
+            Client._switch_to,
+        ),
         *(
             ClusterConnection.begin,
             ClusterConnection.close,

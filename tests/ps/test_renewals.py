@@ -57,7 +57,7 @@ def test_a_worker_that_owes_a_shard_nothing_greets_its_next_life() -> None:
             client.flush()
             waiting = threading.Thread(target=client.pull, daemon=True)
             waiting.start()
-            until(lambda: not client._stay.session._outstanding.to(0), "shard 0 does not answer")
+            until(lambda: not client._current.session._outstanding.to(0), "shard 0 does not answer")
             endpoint, (saved, weights, slots) = first.endpoint, first.shard.copy()
         with ShardServer(specs[0], boot=2, bind=endpoint) as second:
             second.shard.restore(saved, weights.copy(), slots)

@@ -138,12 +138,12 @@ def test_a_residual_goes_along(push: str) -> None:
         home.console.quiesce(60)
         for gradient in gradients[:4]:
             client.push(gradient)
-        assert client._stay.session.unacknowledged == 4
+        assert client._current.session.unacknowledged == 4
         home.move(3)
         for gradient in gradients[4:]:
             client.push(gradient)
         client.flush()
-        feedback = client._stay.session.cargo.feedback
+        feedback = client._current.session.cargo.feedback
         assert feedback is not None
         views = TABLE.views(gradients.sum(0) - feedback.state()["error"])
         sent = np.concatenate([view.ravel() for view in views.values()])
@@ -227,10 +227,10 @@ def test_a_push_that_died_half_way_is_never_applied_twice() -> None:
         client.push(everywhere(1.0))
         client.flush()
         # The next one reaches shard 0 alone.
-        links = client._stay.links
+        links = client._current.links
         whole, links.send_together = links.send_together, lambda *_: None  # type: ignore[method-assign]
         client.push(everywhere(1.0))
-        for shard, message, frames in list(client._stay.session.outstanding()):
+        for shard, message, frames in list(client._current.session.outstanding()):
             if shard == 0:
                 whole(shard, [(message, frames)])
         until = time.monotonic() + 60

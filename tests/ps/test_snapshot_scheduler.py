@@ -109,7 +109,7 @@ def test_a_failure_is_told_and_changes_nothing(cluster: Cluster, tmp_path: Path)
         assert told == [
             (
                 f"snapshot {tmp_path / '2'}: File too large; earlier snapshots are intact;"
-                f" the last good one is {tmp_path / '1'}, and training goes on"
+                f" the last good one is {tmp_path / '1'}, and training continues"
             )
         ]
         assert names(tmp_path) == ["1"]

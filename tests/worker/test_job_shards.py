@@ -282,10 +282,10 @@ def test_a_worker_that_dies_in_the_midst_of_a_push() -> None:
         client.pull()
         client.push(np.ones(TABLE.size, np.float32))
         client.flush()
-        whole = client._stay.links.send_together
-        client._stay.links.send_together = lambda *_: None  # type: ignore[method-assign]
+        whole = client._current.links.send_together
+        client._current.links.send_together = lambda *_: None  # type: ignore[method-assign]
         client.push(np.ones(TABLE.size, np.float32))
-        for shard, message, frames in list(client._stay.session.outstanding()):
+        for shard, message, frames in list(client._current.session.outstanding()):
             if shard == 0:
                 whole(shard, [(message, frames)])
         until(lambda: job_shards.admin.status()[0].version == 2, "the push has not come")

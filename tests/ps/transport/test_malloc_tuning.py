@@ -9,8 +9,8 @@ import pytest
 
 _TOUCH = """
 import ctypes, resource
-from ps.transport.malloc_tuning import keep_large_blocks
-print(int(keep_large_blocks()))
+from ps.transport.malloc_tuning import tune_malloc
+print(int(tune_malloc()))
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.free.argtypes = [ctypes.c_void_p]
@@ -27,8 +27,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 _HOLES = """
 import ctypes, gc, sys
-from ps.transport.malloc_tuning import Surplus, keep_large_blocks
-keep_large_blocks()
+from ps.transport.malloc_tuning import HeapTrimmer, tune_malloc
+tune_malloc()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.free.argtypes = [ctypes.c_void_p]
@@ -37,7 +37,7 @@ def resident():
 blocks = [libc.malloc(1 << 20) for _ in range(200)]
 for block in blocks:
     ctypes.memset(block, 1, 1 << 20)
-used = Surplus()
+used = HeapTrimmer()
 if "--seen" in sys.argv:
     used.received(1 << 20)
     sys.argv.remove("--seen")
@@ -56,10 +56,10 @@ print(resident())
 def _run(**environment: str) -> tuple[bool, int]:
     """Whether malloc was tuned in a fresh process, and the page faults of five large blocks."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", _TOUCH], env=kept | environment, stdout=subprocess.PIPE, check=True
     )
-    tuned, faults = map(int, told.stdout.split())
+    tuned, faults = map(int, done.stdout.split())
     return bool(tuned), faults
 
 
@@ -84,8 +84,8 @@ def _resident_with_holes(*arguments: str) -> tuple[int, int, int]:
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
     command = [sys.executable, "-c", _HOLES, *arguments]
-    told = subprocess.run(command, env=kept, stdout=subprocess.PIPE, check=True)
-    full, before, after = map(int, told.stdout.split())
+    done = subprocess.run(command, env=kept, stdout=subprocess.PIPE, check=True)
+    full, before, after = map(int, done.stdout.split())
     return full, before, after
 
 

@@ -313,7 +313,7 @@ def trained(client: ps.Client) -> NDArray[np.float32]:
 
 
 def connections(client: ps.Client) -> list[int]:
-    return [len(stripes) for stripes in client._stay.links._stripes]
+    return [len(stripes) for stripes in client._current.links._stripes]
 
 
 def test_a_client_over_several_connections_learns_the_same() -> None:

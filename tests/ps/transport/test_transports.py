@@ -137,8 +137,8 @@ def test_one_shard_is_read_where_it_writes() -> None:
             assert client.pull().weights.base is not None
             client.push(client.new_gradient())
             assert len(client._arenas) == 0, "neither pull nor push took an array of ours"
-            assert client._stay.connection.sharing is not None
-            assert len(client._stay.connection.sharing.buffers) == 1
+            assert client._current.connection.sharing is not None
+            assert len(client._current.connection.sharing.buffers) == 1
 
 
 @pytest.mark.parametrize("shards", [2, 3])
