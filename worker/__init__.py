@@ -6,8 +6,8 @@
     trained = worker.train(df, solver="lenet_solver.prototxt", shards=2, staleness=4)
     trained.save("lenet.caffemodel")
 
-`train` is for Caffe's format; `run_job` takes a `Job` with a model of your own. Importing this
-loads neither Spark nor Ray; calling one of the two does.
+`train` reads Caffe's format; `run_job` takes a `Job` with your own model. Importing this package
+loads neither Spark nor Ray; calling one of these functions does.
 """
 
 from importlib import import_module

@@ -1,8 +1,8 @@
-"""The code that travels: a zip of this project's packages for the Python workers of a cluster.
+"""A zip of this project's packages, for the Python workers of a cluster.
 
-Executors run no installation of ours, only the small base install of libraries. The zip holds what
-the driver runs, sources and package data alike, and is named by the build id, so that two drivers
-of different builds on one cluster do not shadow each other.
+Executors have no installation of ours, only the small base install of libraries. The zip holds the
+code that the driver runs, sources and package data, and is named by the build id, so that two
+drivers of different builds on one cluster do not shadow each other.
 """
 
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 from ps.compatibility import build_id
 
 PACKAGES = ("cupy_kernels", "shards", "ps", "worker", "deploy")
-_AT_HOME = {"__pycache__", "deploy/demo"}
+_EXCLUDED = {"__pycache__", "deploy/demo"}
 
 
 def pack(folder: Path) -> Path:
-    """Write the zip into `folder`, which exists, and return its path; equal code, equal bytes."""
+    """Write the zip into the existing `folder`, return its path; equal code gives equal bytes."""
     path = folder / f"downpour-{build_id()}.zip"
     with ZipFile(path, "w", ZIP_DEFLATED) as archive:
         for package in PACKAGES:
@@ -30,7 +30,7 @@ def pack(folder: Path) -> Path:
 def _contents(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         name = f"{path}/{entry.name}"
-        if _AT_HOME & {entry.name, name}:
+        if _EXCLUDED & {entry.name, name}:
             continue
         if entry.is_dir():
             yield from _contents(entry, name)

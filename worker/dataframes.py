@@ -1,8 +1,8 @@
-"""What training asks of a DataFrame before anything is started: its columns, its Python, its rows.
+"""Checks of a DataFrame before training starts: its columns, its Python, its rows.
 
 Every worker trains on one partition. A worker without rows would never register, and the schedule
-would run at the pace of those that are left. So partitions are counted first, and rows are dealt
-again where some worker would have none.
+would run at the pace of the remaining workers. So partitions are counted first, and rows are
+redistributed if a worker would have none.
 """
 
 from math import prod
@@ -11,7 +11,7 @@ from shards.errors import BadInput
 from worker import arrow_images, spark
 from worker.arrow_images import SHAPE_COLUMNS, Shape, pixel_column, row_shape
 
-_SKEWED = 2  # times as many rows as the smallest partition has
+_SKEWED = 2  # the largest allowed ratio of rows between two partitions
 
 
 def check_columns(df: spark.DataFrame) -> None:
@@ -28,8 +28,8 @@ def check_columns(df: spark.DataFrame) -> None:
 def first_shape(df: spark.DataFrame, stated: Shape | None, *, image: bool) -> Shape:
     """(channels, height, width) of the rows of `df`, by its first row.
 
-    It is what the columns say, else what the net has `stated` if the row has as many values, else
-    as worker/arrow_images.py has the rule; `image` is whether the net needs an image.
+    It is the shape in the columns; else the shape that the net has `stated`, if the row has as many
+    values; else the default of worker/arrow_images.py. `image` is whether the net needs an image.
     """
     where = "the DataFrame"
     name = pixel_column(df.columns, where)
@@ -48,11 +48,11 @@ def first_shape(df: spark.DataFrame, stated: Shape | None, *, image: bool) -> Sh
 
 
 def dealt(df: spark.DataFrame, workers: int, *, even: bool = False) -> spark.DataFrame:
-    """`df` in a form of which exactly `workers` partitions have rows.
+    """`df` partitioned so that exactly `workers` partitions have rows.
 
-    It stays as it is if that is so already; with `even`, only if no partition has more than twice
-    the rows of another. Else its rows are dealt evenly. A small Spark job counts the rows, and
-    looks at the Python that runs it. Raises BadInput for columns that do not fit, for a Python that
+    It is unchanged if that holds already and, with `even`, no partition has more than twice the
+    rows of another. Otherwise its rows are dealt evenly. A small Spark job counts the rows, and
+    inspects the Python that runs it. Raises BadInput for columns that do not fit, for a Python that
     cannot run workers, and for fewer rows than workers.
     """
     check_columns(df)

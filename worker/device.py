@@ -1,9 +1,10 @@
-"""A GPU as a worker uses it: memory on both sides of the bus, streams, events, captured work.
+"""A worker's interface to a GPU: memory on both sides of the bus, streams, events, captured work.
 
-`Device` is what the arena (worker/step_pipeline.py) asks of one, and no more, so that its rules can
-be tested where there is no GPU; `Gpu` is CuPy's, and the one place of this package that calls it.
-Nothing here waits unless it says so: copies and kernels are queued on streams, and an array of
-either side must be left alone until an event says that they are through with it.
+`Device` is the minimum that the pipeline (worker/step_pipeline.py) needs, so that the pipeline's
+rules can be tested without a GPU. `Gpu` implements it with CuPy, and is the only place of this
+package that calls CuPy. Nothing here waits unless its docstring says so: copies and kernels are
+queued on streams, and an array on either side must not be used until an event shows that they are
+done with it.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,35 +18,35 @@ from cupy_kernels.types import AnyArray
 from shards.errors import BadInput
 
 Stream = Any
-"""A queue of copies and kernels; they run in its order."""
+"""A queue of copies and kernels, which run in order."""
 
 Mark = Any
-"""A place in a stream's order that other streams, and the host, can wait for."""
+"""A point in a stream that other streams, and the host, can wait for."""
 
 
 class CannotCapture(RuntimeError):
-    """What was to be captured did something that no graph can repeat; says what."""
+    """The work to be captured did something that no graph can repeat; the message says what."""
 
 
 class Device(Protocol):
     """One accelerator. All calls but `use` are made within `use`."""
 
     def use(self, stream: Stream | None = None) -> AbstractContextManager[None]:
-        """Make it, and `stream`, where arrays are made and kernels queued, in this thread."""
+        """Allocate arrays on this device, and queue kernels on `stream`, in this thread."""
         ...
 
     def stream(self) -> Stream: ...
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> AnyArray:
-        """Memory of the device; zeroed for whatever is queued from now on."""
+        """Device memory that is zero for all work queued after this call, on any stream."""
         ...
 
     def pinned(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Zeroed page-locked memory of the host, the only one that copies run beside."""
+        """Zeroed page-locked host memory, the only kind that is copied asynchronously."""
         ...
 
     def upload(self, source: NDArray[Any], target: AnyArray, stream: Stream) -> None:
-        """Queue a copy of contiguous host memory; it must not change before that is done."""
+        """Queue a copy of contiguous host memory, which must not change until that is done."""
         ...
 
     def copy(self, source: AnyArray, target: AnyArray, stream: Stream) -> None:
@@ -57,11 +58,11 @@ class Device(Protocol):
         ...
 
     def mark(self, stream: Stream) -> Mark:
-        """What is queued on `stream` so far."""
+        """A mark behind all work that is queued on `stream` so far."""
         ...
 
     def wait(self, stream: Stream, mark: Mark) -> None:
-        """Let what is queued on `stream` from now on wait for a mark."""
+        """Make all work that is queued on `stream` from now on wait for a mark."""
         ...
 
     def join(self, mark: Mark) -> None:
@@ -69,16 +70,16 @@ class Device(Protocol):
         ...
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """What `work` queues on the stream in use, to be queued again and again by one call.
+        """Record what `work` queues on the stream in use; returns a function that queues it again.
 
-        `work` is called once, and nothing of it runs. What comes back holds the memory that `work`
-        allocated meanwhile. Raises CannotCapture.
+        `work` is called once, and none of its kernels runs. The function keeps the memory that
+        `work` allocates. Raises CannotCapture.
         """
         ...
 
 
 class Gpu:
-    """A CUDA device, by its number among those that this process sees."""
+    """A CUDA device, given by its index among those that this process sees."""
 
     def __init__(self, index: int = 0) -> None:
         cupy = device.gpu()
@@ -106,12 +107,12 @@ class Gpu:
                     yield
 
     def stream(self) -> Stream:
-        # One that the default stream does not wait for; only such a stream can be captured.
+        # Only a stream that does not synchronise with the default stream can be captured.
         return self._cupy.cuda.Stream(non_blocking=True)
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> AnyArray:
         array: AnyArray = self._cupy.zeros(shape, dtype)
-        # Zeroed on the stream in use; another stream may be the first to touch it.
+        # CuPy zeroes on the stream in use, but another stream may be the first to use the array.
         self._cupy.cuda.get_current_stream().synchronize()
         return array
 
@@ -146,13 +147,13 @@ class Gpu:
         stream, pool = cuda.get_current_stream(), cuda.MemoryPool()
         stream.begin_capture()
         try:
-            # A graph writes to its temporaries' addresses each time: they must stay its own.
+            # A graph writes to the same temporaries each time, so no other array may use them.
             with cuda.using_allocator(pool.malloc):
                 work()
         except BaseException as error:
-            with suppress(RuntimeError):  # The capture is invalid; the stream must leave it.
+            with suppress(RuntimeError):  # The capture is invalid, but it must still be ended.
                 stream.end_capture()
-            if isinstance(error, RuntimeError):  # CuPy's errors are.
+            if isinstance(error, RuntimeError):  # the base class of CuPy's errors
                 raise CannotCapture(f"{type(error).__name__}: {error}") from None
             raise
         try:
@@ -163,7 +164,7 @@ class Gpu:
 
 
 class _Graph:
-    """An instantiated graph, and the memory that it works in."""
+    """An instantiated graph, and the memory that it uses."""
 
     def __init__(self, graph: Any, pool: Any) -> None:
         self._graph = graph
@@ -174,6 +175,6 @@ class _Graph:
 
 
 def gpu_count() -> int:
-    """How many GPUs this process sees; 0 where none answers or CuPy is not installed."""
+    """How many GPUs this process sees; 0 if none answers or CuPy is not installed."""
     cupy = device.gpu()
     return 0 if cupy is None else int(cupy.cuda.runtime.getDeviceCount())

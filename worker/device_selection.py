@@ -1,7 +1,8 @@
-"""Which device a worker computes on: what the user asked for, what Spark assigned, what is there.
+"""Selects a worker's device: by the user's request, Spark's assignment and the devices present.
 
-One worker takes one GPU. Where Spark schedules GPUs, its task has been assigned one, by its number
-on that host. Where it does not, as in local mode, the workers of a host take turns by partition.
+One worker uses one GPU. If Spark schedules GPUs, it has assigned one to the worker's task, by its
+index on that host. If not, as in local mode, the workers of a host take its GPUs in turn, by
+partition.
 """
 
 import re
@@ -20,7 +21,10 @@ from worker.model import Ahead, Model, Movable
 
 
 class DeviceRequest(msgspec.Struct, frozen=True):
-    """`gpu`: whether a GPU must (True), may (None) or must not (False) be used; which, or any."""
+    """Whether a GPU must (`gpu` True), may (None) or must not (False) be used, and which one.
+
+    `index` None means any GPU.
+    """
 
     gpu: bool | None = None
     index: int | None = None
@@ -34,7 +38,7 @@ ANY = DeviceRequest()
 
 
 def parse_device(text: str) -> DeviceRequest:
-    """`auto` (a GPU where one answers), `cpu`, `gpu` or `gpu:N`; raises BadInput."""
+    """Parse `auto` (a GPU if one answers), `cpu`, `gpu` or `gpu:N`; raises BadInput."""
     text = arguments.text("device", text, "auto, cpu, gpu or gpu:N")
     match re.fullmatch(r"(auto|cpu|gpu)|gpu:(\d+)", text, re.ASCII):
         case None:
@@ -48,10 +52,10 @@ def parse_device(text: str) -> DeviceRequest:
 def placed(
     model: Model, wanted: DeviceRequest, *, partition: int, assigned: Sequence[str] = ()
 ) -> Model:
-    """The model where it is to compute: itself, or its like on the GPU that is this worker's.
+    """The model itself, or an equal model on this worker's GPU.
 
-    `assigned` are the addresses that Spark gave the task. Raises BadInput where a GPU is wanted and
-    none answers, or the model cannot compute on one.
+    `assigned` are the GPU addresses that Spark gave the task. Raises BadInput if a GPU is required
+    and none answers, or the model cannot compute on one.
     """
     check(model, wanted)
     if wanted.gpu is False or not isinstance(model, Movable):
@@ -63,15 +67,15 @@ def placed(
 
 
 def allocator(model: Model) -> Allocator:
-    """What a client's arrays are to be allocated by, so that they suit the model's device."""
+    """The allocator for a client's arrays that suits the model's device."""
     return model.allocate if isinstance(model, Ahead) else heap_allocator
 
 
 @contextmanager
 def lent(weights: AnyArray, wanted: DeviceRequest) -> Iterator[AnyArray]:
-    """Weights of the host where inference with them is to run, in this process; see `placed`.
+    """A context with the host's weights on the device for inference, in this process.
 
-    A network runs where its weights live.
+    A network runs on the device that holds its weights. See `placed` for the choice of device.
     """
     if wanted.gpu is False or (wanted.gpu is None and not gpu_count()):
         yield weights
@@ -81,13 +85,13 @@ def lent(weights: AnyArray, wanted: DeviceRequest) -> Iterator[AnyArray]:
 
 
 def check(model: Model, wanted: DeviceRequest) -> None:
-    """Raise BadInput when a GPU is wanted for a model that cannot compute on one."""
+    """Raise BadInput if a GPU is required for a model that cannot compute on one."""
     if wanted.gpu and not isinstance(model, Movable):
         raise BadInput(f"device {wanted}: expected a model with `on`, got {type(model).__name__}")
 
 
 def check_here(wanted: DeviceRequest) -> None:
-    """Raise BadInput when a GPU is wanted and this machine, where the workers run, has it not."""
+    """Raise BadInput if a GPU is required and this machine, where the workers run, lacks it."""
     if wanted.gpu:
         Gpu(wanted.index or 0)
 

@@ -1,8 +1,8 @@
-"""Tests of a job's weights while it trains, without holding the training up.
+"""Tests a job's weights while it trains, without slowing the training down.
 
-A thread with a console of its own reads the weights, as an operator and not as a worker, and
+A thread with its own admin client reads the weights, as an operator and not as a worker, and
 computes on one core at a low priority. One test runs at a time; a test that falls due meanwhile
-comes next. A test that fails changes nothing: it is reported, and the training continues.
+runs next. A failed test is reported, and the training continues.
 """
 
 import os
@@ -26,13 +26,14 @@ _NICER = 10
 
 Floats = NDArray[np.float32]
 Evaluate = Callable[[Floats, Callable[[], bool]], dict[str, float]]
-"""Computes figures of weights; it may end early, with anything, once its second argument is true.
+"""Computes figures of weights. It may end early, with any result, once its second argument returns
+true.
 
 It runs in a thread, one call at a time."""
 
 
 class EvaluationPlan(msgspec.Struct, frozen=True):
-    """What to compute of a job's weights every `every` iterations, and `at_start` or not."""
+    """What to compute of a job's weights every `every` iterations, and, if `at_start`, at first."""
 
     evaluate: Evaluate
     every: int
@@ -40,10 +41,10 @@ class EvaluationPlan(msgspec.Struct, frozen=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """What a test found, such as {"accuracy": 0.98, "loss": 0.06}.
+    """The result of a test; `figures` are, for example, {"accuracy": 0.98, "loss": 0.06}.
 
     The weights were read at `iteration`, when the job had trained on `samples` samples, `seconds`
-    after it had started or had been resumed.
+    after it was started or resumed.
     """
 
     iteration: int
@@ -56,7 +57,7 @@ class Evaluation(msgspec.Struct, frozen=True):
 
 
 def in_words(figures: dict[str, float]) -> str:
-    """Figures as people read them."""
+    """Figures as text: accuracies in per cent, other values with four digits."""
     return ", ".join(
         f"{name} {value:.2%}" if name.startswith("accuracy") else f"{name} {value:.4g}"
         for name, value in figures.items()
@@ -66,9 +67,9 @@ def in_words(figures: dict[str, float]) -> str:
 class BackgroundEvaluator:
     """Tests the weights of one job; a context manager.
 
-    `results` are those so far. No test begins at iteration `last` or later: those weights are the
-    job's result, and testing them is left to the caller. `found` and `notify` are called in the
-    thread that calls `look`, with each result and with what an operator should read.
+    `results` are the results so far. No test begins at iteration `last` or later: those weights are
+    the job's result, and the caller tests them. `found` is called with each result and `notify`
+    with each message for the operator, both in the thread that calls `look`.
     """
 
     def __init__(
@@ -94,12 +95,12 @@ class BackgroundEvaluator:
         self._pool = ThreadPoolExecutor(1, "tests", initializer=_be_nice)
 
     def begin(self, weights: Floats) -> None:
-        """Test the weights that a new job begins with."""
+        """Test the initial weights of a new job, if the plan says so."""
         if self._plan.at_start:
             self._under_way = self._pool.submit(self._test, 0, 0, lambda: weights)
 
     def look(self, iteration: int, samples: int) -> None:
-        """Report the last test if it is over, and begin one that is due. It does not wait."""
+        """Report the last test if it is over, and begin a test if one is due; does not wait."""
         if self._under_way is not None and self._under_way.done():
             self._report()
         if self._under_way is not None or not self._next <= iteration < self._last:
@@ -108,17 +109,17 @@ class BackgroundEvaluator:
         self._under_way = self._pool.submit(self._test, iteration, samples, self._read)
 
     def follow(self, cluster: Cluster) -> None:
-        """Test these shards' weights from now on."""
+        """Test the weights of these shards from now on."""
         self._cluster = cluster
 
     def finish(self, hurried: Callable[[], bool]) -> None:
-        """Wait for the test that is under way, and report it; give up once `hurried`."""
+        """Wait for the test under way, and report it; stop waiting once `hurried` returns true."""
         while self._under_way is not None and not hurried():
             if wait([self._under_way], _LOOK_S).done:
                 self._report()
 
     def close(self) -> None:
-        """End the test that is under way, and drop it."""
+        """Stop the test under way, and discard its result."""
         self._stopped.set()
         self._pool.shutdown()
 
@@ -136,7 +137,7 @@ class BackgroundEvaluator:
             return admin.read()
 
     def _check(self) -> None:
-        """Raise GiveUp once nobody wants the weights that are being read."""
+        """Raise GiveUp once the test was stopped, which ends a read of the weights."""
         if self._stopped.is_set():
             raise GiveUp("the test was stopped")
 
@@ -160,6 +161,6 @@ class BackgroundEvaluator:
 
 
 def _be_nice() -> None:
-    """Give this thread a low priority, where the system has one for each thread."""
+    """Give this thread a low priority, on systems with a priority for each thread."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICER)

@@ -3,8 +3,8 @@
 Images: magic 2051, count, rows, columns, then count*rows*columns uint8. Labels: magic 2049, count,
 then count uint8. (LeCun, Cortes and Burges, "The MNIST database of handwritten digits".)
 
-A gzipped file is unpacked no further than its header promises, and a promise that so small a file
-cannot keep is refused before any memory is set aside.
+A gzipped file is unpacked only up to the size that its header states. A size that is impossible for
+a file of this length is refused before any memory is allocated.
 """
 
 import gzip
@@ -63,7 +63,7 @@ class IdxSource:
 
 
 def is_idx_folder(folder: Path) -> bool:
-    """Whether any file here is named like one of MNIST's."""
+    """Whether any file in the folder is named like one of MNIST's."""
     return any("-ubyte" in entry.name for entry in folder.iterdir())
 
 
@@ -91,7 +91,7 @@ def _find(folder: Path, name: str) -> Path:
 
 
 def _read(path: Path, magic: int, axes: int) -> Bytes:
-    """The array of one IDX file, of `axes` extents."""
+    """The array of one IDX file, with `axes` axes."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return _parse(path, file, magic, axes)
@@ -128,7 +128,7 @@ def _parse(path: Path, file: Readable, magic: int, axes: int) -> Bytes:
 
 
 def _take(file: Readable, wanted: int) -> bytearray:
-    """Up to `wanted` bytes: fewer where the file ends early, in the middle of its gzip data too."""
+    """Read up to `wanted` bytes; fewer if the file ends early, even in the middle of gzip data."""
     data = bytearray()
     while len(data) < wanted:
         try:

@@ -1,7 +1,7 @@
-"""Inference: a network's outputs and inner blobs over rows, in one pass and in their order.
+"""Inference: a network's outputs and inner blobs over rows, in one pass and in order.
 
-The rows are Arrow record batches as training takes them, so the same functions serve a local file
-and, inside `mapInArrow`, a Spark partition.
+The rows are Arrow record batches, as in training, so the same functions serve a local file and,
+inside `mapInArrow`, a Spark partition.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -30,7 +30,7 @@ ID, LABEL = "SampleID", "label"
 def evaluate(
     model: CaffeModel, weights: Floats, rows: Iterable[pa.RecordBatch], batch_size: int
 ) -> dict[str, float]:
-    """The net's scalar outputs (loss, accuracy ...) over all rows, each row weighing the same."""
+    """The net's scalar outputs (loss, accuracy ...), averaged with equal weight over all rows."""
     sums: dict[str, float] = {}
     seen = 0
     for part in slices(rows, batch_size):
@@ -53,8 +53,8 @@ def features(
 ) -> Iterator[pa.RecordBatch]:
     """For each row its id, each blob flattened into a list of float32, and its label.
 
-    The columns are `SampleID` (the row's `id`, or its place where there is none), one a blob, and
-    `label` where the rows have one.
+    The columns are `SampleID` (the row's `id`, or its place if it has none), one for each blob, and
+    `label` if the rows have one.
     """
     check_blobs(model, blobs)
     seen = 0
@@ -92,8 +92,8 @@ def to_batch(
 ) -> dict[str, NDArray[np.generic]]:
     """A record batch as arrays: "data" (n, c, h, w), and "label" (n,) where there is one.
 
-    `shape` is what a row of the net's data is. It counts where the rows do not say theirs, and
-    where the net does not take images but, for one, vectors.
+    `shape` is the shape of one row of the net's data. It is used if the rows do not state theirs,
+    or if the net does not take images but, for example, vectors.
     """
     where = "rows"
     name = arrow_images.pixel_column(part.schema.names, where)
@@ -113,10 +113,10 @@ def to_batch(
 def read_weights(
     path: Path, table: DenseTable, start: Floats, needed: Collection[str] | None = None
 ) -> Floats:
-    """Weights of a .caffemodel or .safetensors file over `start`, by name; raises BadInput.
+    """`start` with the tensors of a .caffemodel or .safetensors file in their places, by name.
 
-    Layers that the file lacks keep their start. The tensors `needed` must be there; where they are
-    not told, any one of the table's must.
+    Layers that the file lacks keep their start. Raises BadInput unless the file has the tensors
+    `needed`, or, if this is None, at least one tensor of the table.
     """
     arena = start.copy()
     read = _read_safetensors if path.suffix == ".safetensors" else _read_caffemodel
@@ -132,9 +132,9 @@ def read_weights(
 
 
 def starting_weights(model: CaffeModel, files: Sequence[str | Path], seed: int) -> Floats | None:
-    """Weights to start from: each file's over those before it, over what the fillers draw.
+    """Weights to start from: the fillers' values, overwritten by each file in turn.
 
-    None where there are no files.
+    None if there are no files.
     """
     if not files:
         return None
@@ -152,7 +152,7 @@ def _read_safetensors(path: Path, table: DenseTable, arena: Floats) -> tuple[str
     """Fill `arena`; returns the tensors that the file lacks."""
     try:
         with safe_open(path, "numpy") as file:
-            check = (file.metadata() or {}).get(CHECK)  # others write none
+            check = (file.metadata() or {}).get(CHECK)  # absent in files of other programs
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, *UNDECODABLE) as error:
         text = quoted(" ".join(str(error).split()), 200)
@@ -171,12 +171,12 @@ def _read_safetensors(path: Path, table: DenseTable, arena: Floats) -> tuple[str
 
 
 def write_safetensors(path: Path, table: DenseTable, arena: Floats) -> None:
-    """The table's tensors by name, without padding, and their checksum as metadata.
+    """Write the table's tensors by name, without padding, with their checksum as metadata.
 
     The file appears whole or not at all; raises BadInput.
     """
     tensors = {name: np.ascontiguousarray(view) for name, view in table.views(arena).items()}
-    # Written by the library itself, the file would be its owner's alone to read.
+    # The library would write a file that only its owner can read.
     write_whole(path, save(tensors, {CHECK: tensors_check(tensors, "")}))
 
 

@@ -1,4 +1,4 @@
-"""Everything about a training job but its data, as a value."""
+"""A training job as a value: all its settings, without the data."""
 
 from collections.abc import Callable
 
@@ -23,28 +23,30 @@ from worker.model import Model
 from worker.training_loop import Plan
 
 DEFAULT_SEED = 1
-"""The seed of a job that nothing gives one."""
+"""The seed of a job for which none is given."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A training job, whatever its data.
+    """The settings of a training job; they do not depend on the data.
 
-    `model` builds the network, in this process and in every task; `plan` is each worker's;
-    `workers` is the number of partitions the data is trained in; `shape` is that of one row of
-    `data` (None: as the columns say, worker/arrow_images.py); `bound` is the staleness bound in
-    steps (None: none). A snapshot is taken every `snapshot_every` iterations, an iteration being
-    one step of every worker, and every `snapshot_every_s` seconds (0: not by that), and at the end;
-    without `snapshot_at_end` a job that ends by itself takes no last one. `keep` says which stay,
-    `snapshot_aligned` that the shards stand still for one. The shards live at `shards_in`, hold
-    their weights on `shard_device`, and listen on `bind` and `port` (ps/launch/launcher.py): where
-    others than this host can reach them, they speak CURVE and let in this job's workers alone,
-    unless `plaintext`. If their logs are `logs_apart`, each node has a folder to itself for them.
-    Each worker is put behind a `link` of this kind, to try one out, and computes on a `device` as
-    `worker.device_selection` says. `transport` carries the data. A copy of a replicated shard that
-    is silent for `silence_s` counts as dead. At durability `memory` a shard that dies takes back
-    what it applied in the last `rollback_s`; with 0 its death ends the job. Every `display`
-    iterations (0: never) the loss is logged, as the mean of the last `average_loss` iterations
-    (None: one).
+    Training: `model` builds the network, in this process and in every task. `plan` is the plan of
+    each worker. `workers` is the number of partitions to train on. `shape` is the shape of one row
+    of `data` (None: worker/arrow_images.py reads it from the columns). `bound` is the staleness
+    bound in steps (None: no bound). Each worker computes on a `device` (worker/device_selection.py)
+    and behind an emulated `link`, if one is given, to try it out. `transport` carries the data.
+    Every `display` iterations (0: never) the loss is logged, as the mean of the last `average_loss`
+    iterations (None: one). An iteration is one step of every worker.
+
+    Snapshots: one is taken every `snapshot_every` iterations and every `snapshot_every_s` seconds
+    (0: never), and at the end. Without `snapshot_at_end` a job that completes takes no last one.
+    `keep` says which ones are kept; with `snapshot_aligned` the shards are quiesced for each.
+
+    Shards: they run at `shards_in`, hold their weights on `shard_device`, and listen on `bind` and
+    `port` (ps/launch/launcher.py). If other hosts can reach them, they use CURVE and admit only
+    this job's workers, unless `plaintext`. With `logs_apart` each node has its own folder for the
+    shards' logs. A copy of a replicated shard that is silent for `silence_s` counts as dead. At
+    durability `memory` a shard that dies loses at most the updates of the last `rollback_s`
+    seconds; with 0 its death ends the job.
     """
 
     model: Callable[[], Model]
@@ -86,22 +88,22 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def guarded(self) -> bool:
-        """Whether the shards let in this job's workers alone."""
+        """Whether the shards admit only this job's workers."""
         return not self.plaintext and not on_this_host(self.bind)
 
     @property
     def keeps_residuals(self) -> bool:
-        """Whether workers keep something back of what they push."""
+        """Whether workers keep a residual of the gradients that they push."""
         return self.compression.push is not None
 
     @property
     def rule_name(self) -> str:
-        """The kind of its rule, as snapshots tell it."""
+        """The kind of the update rule, as snapshots store it."""
         return str(self.rule.__struct_config__.tag)
 
 
 def _checked(job: Job) -> dict[str, object]:
-    """Every field that may be wrong, or come as a name or a number, as the job is to hold it."""
+    """The checked fields, by name; names and numbers are converted to the types of the job."""
     function = arguments.function("model", job.model, "a function that returns a model")
     return {
         "model": function,
@@ -116,7 +118,7 @@ def _checked(job: Job) -> dict[str, object]:
         "snapshot_every_s": arguments.number(
             "snapshot_every_s", job.snapshot_every_s, least=0, expected="0 s or more, and finite"
         ),
-        "keep": arguments.instance("keep", job.keep, Retention, "a Keep"),
+        "keep": arguments.instance("keep", job.keep, Retention, "a Retention"),
         "bind": arguments.name("bind", job.bind),
         "port": arguments.whole("port", job.port, 0, 65535),
         "link": link_of(job.link),

@@ -120,7 +120,7 @@ class JobShards:
                 hosts.check()
             except GiveUp as error:
                 self._former.remove(hosts)
-                self._notify(f"{error}; it held no data any more, but redirected late workers")
+                self._notify(f"{error}; it held nothing any more, but redirected late workers")
 
     def report_losses(self) -> None:
         """Report the updates that shard deaths have lost since the last call."""

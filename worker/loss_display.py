@@ -1,4 +1,4 @@
-"""When a line about the loss is due, and which losses it is the mean of: Caffe's `display`."""
+"""Caffe's `display`: when a line about the loss is due, and the mean loss that it shows."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -16,26 +16,26 @@ class RecentLoss:
         self._losses: deque[float] = deque(maxlen=updates)
 
     def add(self, records: Sequence[NDArray[np.void]]) -> None:
-        """Take in the records of updates since the last call, one array a shard."""
+        """Add the records of updates since the last call, one array for each shard."""
         if records:
             losses = records[0]["loss"]
             self._losses.extend(losses[np.isfinite(losses)].tolist())
 
     @property
     def mean(self) -> float | None:
-        """None before the first update."""
+        """The mean loss; None before the first update."""
         return sum(self._losses) / len(self._losses) if self._losses else None
 
 
 class Milestones:
-    """Says, of iterations that come in leaps, when a multiple of `every` has been reached."""
+    """Detects when iterations, which may be skipped, have reached a multiple of `every`."""
 
     def __init__(self, every: int) -> None:
         self._every = every
         self._passed: int | None = None
 
     def reached(self, iteration: int) -> bool:
-        """Whether a multiple was reached since the last call; the first call says no."""
+        """Whether a multiple was reached since the last call; false in the first call."""
         passed, self._passed = self._passed, iteration // self._every if self._every else 0
         return passed is not None and self._passed > passed
 
@@ -51,7 +51,7 @@ class LossLine:
     def line(
         self, statuses: Sequence[ShardStatus], records: Sequence[NDArray[np.void]]
     ) -> str | None:
-        """The line, if one is due at these counters, with the records since the last call."""
+        """The line, if one is due at these statuses; `records` are those since the last call."""
         self._loss.add(records)
         iteration = statuses[0].steps // self._workers
         if not self._milestones.reached(iteration) or self._loss.mean is None:

@@ -1,14 +1,14 @@
-"""What the worker loop asks of a model, and all that it knows about one.
+"""The interface between the worker loop and a model.
 
 The loop holds a flat arena of weights, which came from the shards and is never written, and an
-arena for the gradient. A model fills the second from the first and a batch. Caffe networks live in
-`worker.caffe`; an adapter for another library is one file with one class of this shape.
+arena for the gradient. A model computes the second from the first and a batch. Caffe networks are
+in `worker.caffe`; an adapter for another library is one file with one class of this interface.
 
-A model is built again inside each worker's process, so what describes it must be plain values that
-travel (a network's text, a shape), never the model itself.
+A model is built again inside each worker's process, so its description must be plain values that
+can be sent there (a network's text, a shape), never the model itself.
 
-A model that can compute on a GPU says so by `on`, which gives its like there, and that one can be
-asked for a step before the last is done.
+A model that can compute on a GPU has a method `on`, which returns an equal model there. That model
+can begin a step before the previous one is done.
 """
 
 import inspect
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from worker.device import Device
 
 Batch = Mapping[str, NDArray[Any]]
-"""Columns by name, each an array whose leading axis is the batch: "data" (n, c, h, w), "label"."""
+"""Columns by name, arrays with the batch as leading axis: "data" (n, c, h, w), "label" (n,)."""
 
 
 class Model(Protocol):
-    """A loss of weights and a batch, and its gradient."""
+    """A loss as a function of weights and a batch, and its gradient."""
 
     @property
     def table(self) -> DenseTable:
@@ -37,7 +37,7 @@ class Model(Protocol):
         ...
 
     def initial(self, seed: int) -> NDArray[np.float32]:
-        """A new arena of starting weights; one seed always gives the same."""
+        """A new arena of initial weights; equal seeds give equal weights."""
         ...
 
     def gradient(
@@ -51,26 +51,26 @@ class Model(Protocol):
     ) -> float:
         """Return the batch's loss at `weights` and write its gradient into every float of `out`.
 
-        Both arenas are float32 of the table's size; padding becomes zero. `step` and `seed` alone
-        decide what is random (dropout), so that a repeated step repeats.
+        Both arenas are float32 of the table's size; padding becomes zero. Random numbers (dropout)
+        depend on `step` and `seed` alone, so that a repeated step gives the same gradient.
         """
         ...
 
 
 @runtime_checkable
 class Ahead(Model, Protocol):
-    """A model that computes beside its caller, on a device: a step begins while the last one runs.
+    """A model that computes asynchronously on a device: a step begins while the previous one runs.
 
     `gradient` is `begin` and `finish`.
     """
 
     @property
     def device(self) -> "Device":
-        """What it computes on."""
+        """The device that it computes on."""
         ...
 
     def allocate(self, size: int) -> NDArray[np.float32]:
-        """Zeroed memory for the arenas it is given: such as its device copies from by itself."""
+        """Zeroed memory for the arenas passed to it, such that its device copies asynchronously."""
         ...
 
     def begin(
@@ -82,14 +82,14 @@ class Ahead(Model, Protocol):
         step: int,
         seed: int,
     ) -> None:
-        """Begin what `gradient` does. Two steps may be under way, no more.
+        """Begin what `gradient` does. At most two steps may be under way.
 
-        Neither arena may change before the step is finished; the caller may drop them, though.
+        Neither arena may change before the step is finished; the caller need not keep references.
         """
         ...
 
     def finish(self) -> float:
-        """Wait for the oldest step begun; its gradient is in its arena then. Returns the loss."""
+        """Wait for the oldest step begun, whose gradient is then in its arena; return the loss."""
         ...
 
 
@@ -98,12 +98,12 @@ class Movable(Model, Protocol):
     """A model that can compute on a device."""
 
     def on(self, device: "Device") -> Ahead:
-        """Its like on `device`: the same table, start and gradients, up to rounding."""
+        """An equal model on `device`: the same table, start and gradients, up to rounding."""
         ...
 
 
 def build_model(make: object) -> Model:
-    """The model that `make` builds; raises BadInput naming what it lacks of a model."""
+    """The model that `make` builds; raises BadInput naming what it lacks of the interface."""
     if not callable(make):
         name = type(make).__name__
         raise BadInput(
@@ -122,7 +122,7 @@ def build_model(make: object) -> Model:
 
 
 def _call_without_arguments(make: Callable[..., Any]) -> Any:
-    """What `make` builds; raises BadInput where it wants arguments."""
+    """What `make` builds; raises BadInput if it needs arguments."""
     try:
         inspect.signature(make).bind()
     except TypeError as error:
@@ -137,7 +137,7 @@ def _call_without_arguments(make: Callable[..., Any]) -> Any:
 
 
 def check_start(model: Model, start: object) -> NDArray[np.float32]:
-    """What the model's `initial` gave; raises BadInput unless it is an arena of the table."""
+    """The result of the model's `initial`; raises BadInput unless it is an arena of the table."""
     size = model.table.size
     if isinstance(start, np.ndarray) and start.shape == (size,) and start.dtype == np.float32:
         return start
@@ -151,7 +151,7 @@ def check_start(model: Model, start: object) -> NDArray[np.float32]:
 
 
 def check_loss(model: Model, loss: Any) -> float:
-    """What the model's `gradient` returned, as a float; raises BadInput unless it is a number."""
+    """The result of the model's `gradient` as a float; raises BadInput unless it is a number."""
     try:
         return float(loss)
     except (TypeError, ValueError):

@@ -1,7 +1,7 @@
-"""Parquet files of images and labels, as `open_source` gives them out.
+"""Parquet files of images and labels, for `open_source`.
 
-The footers and the label column are read when the source is opened; pixels stream. Rows are
-numbered from 0 within their file where an error names one.
+The footers and the label column are read when the source is opened; pixels are streamed. Errors
+number rows from 0 within their file.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ from worker.image_table import BATCH_ROWS, Split, image_batch, image_schema, lis
 
 @dataclass(frozen=True)
 class ParquetSource:
-    """Files of one shape of image, read in order."""
+    """Files with images of one shape, read in order."""
 
     files: tuple[Path, ...]
     rows: int
@@ -66,7 +66,7 @@ class ParquetSource:
 def parquet_files(path: Path) -> tuple[Path, ...]:
     """The Parquet file at `path`, or those of a folder and its subfolders, sorted by name.
 
-    Names that begin with `_` or `.` are not data, by Spark's custom.
+    By Spark's convention, names that begin with `_` or `.` are not data.
     """
     if path.is_file():
         return (path,)
@@ -91,7 +91,10 @@ def open_parquet(
 
 
 def _part(path: Path, split: Split) -> tuple[Path, ...]:
-    """The files of a split: in a subfolder of its name, or named so; undivided data is `train`."""
+    """The files of a split: those below a folder, or with a name, that begins with its name.
+
+    Undivided data is `train`. Raises BadInput if the split is missing.
+    """
     files = parquet_files(path)
     parts = {
         name: tuple(file for file in files if file.relative_to(path).parts[0].startswith(name))
@@ -110,7 +113,7 @@ def _part(path: Path, split: Split) -> tuple[Path, ...]:
 
 
 def _first_image(path: Path, shape: Sequence[int] | None, image: bool) -> tuple[Shape, Any]:
-    """The shape of the first row and the Arrow type that its pixels will have."""
+    """The shape of the first row, and the Arrow type of its pixels after conversion."""
     _, batch = next(_read(path, 1))
     name = arrow_images.pixel_column(batch.schema.names, str(path))
     where = f"{path}, column {name}"
@@ -135,7 +138,7 @@ def _rows(path: Path) -> int:
 
 
 def _read(path: Path, rows: int, wanted: Sequence[str] | None = None) -> Iterator[tuple[int, Any]]:
-    """Each record batch of a file with the number of its first row; only the columns we know."""
+    """Each record batch of a file with its first row's number; unknown columns are left out."""
     with _readable(path), pq.ParquetFile(path) as file:
         names = file.schema_arrow.names
         if "label" not in names:

@@ -1,12 +1,12 @@
-"""A worker's own copy of its rows: appended while they stream in, read by index ever after.
+"""A worker's own copy of its rows: appended while they stream in, then read by index.
 
 Later epochs read it instead of asking Spark again. Each column is one file of fixed-size rows,
-memory-mapped for reading. The files have no name: they are made unlinked (or unlinked at once,
-where the file system cannot), readable by nobody else, so that whatever becomes of this process,
-kill -9 included, the kernel gives the space back and nothing is left to sweep.
+memory-mapped for reading. The files have no name: they are created unlinked (or unlinked at once,
+if the file system cannot do that), and no other user can read them. However this process ends, even
+by kill -9, the kernel frees the space and no files are left behind.
 
-Rows are written with `write`, never through the map: a full disk is then an error here, not a
-signal that ends the process.
+Rows are written with `write`, never through the map: a full disk then raises an error here instead
+of a signal that ends the process.
 """
 
 import mmap
@@ -25,7 +25,7 @@ from shards.errors import BadInput
 
 
 class Column(NamedTuple):
-    """One column's rows: each `shape` values of `dtype`."""
+    """The type of a column: each row is an array of this `shape` and `dtype`."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -38,7 +38,8 @@ class Column(NamedTuple):
 class Spool:
     """An append-only table of fixed-shape columns in unnamed files under `folder`.
 
-    `folder` None means the system's temporary folder (TMPDIR). Close it, or use it as a context.
+    `folder` None means the system's temporary folder (TMPDIR). Close it, or use it as a context
+    manager.
     """
 
     def __init__(self, columns: Mapping[str, Column], folder: str | Path | None = None) -> None:
@@ -58,9 +59,9 @@ class Spool:
             self._open_files = stack.pop_all()
 
     def append(self, rows: Mapping[str, NDArray[Any]]) -> None:
-        """Add rows; each column's array has the same number of them and the column's own dtype.
+        """Append rows: an array for each column, all of equal length, each of the column's dtype.
 
-        Raises BadInput when the disk is full. The rows added before stay readable.
+        Raises BadInput if the disk is full; the rows added before stay readable.
         """
         (count,) = {len(rows[name]) for name in self.columns}
         for name, column in self.columns.items():
@@ -71,14 +72,14 @@ class Spool:
         self.rows += count
 
     def take(self, rows: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """The rows of these numbers, in this order: new arrays, the caller's own."""
+        """The rows with these numbers, in this order, as new arrays."""
         assert self.rows, "nothing to take from"
         if self._mapped < self.rows:
             self._map()
         return {name: array[rows] for name, array in self._arrays.items()}
 
     def close(self) -> None:
-        """Give the space back. Idempotent."""
+        """Free the space. Idempotent."""
         self._arrays.clear()
         self._open_files.close()
 
@@ -95,7 +96,7 @@ class Spool:
 
     def _write(self, name: str, data: memoryview) -> None:
         file, column = self._files[name], self.columns[name]
-        file.seek(self.rows * column.row_bytes)  # over what a failed append may have left
+        file.seek(self.rows * column.row_bytes)  # overwrites the rest of a failed append
         while data:
             try:
                 written = file.write(data)

@@ -1,8 +1,8 @@
-"""Where a net's data comes in: Data, MemoryData and Input.
+"""The layers that read a net's data: Data, MemoryData and Input.
 
 None of them opens a file here. The batch arrives as columns, and a data layer's tops name the
-columns it wants; `source` and `backend` in the prototxt are left to whoever reads the data. The
-transform is Caffe's: (pixel - mean) * scale.
+columns that it reads; `source` and `backend` in the prototxt have no effect here. The transform is
+Caffe's: (pixel - mean) * scale.
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ _TRANSFORM = frozenset({"scale", "mean_value"})
 
 
 class _Images(SourceLayer):
-    """A top of images, and a second one of labels if it is asked for."""
+    """A top of images, and optionally a second one of labels."""
 
     TOPS = range(1, 3)
 
     def shapes(self, batch_size: int, image: tuple[int, int, int]) -> tuple[Shape, ...]:
-        """The tops' shapes, and the transform made ready."""
+        """Prepare the transform, and return the tops' shapes."""
         if batch_size < 1:
             raise self.bad("expected a batch_size of at least 1")
         transform = self.spec.transform_param
@@ -60,14 +60,14 @@ class _Images(SourceLayer):
         return x
 
     def given_shape(self) -> tuple[int, int, int]:
-        """The (c, h, w) passed in with the prototxt, for layers that do not say it themselves."""
+        """The (c, h, w) passed in with the prototxt, for layers that do not state it themselves."""
         if self.setting.data_shape is None:
             raise self.bad("the prototxt says no image size; expected data_shape=(c, h, w) with it")
         return self.setting.data_shape
 
 
 class Data(_Images):
-    """A database in Caffe; here the rows that the worker is given."""
+    """A database in Caffe; here the rows of the worker's batches."""
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {
         "transform_param": _TRANSFORM,
@@ -79,7 +79,7 @@ class Data(_Images):
 
 
 class MemoryData(_Images):
-    """Rows in memory; the image size stands in the prototxt, or is given where it does not."""
+    """Rows in memory; the image size is in the prototxt, or passed in with it."""
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {
         "transform_param": _TRANSFORM,
@@ -106,7 +106,7 @@ class MemoryData(_Images):
 
 
 class Input(SourceLayer):
-    """Blobs by shape: whatever the caller passes, as float32."""
+    """Blobs of given shapes: the caller's columns, as float32."""
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {"input_param": frozenset({"shape"})}
     TOPS = range(1, 17)

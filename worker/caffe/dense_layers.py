@@ -14,7 +14,7 @@ from worker.caffe.layer import Layer, Shape, StepKey, Takes, as_stored, flat, to
 class InnerProduct(Layer):
     """Weights (out, in), or (in, out) with `transpose`; then a bias (out,).
 
-    The axes from `axis` on are flattened in Caffe's order (c, h, w), so that weights fit.
+    The axes from `axis` on are flattened in Caffe's order (c, h, w), so that Caffe's weights fit.
     """
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {
@@ -93,7 +93,7 @@ class ReLU(Layer):
         return (self.bottoms[0],)
 
     def fuse_into(self, before: Layer) -> bool:
-        # Its gradient is the same from the output as from the input, so nothing else changes.
+        # A ReLU's gradient can be computed from its output, so `backward` stays the same.
         self._done = self._slope == 0 and before.fuse_relu()
         return self._done
 
@@ -119,7 +119,7 @@ class ReLU(Layer):
 
 
 class Dropout(Layer):
-    """Some activations set to zero while training, the others scaled up; nothing in test."""
+    """Sets some activations to zero while training and scales the others up; no effect in tests."""
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {"dropout_param": frozenset({"dropout_ratio"})}
 

@@ -1,10 +1,10 @@
 """A Caffe network on a device: the same table, start and gradients as `CaffeModel`.
 
-A step that has run once has compiled its kernels and made its workspaces, so the second one is
-captured: from then on the host launches it as a whole. What differs from step to step, the weights,
-the batch and the step's number, lies at addresses that stay (worker/step_pipeline.py), and a step
-reads it there. Each shape of a batch has a network of its own, for a captured step must keep its
-workspaces from others, which might let go of them to have larger ones.
+The first step compiles the kernels and allocates the workspaces, so the second one is captured, and
+from then on the host launches a step as a whole. The inputs of a step, which are the weights, the
+batch and the step number, are stored at fixed addresses (worker/step_pipeline.py). Each shape of a
+batch has its own network, because a captured step keeps using its workspaces, and a step of another
+shape might replace them by larger ones.
 """
 
 from collections.abc import Mapping
@@ -23,11 +23,11 @@ from worker.model import Batch
 from worker.step_pipeline import Packet, StepPipeline
 
 _LOG = getLogger(__name__)
-_STEP = "step number"  # A name in the packet that no column has.
+_STEP = "step number"  # in the packet; no column has this name
 
 
 class DeviceModel:
-    """See `worker.model.Ahead`. One thread uses it."""
+    """See `worker.model.Ahead`. It serves one thread."""
 
     def __init__(self, description: Description, device: Device) -> None:
         self.net = Network(description)
@@ -58,7 +58,7 @@ class DeviceModel:
         step: int,
         seed: int,
     ) -> float:
-        """See `worker.model.Model`; arenas from `allocate` are copied the faster."""
+        """See `worker.model.Model`; arenas from `allocate` are copied faster."""
         self.begin(weights, batch, out, step=step, seed=seed)
         return self.finish()
 

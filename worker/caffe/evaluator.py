@@ -1,4 +1,4 @@
-"""The test nets of a solver, on the rows that they are tested on."""
+"""Evaluates the test nets of a solver on test data."""
 
 from collections.abc import Callable, Iterable
 from itertools import takewhile
@@ -19,10 +19,10 @@ Floats = NDArray[np.float32]
 
 
 class Evaluator:
-    """Computes what the test nets of `solver` say of weights; it serves one thread at a time.
+    """Computes the outputs of the solver's test nets for given weights; serves one thread.
 
-    `trained` is the model that the weights belong to. `rows` yields the test data from its start,
-    each time it is called.
+    `trained` is the model that the weights belong to. Each call of `rows` yields the test data from
+    the start.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Evaluator:
 
     @property
     def most_rows(self) -> int:
-        """How many rows a test during training looks at, at most."""
+        """The largest number of rows that a test during training reads."""
         return max(model.net.batch_size * iterations for model, iterations in self._nets)
 
     def check(self, weights: Floats) -> None:
@@ -48,7 +48,10 @@ class Evaluator:
     def sample(
         self, weights: Floats, stopped: Callable[[], bool] = lambda: False
     ) -> dict[str, float]:
-        """The outputs over `test_iter` batches, or over all rows where there are fewer."""
+        """The outputs over `test_iter` batches, or over all rows if there are fewer.
+
+        The test stops early, with the batches so far, once `stopped` returns true.
+        """
         return self._all(weights, stopped, whole=False)
 
     def whole(self, weights: Floats) -> dict[str, float]:
@@ -58,7 +61,7 @@ class Evaluator:
     def _all(
         self, weights: Floats, stopped: Callable[[], bool], *, whole: bool
     ) -> dict[str, float]:
-        """Each net's outputs by name; names of the second net's end in #1, of the third's in #2."""
+        """Each net's outputs by name; the second net's names get the suffix #1, and so on."""
         figures: dict[str, float] = {}
         for number, (model, iterations) in enumerate(self._nets):
             most = None if whole else model.net.batch_size * iterations
@@ -73,8 +76,8 @@ class Evaluator:
         laid = moved(weights, self._trained.table, model.net)
         rows = self._rows() if most is None else head(self._rows(), most)
         batches = slices(rows, model.net.batch_size)
-        going_on = takewhile(lambda _: not stopped(), batches)
-        return evaluate(model, laid, going_on, model.net.batch_size)
+        until_stopped = takewhile(lambda _: not stopped(), batches)
+        return evaluate(model, laid, until_stopped, model.net.batch_size)
 
 
 def head(rows: Iterable[pa.RecordBatch], most: int) -> Iterable[pa.RecordBatch]:
@@ -87,13 +90,13 @@ def head(rows: Iterable[pa.RecordBatch], most: int) -> Iterable[pa.RecordBatch]:
 
 
 def needs_test_net(solver: Solver, what: str, data: object) -> None:
-    """Raise BadInput where there is data to test on, and no net to test."""
+    """Raise BadInput for test data without a test net in the solver."""
     if not solver.tests:
         raise BadInput(f"{what} {data}: expected a solver with a test_iter, got one without")
 
 
 def classes_of(net: Network) -> int | None:
-    """How many classes the labels are of, as the net's losses expect; None where none says it."""
+    """The number of classes that the net's losses expect in the labels; None if unknown."""
     layers = [node.layer for node in net.nodes]
     losses = [layer for layer in layers if isinstance(layer, SoftmaxWithLoss)]
     expected = [

@@ -1,7 +1,7 @@
-"""Starting weights: Caffe's fillers, each a function of a generator, a shape and its settings.
+"""Initial weights: Caffe's fillers, each a function of a generator, a shape and its settings.
 
-The generator is keyed by the seed and the tensor's name, so a tensor's start depends neither on
-its neighbours nor on who else draws.
+The generator is keyed by the seed and the tensor's name, so a tensor's initial values do not depend
+on other tensors or on the order in which they are drawn.
 """
 
 from collections.abc import Callable
@@ -26,13 +26,13 @@ def fill(tensor: Floats, name: str, filler: FillerParameter, seed: int) -> None:
 
 
 def generator(seed: int, name: str) -> Generator:
-    """A counter-based generator of its own for each seed and name."""
+    """A separate counter-based generator for each seed and name."""
     key = blake2b(f"{seed}/{name}".encode(), digest_size=16).digest()
     return Generator(Philox(key=np.frombuffer(key, np.uint64)))
 
 
 def check(filler: FillerParameter, where: str) -> None:
-    """Raise BadInput, in the name of `where`, for a filler that does not exist."""
+    """Raise BadInput, prefixed with `where`, for a filler that does not exist."""
     if filler.type not in FILLERS:
         raise BadInput(
             f"{where}: filler {filler.type} is not supported; expected one of {', '.join(FILLERS)}"

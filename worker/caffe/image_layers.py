@@ -136,7 +136,7 @@ class Pooling(Layer):
             or param.HasField("kernel_h")
             or param.HasField("kernel_w")
         ):
-            raise self.bad("global_pooling sets the kernel; expected no kernel_size beside it")
+            raise self.bad("global_pooling sets the kernel; expected no kernel_size with it")
         return h, w
 
     def forward(

@@ -58,11 +58,11 @@ def caffe_job(
 ) -> Job:
     """The job that `solver` describes, run by `workers` on `shards`.
 
-    As in CaffeOnSpark, `max_iter` and the batch size are each worker's own: more workers see more
-    data in as many iterations. Where `seed`, `max_iter` or `snapshot_every` (iterations between two
-    snapshots) is None, the solver says it. `precision` is what a GPU takes products in. Snapshots
-    are also taken every `snapshot_every_s` seconds. Raises BadInput for a net that has nothing to
-    train.
+    As in CaffeOnSpark, `max_iter` and the batch size apply to each worker: more workers process
+    more data in the same number of iterations. If `seed`, `max_iter` or `snapshot_every`
+    (iterations between two snapshots) is None, the solver's value is used. `precision` is that of
+    products on a GPU. Snapshots are also taken every `snapshot_every_s` seconds. Raises BadInput
+    for a net without anything to train.
     """
     model = partial(CaffeModel, msgspec.structs.replace(solver.train, precision=precision))
     built = model()
@@ -114,7 +114,7 @@ def caffe_job(
 
 
 def _check_trains(net: Network) -> None:
-    """Raise BadInput for a net that no number of steps would change."""
+    """Raise BadInput for a net that training would not change."""
     file = net.description.file
     if not net.table.tensors:
         raise BadInput(f"{file}: expected layers with weights to train, got none")
@@ -131,7 +131,7 @@ def _check_trains(net: Network) -> None:
 
 
 def _check_rows(solver: Solver, model: CaffeModel) -> None:
-    """Raise BadInput where the net's input takes another number of values than the data has."""
+    """Raise BadInput if the net's input and the data's rows differ in their number of values."""
     given, wanted = solver.train.data_shape, model.net.row_shape
     if given is not None and wanted is not None and prod(given) != prod(wanted):
         raise BadInput(

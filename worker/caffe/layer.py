@@ -1,14 +1,14 @@
-"""What a layer is: shapes at construction, arrays afterwards.
+"""The base class of layers: shapes at construction, arrays afterwards.
 
 A layer is built once for its net from the prototxt entry and the shapes of its bottoms. It checks
-that every field set there is one it honours, says which tensors it owns, and works out the shapes
-of its tops. From then on `forward` and `backward` only compute. `backward` refers to the latest
-`forward`: a layer keeps what it needs from one to the other, in memory it uses again each step, so
-one network serves one thread.
+that it honours every field set there, declares the tensors that it owns, and computes the shapes
+of its tops. After that `forward` and `backward` only compute. `backward` refers to the latest
+`forward`: a layer keeps what it needs in between, in memory that it reuses each step, so one
+network serves one thread.
 
 Shapes are in Caffe's order (n, c, h, w), as users write and read them. Arrays of four axes are
-channels-last in memory; all others lie as they are written. `inward` and `outward` convert.
-Adding a type takes one class here or in a `*_layers.py`, and its row in `registry.py`.
+channels-last in memory; all others are stored in Caffe's order. `to_nhwc` and `to_nchw` convert.
+A new type is one class here or in a `*_layers.py`, and its row in `registry.py`.
 """
 
 from abc import ABC, abstractmethod
@@ -34,16 +34,16 @@ from worker.model import Batch
 Shape = tuple[int, ...]
 Takes = Mapping[str, frozenset[str]]
 
-# What any layer may set beside its own `*_param` message.
+# The fields that any layer may set, in addition to its own `*_param` message.
 _COMMON = {"name", "type", "bottom", "top", "param", "include", "exclude", "phase"}
 _COMMON |= {"propagate_down", "loss_weight", "blobs"}
 _MOST_NUMBERS = 2**31 - 1  # of one blob or tensor; Caffe's own limit
 
 
 class LayerContext(msgspec.Struct, frozen=True):
-    """What a layer is told beside its own entry: the file (for errors), the phase, (c, h, w).
+    """A layer's settings from outside its own entry: the file (for errors), the phase, (c, h, w).
 
-    `precision` is what kernels take products in; the host computes in float32.
+    `precision` is that of products in kernels; the host computes in float32.
     """
 
     file: str
@@ -55,7 +55,7 @@ class LayerContext(msgspec.Struct, frozen=True):
 class StepKey(msgspec.Struct, frozen=True):
     """The step and the seed that a random layer draws from.
 
-    `step` is a number, or a uint64 array of one element where the network runs.
+    `step` is a number, or a uint64 array of one element on the network's device.
     """
 
     step: int | AnyArray
@@ -63,7 +63,7 @@ class StepKey(msgspec.Struct, frozen=True):
 
 
 class TrainedTensor(msgspec.Struct, frozen=True):
-    """A tensor that a layer trains, and how it starts."""
+    """A tensor that a layer trains, and the filler of its initial values."""
 
     spec: TensorSpec
     filler: FillerParameter
@@ -72,9 +72,9 @@ class TrainedTensor(msgspec.Struct, frozen=True):
 class Layer(ABC):
     """One layer of a net, bound to its shapes.
 
-    `SUPPORTED_FIELDS` lists, for each message that the type reads, the fields it honours; `BOTTOMS`
-    and `TOPS` how many blobs it may have; `LOSS` whether its first top is a loss by default;
-    `LABELS` which bottom has no gradient, ever.
+    `SUPPORTED_FIELDS` lists, for each message that the type reads, the fields that it honours.
+    `BOTTOMS` and `TOPS` are how many blobs it may have. `LOSS` is whether its first top is a loss
+    by default. `LABELS` is the bottom that never has a gradient.
     """
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {}
@@ -103,7 +103,7 @@ class Layer(ABC):
 
     @abstractmethod
     def set_up(self) -> tuple[Shape, ...]:
-        """Read the entry, declare the tensors with `own`, return the tops' shapes."""
+        """Read the entry, declare the tensors with `add_parameter`, return the tops' shapes."""
 
     @abstractmethod
     def forward(
@@ -118,27 +118,30 @@ class Layer(ABC):
         out: Sequence[Array],
         wanted: Sequence[bool],
     ) -> Sequence[Array | None]:
-        """The bottoms' gradients for the tops'; the tensors' gradients go into `out`.
+        """The bottoms' gradients, given the tops'; writes the tensors' gradients into `out`.
 
-        A gradient that is not `wanted` may be None, and so may one that does not exist.
+        A gradient that is not `wanted`, or does not exist, may be None.
         """
         assert gradients is not None
         assert len(weights) == len(out)
         return [None] * len(wanted)
 
     def fuse_relu(self) -> bool:
-        """Asked to set negatives to 0 in its own forward pass; whether it can, and so will."""
+        """Apply a ReLU in this layer's own forward pass from now on, and return whether it can."""
         return False
 
     def fuse_into(self, before: "Layer") -> bool:
-        """Told that it alone reads what `before` makes, in place; whether that does its work."""
+        """Try to move this layer's work into `before`, and return whether `before` now does it.
+
+        Called if this layer works in place and alone reads the output of `before`.
+        """
         assert before is not self
         return False
 
     def check_column(self, bottom: int, column: AnyArray) -> None:  # noqa: B027  # few look
         """Raise BadInput for a column, on the host, with values that bottom `bottom` cannot take.
 
-        Asked where kernels compute, which look at no value.
+        Called before kernels compute, because they check no values.
         """
 
     def add_parameter(self, shape: Shape, filler: FillerParameter) -> None:
@@ -157,7 +160,7 @@ class Layer(ABC):
         return self.owned[index].spec.lr_mult != 0
 
     def bad(self, what: str) -> BadInput:
-        """An error in this layer's name, for the caller to raise."""
+        """An error that names this layer, for the caller to raise."""
         return BadInput(f"{self.where}: {what}")
 
     def axis(self, axis: int, shape: Shape) -> int:
@@ -167,13 +170,13 @@ class Layer(ABC):
         return axis % len(shape)
 
     def loss_weight(self, top: int) -> float:
-        """The weight of a top in the net's loss; 0 for what is no loss."""
+        """The weight of a top in the net's loss; 0 for a top that is not a loss."""
         if top < len(self.spec.loss_weight):
             return self.spec.loss_weight[top]
         return 1.0 if self.LOSS and top == 0 and not self.spec.loss_weight else 0.0
 
     def _check_fields(self) -> None:
-        """Refuse what is set and would be ignored: a net must not train differently in silence."""
+        """Refuse fields that would be ignored: a net must not silently train differently."""
         for field, value in self.spec.ListFields():
             if field.name in _COMMON:
                 continue
@@ -202,7 +205,7 @@ class Layer(ABC):
                 raise self.bad(f"expected {expected} {what}, got {len(names)}")
 
     def _check_sizes(self) -> None:
-        """Refuse what no memory holds, before anybody asks for the memory."""
+        """Refuse sizes that do not fit into any memory, before allocating them."""
         tensors = [owned.spec.shape for owned in self.owned]
         for what, shapes in (("top", self.tops), ("tensor", tensors)):
             for shape in shapes:
@@ -219,13 +222,13 @@ class Layer(ABC):
 
 
 class SourceLayer(Layer):
-    """A layer without bottoms, whose tops are columns of the batch named as the tops are."""
+    """A layer without bottoms; its tops are the columns of the batch with the tops' names."""
 
     BOTTOMS = range(1)
 
     @abstractmethod
     def read(self, top: int, batch: Batch, like: AnyArray) -> AnyArray:
-        """Top number `top` from its column, where `like` lives; BadInput where it does not fit."""
+        """Top number `top` from its column, on the device of `like`; raises BadInput."""
 
     def forward(
         self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: StepKey
@@ -246,7 +249,7 @@ class SourceLayer(Layer):
         return column
 
     def brought(self, column: AnyArray, role: str, dtype: DTypeLike, like: AnyArray) -> AnyArray:
-        """The column where `like` lives: on the host as it is, for kernels as `dtype`."""
+        """The column on the device of `like`: unchanged on the host, as `dtype` for kernels."""
         place = backends.backend_of(like)
         if not place.runs_kernels:
             return backends.as_host(column)
@@ -258,17 +261,20 @@ class SourceLayer(Layer):
 
 
 def to_nhwc(array: AnyArray) -> AnyArray:
-    """Caffe's order to this memory's: (n, c, h, w) is seen as (n, h, w, c); nothing is copied."""
+    """From Caffe's order to the order in memory: a view of (n, c, h, w) as (n, h, w, c)."""
     return array.transpose(0, 2, 3, 1) if array.ndim == 4 else array
 
 
 def to_nchw(array: AnyArray) -> AnyArray:
-    """This memory's order to Caffe's: (n, h, w, c) is seen as (n, c, h, w); nothing is copied."""
+    """From the order in memory to Caffe's: a view of (n, h, w, c) as (n, c, h, w)."""
     return array.transpose(0, 3, 1, 2) if array.ndim == 4 else array
 
 
 def flat(array: AnyArray, axis: int, work: Workspace, role: str) -> Array:
-    """(product of the axes before `axis`, product of the rest) in Caffe's order, contiguous."""
+    """The array as (product of the axes before `axis`, product of the rest), in Caffe's order.
+
+    It is contiguous; a copy is made only if that is necessary.
+    """
     seen = to_nchw(array)
     rows = prod(seen.shape[:axis])
     if not seen.flags.c_contiguous:
@@ -278,7 +284,7 @@ def flat(array: AnyArray, axis: int, work: Workspace, role: str) -> Array:
 
 
 def as_stored(array: AnyArray, work: Workspace, role: str) -> Array:
-    """An array in Caffe's order as it lies in memory, contiguous."""
+    """An array in Caffe's order, converted to the order in memory, contiguous."""
     seen: AnyArray = to_nhwc(array)
     if seen.flags.c_contiguous:
         return seen
@@ -291,7 +297,7 @@ def as_stored(array: AnyArray, work: Workspace, role: str) -> Array:
 
 
 def contiguous(array: Array, work: Workspace, role: str) -> Array:
-    """The array, or a copy without strides."""
+    """The array if it is contiguous, else a contiguous copy."""
     if array.flags.c_contiguous:
         return array
     copy = work.take(role, array.shape, array)

@@ -1,4 +1,4 @@
-"""Nets in older forms, rewritten into the present one before anything else reads them.
+"""Converts nets in older forms into the present one, before anything else reads them.
 
 Two forms are common in published files: `layers { type: CONVOLUTION }` (version 1), and inputs
 declared by `input` and `input_dim` or `input_shape` at the top of the net. Version 0, older still,
@@ -27,7 +27,7 @@ _RENAMED = {
 
 
 def upgrade(net: NetParameter, file: str) -> NetParameter:
-    """The same net with `layer` entries only; the one passed in is left alone."""
+    """The same net with `layer` entries only; the argument is not changed."""
     if not net.layers and not net.input:
         return net
     if net.layers and net.layer:
@@ -43,7 +43,7 @@ def upgrade(net: NetParameter, file: str) -> NetParameter:
 
 
 def type_name(kind: int) -> str:
-    """A version-1 layer type's present name: SOFTMAX_LOSS is SoftmaxWithLoss."""
+    """The present name of a version-1 layer type: SOFTMAX_LOSS is SoftmaxWithLoss."""
     old = V1LayerParameter.LayerType.Name(V1LayerParameter.LayerType.ValueType(kind))
     return _RENAMED.get(old) or "".join(word.capitalize() for word in old.split("_"))
 

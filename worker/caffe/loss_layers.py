@@ -1,7 +1,7 @@
 """Layers at a net's end: Softmax, SoftmaxWithLoss and Accuracy.
 
-Labels come as numbers of any type and must be whole ones within [0, classes), except that the
-ignored label may be any. The scores' class axis is moved last and the rest flattened to rows.
+Labels are numbers of any type and must be whole and in [0, classes), except for the ignored label,
+which may be any. The scores' class axis is moved last and the rest flattened to rows.
 """
 
 from collections.abc import Sequence
@@ -46,13 +46,13 @@ class Softmax(Layer):
 
 
 class _Labelled(Layer):
-    """Two bottoms, scores and labels, as rows of classes and one label a row."""
+    """A layer with two bottoms: scores, as rows of classes, and labels, one for each row."""
 
     BOTTOMS = range(2, 3)
     TOPS = range(1, 3)
 
     def set_up_rows(self, axis: int, ignored: int | None) -> None:
-        """Check that there is a label for each row of scores."""
+        """Set the class axis and the ignored label; check that each row of scores has a label."""
         scores, labels = self.bottoms
         self._axis = self.axis(axis, scores)
         self._ignored = ignored
@@ -64,7 +64,7 @@ class _Labelled(Layer):
             )
 
     def scores(self, bottom: AnyArray) -> Array:
-        """(rows, classes), rows in Caffe's order; (n, c, h, w) is not even copied."""
+        """The scores as (rows, classes), in Caffe's order; (n, c, h, w) needs no copy."""
         moved = np.moveaxis(to_nchw(bottom), self._axis, -1)
         return contiguous(moved, self.work, "scores").reshape(-1, self.classes)
 
@@ -82,7 +82,7 @@ class _Labelled(Layer):
 
 
 class SoftmaxWithLoss(_Labelled):
-    """Softmax and cross-entropy in one: mean -log p(label), its second top p itself."""
+    """Softmax and cross-entropy in one: the mean of -log p(label). The second top is p itself."""
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {
         "loss_param": frozenset({"ignore_label", "normalize", "normalization"}),
@@ -142,7 +142,7 @@ class SoftmaxWithLoss(_Labelled):
 
 
 class Accuracy(_Labelled):
-    """The share of rows whose true class is among the best; its second top a share a class."""
+    """The share of rows with the true class among the `top_k` best; a second top has it by class."""
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {
         "accuracy_param": frozenset({"top_k", "axis", "ignore_label"})

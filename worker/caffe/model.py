@@ -1,7 +1,7 @@
-"""A Caffe network as the worker loop sees it: a table, a start and a gradient; and inference.
+"""A Caffe network with the interface of the worker loop (table, start, gradient) and inference.
 
-A model is built from a `Description`, plain values, wherever it is needed. Inputs come as columns
-named like the data layer's tops; results go out in Caffe's order.
+A model is built from a `Description`, which holds plain values, in each process that needs it.
+Inputs are columns with the names of the data layer's tops; outputs are in Caffe's order.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from worker.model import Batch
 
 
 class CaffeModel:
-    """A network with its loss; keeps buffers between calls, so one model serves one thread."""
+    """A network with its loss. It keeps buffers between calls, so one model serves one thread."""
 
     def __init__(self, description: Description) -> None:
         self.net = Network(description)
@@ -30,7 +30,7 @@ class CaffeModel:
         return self.net.table
 
     def initial(self, seed: int) -> NDArray[np.float32]:
-        """A new arena of starting weights, drawn by the prototxt's fillers."""
+        """A new arena of initial weights, drawn by the prototxt's fillers."""
         return self.net.initial(seed)
 
     def gradient(
@@ -42,7 +42,7 @@ class CaffeModel:
         step: int,
         seed: int,
     ) -> float:
-        """See `worker.model.Model`. A batch of any size will do, the prototxt's is not enforced."""
+        """See `worker.model.Model`. The batch may be of any size, not only the prototxt's."""
         self.net.check(batch)
         self.net.forward(weights, batch, StepKey(step, seed))
         self.net.backward(weights, out)
@@ -51,9 +51,9 @@ class CaffeModel:
     def forward(
         self, weights: NDArray[np.float32], batch: Batch, blobs: Sequence[str]
     ) -> dict[str, AnyArray]:
-        """The named blobs, (n, c, h, w) or as the prototxt shapes them; the caller's to keep.
+        """Copies of the named blobs, (n, c, h, w) or in the shape that the prototxt gives.
 
-        Only the layers that the blobs depend on run, and only their columns need be in the batch.
+        Only the layers that the blobs depend on run, and the batch needs only their columns.
         """
         self.net.check(batch)
         self.net.forward(weights, batch, wanted=set(blobs))

@@ -1,8 +1,9 @@
 """A network: the layers that one phase keeps, wired by blob names, with their tensors in one table.
 
-Layers run in the order of the file. A layer whose top has its bottom's name writes in place, as
-users see it; here every top is a value of its own, and the name passes on to it, so that nothing a
-backward pass needs is lost. Where several layers read one value, its gradients are summed.
+Layers run in the order of the file. For users, a layer with the same name for its top and its
+bottom works in place; here every top is a separate value, which takes over the name, so that
+nothing that a backward pass needs is lost. If several layers read one value, its gradients are
+summed.
 
 Tensors are named "layer/0", "layer/1" and laid out in Caffe's order, so an arena and a .caffemodel
 hold the same bytes. Padding in the arena's gradient is zero.
@@ -33,10 +34,10 @@ START = StepKey(step=0, seed=0)
 
 
 class Description(msgspec.Struct, frozen=True):
-    """Everything a network is built from, in plain values that can travel to another machine.
+    """Everything a network is built from, in plain values that can be sent to another machine.
 
-    `data_shape` is (c, h, w), for data layers whose prototxt does not say it; `file` is for errors;
-    `precision` is what kernels take products in, where the network runs in kernels.
+    `data_shape` is (c, h, w), for data layers that do not state it in the prototxt; `file` is for
+    errors; `precision` is that of products in kernels, if the network runs in kernels.
     """
 
     prototxt: str
@@ -49,7 +50,10 @@ class Description(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A layer in the graph: which values it reads and makes, and which tensors are its own."""
+    """A layer in the graph: the values that it reads and computes, and its own tensors.
+
+    `wanted` says for each bottom whether its gradient is needed.
+    """
 
     layer: Layer
     bottoms: tuple[int, ...]
@@ -59,7 +63,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Network:
-    """A net ready to run. It keeps buffers between calls: one network, one thread."""
+    """A net ready to run. It keeps buffers between calls, so one network serves one thread."""
 
     def __init__(self, description: Description) -> None:
         self.description = description
@@ -89,7 +93,7 @@ class Network:
 
     @property
     def name(self) -> str:
-        """What the prototxt calls the net."""
+        """The net's name in the prototxt."""
         return self.parsed.name
 
     @property
@@ -121,13 +125,13 @@ class Network:
         return self.blobs[self.inputs[0]][0]
 
     def check(self, batch: Batch) -> None:
-        """Raise BadInput unless the net's columns, as far as they are there, are of one length."""
+        """Raise BadInput unless those of the net's columns that are present are of one length."""
         rows = {name: len(batch[name]) for name in self.inputs if name in batch}
         if len(set(rows.values())) > 1:
             raise BadInput(f"{self.description.file}: expected columns of one length, got {rows}")
 
     def columns(self, batch: Batch) -> dict[str, AnyArray]:
-        """The columns that the net reads, each checked by itself and all to be of one length."""
+        """The columns that the net reads, each checked alone, and all checked for equal length."""
         sources = [node.layer for node in self.nodes if isinstance(node.layer, SourceLayer)]
         found = {
             name: source.column(top, batch)
@@ -165,7 +169,7 @@ class Network:
         return frozenset(names)
 
     def initial(self, seed: int) -> NDArray[np.float32]:
-        """A new arena, each tensor as its filler draws it for `seed`."""
+        """A new arena, with each tensor drawn by its filler for `seed`."""
         arena = self.table.empty()
         for name, tensor in self.table.views(arena).items():
             fillers.fill(tensor, name, self._fillers[name], seed)
@@ -180,7 +184,7 @@ class Network:
     ) -> None:
         """Compute all values, or those that the blobs `wanted` depend on, for `blob` to read.
 
-        The network runs where `weights` live; columns may live there or on the host.
+        The network runs on the device that holds `weights`; columns may be there or on the host.
         """
         tensors = self._bind(weights)
         if backends.backend_of(weights).runs_kernels:
@@ -205,15 +209,15 @@ class Network:
 
     @property
     def loss_weights(self) -> tuple[float, ...]:
-        """What each loss counts in their sum, in the order of `losses`."""
+        """The weight of each loss in their sum, in the order of `losses`."""
         return tuple(self._losses().values())
 
     def losses(self) -> list[AnyArray]:
-        """The losses of the latest forward pass, of no axes, where the network runs."""
+        """The losses of the latest forward pass, arrays without axes, on the network's device."""
         return [self._values[value] for value in self._losses()]
 
     def loss(self) -> float:
-        """The weighted sum of the losses of the latest forward pass, which this waits for."""
+        """Wait for the latest forward pass; return the weighted sum of its losses."""
         return float(
             sum(w * float(backends.as_host(self._values[v])) for v, w in self._losses().items())
         )
@@ -224,7 +228,7 @@ class Network:
         """Write the gradient of the latest forward pass into `out`, an arena in the same place.
 
         It starts from the losses, or from the blobs' gradients in `given`. Returns the gradients,
-        in Caffe's order, of the inputs that have one; without force_backward none has.
+        in Caffe's order, of the inputs that have one; without force_backward no input has one.
         """
         tensors, into = self._bind(weights), self._bind(out)
         out.fill(0.0)
@@ -252,7 +256,7 @@ class Network:
         }
 
     def _add(self, spec: LayerParameter, setting: LayerContext) -> None:
-        """Build one layer over the values made so far."""
+        """Build one layer on the values that earlier layers compute."""
         where = f"{setting.file}: layer {spec.name} ({spec.type})"
         if spec.type not in LAYERS:
             raise BadInput(f"{where}: type not supported; expected one of {', '.join(LAYERS)}")
@@ -271,7 +275,7 @@ class Network:
         for index, propagates in enumerate(spec.propagate_down[: len(wanted)]):
             wanted[index] = propagates
         if layer.LABELS is not None and wanted[layer.LABELS]:
-            # force_backward asks for every gradient that there is, and here there is none.
+            # force_backward asks for every gradient that exists; labels have none.
             if not self.parsed.force_backward:
                 raise layer.bad(f"{spec.bottom[layer.LABELS]}: labels have no gradient")
             wanted[layer.LABELS] = False
@@ -300,7 +304,7 @@ class Network:
         return self._names[name]
 
     def _bind(self, arena: Array) -> list[Array]:
-        """The tensors as views of an arena; the same few slices for any array of the right size."""
+        """The tensors as views of an arena, a float32 array of the table's size."""
         if arena.shape != (self.table.size,) or arena.dtype != np.float32:
             raise BadInput(
                 f"{self.description.file}: expected an arena of {self.table.size} float32,"
@@ -309,7 +313,7 @@ class Network:
         return [arena[start:stop].reshape(shape) for start, stop, shape in self._places]
 
     def _check_values(self, batch: Batch, wanted: Collection[str] | None = None) -> None:
-        """Let the layers that read columns, and are wanted, look at those that lie on the host."""
+        """Have each wanted layer check the columns that it reads, if they are on the host."""
         needed = None if wanted is None else self._needed(wanted)
         for node in self.nodes:
             if needed is not None and not needed.intersection(node.tops):
@@ -320,7 +324,7 @@ class Network:
                     node.layer.check_column(bottom, column)
 
     def _needed(self, names: Collection[str]) -> set[int]:
-        """The values of the named blobs, and all that they depend on."""
+        """The values of the named blobs, and all values that they depend on."""
         unknown = [name for name in names if name not in self._names]
         if unknown:
             raise BadInput(
@@ -342,7 +346,7 @@ class Network:
         return {value: weight for value, weight in weights.items() if weight}
 
     def _sum(self, value: int, held: Array, more: Array, summed: set[int]) -> Array:
-        """The sum of two gradients of a value, in memory of its own: `held` may be a layer's."""
+        """The sum of two gradients of a value, in separate memory: `held` may be a layer's own."""
         total = self._work.take(f"sum{value}", held.shape, held)
         if value not in summed:
             backends.copy(held, total)
@@ -351,7 +355,7 @@ class Network:
         return total
 
     def _seeds(self, given: Mapping[str, AnyArray] | None, like: Array) -> dict[int, Array]:
-        """Where a backward pass starts; a loss's gradient is a number and stays on the host."""
+        """The gradients that a backward pass starts from; those of losses stay on the host."""
         if given is None:
             return {value: np.asarray(w, np.float32) for value, w in self._losses().items()}
         seeds = {}

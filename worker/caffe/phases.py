@@ -1,8 +1,8 @@
-"""Which of a net's layers a phase keeps.
+"""Selects the layers of a net for a phase.
 
-A net file holds the layers of training and of testing side by side. A layer with `include` rules
-is kept when one of them meets the state (phase, level, stages); one with `exclude` rules, when
-none does; one with neither, always.
+A net file holds the layers for training and for testing together. A layer with `include` rules is
+kept if one of them meets the state (phase, level, stages); a layer with `exclude` rules is kept if
+none does; a layer with neither is always kept.
 """
 
 from enum import StrEnum
@@ -14,14 +14,14 @@ from worker.caffe.caffe_pb2 import TRAIN, LayerParameter, NetParameter, NetState
 
 
 class Phase(StrEnum):
-    """What a net is built for: with a loss to descend, or to measure and infer."""
+    """What a net is built for: training, or measurement and inference."""
 
     TRAIN = "TRAIN"
     TEST = "TEST"
 
 
 class NetState(msgspec.Struct, frozen=True):
-    """The phase, level and stages that the rules are held against."""
+    """The phase, level and stages that the rules are compared with."""
 
     phase: Phase
     stages: tuple[str, ...] = ()

@@ -1,8 +1,8 @@
-"""How a net reads a row of data, as far as its prototxt says: known before any data is opened.
+"""The shape of a data row that a prototxt states, known before any data is opened.
 
-A row is a list of values. What shape it has may stand in the prototxt or in the data. Where neither
-says it, a net with layers that need an image reads a row as a square image, and every other net as
-a vector (worker/arrow_images.py has the rule).
+A row is a list of values. The prototxt or the data may state its shape. If neither does, a net with
+layers that need an image reads a row as a square image, and every other net reads it as a vector
+(worker/arrow_images.py has the rule).
 """
 
 import msgspec
@@ -19,7 +19,7 @@ _DATA = "data"
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """The (channels, height, width) that a net states, if it does; whether it needs an image."""
+    """The (channels, height, width) that a net states, or None; and whether it needs an image."""
 
     shape: Shape | None
     image: bool
@@ -34,7 +34,7 @@ def rows_of(net: Description) -> Rows:
 
 
 def _stated(layer: LayerParameter) -> Shape | None:
-    """The image shape that a data layer states, if it is one and does."""
+    """The image shape that a layer states; None unless it is a data layer that states one."""
     if layer.type == "MemoryData":
         param = layer.memory_data_param
         said = (param.channels, param.height, param.width)

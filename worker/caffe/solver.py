@@ -1,8 +1,8 @@
 """A solver file as values: the update rule, its schedule, and when to test, show and save.
 
-The rule's arithmetic belongs to the shards; here its settings are read as Caffe reads them, with
-Caffe's defaults, and refused where Caffe would refuse them. A float in a solver file is a float32
-there; it is taken as the shortest decimal that names it, so that 0.01 stays 0.01 in every report.
+The shards do the rule's arithmetic; this file reads its settings as Caffe does, with Caffe's
+defaults, and refuses what Caffe would refuse. A float in a solver file is a float32; it is read as
+the shortest decimal that rounds to it, so that 0.01 stays 0.01 in every report.
 """
 
 from collections.abc import Callable
@@ -40,12 +40,12 @@ class TestNet(msgspec.Struct, frozen=True):
 class Solver(msgspec.Struct, frozen=True):
     """Everything that a solver file says.
 
-    `clip_gradients` is the largest global L2 norm, or None; `iter_size` how many batches add up to
-    one update; the intervals and `max_iter` count updates, and 0 means never. `average_loss` counts
-    the updates that a displayed loss is the mean of, None where the file does not set it. `weights`
-    are the files to start from, and `device` is what the workers compute on
-    (worker/device_selection.py). `notices` name, a line each, what the file sets and what has no
-    effect (solver_fields.py).
+    `clip_gradients` is the largest global L2 norm, or None. `iter_size` is the number of batches
+    that are summed for one update. The intervals and `max_iter` count updates, and 0 means never.
+    `average_loss` is the number of updates over which a displayed loss is averaged, None if the
+    file does not set it. `weights` are the files to start from, and `device` is what the workers
+    compute on (worker/device_selection.py). `notices` are one line for each field that is set and
+    has no effect (solver_fields.py).
     """
 
     rule: rules.Rule
@@ -68,14 +68,14 @@ class Solver(msgspec.Struct, frozen=True):
     notices: tuple[str, ...] = ()
 
     def seed(self, given: int | None) -> int:
-        """The seed of a run: as given, else as the file says, else `DEFAULT_SEED`."""
+        """The seed of a run: `given`, else the file's, else `DEFAULT_SEED`."""
         if given is not None:
             return given
         return DEFAULT_SEED if self.random_seed is None else self.random_seed
 
 
 def read_solver(path: Path, data_shape: DataShape | None = None) -> Solver:
-    """The solver at `path` with its nets; (c, h, w) is for data layers that do not say it."""
+    """The solver at `path` with its nets; `data_shape` (c, h, w) is for data layers without one."""
     file = str(path)
     param = parse_solver(read_text(path), file)
     check_fields(param, file)
@@ -104,7 +104,7 @@ def read_solver(path: Path, data_shape: DataShape | None = None) -> Solver:
 
 
 def _check_numbers(param: SolverParameter, file: str) -> None:
-    """Raise BadInput for numbers with which nothing would be trained, tested or shown."""
+    """Raise BadInput for numbers that would prevent training, tests or display."""
     if not param.HasField("base_lr"):
         raise BadInput(f"{file}: expected a base_lr, got none")
     if not param.base_lr > 0:
@@ -125,7 +125,7 @@ def _check_numbers(param: SolverParameter, file: str) -> None:
 
 
 def _without_tests(param: SolverParameter, tests: tuple[TestNet, ...], file: str) -> list[str]:
-    """A notice where tests during training are wanted of no net."""
+    """A notice if tests during training are requested and there is no test net."""
     if not param.test_interval or tests:
         return []
     return [f"{file}: test_interval has no effect: there is no test net, which takes a test_iter"]
@@ -143,7 +143,7 @@ def _device(param: SolverParameter) -> str:
 
 
 def _rule(param: SolverParameter) -> rules.Rule:
-    """The rule by `type`, or by the older `solver_type` where that alone is set."""
+    """The rule by `type`, or by the older `solver_type` if only that is set."""
     name = param.type
     if param.HasField("solver_type") and not param.HasField("type"):
         name = SolverParameter.SolverType.Name(param.solver_type)
@@ -255,17 +255,17 @@ def _description(
 
 
 def _find(name: str, solver: Path, what: str) -> Path:
-    """A file beside the solver file, or, as Caffe has it, under the working directory."""
-    beside = solver.parent / name
-    for path in (beside, Path(name)):
-        with suppress(OSError):  # a name that is too long for a file's
+    """A file relative to the solver file's folder, or, as in Caffe, to the working directory."""
+    near = solver.parent / name
+    for path in (near, Path(name)):
+        with suppress(OSError):  # the name may be too long for a file name
             if path.is_file():
                 return path
-    raise BadInput(f"{solver}: {what} {name}: found neither as {beside} nor in {Path.cwd()}")
+    raise BadInput(f"{solver}: {what} {name}: found neither as {near} nor in {Path.cwd()}")
 
 
 def _named(file: str, read: Callable[[], _T]) -> _T:
-    """What `read` returns; its errors get the file's name in front."""
+    """The result of `read`; its errors are prefixed with the file's name."""
     try:
         return read()
     except BadInput as error:

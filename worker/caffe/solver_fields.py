@@ -1,4 +1,4 @@
-"""What becomes of each field of a solver file: no field is read and then ignored.
+"""How each field of a solver file is treated: no field is silently ignored.
 
 Every field of `SolverParameter` is in exactly one of the three tables. docs/reference/solver.md
 shows them to users. A test compares the tables with the protobuf message and with that page.
@@ -30,7 +30,7 @@ HONOURED = {
     "stepsize": "For `step` and `sigmoid`.",
     "stepvalue": "For `multistep`.",
     "max_iter": "Steps of each worker, unless `--max-iter` says otherwise.",
-    "iter_size": "Batches whose gradients are added up for one step.",
+    "iter_size": "Number of batches with gradients that are summed for one step.",
     "type": "`SGD`, `Nesterov`, `AdaGrad`, `RMSProp`, `AdaDelta` or `Adam`.",
     "solver_type": "The older form of `type`. It counts where `type` is not set.",
     "momentum": "For `SGD`, `Nesterov`, `AdaDelta` and `Adam`. Other types refuse it.",
@@ -50,7 +50,7 @@ HONOURED = {
     "solver_mode": "`CPU`: workers compute on the CPU, unless `--device` says otherwise. `GPU`: as"
     " `--device auto`.",
 }
-"""Fields that do what they do in Caffe, and what that is here."""
+"""Fields that have the same effect as in Caffe, with a description."""
 
 NOTED = {
     "snapshot_prefix": "snapshots go into the run folder, or where `--snapshots` says",
@@ -65,7 +65,7 @@ REFUSED = {
     "snapshot_format": "snapshots have a format of their own, and a `.caffemodel` is BINARYPROTO",
     "snapshot_diff": "gradients are not saved",
 }
-"""Fields of which only the default is accepted, and why."""
+"""Fields that accept only their default, and why."""
 
 
 def check_fields(param: SolverParameter, file: str) -> None:
@@ -88,14 +88,14 @@ def notices(param: SolverParameter, file: str) -> list[str]:
 
 
 def _asking(param: SolverParameter) -> Iterator[tuple[FieldDescriptor, object]]:
-    """The fields that are set to something else than their default."""
+    """The fields that are set to a value other than their default."""
     for field, value in param.ListFields():
         if field.is_repeated or value != field.default_value:
             yield field, value
 
 
 def _written(field: FieldDescriptor, value: object) -> str:
-    """A value as a prototxt has it."""
+    """A value in the syntax of a prototxt."""
     if field.enum_type is not None:
         assert isinstance(value, int), "protobuf keeps an enum as its number"
         return str(field.enum_type.values_by_number[value].name)
@@ -103,5 +103,5 @@ def _written(field: FieldDescriptor, value: object) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without the marks that the documentation needs."""
+    """The text without the code marks that the documentation needs."""
     return text.replace("`", "")

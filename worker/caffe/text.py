@@ -1,7 +1,7 @@
 """Reading prototxt: the text form of nets and solvers, which users write and servers receive.
 
-Text from outside is bounded before it is parsed (bytes, nesting) and after (layers), numbers in it
-are finite, and every failure is one short line that names the file, the line and what was wrong.
+Text from outside is bounded before it is parsed (bytes, nesting) and after (layers), its numbers
+must be finite, and every error is one short line that names the file, the line and the fault.
 """
 
 import re
@@ -20,14 +20,14 @@ MAX_DEPTH = 32
 MAX_LAYERS = 4096
 _MOST_QUOTED = 300
 
-# A quoted string or a comment, in which a brace nests nothing; or a bracket.
+# A quoted string or a comment, in which brackets do not count, or a bracket.
 _TOKENS = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|#[^\n]*|[{}<>\n]')
 
 _Message = TypeVar("_Message", NetParameter, SolverParameter)
 
 
 def read_text(path: Path) -> str:
-    """The file's text, at most `MAX_BYTES` of UTF-8; BadInput says what is wrong with it."""
+    """The file's text, at most `MAX_BYTES` of UTF-8; raises BadInput."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -65,7 +65,7 @@ def _parse(text: str, message: _Message, file: str) -> _Message:
     try:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
-        # The parser begins its text with "line:column : ", and some texts span lines.
+        # The parser's messages begin with "line:column : ", and some span several lines.
         what = re.sub(r"^\d+:\d+ ?: ?", "", str(error))
         what = quoted(" ".join(what.split()), _MOST_QUOTED)
         line = error.GetLine()
@@ -82,7 +82,7 @@ def _parse(text: str, message: _Message, file: str) -> _Message:
 def _check_finite(message: Message, where: str) -> None:
     """Raise BadInput naming the first field, in the file's order of types, that is NaN or infinite.
 
-    None means anything in a net or a solver, and NaN would spread to every weight.
+    Such a number has no meaning in a net or a solver, and a NaN would spread to every weight.
     """
     for field, value in message.ListFields():
         for one in value if field.is_repeated else [value]:

@@ -1,9 +1,9 @@
 """Weights to and from .caffemodel files: a net in binary protobuf with each layer's blobs in it.
 
-Blobs are found by layer name. A layer of the file that the net lacks is passed over; a layer of
-the net that the file lacks keeps its start, which is what fine-tuning wants. A blob whose shape
-differs is an error that names the layer. Files of the older `layers` form, and blobs with the older
-four-dimensional shape, read as well.
+Blobs are found by layer name. A layer of the file that the net lacks is ignored; a layer of the net
+that the file lacks keeps its initial weights, as fine-tuning needs. A blob of a different shape is
+an error that names the layer. Files of the older `layers` form, and blobs with the older
+four-dimensional shape, can be read as well.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ MAX_BYTES = 2**31 - 1  # protobuf's own limit
 
 
 def read_caffemodel(path: Path) -> dict[str, list[Floats]]:
-    """Each layer's blobs by its name, in the shapes that the file states."""
+    """The blobs of each layer, by layer name, in the shapes that the file states."""
     try:
         size = path.stat().st_size
         data = path.read_bytes() if size <= MAX_BYTES else b""
@@ -53,7 +53,7 @@ def read_caffemodel(path: Path) -> dict[str, list[Floats]]:
 
 
 def into_arena(blobs: Blobs, table: DenseTable, arena: Floats, source: str) -> tuple[str, ...]:
-    """Copy the blobs of the table's layers into `arena`; returns the tensors that were not there.
+    """Copy the blobs of the table's layers into `arena`; returns the tensors that were missing.
 
     `source` names the blobs' origin in errors.
     """
@@ -91,7 +91,10 @@ def from_arena(table: DenseTable, arena: Floats) -> dict[str, list[Floats]]:
 
 
 def moved(arena: Floats, table: DenseTable, into: Network, seed: int = 0) -> Floats:
-    """The weights of one table laid out for another net: a test net need not own every layer."""
+    """The weights of one table, laid out for another net, such as a test net with fewer layers.
+
+    Tensors that `table` lacks are drawn by the net's fillers for `seed`.
+    """
     if table == into.table:
         return arena
     laid = into.initial(seed)
@@ -115,14 +118,14 @@ def write_caffemodel(path: Path, net: Network, arena: Floats) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file of weights, or leave what was there and nothing else; raises BadInput."""
+    """Replace a file atomically; after an error the old file is unchanged. Raises BadInput."""
     part = path.with_name(path.name + ".part")
     try:
         part.write_bytes(content)
         part.replace(path)
     except BaseException as error:
         with suppress(OSError):
-            part.unlink()  # its room is somebody's: a disk that is full
+            part.unlink()  # frees the space: the disk may be full
         if not isinstance(error, OSError):
             raise
         raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
@@ -138,7 +141,7 @@ def _array(blob: BlobProto, where: str) -> Floats:
 
 
 def _same_shape(stored: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Equal, or equal once the older form's leading ones are taken off."""
+    """Whether the shapes are equal, apart from the leading ones of the older form."""
     return stored == wanted or (
         len(stored) == 4 and len(wanted) < 4 and stored == (1,) * (4 - len(wanted)) + wanted
     )

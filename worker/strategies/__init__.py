@@ -1,8 +1,7 @@
-"""How workers and shards learn together: each strategy a value, one file each.
+"""Training strategies: each is a value, and has one file.
 
-A strategy says when a worker fetches and pushes, what happens to its local weights in between, and
-how the shards merge what arrives. Adding one takes a class in a file here and its row in
-`Strategy`.
+A strategy decides when a worker fetches and pushes, what happens to its local weights in between,
+and how the shards merge pushes. A new one is a class in a file here, and an entry in `Strategy`.
 """
 
 from typing import cast, get_args
@@ -21,7 +20,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
 
 
 def strategy_named(name: str) -> type[Strategy]:
-    """The strategy class called `name`; raises BadInput listing those that exist."""
+    """The strategy class called `name`; raises BadInput listing the known ones."""
     try:
         return STRATEGIES[name]
     except KeyError:
@@ -31,8 +30,11 @@ def strategy_named(name: str) -> type[Strategy]:
 
 
 def strategy_of(what: str, value: object) -> Strategy:
-    """A strategy: itself, or by its name, with defaults; raises BadInput naming `what`."""
-    if isinstance(value, Base):  # one of the project's or of the user's own
+    """`value` if it is a strategy, or the strategy of that name with its defaults.
+
+    Raises BadInput naming `what`.
+    """
+    if isinstance(value, Base):  # a strategy of this project or of the user
         return cast(Strategy, value)
     if isinstance(value, str) and value.lower() in STRATEGIES:
         return STRATEGIES[value.lower()]()

@@ -1,4 +1,4 @@
-"""What every strategy answers, and the local state it works on."""
+"""The interface of every strategy, and the local state that it works on."""
 
 from math import gcd
 from typing import ClassVar
@@ -14,10 +14,11 @@ Floats = NDArray[np.float32]
 
 
 class Local(msgspec.Struct):
-    """A worker's own state between pushes: its weights, and what it owes the shards.
+    """A worker's own state between pushes: its weights, and the gradients not pushed yet.
 
-    `fetched`, one a shard, are the versions that `weights` came from, `versions` those that the
-    oldest gradient in `owed` was computed from.
+    `owed` is the sum of these gradients, `steps` and `samples` their counts, and `loss` the sum of
+    their losses. `fetched` are the versions of `weights`, one for each shard; `versions` are those
+    of the weights from which the oldest gradient in `owed` was computed.
     """
 
     weights: Floats
@@ -29,17 +30,20 @@ class Local(msgspec.Struct):
     loss: float = 0.0
 
     def settle(self) -> None:
-        """Everything owed has been pushed."""
+        """Reset after everything owed has been pushed."""
         self.owed, self.steps, self.samples, self.loss = None, 0, 0, 0.0
 
 
 class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True):
-    """The questions the worker loop asks. Steps count from 0 over the worker's whole plan."""
+    """The questions that the worker loop asks a strategy.
+
+    Steps count from 0 over the worker's whole plan.
+    """
 
     merge: ClassVar[Merge] = Merge.EACH
 
     def check(self, bound: int | None, prefetch: bool) -> None:
-        """Raise BadInput for a combination that would wait for ever or mean something else."""
+        """Raise BadInput for a combination that would deadlock or is not defined."""
         push, fetch = self.push_period, self.fetch_period
         least = self.least_bound() + prefetch
         if bound is not None and bound < least:
@@ -50,9 +54,9 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True):
             )
 
     def least_bound(self) -> int:
-        """The least bound at which no worker waits for itself; a prefetch needs one more."""
-        # The slowest worker's clock as the shards know it lags its steps by what it has not pushed,
-        # and a fetch asks for the last step that its weights will serve.
+        """The smallest bound at which no worker waits for itself; a prefetch needs one more."""
+        # The shards' clock of the slowest worker lags its steps by those that it has not pushed,
+        # and a fetch requests the clock of the last step that its weights will serve.
         push, fetch = self.push_period, self.fetch_period
         return push - gcd(push, fetch) + fetch - 1
 
@@ -66,12 +70,12 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True):
 
     @property
     def warm_up(self) -> int:
-        """Steps that one replica takes alone before the others join."""
+        """Steps that one worker takes alone before the others join."""
         return 0
 
     @property
     def plain(self) -> bool:
-        """Whether every step is a fetch, one gradient and its push, and nothing else."""
+        """Whether every step is just a fetch, one gradient and its push."""
         return False
 
     def fetches(self, step: int) -> bool:
@@ -79,11 +83,11 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True):
         return True
 
     def pushes(self, step: int) -> bool:
-        """Whether what is owed is pushed after `step`."""
+        """Whether the gradients owed are pushed after `step`."""
         return (step + 1) % self.push_period == 0
 
     def learn(self, local: Local, gradient: Floats, rate: float, multipliers: Floats) -> None:
-        """Take in the gradient of one step at `local.weights`; it now belongs to `local`.
+        """Add the gradient of one step at `local.weights`; `local` may keep or change the array.
 
         `rate` times `multipliers` is the learning rate of each float of the table.
         """

@@ -1,6 +1,6 @@
 """Bulk-synchronous training: all workers step from the same weights, the shards apply the mean.
 
-With the bound at 0 a pull waits until every registered worker's push of the step before is in; the
+With bound 0 a pull waits until every registered worker's push of the previous step has arrived. The
 round is then one update with the mean gradient (a shard's `Merge.ROUND`). It equals one worker with
 a batch as large as all batches together, and is the baseline that asynchrony is measured against.
 """

@@ -1,16 +1,16 @@
 """Downpour SGD (Dean et al. 2012, section 4.1 and algorithm 1).
 
-A worker fetches the weights every `n_fetch` steps and pushes the gradients it has accrued every
-`n_push` steps; between fetches it also takes each gradient on its own copy of the weights:
+A worker fetches the weights every `n_fetch` steps and pushes its accumulated gradients every
+`n_push` steps; between fetches it also applies each gradient to its own copy of the weights:
 
     every n_fetch steps:  w <- the shards' weights
     each step:            g = gradient at w;  owed += g;  w -= rate * g   (if w is used again)
     every n_push steps:   push owed;  owed = 0
 
-The shards apply each push as it comes. The gate guards fetches, so each asks for the last step that
-its weights will serve: the staleness bound then holds for the steps in between, too. Warm start:
-one replica takes the first `warm_steps` alone, so that the others never push gradients of untrained
-weights.
+The shards apply each push as it arrives. Only fetches pass the staleness gate, so each requests the
+clock of the last step that its weights will serve: the staleness bound then holds for the steps in
+between, too. Warm start: one worker takes the first `warm_steps` alone, so that the others never
+push gradients of untrained weights.
 """
 
 import numpy as np
@@ -59,5 +59,5 @@ class Downpour(Base, frozen=True, tag="downpour", kw_only=True):
     def learn(self, local: Local, gradient: Floats, rate: float, multipliers: Floats) -> None:
         if self.n_fetch > 1:
             step = np.float32(rate) * multipliers * gradient
-            local.weights = np.subtract(local.weights, step, step)  # what was pulled stays as it is
+            local.weights = np.subtract(local.weights, step, step)  # never into the pulled array
         super().learn(local, gradient, rate, multipliers)
