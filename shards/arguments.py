@@ -1,8 +1,9 @@
-"""What callers pass, checked where it comes in: one line that names the argument, or a plain value.
+"""Checks of the arguments of public functions.
 
-Each function takes the argument's name as its caller writes it. It returns the value as the rest of
-the code wants it: Python's own int and float instead of NumPy's, an enum's member instead of its
-name. Raises BadInput: what was expected, what was found.
+Each function takes the argument's name, as its caller writes it, and the value. It returns the
+value as the rest of the code needs it: Python's own int and float instead of NumPy's, an enum's
+member instead of its name. Raises BadInput with one line: the argument, what was expected, what was
+found.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -21,13 +22,13 @@ Choice = TypeVar("Choice", bound=StrEnum)
 Value = TypeVar("Value")
 
 MOST = 2**62
-"""The largest whole number that is taken; messages carry none beyond."""
+"""The largest whole number accepted; messages cannot carry a larger one."""
 MOST_SECONDS = 1e6
-"""Beyond this, eleven days, operating systems refuse to wait."""
+"""The longest time accepted, eleven days: operating systems refuse to wait for longer."""
 LARGEST = float(np.finfo(np.float32).max)
 
 _SHOWN = 60  # characters of a value that an error quotes
-_NAME_BYTES = 128  # for which an update record has room
+_NAME_BYTES = 128  # the length of a name in an update record
 
 
 def wrong(what: str, expected: str, value: object) -> BadInput:
@@ -36,7 +37,7 @@ def wrong(what: str, expected: str, value: object) -> BadInput:
 
 
 def shown(value: object) -> str:
-    """A value in one short line: a plain one as Python writes it, others by their kind."""
+    """A value in one short line: a plain value as Python writes it, any other by its type."""
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype} of shape {value.shape}"
     if isinstance(value, np.generic):
@@ -65,7 +66,7 @@ def _plain(value: object) -> str:
 
 
 def whole(what: str, value: object, least: int | None = None, most: int | None = None) -> int:
-    """A whole number, which may be NumPy's; without `most` it may be up to MOST."""
+    """A whole number, Python's or NumPy's, from `least` to `most`; by default -MOST to MOST."""
     try:
         if isinstance(value, bool | np.bool_):
             raise TypeError
@@ -88,7 +89,7 @@ def number(
     least: float = -LARGEST,
     expected: str = "a finite number",
 ) -> float:
-    """A finite number of at least `least`, within the range of float32."""
+    """A number of at least `least` in the range of float32; `expected` is for the error."""
     plain = _real(what, value, expected)
     if not least <= plain <= LARGEST:
         raise wrong(what, expected, plain)
@@ -96,12 +97,12 @@ def number(
 
 
 def loss(what: str, value: object) -> float:
-    """Any number, NaN and infinity included: a measurement, not a setting."""
+    """A loss: any number, NaN and infinity included, because it is a measurement."""
     return _real(what, value, "a number")
 
 
 def seconds(what: str, value: object, *, zero: bool = False, endless: bool = False) -> float:
-    """A time: more than 0 s unless `zero` may be, at most MOST_SECONDS unless it may be inf."""
+    """A time in seconds: above 0 (or 0 if `zero`), up to MOST_SECONDS (or inf if `endless`)."""
     least = "0 s or more" if zero else "more than 0 s"
     expected = least if endless else f"{least}, and finite"
     plain = _real(what, value, expected)
@@ -122,7 +123,7 @@ def _real(what: str, value: object, expected: str) -> float:
 
 
 def bound(what: str, value: object) -> int | None:
-    """A staleness bound in steps; None, inf and "inf" are no bound."""
+    """A staleness bound in steps; None, inf and "inf" mean no bound."""
     if value is None or (isinstance(value, str | float) and value in ("inf", inf)):
         return None
     try:
@@ -134,15 +135,15 @@ def bound(what: str, value: object) -> int | None:
 
 
 def choice(what: str, value: object, kind: type[Choice]) -> Choice:
-    """A member of `kind`, by itself or by its name."""
+    """A member of the enum `kind`, given as itself or by its value."""
     try:
-        return kind(value)  # type: ignore[arg-type]  # whatever it is, it is looked up
+        return kind(value)  # type: ignore[arg-type]  # any object may be looked up
     except ValueError:
         raise wrong(what, " or ".join(kind), value) from None
 
 
 def items(what: str, value: object, expected: str) -> tuple[Any, ...]:
-    """What a list, or anything like one, holds; texts, mappings and sets are none."""
+    """The items of an iterable other than a string, mapping or set."""
     if isinstance(value, str | bytes | Mapping | Set) or not isinstance(value, Iterable):
         raise wrong(what, expected, value)
     return tuple(value)
@@ -156,7 +157,7 @@ def flag(what: str, value: object) -> bool:
 
 
 def name(what: str, value: object, most_bytes: int = _NAME_BYTES) -> str:
-    """A name: printable text that messages and update records have room for."""
+    """A name: printable text, short enough for messages and update records."""
     if not isinstance(value, str) or not value or not value.isprintable():
         raise wrong(what, "a name of printable characters", value)
     if len(value.encode(errors="replace")) > most_bytes:
@@ -165,28 +166,28 @@ def name(what: str, value: object, most_bytes: int = _NAME_BYTES) -> str:
 
 
 def text(what: str, value: object, expected: str) -> str:
-    """A string, of which the caller reads more."""
+    """A string, which the caller parses further."""
     if not isinstance(value, str):
         raise wrong(what, expected, value)
     return value
 
 
 def instance(what: str, value: object, kind: type[Value], expected: str) -> Value:
-    """A value of this type."""
+    """A value of type `kind`."""
     if not isinstance(value, kind):
         raise wrong(what, expected, value)
     return value
 
 
 def function(what: str, value: Value, expected: str) -> Value:
-    """Something that can be called."""
+    """A callable."""
     if not callable(value):
         raise wrong(what, expected, value)
     return value
 
 
 def array(what: str, value: object, size: int) -> NDArray[np.float32]:
-    """Float32 of shape (size,): an array as it is, a list or a tensor of numbers made into one."""
+    """A float32 array of shape (size,): an array unchanged, a list or a tensor converted."""
     expected = f"float32 of shape ({size},)"
     if not isinstance(value, np.ndarray):
         value = _converted(what, value, expected)

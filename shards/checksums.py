@@ -1,11 +1,11 @@
-"""Checksums of what is written down: by them a reader knows that it has what the writer had.
+"""Checksums of written data, by which a reader detects that its bytes differ from the writer's.
 
-`checksum` is one of every byte. A block of 1 MiB is taken as a table of 64-bit words, and stands
-for itself by the sums of its columns and of its rows; the check is the crc32 of these. Whatever is
-wrong in one word, one row (a page of 8 KB) or one column of a block shows. It takes half the time
-of the crc32 of every byte, and a quarter with sums that are compiled.
+`checksum` covers every byte. Each block of 1 MiB is a table of 64-bit words, represented by the
+sums of its columns and of its rows; the checksum is the crc32 of these sums. Any error within one
+word, one row (a page of 8 KB) or one column of a block is found. This takes half the time of the
+crc32 of every byte, or a quarter with compiled sums.
 
-They find accidents, not malice.
+The checksums find accidents, not malice.
 """
 
 import zlib
@@ -22,8 +22,9 @@ _BLOCK = _ROWS * _WORDS * 8
 
 
 def checksum(frames: Sequence[memoryview], sums: Sums = plain_sums) -> int:
-    """The check of frames of bytes, one behind another; the same with `plain_sums` as with
-    `table_sums`, which are quicker, once numba is loaded.
+    """The checksum of consecutive frames of bytes.
+
+    `plain_sums` and `table_sums` give the same result; the latter are faster once numba is loaded.
     """
     check = 0
     for frame in frames:
@@ -37,5 +38,5 @@ def checksum(frames: Sequence[memoryview], sums: Sums = plain_sums) -> int:
 
 
 def prepare() -> None:
-    """Compile `table_sums`, which takes a second, before anything waits for it."""
+    """Compile `table_sums` in advance; it takes a second."""
     checksum([memoryview(bytes(_BLOCK))], table_sums)

@@ -1,4 +1,4 @@
-"""The values of a shard's transitions: what comes in, and what goes out."""
+"""The inputs and outputs of a shard's transitions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from shards.wire_format import Buffer
 
 
 class Arrival(msgspec.Struct, frozen=True):
-    """A message that has come, and who from."""
+    """A request that has arrived, its frames, and its sender's address."""
 
     sender: bytes
     message: Request
@@ -30,7 +30,7 @@ class Outgoing(msgspec.Struct, frozen=True):
 
 
 def refused(part: ShardPart, sender: bytes, request: int, error: DownpourError) -> Outgoing:
-    """The Refusal that tells `error`, which the journal counts."""
+    """Make the Refusal for `error`, and count it in the metrics."""
     part.journal.refused += 1
     where = (error.cluster,) if isinstance(error, Moved) else ()
     return Outgoing(sender, refusal(request, part.spec.shard, part.boot, error), where)

@@ -1,7 +1,7 @@
-"""Errors on the wire: what a refusal says of an error, and the error that it is at the other end.
+"""Errors on the wire: converts an error to a Refusal, and a Refusal back to an error.
 
-A caller catches by remedy, and the remedy is what travels. Of two kinds of which one is the other's
-child, the child stands first.
+Callers catch errors by remedy, so the remedy is what travels. In `_REMEDIES` a subclass comes
+before its base class, because the first match is taken.
 """
 
 from shards.errors import (
@@ -33,14 +33,14 @@ _REMEDIES: tuple[tuple[type[DownpourError], Remedy], ...] = (
 )
 _ERRORS: dict[Remedy, type[DownpourError]] = {
     **{remedy: kind for kind, remedy in _REMEDIES},
-    Remedy.GAP: Resynchronise,  # the refusal's `expected` says what a Gap would
-    Remedy.MOVED: Resynchronise,  # its frame says what a Moved would
+    Remedy.GAP: Resynchronise,  # the Refusal's `expected` has what a Gap would hold
+    Remedy.MOVED: Resynchronise,  # its frame has what a Moved would hold
     Remedy.GIVE_UP: GiveUp,
 }
 
 
 def refusal(request: int, shard: int, boot: int, error: DownpourError) -> Refusal:
-    """What `shard` answers to a request that fails with `error`, whose text is told in one line."""
+    """The answer of `shard` to a request that failed with `error`; its text becomes one line."""
     remedy = next(remedy for kind, remedy in _REMEDIES if isinstance(error, kind))
     expected = error.expected if isinstance(error, Gap) else 0
     text = " ".join(str(error).split())[:_LONGEST]
@@ -48,13 +48,13 @@ def refusal(request: int, shard: int, boot: int, error: DownpourError) -> Refusa
 
 
 def changed_nothing(answer: Message) -> bool:
-    """Whether the request that is answered like this has left everything as it was.
+    """Whether this answer shows that its request changed no state.
 
-    A gradient that the guard refuses has not: that is counted (gradient_guard.py).
+    A gradient that the guard refuses does change it: the refusal is counted (gradient_guard.py).
     """
     return isinstance(answer, Refusal) and answer.remedy is not Remedy.BAD_INPUT
 
 
 def error_of(refusal: Refusal) -> DownpourError:
-    """The error that a refusal stands for."""
+    """The error to raise for a Refusal at the receiving end."""
     return _ERRORS[refusal.remedy](refusal.text)

@@ -1,25 +1,25 @@
-"""The error tree, drawn once, sorted by what the caller can do about it.
+"""The error tree, sorted by what the caller can do about an error.
 
     DownpourError
     ├── Retry             the same request may succeed later: a lost link, a shard that is starting
-    ├── Resynchronise     the two sides disagree about the past: say hello again, then go on
-    │   ├── Gap           a push arrived ahead of one that never did; names the number expected
-    │   └── Moved         other shards hold the table now; tells which
+    ├── Resynchronise     the two sides disagree about the past: say hello again, then continue
+    │   ├── Gap           a push arrived before an earlier one; names the number expected
+    │   └── Moved         other shards hold the table now; names them
     └── GiveUp            repeating the request cannot help
         ├── BadMessage    bytes that are not a message of this protocol; the sender's fault
         ├── BadInput      a file, network, setting or array that the user must mend
         ├── Fenced        a newer life of this worker has taken over its name
         └── WrongBuild    the two sides run different code
 
-An error's text is one line: the thing, what was expected, what came. It may quote what others
-wrote, so its length is bounded: `quoted` shortens one such piece, and every error its whole text.
+An error's text is one line: the thing, what was expected, what was found. It may quote foreign
+text, so its length is bounded: `quoted` shortens one quotation, and every error its whole text.
 """
 
 _MOST_TEXT = 2000
 
 UNDECODABLE = (ValueError, RecursionError)
-"""What msgspec raises for bytes that are not what they should be. Its own errors are ValueErrors,
-and so is that of a text that is not UTF-8, which is none of its own."""
+"""The errors that msgspec raises for invalid bytes. Its own errors are ValueErrors, and so is the
+UnicodeDecodeError that it lets through for text that is not UTF-8."""
 
 
 class DownpourError(Exception):
@@ -30,15 +30,15 @@ class DownpourError(Exception):
 
 
 class Retry(DownpourError):
-    """The request may succeed when it is repeated unchanged."""
+    """The same request may succeed if it is repeated."""
 
 
 class Resynchronise(DownpourError):
-    """Say hello again, learn what the shard has, and go on from there."""
+    """The client must say hello again, learn what the shard has, and continue from there."""
 
 
 class Gap(Resynchronise):
-    """A push arrived whose predecessor has not."""
+    """A push arrived before its predecessor; `expected` is the number of the push to send next."""
 
     def __init__(self, text: str, expected: int) -> None:
         super().__init__(text)
@@ -74,7 +74,7 @@ class WrongBuild(GiveUp):
 
 
 def _bounded(text: str) -> str:
-    """A text that is too long without its middle: the end may say what to do."""
+    """Shorten a long text in the middle, because its end may say what to do."""
     surplus = len(text) - _MOST_TEXT
     if surplus <= 0:
         return text
@@ -85,7 +85,7 @@ def _bounded(text: str) -> str:
 def quoted(value: object, limit: int = 80) -> str:
     """Foreign text as an error may quote it: one line, printable, at most about `limit` characters.
 
-    Of a longer text its beginning, and how long it is.
+    A longer text is cut, and its length is appended.
     """
     text = value if isinstance(value, str) else repr(value)
     short = "".join(one if one.isprintable() else "?" for one in text[:limit])

@@ -1,14 +1,13 @@
-"""Pushes applied in one pass over memory, their norms taken on the way.
+"""Applies several pushes in one pass over memory, and computes their norms on the way.
 
-Applied one after another, k pushes read and write all weights k times. Where a rule's update by a
-sum of gradients is the sum of its updates by each, as plain SGD's is, the sum does, taken piece by
-piece, so that it is used while it is in the cache: each gradient and the weights are then read
-once, and the next version is written once. The result is that of one after another, up to rounding.
+Applied one after another, k pushes read and write all weights k times. For an additive rule such as
+plain SGD, one update by the sum of the gradients has the same result, up to rounding. The sum is
+computed piece by piece, so that each piece is used while it is in the cache: each gradient and the
+weights are read once, and the next version is written once.
 
-The norm of each gradient is taken on the way, piece by piece too; that of a single push as it is
-applied, where its update would otherwise be a second pass over its gradient. If a norm is not
-finite the pass was in vain, and nothing has been changed: a rule that may be used like this keeps
-no slots.
+The norm of each gradient is computed in the same pass, which saves a pass over the gradient even
+for a single push. If a norm is not finite, the result is discarded and nothing has changed, because
+an additive rule has no slots.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,7 @@ from shards.tables import RateRun
 
 Floats = NDArray[np.float32]
 
-PIECE = 1 << 19  # floats; 2 MB of each array are at hand at once
+PIECE = 1 << 19  # floats; 2 MB of each array are in use at once
 
 
 def may_be_summed(rule: Rule, decay: Decay) -> bool:
@@ -32,7 +31,7 @@ def may_be_summed(rule: Rule, decay: Decay) -> bool:
 
 
 class FusedApply:
-    """The pieces of one shard's array."""
+    """The one-pass update of one shard's array, piece by piece."""
 
     def __init__(self, segments: Sequence[RateRun], size: int, piece: int = PIECE) -> None:
         self._segments = tuple(segments)
@@ -42,10 +41,10 @@ class FusedApply:
     def apply(
         self, rule: Rule, weights: Floats, gradients: Sequence[Floats], out: Floats, rate: float
     ) -> list[float]:
-        """Write `weights` updated by all of `gradients` into `out`; the squared norm of each.
+        """Write `weights` updated by all `gradients` into `out`; return each one's squared norm.
 
-        Arrays are flat, aligned, float32, of one size, and in the host's memory. When a norm is not
-        finite, what `out` holds means nothing.
+        Arrays are flat, aligned, float32, of one size, and in host memory. If a norm is not finite,
+        the contents of `out` are undefined.
         """
         if len(gradients) == 1 and isinstance(rule, SGD):
             (gradient,) = gradients
@@ -55,7 +54,7 @@ class FusedApply:
             for number, gradient in enumerate(gradients):
                 squares[number] += squared_norm(gradient[part])
             if not all(map(isfinite, squares)):
-                continue  # the other norms are still wanted
+                continue  # the remaining norms are still needed
             total = gradients[0][part]
             for gradient in gradients[1:]:
                 total = np.add(total, gradient[part], out=self._sum[: len(total)])
@@ -71,7 +70,7 @@ class FusedApply:
 def _cut(
     segments: Sequence[RateRun], size: int, piece: int
 ) -> Iterator[tuple[slice, tuple[RateRun, ...]]]:
-    """Each piece, and the segments in it, placed in it."""
+    """Each piece, and its segments with bounds relative to the piece."""
     for start in range(0, size, piece):
         stop = min(start + piece, size)
         yield (

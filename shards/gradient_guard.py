@@ -1,17 +1,17 @@
-"""The poison guard: gradients that must not be applied, and workers that keep sending them.
+"""The gradient guard: refuses poisonous gradients, and quarantines workers that keep sending them.
 
-A push whose norm is not finite is never applied: one NaN would be in every weight that anybody
-reads from then on. Norms are summed in float32, so one beyond 1.8e19 counts as infinite. A job may
-also say how large the norm of a shard's part may be; what is larger is refused in the same way. A
-worker that has been refused a number of times is quarantined: its pushes are not looked at any
-more, whatever they hold and whichever life sends them.
+A push whose norm is not finite is never applied: a NaN would spread to every weight read from then
+on. Norms are summed in float32, so a norm beyond 1.8e19 counts as infinite. A job may also limit
+the norm of a shard's part of a gradient; a larger one is refused in the same way. After a number of
+refusals a worker is quarantined: its pushes are no longer examined, whatever they hold and
+whichever life of the worker sends them.
 
-How often stands in the ledger, so it is known to every later life of the shard, to its other copy,
-and to the shards that a job moves to. So a refusal of this kind is a change, which is logged and
-replicated as others are. A job that goes on from a snapshot begins to count anew: whoever resumes
-it has seen to what was wrong, or sees the quarantine again.
+The ledger counts the refusals, so every later life of the shard, its other copy, and the shards of
+a reshard know them. So such a refusal is a change, which is logged and replicated like others. A
+job that resumes from a snapshot counts from zero: either the user has mended the fault, or the
+quarantine comes again.
 
-This finds workers that are broken. One that means harm stays below every limit.
+The guard finds broken workers. A malicious one can stay below every limit.
 """
 
 from math import inf
@@ -26,8 +26,9 @@ _MOST_NORM = 1.8e19  # the root of the largest float32
 
 
 class Guard(msgspec.Struct, frozen=True):
-    """What a job tolerates: a norm of at most `max_norm`, None for any that is finite, and fewer
-    than `quarantine_after` refusals of one worker's gradients.
+    """A job's limits: the norm of a shard's part of a gradient, and refusals of one worker.
+
+    `max_norm` None allows any finite norm. A worker is quarantined at `quarantine_after` refusals.
     """
 
     max_norm: float | None = None
@@ -45,22 +46,22 @@ class Guard(msgspec.Struct, frozen=True):
 
     @property
     def most_squares(self) -> float:
-        """What a squared norm must not exceed, and what infinity and NaN do exceed."""
+        """The largest squared norm accepted; it is finite, so infinity and NaN never pass `<=`."""
         return 1.7e308 if self.max_norm is None else self.max_norm**2
 
     def describe(self, squares: float, *, finite: bool) -> str:
-        """What is wrong with a gradient of that squared norm, whose values are `finite` or not."""
+        """The fault of a gradient with this squared norm; `finite`: whether all its values are."""
         if not finite:
             return "holds NaN or infinity: expected finite gradients"
         norm = f"norm {squares**0.5:.4g}" if squares < inf else f"a norm beyond {_MOST_NORM:g}"
         return f"has {norm}: expected at most {min(self.max_norm or inf, _MOST_NORM):g}"
 
     def quarantines(self, refused: int) -> bool:
-        """Whether a worker of whose gradients so many were refused is not heard any more."""
+        """Whether a worker with this number of refused gradients is quarantined."""
         return refused >= self.quarantine_after
 
     def check(self, worker: str, refused: int) -> None:
-        """Raise GiveUp for a worker in quarantine."""
+        """Raise GiveUp if a worker with this number of refused gradients is in quarantine."""
         if refused and self.quarantines(refused):
             raise GiveUp(
                 f"worker {worker} is in quarantine: {refused} of its gradients were refused"

@@ -1,8 +1,8 @@
-"""What a shard remembers of what happened: counters, and a record of every update.
+"""A shard's metrics: counters, and a record of every update.
 
-Nothing here decides anything. Records wait until an operator collects them; a shard that nobody
-asks keeps the newest `MAX_RECORDS`. They wait as the bytes that they will be sent as: a row of
-Python objects would take three times as much.
+Nothing here decides anything. Records wait until an operator collects them; a shard keeps at most
+the newest `MAX_RECORDS`. They are kept in the bytes that will be sent, because a row of Python
+objects would take three times the memory.
 """
 
 import struct
@@ -24,7 +24,7 @@ assert _ROW.size == RECORD.itemsize, "a record has no gaps"
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """A journal's counters, which a later life of the shard goes on from."""
+    """The counters of a shard's metrics, from which a later life of the shard continues."""
 
     pushes: Count
     pulls: Count
@@ -36,7 +36,10 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class Metrics:
-    """Counters since birth (payload bytes, not headers), and the records not yet collected."""
+    """A shard's counters over all its lives, and the records not yet collected.
+
+    `bytes_in` and `bytes_out` are payload bytes, without headers.
+    """
 
     def __init__(self) -> None:
         self.pushes = self.pulls = self.duplicates = self.refused = 0
@@ -47,32 +50,33 @@ class Metrics:
         self._reads: dict[str, dict[int, float]] = {}
 
     def counts(self) -> Counts:
-        """The counters, as they are now."""
+        """The present counters."""
         return Counts(*(getattr(self, name) for name in Counts.__struct_fields__))
 
     def resume(self, counts: Counts) -> None:
-        """Count on from there; records are numbered by the push they tell of, in every life."""
+        """Continue from these counters; a record's number is that of its push, in every life."""
         for name in Counts.__struct_fields__:
             setattr(self, name, getattr(counts, name))
         self._records.clear()
         self._first = counts.pushes
 
     def roll_back(self, boot: int) -> None:
-        """Whoever collects has had records of later updates than the last that is known here.
+        """After a rollback, number records from `boot`, so that no collector sees a number twice.
 
-        So the next are numbered from `boot` on, a time in microseconds, which no life counts to.
+        A collector may hold records of updates that were lost. `boot` is a time in microseconds, a
+        number that no count of pushes reaches.
         """
         self._first = boot
 
     def read(self, worker: str, version: int, now: float) -> None:
-        """`worker` is given `version`; a push computed from it will be that much older."""
+        """Note when `worker` read `version`; the `wall_age_s` of its push follows from that."""
         reads = self._reads.setdefault(worker, {})
         reads[version] = now
-        if len(reads) > MAX_READS:  # it pulls and never pushes
+        if len(reads) > MAX_READS:  # the worker pulls and never pushes
             del reads[next(iter(reads))]
 
     def forget(self, worker: str) -> None:
-        """It left: nothing that it read will come back as a push."""
+        """Drop the reads of a worker that left: no push of it will refer to them."""
         self._reads.pop(worker, None)
 
     def applied(
@@ -120,7 +124,7 @@ class Metrics:
         )
 
     def since(self, after: int) -> tuple[int, NDArray[np.void]]:
-        """Forget the records before number `after`; the number of the first that is left, and all.
+        """Drop the records before number `after`; return the first one's number and those left.
 
         The array has dtype RECORD.
         """

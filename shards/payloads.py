@@ -1,13 +1,12 @@
-"""The registry of payload kinds: what each may look like, and the floats that it stands for.
+"""The registry of payload kinds: how each is checked and decoded.
 
-A payload is what travels for one key range, one frame; the bytes of each kind are those of
-cupy_kernels/codecs.py. A frame comes from somebody else, so everything that can be known of it
-without believing it is checked first: its length, by the kind and the number of keys; of a sparse
-one that its indices ascend within the range; of scales that they are finite and not negative.
-Whether the decoded floats are finite is the shard's own guard to say.
+A payload is the frame for one key range; cupy_kernels/codecs.py defines the bytes of each kind. A
+frame comes from another process, so it is checked before it is decoded: its length follows from the
+kind and the number of keys, the indices of a sparse payload must ascend within the range, and
+scales must be finite and not negative. The shard's guard checks that the decoded floats are finite.
 
-A sparse payload is count indices, uint32 from the start of the range, then count float32 values.
-It has at most half as many as there are keys: beyond that, plain floats are shorter.
+A sparse payload is n uint32 indices, relative to the start of the range, then n float32 values. n
+is at most half the number of keys: beyond that, plain floats are shorter.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,14 +26,15 @@ Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
 _PAIR_BYTES = 8
-_ALIGNED = 4  # bytes, as the largest numbers in a payload are
+_ALIGNED = 4  # bytes: the size of the largest numbers in a payload
 
 
 class Payload(NamedTuple):
-    """One kind: how many bytes n keys take (at most, if sparse), what is wrong, what it stands for.
+    """One kind of payload: its size, its check and its decoder.
 
-    `fault` looks at a payload of allowed length for n keys and names what must not be, or nothing;
-    None where every pattern means something. `decode` writes every float of its second argument.
+    `most_bytes` gives the size for n keys, which for a sparse payload is the maximum. `fault`
+    describes what is wrong with a payload of valid length for n keys, or returns ""; it is None if
+    every bit pattern is valid. `decode` writes every float of its second argument.
     """
 
     most_bytes: Callable[[int], int]
@@ -44,22 +44,22 @@ class Payload(NamedTuple):
 
 
 def most_pairs(keys: int) -> int:
-    """How many values a sparse payload of so many keys may hold."""
+    """The most values that a sparse payload for this number of keys may hold."""
     return keys // 2
 
 
 def sparse(indices: NDArray[np.uint32], values: Floats) -> Bytes:
-    """The payload of these values."""
+    """The sparse payload of these indices and values."""
     return np.concatenate([indices.view(np.uint8), values.view(np.uint8)])
 
 
 def pairs_of(share: float, keys: int) -> int:
-    """How many values a `share` of so many keys is: at least one, at most what may be sent."""
+    """The number of values in a `share` of the keys: at least 1, at most `most_pairs`."""
     return min(most_pairs(keys), max(1, round(share * keys)))
 
 
 def rounded(kind: Kind, g: Floats, error: Floats) -> Bytes:
-    """The payload of g + error in one of the kinds ROUNDED; `error` becomes what it leaves out."""
+    """The payload of g + error in a kind of ROUNDED; `error` becomes the rounding error."""
     codec = ROUNDED[kind]
     payload = np.empty(codecs.payload_bytes(codec, g.size), np.uint8)
     codecs.encode(codec, g, error, payload)
@@ -67,8 +67,8 @@ def rounded(kind: Kind, g: Floats, error: Floats) -> Bytes:
 
 
 def largest(v: Floats, velocity: Floats | None, count: int) -> Bytes:
-    """The sparse payload of the `count` largest of `v`, which are taken out of both arrays."""
-    # Just below the last one that goes: of equal ones the first are sent.
+    """The sparse payload of the `count` largest values of `v`; they are zeroed in both arrays."""
+    # Just below the smallest value that is sent; among equal values the first are sent.
     tau = np.nextafter(codecs.magnitude(v, count), np.float32(0))
     return sparse(*codecs.take_above(velocity, v, tau, count))
 
@@ -134,9 +134,9 @@ PAYLOADS: dict[Kind, Payload] = {kind: _dense(codec) for kind, codec in ROUNDED.
 def checked(
     what: str, kind: Kind, zstd: bool, ranges: Sequence[KeyRange], frames: Sequence[Buffer]
 ) -> tuple[Bytes, ...]:
-    """The frames of a message, one a range, as payloads to decode; raises BadMessage.
+    """The frames of a message, one per range, as payloads to decode; raises BadMessage.
 
-    Nothing is copied but what zstd unpacks, and what lies at an odd address.
+    A frame is copied only if zstd decompresses it or its address is not aligned.
     """
     if len(frames) != len(ranges):
         raise BadMessage(f"{what}: expected {len(ranges)} frames, got {len(frames)}")
@@ -168,18 +168,18 @@ def _checked(
 
 
 def _aligned(payload: Bytes) -> Bytes:
-    """ZeroMQ hands out short frames at odd addresses; compiled loops take any array for aligned."""
+    """Copy an unaligned payload, as ZeroMQ's short frames may be; compiled loops need alignment."""
     return payload.copy() if payload.__array_interface__["data"][0] % _ALIGNED else payload
 
 
 def prepare(kind: Kind) -> None:
-    """Compile what decodes payloads of this kind."""
+    """Compile the decoder of this kind."""
     keys = 2
     decode(kind, np.zeros(PAYLOADS[kind].most_bytes(keys), np.uint8), np.empty(keys, np.float32))
 
 
 def decode(kind: Kind, payload: Bytes, y: Floats) -> None:
-    """Write what a checked payload stands for into `y`, float32 of the range's length."""
+    """Decode a checked payload into `y`, float32 of the range's length."""
     PAYLOADS[kind].decode(payload, y)
 
 
@@ -189,9 +189,9 @@ def values(
     ranges: Sequence[KeyRange],
     take: Callable[[], Floats],
 ) -> Floats:
-    """What checked payloads stand for, one behind the other, aligned.
+    """Decode checked payloads into one aligned array, in the order of the ranges.
 
-    Unless that is one payload of plain floats already, it is decoded into an array from `take`.
+    The array comes from `take`, unless the only payload is plain floats, which is used as it is.
     """
     if kind is Kind.F4 and len(payloads) == 1:
         return payloads[0].view(np.float32)

@@ -1,7 +1,7 @@
-"""The version that a shard serves, in each form that pulls have asked for; each is made once.
+"""The served version in each encoding that pulls have requested; each is made once.
 
-Plain floats are views of the version itself. Halves are rounded anew from every version, without
-feedback: a pull replaces what the worker had, so nothing adds up.
+Plain floats are views of the version itself. 16-bit floats are rounded from each version
+separately, without error feedback: a pull replaces the worker's weights, so errors do not add up.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ MOST_SHARE = 0.5
 
 
 def check(kind: Kind, zstd: bool, share: float) -> None:
-    """Raise BadMessage or BadInput where weights cannot be served like that."""
+    """Raise BadMessage or BadInput if weights cannot be served in this encoding."""
     if kind not in KINDS + delta_pulls.KINDS:
         raise BadMessage(f"pull as {kind}: expected {', '.join(KINDS + delta_pulls.KINDS)}")
     if kind is Kind.SPARSE and not 0 < share <= MOST_SHARE:
@@ -34,18 +34,18 @@ def check(kind: Kind, zstd: bool, share: float) -> None:
 
 
 def prepare(kind: Kind) -> None:
-    """Compile what makes answers of this kind."""
+    """Compile the code that encodes answers of this kind."""
     ranges, weights = (KeyRange(0, 2),), np.zeros(2, np.float32)
     if kind in delta_pulls.KINDS:
         changes = delta_pulls.DeltaViews(ranges)
-        for base in (0, 1):  # whole, then as a change to that
+        for base in (0, 1):  # whole weights, then a change to them
             changes.serve("", weights, kind, MOST_SHARE, base)
     else:
         PullEncodings(ranges).frames(weights, 0, kind, zstd=False)
 
 
 class PullEncodings:
-    """The frames of one version, one a key range."""
+    """The frames of one version, one per key range."""
 
     def __init__(self, ranges: Sequence[KeyRange]) -> None:
         ends = list(accumulate(map(len, ranges)))
@@ -54,19 +54,19 @@ class PullEncodings:
         self._made: dict[tuple[Kind, bool], Frames] = {}
 
     def frames(self, weights: NDArray[np.float32], version: int, kind: Kind, zstd: bool) -> Frames:
-        """The frames of `weights`; whoever gets them must not write into them."""
+        """The frames of `weights`; receivers must not write into them."""
         if version != self._version:
             self.forget()
             self._version = version
         if kind is Kind.F4 and not zstd:
-            return self._cut(weights)  # not kept, or its buffer would be held up
+            return self._cut(weights)  # not kept: a reference would prevent the buffer's reuse
         made = self._made.get((kind, zstd))
         if made is None:
             made = self._made[kind, zstd] = self._make(weights, kind, zstd)
         return made
 
     def forget(self) -> None:
-        """Other weights come, under whatever version."""
+        """Drop the frames: other weights are being installed, perhaps under the same version."""
         self._made.clear()
 
     def _make(self, weights: NDArray[np.float32], kind: Kind, zstd: bool) -> Frames:

@@ -1,11 +1,11 @@
-"""What a push must be like, and the gradient that it brings.
+"""Checks a push and decodes its gradient.
 
 Everything about a push is checked before anything changes: that it covers the shard's keys, that it
-was computed from a version that exists, that its payload is one, and that its gradient is finite.
-Finiteness is told by the norm, which costs a pass over the gradient; who applies several pushes in
-one pass takes their norms on the way, so it is asked for by itself.
+was computed from an existing version, that its payload is valid, and that its gradient is finite.
+Finiteness follows from the norm, which costs a pass over the gradient. Code that applies several
+pushes in one pass computes their norms on the way, so the norm is a separate step (`measured`).
 
-Whether a push is its worker's next is the ledger's to say (ledger.py), not this file's.
+The ledger (ledger.py) decides whether a push is its worker's next.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from shards.wire_format import Buffer
 
 
 class Arrived(msgspec.Struct, frozen=True):
-    """A valid push that is to be applied; its norm is taken when it is known to be finite."""
+    """A valid push to be applied; `norm` is 0 until `measured` has found it finite."""
 
     sender: bytes
     message: Push
@@ -39,7 +39,7 @@ class Arrived(msgspec.Struct, frozen=True):
 
 
 class Pushes:
-    """The checks of one shard, which holds `held`."""
+    """The checks of one shard's pushes against its parameters `held`."""
 
     def __init__(self, spec: ShardSpec, held: ParameterStore) -> None:
         self._shard = spec.shard
@@ -51,9 +51,9 @@ class Pushes:
     def examine(
         self, sender: bytes, message: Push, frames: Sequence[Buffer], now: float
     ) -> Arrived:
-        """The push's gradient as one array, once all about it but its norm is known to fit.
+        """Check everything about a push but its norm, and decode its gradient into one array.
 
-        Raises Retry where there are no weights yet, BadMessage, and BadInput.
+        Raises Retry if there are no weights yet, BadMessage, and BadInput.
         """
         self._held.weights()
         if message.keys != self._keys:
@@ -75,7 +75,7 @@ class Pushes:
 
 
 def measured(arrived: Arrived, guard: Guard) -> Arrived:
-    """The push with its norm; raises BadInput if `guard` refuses that."""
+    """The push with its norm; raises BadInput if `guard` refuses the norm."""
     message = arrived.message
     squares = squared_norm(arrived.gradient)
     if not squares <= guard.most_squares:

@@ -1,9 +1,9 @@
-"""A job's state, cut anew: the parts of so many shards become the parts of others.
+"""Repartitioning: a job's state, cut for another number of shards.
 
-Arrays are moved by key; everything else is known of the whole job, and each new shard is told the
-same. At a consistent cut (quiesce.py) all shards say the same of every worker that lives. Of a
-worker that died in the midst of a push, whose parts some shards have and some lack, the furthest is
-told: that push was acknowledged to nobody, and no part of it is ever applied twice.
+Arrays move by key. Everything else describes the whole job, and each new shard gets the same. At a
+consistent cut (quiesce.py) all shards agree about every live worker. A worker that died during a
+push may have it applied at some shards only; then the furthest progress counts. That push was never
+acknowledged, and no part of it is ever applied twice.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,25 +23,26 @@ Floats = NDArray[np.float32]
 def repartition(
     states: Sequence[ShardState], before: ShardMap, after: ShardMap
 ) -> list[ShardState]:
-    """The same state, one for each shard of `after`; arrays are new.
+    """The same state, cut into one for each shard of `after`; arrays are new.
 
-    Raises BadInput when the two maps do not hold the same keys, or a state not those of its shard.
+    Raises BadInput if the two maps do not hold the same keys, or if a state does not hold those of
+    its shard.
     """
     held, wanted = _keys(before), _keys(after)
     if held != wanted:
-        raise BadInput(f"recut of table {before.table}: expected keys {held}, got {wanted}")
+        raise BadInput(f"repartition of table {before.table}: expected keys {held}, got {wanted}")
 
     for shard, state in enumerate(states):
         _check_whole(state, shard, sum(map(len, before.ranges[shard])))
 
-    def cut_anew(parts: Sequence[Floats]) -> list[Floats]:
+    def cut(parts: Sequence[Floats]) -> list[Floats]:
         arena = np.zeros(held.stop, np.float32)
         before.join(parts, arena)
         return [np.concatenate(after.cut(arena, shard)) for shard in range(after.shards)]
 
     saved = _merged([state.saved for state in states])
-    weights = cut_anew([state.weights for state in states])
-    slots = {name: cut_anew([state.slots[name] for state in states]) for name in states[0].slots}
+    weights = cut([state.weights for state in states])
+    slots = {name: cut([state.slots[name] for state in states]) for name in states[0].slots}
     return [
         ShardState(
             msgspec.structs.replace(saved, ledger=_copied(saved.ledger)),
@@ -56,12 +57,12 @@ def _check_whole(state: ShardState, shard: int, size: int) -> None:
     for what, array in {"weights": state.weights, **state.slots}.items():
         if len(array) != size:
             raise BadInput(
-                f"recut: shard {shard}: expected {size} floats of {what}, got {len(array)}"
+                f"repartition: shard {shard}: expected {size} floats of {what}, got {len(array)}"
             )
 
 
 def _keys(shard_map: ShardMap) -> KeyRange:
-    """The keys that a map's shards hold together; they begin at 0 and have no gaps."""
+    """The keys of all shards of a map; raises BadInput unless they begin at 0 without gaps."""
     ranges = sorted(keys for ranges in shard_map.ranges for keys in ranges)
     reached = 0
     for keys in ranges:
@@ -84,9 +85,9 @@ def _merged(all_saved: Sequence[SavedProgress]) -> SavedProgress:
 
 
 def _furthest(entries: Iterable[LedgerEntry]) -> LedgerEntry:
-    """What is known of one worker: its newest life, and the furthest that any life has pushed.
+    """One worker's merged entry: its newest life, and the furthest that any life has pushed.
 
-    They may be known to different shards, where a life has greeted one of them alone.
+    Different shards may know these, because a life may have said hello to one shard only.
     """
     known = list(entries)
     newest = max(known, key=lambda entry: (entry.incarnation, entry.seq))
@@ -102,6 +103,6 @@ def _furthest(entries: Iterable[LedgerEntry]) -> LedgerEntry:
 
 
 def _copied(ledger: Ledger) -> Ledger:
-    """A ledger of its own: one is changed by the shard that has it."""
+    """A separate ledger for each shard, because a shard changes its own in place."""
     entries = {name: msgspec.structs.replace(entry) for name, entry in ledger.entries.items()}
     return Ledger(entries, ledger.floor)

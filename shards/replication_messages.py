@@ -1,12 +1,12 @@
-"""What the copies of one shard and the coordinator say to each other, as frozen typed structs.
+"""The messages between the copies of one shard and the coordinator, as frozen typed structs.
 
 A shard that must survive is a *group*: a primary that serves, and a backup that holds the same
 state. Which process is which is a *configuration*, numbered by its epoch and decided by the
 coordinator alone. A process is named by its boot number, which no other life ever has.
 
-Both directions are told by level, not by edge: a Beat says everything its sender knows about
-itself, an Assignment everything that the coordinator has decided, and either may be lost, repeated
-or overtaken without harm, because the next one says it again.
+Both directions are level-triggered, not edge-triggered: a Beat holds everything that its sender
+knows about itself, an Assignment everything that the coordinator has decided. Either may be lost,
+repeated or overtaken without harm, because the next one repeats it.
 """
 
 from typing import Annotated
@@ -21,7 +21,7 @@ MOST_EXPIRED = 1024
 
 
 class Configuration(msgspec.Struct, frozen=True):
-    """Who holds shard `shard` in `epoch`; processes by boot number."""
+    """The processes, by boot number, that hold shard `shard` in `epoch`."""
 
     shard: Count
     epoch: Epoch
@@ -30,19 +30,19 @@ class Configuration(msgspec.Struct, frozen=True):
 
     @property
     def members(self) -> set[int]:
-        """Who has a part in it."""
+        """The boot numbers of the primary and the backup, if there is one."""
         return {self.primary} if self.backup is None else {self.primary, self.backup}
 
     def holds(self, boot: int) -> bool:
-        """Whether a process has a part in it."""
+        """Whether process `boot` is the primary or the backup."""
         return boot in self.members
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat", forbid_unknown_fields=True):
-    """I live. `epoch` is the newest configuration that I have accepted (0: none).
+    """A sign of life. `epoch` is the newest configuration that the sender has accepted (0: none).
 
-    `in_sync` is a primary's word that, in that epoch, its backup holds all it has committed and
-    that it commits nothing any more without it.
+    `in_sync` is a primary's promise that, in that epoch, its backup holds everything committed and
+    that nothing more is committed without it.
     """
 
     shard: Count
@@ -59,10 +59,10 @@ class Assignment(msgspec.Struct, frozen=True, tag="assignment", forbid_unknown_f
 
 
 class Replicate(msgspec.Struct, frozen=True, tag="replicate", forbid_unknown_fields=True):
-    """Entry `position` of the primary's log, as it happened `at` its clock.
+    """Entry `position` of the primary's replication log; `at` is the primary's clock in seconds.
 
-    Its frames are a message's header and payload; or, with `expired`, there are none, and the
-    leases of those workers ran out, of at most `MOST_EXPIRED` in one entry.
+    The frames are a message's header and payload. With `expired` there are none: the entry says
+    that the leases of these workers, at most `MOST_EXPIRED`, ran out.
     """
 
     epoch: Epoch
@@ -72,11 +72,11 @@ class Replicate(msgspec.Struct, frozen=True, tag="replicate", forbid_unknown_fie
 
 
 class Sync(msgspec.Struct, frozen=True, tag="sync", forbid_unknown_fields=True):
-    """The primary's whole state after entry `position`, as it was `at` its clock.
+    """The primary's whole state after entry `position`; `at` is the primary's clock in seconds.
 
-    Frames: the saved ledger and counters, the stance in a move (quiesce.py), the weights, each
-    slot; none before any are installed. Then what waits for others, each request's header and
-    payload, together as many frames as `waiting` says of it.
+    Frames: the SavedProgress, the ReshardProgress (reshard_state.py), the weights, each slot; none
+    if no weights are installed. Then the waiting requests, each as its header and payload;
+    `waiting` gives the number of frames of each.
     """
 
     epoch: Epoch
@@ -87,7 +87,7 @@ class Sync(msgspec.Struct, frozen=True, tag="sync", forbid_unknown_fields=True):
 
 
 class Replicated(msgspec.Struct, frozen=True, tag="replicated", forbid_unknown_fields=True):
-    """A backup's answer: in `epoch` I hold everything up to `position`; None: I hold nothing."""
+    """A backup's answer: in `epoch` it holds everything up to `position`, or nothing if None."""
 
     epoch: Epoch
     position: Count | None

@@ -1,9 +1,9 @@
-"""Update rules: what a shard does with a gradient, each rule a value.
+"""Update rules: how a shard applies a gradient; each rule is a value.
 
 A rule is a frozen struct of its hyperparameters. It holds no state: its slots (a momentum, a sum of
-squares) are arrays that the shard keeps beside the weights, starts at zero, and passes in. New
-weights go into another buffer than the one they are read from, because a version may be on its way
-to a worker; slots, which nobody else reads, advance in place.
+squares) are arrays that the shard keeps next to the weights, starts at zero, and passes in. New
+weights are written into a separate buffer, because the version they are computed from may be on its
+way to a worker; slots, which nobody else reads, are updated in place.
 
 All formulas are Caffe's. For a tensor with multipliers `lr_mult` and `decay_mult`
 
@@ -11,7 +11,7 @@ All formulas are Caffe's. For a tensor with multipliers `lr_mult` and `decay_mul
     w <- w - step(g, slots) * rate * lr_mult
 
 in float32, each operation rounded once, so that a shard equals a serial NumPy loop bit for bit.
-Adding a rule takes its formula in cupy_kernels/update_loops.py and one class here.
+A new rule needs its formula in cupy_kernels/update_loops.py and one class here.
 """
 
 from collections.abc import Sequence
@@ -35,14 +35,14 @@ Floats = NDArray[np.float32]
 
 
 class DecayKind(StrEnum):
-    """Which penalty the weights bear: the sum of squares (L2) or of absolute values (L1)."""
+    """The penalty on the weights: the sum of squares (L2) or of absolute values (L1)."""
 
     L1 = "L1"
     L2 = "L2"
 
 
 class Decay(msgspec.Struct, frozen=True):
-    """Weight decay, as a share of the weights (L2) or of their signs (L1) added to a gradient."""
+    """Weight decay: `weight` times the weights (L2) or their signs (L1) is added to a gradient."""
 
     weight: float = 0.0
     kind: DecayKind = DecayKind.L2
@@ -55,11 +55,11 @@ class Decay(msgspec.Struct, frozen=True):
 
 
 class _Rule(msgspec.Struct, frozen=True, tag_field="rule"):
-    """What the rules share: the surface that a shard calls."""
+    """The base of all rules, with the interface that a shard calls."""
 
     slot_names: ClassVar[tuple[str, ...]] = ()
     additive: ClassVar[bool] = False
-    """Whether, without decay, updating by two gradients is updating by their sum."""
+    """Whether, without decay, updates by two gradients equal one update by their sum."""
 
     def apply(
         self,
@@ -75,10 +75,10 @@ class _Rule(msgspec.Struct, frozen=True, tag_field="rule"):
     ) -> None:
         """Write the updated weights into `out` and advance `slots` in place.
 
-        All arrays are flat, contiguous, float32, of one size and of one place, one array a name in
-        `slot_names`; `out` overlaps no other. Every float of `out` is written: those outside
-        `segments` are copied. `segments` ascend and are disjoint. `count` is this update's number,
-        from 1.
+        All arrays are flat, contiguous, float32, of one size and on one backend; `slots` has one
+        array per name in `slot_names`, and `out` overlaps no other array. Every float of `out` is
+        written: those outside `segments` are copied. `segments` ascend and are disjoint. `count` is
+        this update's number, from 1.
         """
         assert count >= 1, f"updates count from 1, got {count}"
         assert len(slots) == len(self.slot_names), f"expected slots {self.slot_names}"
@@ -93,9 +93,9 @@ class _Rule(msgspec.Struct, frozen=True, tag_field="rule"):
             out[gap] = weights[gap]
 
     def prepare(self, place: Backend = HOST) -> None:
-        """Compile the rule, which takes a second or two, before the first gradient waits for it.
+        """Compile the rule before the first gradient arrives; it takes a second or two.
 
-        Raises BadInput for a rule that has no kernel where `place` needs one.
+        Raises BadInput if `place` is a device for which the rule has no kernel.
         """
         name = str(self.__struct_config__.tag)
         if not updates.runs_on(place, name):
@@ -103,10 +103,10 @@ class _Rule(msgspec.Struct, frozen=True, tag_field="rule"):
         zeros = allocator(place)
         blank, out, *slots = (zeros(1) for _ in range(2 + len(self.slot_names)))
         whole = (RateRun(0, 1, 1.0, 1.0),)
-        updates.squared_norm(updates.mean([blank, blank]))  # a push's way has these before the rule
+        updates.squared_norm(updates.mean([blank, blank]))  # these precede the rule in a push
         self.apply(blank, blank, tuple(slots), out, whole, rate=0.0, decay=Decay(), count=1)
 
-    def _scale(self, rate: float, count: int) -> float:  # for rules that correct
+    def _scale(self, rate: float, count: int) -> float:  # for rules with a bias correction
         return rate
 
     def _constants(self) -> tuple[np.float32, ...]:
@@ -132,10 +132,10 @@ class SGD(_Rule, frozen=True, tag="sgd"):
         segments: tuple[RateRun, ...],
         rate: float,
     ) -> float:
-        """`apply` without decay; returns the squared norm of the gradient. The host's arrays only.
+        """Like `apply` without decay, for host arrays; returns the gradient's squared norm.
 
-        The next version is written elsewhere and there are no slots: so one whose norm turns out
-        not to be finite can be dropped, and the gradient need not be read for it beforehand.
+        The next version is written to `out` and there are no slots. So if the norm turns out not to
+        be finite, `out` can be dropped, and no separate pass over the gradient is needed.
         """
         assert not np.may_share_memory(weights, out), "a version must not be overwritten"
         return updates.sgd_measured(weights, gradient, out, _covered(segments, out.size, rate))
@@ -169,7 +169,7 @@ class Nesterov(_Rule, frozen=True, tag="nesterov"):
 
 
 class Adagrad(_Rule, frozen=True, tag="adagrad"):
-    """h += g^2; w -= rate * g / (sqrt(h) + delta). Downpour's own (Dean et al. 2012, 4.1)."""
+    """h += g^2; w -= rate * g / (sqrt(h) + delta). Downpour SGD's rule (Dean et al. 2012, 4.1)."""
 
     slot_names: ClassVar[tuple[str, ...]] = ("square_sum",)
     delta: float = 1e-8
@@ -249,8 +249,8 @@ RULES: dict[str, type[Rule]] = {str(rule.__struct_config__.tag): rule for rule i
 
 
 def rule_of(what: str, value: object) -> Rule:
-    """A rule: itself, or by its name, with defaults; raises BadInput naming `what`."""
-    if isinstance(value, _Rule):  # one of the project's or of the user's own
+    """A rule, given as itself or by name with default values; raises BadInput naming `what`."""
+    if isinstance(value, _Rule):  # the project's, or defined by the user
         return cast(Rule, value)
     if isinstance(value, str) and value.lower() in RULES:
         return RULES[value.lower()]()
@@ -258,7 +258,7 @@ def rule_of(what: str, value: object) -> Rule:
 
 
 def decay_of(what: str, value: object) -> Decay:
-    """A weight decay: itself, or a number for L2; raises BadInput naming `what`."""
+    """A weight decay, given as itself or as a number for L2; raises BadInput naming `what`."""
     if isinstance(value, Decay):
         return value
     expected = "a number or a Decay"
@@ -274,7 +274,7 @@ class _Layout(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _layout(segments: tuple[RateRun, ...], size: int) -> _Layout:
-    """The segments as arrays; a shard asks for the same at every push."""
+    """The segments as arrays; cached, because a shard needs the same at every push."""
     edges = [0, *(edge for segment in segments for edge in (segment.start, segment.stop)), size]
     assert edges == sorted(edges), f"segments must ascend within [0, {size})"
     return _Layout(
@@ -292,7 +292,7 @@ class _Plan(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _plan(segments: tuple[RateRun, ...], size: int, rate: float, decay: Decay) -> _Plan:
-    """The segments as the loops want them, at one rate, which few schedules change each time."""
+    """The segments as the loops need them; cached, because the rate seldom changes."""
     layout = _layout(segments, size)
     runs = updates.Runs(
         layout.bounds,
@@ -305,7 +305,7 @@ def _plan(segments: tuple[RateRun, ...], size: int, rate: float, decay: Decay) -
 
 @lru_cache(maxsize=256)
 def _covered(segments: tuple[RateRun, ...], size: int, rate: float) -> updates.Runs:
-    """The segments, and what lies between them as runs of rate 0: w - 0*g is w, if g is finite."""
+    """The segments, and the gaps between them as runs of rate 0: w - 0*g is w if g is finite."""
     gaps = [RateRun(gap.start, gap.stop, 0.0, 0.0) for gap in _layout(segments, size).gaps]
     ordered = sorted((*segments, *gaps), key=lambda one: one.start)
     return _plan(tuple(ordered), size, rate, Decay()).runs
@@ -323,7 +323,7 @@ def _demand_share(rule: _Rule, field: str) -> None:
 
 
 def _demand_delta(rule: "Adagrad | RMSProp | AdaDelta | Adam") -> None:
-    # At 0, a weight whose gradients were all zero would become 0/0.
+    # With delta 0, a weight that has only had zero gradients would become 0/0.
     expected = "more than 0 in float32"
     delta = _number(rule, "delta", expected)
     if not np.float32(delta) > 0:
@@ -335,7 +335,7 @@ def _field(rule: _Rule, field: str) -> str:
 
 
 def _number(rule: _Rule, field: str, expected: str) -> float:
-    """The value of a field, made a plain float there."""
+    """The value of a field, which is converted to a plain float in place."""
     plain = arguments.number(_field(rule, field), getattr(rule, field), expected=expected)
     structs.force_setattr(rule, field, plain)
     return plain

@@ -1,9 +1,9 @@
 """Learning-rate schedules: each of Caffe's policies as a value.
 
-A schedule is a frozen struct that maps an iteration to a rate and remembers nothing, so that a
-shard which restarts, or a worker which is retried, finds its place from the iteration alone. The
-iteration counts updates from 0. The struct's tag is the policy's name in a solver file; `Schedule`
-is the union of all of them, which `msgspec.convert` takes as it is.
+A schedule is a frozen struct that maps an iteration to a rate. It has no state, so a restarted
+shard finds its rate from the iteration alone. The iteration counts updates from 0. The struct's tag
+is the policy's name in a solver file; `Schedule` is the union of all policies, for
+`msgspec.convert`.
 """
 
 from bisect import bisect_right
@@ -20,7 +20,7 @@ from shards.errors import BadInput
 
 
 class _Policy(msgspec.Struct, frozen=True, tag_field="policy", kw_only=True):
-    """What every policy has: the rate that it scales."""
+    """The base of all policies, with the rate that they scale."""
 
     base_rate: float
 
@@ -29,9 +29,9 @@ class _Policy(msgspec.Struct, frozen=True, tag_field="policy", kw_only=True):
 
 
 class Fixed(_Policy, frozen=True, tag="fixed"):
-    """`base_rate`, for ever."""
+    """Always `base_rate`."""
 
-    def rate(self, iteration: int) -> float:  # all policies share one call
+    def rate(self, iteration: int) -> float:  # the parameter is part of the common interface
         return self.base_rate
 
 
@@ -108,7 +108,7 @@ class Poly(_Policy, frozen=True, tag="poly", kw_only=True):
         _number(self, "power", 0, "0 or more")
 
     def rate(self, iteration: int) -> float:
-        # A late push may carry an iteration past the end, where the base would turn negative.
+        # Late pushes may take the iteration past the end, where the base would be negative.
         if iteration >= self.max_iteration:
             return 0.0
         return float(self.base_rate * (1 - iteration / self.max_iteration) ** self.power)
@@ -127,7 +127,7 @@ class Sigmoid(_Policy, frozen=True, tag="sigmoid", kw_only=True):
 
     def rate(self, iteration: int) -> float:
         exponent = -self.gamma * (iteration - self.step_size)
-        if exponent > 700:  # exp would overflow; the rate has long been 0 in float32
+        if exponent > 700:  # exp would overflow, and the rate is already 0 in float32
             return 0.0
         return self.base_rate / (1 + exp(exponent))
 
@@ -140,8 +140,8 @@ SCHEDULES: dict[str, type[Schedule]] = {
 
 
 def schedule_of(what: str, value: object) -> Schedule:
-    """A schedule: itself, or a number for a fixed rate; raises BadInput naming `what`."""
-    if isinstance(value, _Policy):  # one of the project's or of the user's own
+    """A schedule, given as itself or as a fixed rate; raises BadInput naming `what`."""
+    if isinstance(value, _Policy):  # the project's, or defined by the user
         return cast(Schedule, value)
     if not isinstance(value, bool) and isinstance(value, Real | np.floating):
         rate = arguments.number(what, value, least=0, expected="a rate of 0 or more, and finite")

@@ -1,4 +1,4 @@
-"""What a shard is told at birth."""
+"""The configuration of a shard."""
 
 from enum import StrEnum
 
@@ -14,20 +14,20 @@ from shards.tables import DenseTable, ShardMap
 
 
 class Merge(StrEnum):
-    """How pushes meet the weights: each as it comes, or a round of all workers as their mean."""
+    """How pushes are merged: each applied as it arrives, or the mean of a round of all workers."""
 
     EACH = "each"
     ROUND = "round"
 
 
 class ShardSpec(msgspec.Struct, frozen=True):
-    """All that a shard is told. The weights come later, by an Install.
+    """The whole configuration of a shard. The weights come later, by an Install.
 
-    `bound` is the staleness bound (None: none), `workers` how many the learning-rate schedule
-    expects: its iteration is the number of steps applied divided by it. `lease_s` is how long a
-    worker's silence is tolerated, `warm_steps` how many steps one replica takes alone at first;
-    `guard` says which gradients are not applied. `pushed` and `pulled` are the kinds in which
-    workers are expected to send gradients and to want weights; each may choose others.
+    `bound` is the staleness bound in steps (None: none). `workers` is the expected number of
+    workers; the learning-rate schedule's iteration is the number of steps applied divided by it.
+    `lease_s` is how long a worker may be silent, `warm_steps` how many steps one replica takes
+    alone at first; `guard` says which gradients are refused. `pushed` and `pulled` are the kinds
+    in which workers are expected to send gradients and request weights; each may choose others.
     """
 
     job: str
@@ -48,11 +48,11 @@ class ShardSpec(msgspec.Struct, frozen=True):
     pulled: Kind = Kind.F4
 
     def prepare(self, place: Backend = HOST) -> None:
-        """Compile the rule and the codecs that are expected, before the first message waits.
+        """Compile the update rule and the expected codecs before the first message arrives.
 
-        It takes seconds, in which the first push would be taken for lost, and a primary for dead.
-        What else workers choose is compiled when it comes. Raises BadInput for a rule that has no
-        kernel where `place` needs one.
+        Compiling takes seconds, during which the first push would count as lost and a primary as
+        dead. Other codecs are compiled at their first use. Raises BadInput if `place` is a device
+        for which the rule has no kernel.
         """
         self.rule.prepare(place)
         payloads.prepare(self.pushed)

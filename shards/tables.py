@@ -1,13 +1,14 @@
-"""Tables: named sets of parameters, and how a dense one is laid out and cut.
+"""Tables: named sets of parameters, and the layout and partitioning of a dense table.
 
-A dense table is a list of named tensors that lie one behind the other in one flat float32 arena.
+A dense table is a list of named tensors, stored consecutively in one flat float32 arena.
 Each tensor starts on a multiple of 64 floats and each shard's key range on a multiple of 256, so
 that neither a float4 access nor a quantisation block ever straddles two of them. A table that is
-too small for that is cut at multiples of 4: then each shard has one short block. The gaps hold
-zeros, and because every update rule maps a zero gradient on a zero weight to zero, they stay zero.
+too small for that is cut more finely, down to multiples of 4: then each shard has one short block.
+The gaps hold zeros, and because every update rule maps a zero gradient on a zero weight to zero,
+they stay zero.
 
-A key range is a half-open interval of the arena. The shard map says which shard owns which; its
-epoch rises when the map changes, and every message names the epoch it was cut by.
+A key range is a half-open interval of the arena. The shard map says which shard owns which range;
+its epoch rises when the map changes, and pushes and pulls name the epoch of their map.
 """
 
 from collections import Counter
@@ -25,15 +26,15 @@ from shards.errors import BadInput
 
 TENSOR_ALIGNMENT = 64
 SHARD_ALIGNMENT = 256
-FINEST_ALIGNMENT = 4  # of shards of a table that is too small for 256 floats each
-MOST_SHARDS = 1024  # each has sockets at every worker
+FINEST_ALIGNMENT = 4  # for shards of a table too small for 256 floats each
+MOST_SHARDS = 1024  # every worker has sockets for each
 MOST_FLOATS = 2**40  # 4 TiB; more is a mistake in a shape
-PAGE_FLOATS = 1024  # in 4 KB, a page of memory
-_PAGES_A_SHARD = 64  # from here on, a page more or less makes no shard uneven
+PAGE_FLOATS = 1024  # 4 KB, a page of memory
+_PAGES_A_SHARD = 64  # from this size on, cutting at pages keeps shards even enough
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
-    """One named tensor of a dense table. A `shape` of one dimension may be given as a number.
+    """One named tensor of a dense table; a one-dimensional `shape` may be a number.
 
     `lr_mult` and `decay_mult` scale the learning rate and the weight decay for this tensor alone.
     """
@@ -118,7 +119,7 @@ class DenseTable(msgspec.Struct, frozen=True):
         return np.zeros(self.size, np.float32)
 
     def views(self, arena: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """Each tensor's name and a writable view of it, in its own shape, into `arena`."""
+        """A writable view into `arena` for each tensor, by name and in its own shape."""
         expected = f"an arena of shape ({self.size},)"
         if not isinstance(arena, np.ndarray):
             raise arguments.wrong(f"table {self.name}", expected, arena)
@@ -131,7 +132,7 @@ class DenseTable(msgspec.Struct, frozen=True):
 
 
 class ShardMap(msgspec.Struct, frozen=True):
-    """Which shard owns which key ranges of a table: `ranges[shard]`, under an epoch."""
+    """The key ranges of a table that each shard owns (`ranges[shard]`), in one epoch."""
 
     epoch: int
     table: str
@@ -142,11 +143,11 @@ class ShardMap(msgspec.Struct, frozen=True):
         return len(self.ranges)
 
     def cut(self, arena: NDArray[np.float32], shard: int) -> tuple[NDArray[np.float32], ...]:
-        """The views of `arena` that `shard` owns, one a key range; nothing is copied."""
+        """The views of `arena` that `shard` owns, one per key range; nothing is copied."""
         return tuple([arena[keys.start : keys.stop] for keys in self.ranges[shard]])
 
     def join(self, parts: Sequence[NDArray[np.float32]], arena: NDArray[np.float32]) -> None:
-        """Write each shard's own flat array, its key ranges one behind another, into `arena`."""
+        """Write each shard's flat array, which concatenates its key ranges, into `arena`."""
         for shard, part in enumerate(parts):
             base = 0
             for own in self.cut(arena, shard):
@@ -155,11 +156,11 @@ class ShardMap(msgspec.Struct, frozen=True):
 
 
 def cut_evenly(table: DenseTable, shards: int, epoch: int = 1) -> ShardMap:
-    """Cut a table into one contiguous range a shard, as even as 256-float boundaries allow.
+    """Cut a table into one contiguous range per shard, as even as 256-float boundaries allow.
 
-    A large table is cut where pages of memory end, so that parts can be mapped side by side. One
-    with fewer than 256 floats a shard is cut finer, at most at every fourth float; some shards may
-    then hold nothing but padding.
+    A large table is cut at page boundaries of memory, so that parts can be mapped next to each
+    other. One with fewer than 256 floats per shard is cut more finely, at multiples of at least 4
+    floats; some shards may then hold only padding.
     """
     if not table.tensors:
         raise BadInput(f"table {table.name}: expected at least one tensor, got none")
@@ -178,7 +179,7 @@ def cut_evenly(table: DenseTable, shards: int, epoch: int = 1) -> ShardMap:
 
 
 def _cut_unit(size: int, shards: int) -> int:
-    """What the bounds of so many shards are multiples of, in floats."""
+    """The unit, in floats, that the bounds of this number of shards are multiples of."""
     if size >= _PAGES_A_SHARD * PAGE_FLOATS * shards:
         return PAGE_FLOATS
     unit = SHARD_ALIGNMENT
@@ -188,7 +189,7 @@ def _cut_unit(size: int, shards: int) -> int:
 
 
 def segments(table: DenseTable, ranges: Sequence[KeyRange]) -> tuple["RateRun", ...]:
-    """The pieces of tensors that lie in `ranges`, placed in the ranges' own flat array."""
+    """The parts of tensors within `ranges`, with bounds in the ranges' concatenated array."""
     found, base = [], 0
     for keys in ranges:
         for tensor, start in zip(table.tensors, table.offsets, strict=True):
@@ -207,7 +208,7 @@ def segments(table: DenseTable, ranges: Sequence[KeyRange]) -> tuple["RateRun", 
 
 
 class RateRun(msgspec.Struct, frozen=True):
-    """A run [start, stop) of one shard's own array that shares one pair of multipliers."""
+    """A run [start, stop) of one shard's flat array with one pair of multipliers."""
 
     start: int
     stop: int
@@ -216,7 +217,7 @@ class RateRun(msgspec.Struct, frozen=True):
 
 
 def _shape(what: str, shape: object) -> tuple[int, ...]:
-    """A shape, of which one of a single dimension may be a number."""
+    """A shape as a tuple; a one-dimensional shape may be given as a number."""
     if isinstance(shape, int | np.integer):
         return (arguments.whole(what, shape, most=MOST_FLOATS),)
     sizes = arguments.items(what, shape, "a whole number or a tuple of them")

@@ -1,9 +1,10 @@
-"""One row for each applied update: what happened to it, measured rather than assumed.
+"""The dtype of update records: one row of measurements for each applied update.
 
-Shards write these rows, the operator collects them, and `updates.parquet` is made of them. The
-columns' meanings are fixed in docs/reference/glossary.md; times are seconds, `time` is the shard's
-own monotonic clock, `staleness` is how many updates the shard applied between the read that the
-gradient was computed from and its own application, `wall_age_s` is the same span in seconds.
+Shards write these rows, the operator collects them and writes them to `updates.parquet`.
+docs/reference/glossary.md defines the columns. Times are in seconds; `time` is the shard's own
+monotonic clock. `staleness` is the number of updates that the shard applied between the read that
+the gradient was computed from and the application of the gradient; `wall_age_s` is the same span in
+seconds.
 """
 
 import numpy as np

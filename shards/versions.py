@@ -1,9 +1,9 @@
-"""A shard's weights as a line of immutable versions.
+"""Buffers for a shard's weights, which are a sequence of immutable versions.
 
-An apply writes the next version into a buffer that nobody reads, so a pull, a snapshot and the next
+An apply writes the next version into a buffer that nobody reads. So a pull, a snapshot and the next
 apply can all hold the current version without a copy and without ever seeing half an update. A
-buffer is free again once nothing but this list refers to it; the reference count says so, because
-every view and every frame in flight keeps its base array alive.
+buffer is free again once only its list refers to it. The reference count shows this, because every
+view and every frame in flight keeps its base array alive.
 """
 
 import sys
@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 from cupy_kernels.backends import HOST, Backend
 
 Allocator = Callable[[int], NDArray[np.float32]]
-"""A new zeroed array of so many float32, in whatever memory its owner wants it."""
+"""Makes a zeroed float32 array of the given size, in the memory that its owner chooses."""
 
 
 def heap_allocator(size: int) -> NDArray[np.float32]:
-    """The ordinary allocator."""
+    """Allocate zeroed float32 on the host's heap."""
     return np.zeros(size, np.float32)
 
 
 def allocator(place: Backend) -> Allocator:
-    """The one of a place: the host's heap, or a device's memory."""
+    """The allocator of a backend: the host's heap, or a device's memory."""
 
     def zeroed(size: int) -> NDArray[np.float32]:
         array = place.empty((size,), np.float32)
@@ -35,27 +35,28 @@ def allocator(place: Backend) -> Allocator:
 
 
 def staging(place: Backend) -> Allocator:
-    """Arrays on the host that are quick to fill from a place's."""
+    """An allocator of host arrays that are fast to fill from a backend's memory."""
     return lambda size: place.staging((size,), np.float32)
 
 
 def _count_of_the_unshared() -> int:
-    """References to a buffer that only a list holds, seen from such a loop as `take` has.
+    """The reference count of a buffer that only a list holds, measured in a loop as in `take`.
 
-    The list, the loop variable and getrefcount's own argument, unless an interpreter borrows some.
+    It includes the list, the loop variable and getrefcount's own argument, but some interpreters
+    borrow references. So it is measured instead of assumed.
     """
     for buffer in [np.zeros(1, np.float32)]:
         return sys.getrefcount(buffer)
     raise AssertionError("the list is not empty")
 
 
-_LATELY = 64  # takings
+_LATELY = 64  # calls of `take` between two checks for surplus buffers
 
 _UNSHARED = _count_of_the_unshared()
 
 
 def unshared(arrays: list[NDArray[np.float32]]) -> bool:
-    """Whether nothing but this list refers to any of its arrays."""
+    """Whether only this list refers to each of its arrays."""
     for array in arrays:  # noqa: SIM110  # a generator would hold one more reference
         if sys.getrefcount(array) != _UNSHARED:
             return False
@@ -63,9 +64,9 @@ def unshared(arrays: list[NDArray[np.float32]]) -> bool:
 
 
 class Buffers:
-    """Recycled float32 arrays of one size: lent by being handed out, returned by being dropped.
+    """A pool of float32 arrays of one size; a user returns an array by dropping its references.
 
-    As many are kept as were lent at once of late, and one more.
+    The pool keeps one array more than were recently in use at the same time.
     """
 
     def __init__(self, size: int, allocate: Allocator = heap_allocator) -> None:
@@ -73,10 +74,10 @@ class Buffers:
         self._allocate = allocate
         self._all: list[NDArray[np.float32]] = []
         self._taken = 0
-        self._idle: int | None = None  # the fewest that lay unused at a taking, of late
+        self._idle: int | None = None  # the fewest unused at any recent `take`
 
     def take(self) -> NDArray[np.float32]:
-        """A buffer to which nobody else refers; its contents are whatever it held last."""
+        """A buffer that nothing else refers to, with arbitrary contents."""
         free = [buffer for buffer in self._all if sys.getrefcount(buffer) == _UNSHARED]
         if not free:
             free.append(self._allocate(self.size))
@@ -85,7 +86,7 @@ class Buffers:
         return free[0]
 
     def _shrink(self, free: list[NDArray[np.float32]]) -> None:
-        """Let go of those that nobody has wanted in the last takings, but one."""
+        """Drop the buffers that stayed unused in the last `_LATELY` calls of `take`, except one."""
         idle = len(free) - 1
         self._idle = idle if self._idle is None else min(self._idle, idle)
         self._taken += 1

@@ -1,14 +1,13 @@
-"""Messages to bytes and back.
+"""Encodes messages to bytes and decodes them.
 
-A header is at most 4 KB of MessagePack: one flat map with exactly the keys of its struct. It is
-decoded straight into the struct by a decoder that checks each length against the bytes that are
-there before it allocates, so that no header can cost more than its own size. One that fails names
-its sender's mistake in one line; nothing else about the connection changes. What the frames behind
-it may be is said in payloads.py.
+A header is at most 4 KB of MessagePack: one flat map with exactly the keys of its struct. The
+decoder checks each length against the bytes present before it allocates, so no header can cost more
+memory than its own size. An invalid header raises an error that names its sender's mistake in one
+line; the connection is not affected. payloads.py defines the frames that follow it.
 
-What goes to one peer at one moment, as a push and the next pull do, travels in one envelope: its
-first frame holds the headers, each behind its length and the number of its frames, and the frames
-of all follow in order.
+Messages for one peer at the same moment, such as a push and the next pull, travel in one envelope.
+Its first frame holds the headers, each preceded by its length and the number of its frames; the
+frames of all messages follow in order.
 """
 
 import struct
@@ -39,19 +38,19 @@ _PLACE = struct.Struct("<HH")  # bytes of a header, frames that belong to it
 
 
 def encode(message: Message) -> bytes:
-    """The header of `message`; its frames travel beside it."""
+    """The header of `message`; its frames are sent separately."""
     header = _ENCODER.encode(message)
     assert len(header) <= MAX_HEADER_BYTES, "our own headers are bounded by their fields"
     return header
 
 
 def encode_state(state: msgspec.Struct) -> bytes:
-    """A struct that travels as a frame of its own because it may outgrow a header."""
+    """Encode a struct that travels as a separate frame, because it may exceed a header's size."""
     return _ENCODER.encode(state)
 
 
 def decode_state(frame: Buffer, kind: type[T]) -> T:
-    """The struct in such a frame; raises BadMessage."""
+    """The struct in a frame of `encode_state`; raises BadMessage."""
     return decode(frame, msgspec.msgpack.Decoder(kind), MAX_STATE_BYTES, "state frame")
 
 
@@ -61,7 +60,7 @@ def decode(
     most_bytes: int = MAX_HEADER_BYTES,
     what: str = "header",
 ) -> T:
-    """What takes no more than that; raises BadMessage."""
+    """Decode at most `most_bytes`; raises BadMessage, naming the input as `what`."""
     if len(packed) > most_bytes:
         raise BadMessage(f"{what}: expected at most {most_bytes} bytes, got {len(packed)}")
     try:
@@ -71,13 +70,13 @@ def decode(
 
 
 decode_request = partial(decode, decoder=_REQUESTS)
-"""What a client said to a shard; raises BadMessage."""
+"""Decode a client's request to a shard; raises BadMessage."""
 
 decode_asked = partial(decode, decoder=_ASKED)
-"""What a client said to a shard, or to its host; raises BadMessage."""
+"""Decode a client's request to a shard, or its Probe; raises BadMessage."""
 
 decode_reply = partial(decode, decoder=_REPLIES)
-"""What a shard said; raises BadMessage."""
+"""Decode a shard's reply; raises BadMessage."""
 
 
 # --- envelopes ------------------------------------------------------------------------------------
@@ -86,7 +85,7 @@ Frames = Sequence[NDArray[Any] | Buffer]
 
 
 def enclose(messages: Sequence[tuple[Message, Frames]]) -> list[Buffer]:
-    """An envelope as a socket sends it: the headers in one frame, then every frame, uncopied."""
+    """The parts of an envelope for a socket: all headers in one, then every frame, uncopied."""
     assert len(messages) <= MAX_TOGETHER, f"{len(messages)} messages in one envelope"
     headers: list[bytes] = []
     payload: list[Buffer] = []
@@ -100,31 +99,31 @@ def enclose(messages: Sequence[tuple[Message, Frames]]) -> list[Buffer]:
 
 
 def disclose(first: Buffer, frames: Sequence[T]) -> Iterator[tuple[memoryview, Sequence[T]]]:
-    """Each header of an envelope and the frames that are its own; raises BadMessage.
+    """Each header of an envelope with its frames; raises BadMessage.
 
-    Nothing is handed out before the whole adds up.
+    The whole envelope is checked before the first header is returned.
     """
     found: list[tuple[memoryview, Sequence[T]]] = []
     headers, end, base = memoryview(first), 0, 0
-    came = len(headers)
-    while end < came:
+    size_of_headers = len(headers)
+    while end < size_of_headers:
         start = end + _PLACE.size
-        if start > came or len(found) == MAX_TOGETHER:
+        if start > size_of_headers or len(found) == MAX_TOGETHER:
             raise BadMessage(f"envelope: expected at most {MAX_TOGETHER} headers with their places")
         size, count = _PLACE.unpack_from(headers, end)
         end, own = start + size, base
         base += count
         found.append((headers[start:end], frames[own:base]))
-    if not found or end != came or base != len(frames):
+    if not found or end != size_of_headers or base != len(frames):
         raise BadMessage(
             f"envelope: its headers take {end} bytes and {base} frames,"
-            f" got {came} and {len(frames)}"
+            f" got {size_of_headers} and {len(frames)}"
         )
     return iter(found)
 
 
 def wrap(frames: Sequence[NDArray[Any] | Buffer]) -> list[Buffer]:
-    """Frames as a socket sends them, without a copy."""
+    """Frames as buffers for a socket, without a copy."""
     return [frame.data if isinstance(frame, np.ndarray) else frame for frame in frames]
 
 
@@ -134,5 +133,5 @@ def flatten(ranges: Sequence[KeyRange]) -> list[int]:
 
 
 def show(keys: Keys) -> str:
-    """Flattened key ranges as a person reads them."""
+    """Flattened key ranges in readable form, for errors."""
     return " ".join(f"[{a}, {b})" for a, b in zip(keys[::2], keys[1::2], strict=False)) or "no keys"

@@ -1,7 +1,8 @@
-"""zstd around a payload: the one door to the library, which a base install does not have.
+"""zstd compression of payloads: the only use of the library, which a base install does not have.
 
-A packed frame says how much it unpacks to. That is held against what the payload's kind allows
-before a byte is unpacked, and nothing beyond it is ever written: a bomb is refused by its label.
+A compressed frame states its decompressed size. That size is compared with the limit of the
+payload's kind before anything is decompressed, and nothing beyond it is ever written, so a
+decompression bomb is refused by its header.
 """
 
 from types import ModuleType
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from shards.errors import BadInput, BadMessage
 
-LEVEL = 1  # gradients are noise; what can be won, the fastest level wins
+LEVEL = 1  # gradients are mostly noise; higher levels gain nothing over the fastest
 MAX_WINDOW_BYTES = 8 << 20
 
 
@@ -28,28 +29,28 @@ def _zstandard() -> ModuleType:
 
 
 def require() -> None:
-    """Raise BadInput where the library is missing, before anything is packed."""
+    """Raise BadInput if the library is not installed."""
     _zstandard()
 
 
 def pack(payload: NDArray[Any]) -> NDArray[np.uint8]:
-    """The payload's bytes, packed."""
+    """The payload's bytes, compressed into one zstd frame."""
     packed = _zstandard().ZstdCompressor(level=LEVEL).compress(payload.view(np.uint8).data)
     return np.frombuffer(packed, np.uint8)
 
 
 def unpack(what: str, frame: memoryview, most_bytes: int) -> memoryview:
-    """What was packed, at most `most_bytes`; raises BadMessage."""
+    """Decompress one frame to at most `most_bytes`; raises BadMessage, naming the input `what`."""
     library = _zstandard()
     try:
-        told = library.get_frame_parameters(frame)
-        if told.content_size > most_bytes or told.window_size > MAX_WINDOW_BYTES:
+        label = library.get_frame_parameters(frame)
+        if label.content_size > most_bytes or label.window_size > MAX_WINDOW_BYTES:
             raise BadMessage(
                 f"{what}: expected at most {most_bytes} bytes in a frame of zstd, with a window of"
-                f" up to {MAX_WINDOW_BYTES}; got {told.content_size} and {told.window_size}"
+                f" up to {MAX_WINDOW_BYTES}; got {label.content_size} and {label.window_size}"
             )
         payload = library.ZstdDecompressor().decompress(
-            frame, max_output_size=told.content_size, allow_extra_data=False
+            frame, max_output_size=label.content_size, allow_extra_data=False
         )
     except library.ZstdError as error:
         detail = " ".join(str(error).split())[:80]
