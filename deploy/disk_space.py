@@ -1,7 +1,6 @@
-"""Whether the disk has room for what a run writes, looked at before the run starts.
+"""Checks before a run starts that the disk has room for its results.
 
-A run that finds its disk full at the end has trained for nothing but its last snapshot, if that one
-was still written.
+A run that meets a full disk at the end loses everything after its last snapshot.
 """
 
 import os
@@ -14,9 +13,9 @@ _SPARE_BYTES = 1 << 20  # settings, summary, pictures, the beginning of updates.
 
 
 def check_room(needs: Mapping[Path, int]) -> None:
-    """Raise BadInput where a disk has less room than its folders need, in bytes each.
+    """Raise BadInput if a disk has less free space than its folders need, given in bytes.
 
-    The folders need not exist yet. A disk that does not report its room passes.
+    The folders need not exist yet. A disk that does not report its free space passes.
     """
     totals: dict[int, int] = {}
     folders: dict[int, Path] = {}
@@ -34,7 +33,7 @@ def check_room(needs: Mapping[Path, int]) -> None:
 
 
 def free_bytes(folder: Path) -> int | None:
-    """The room that a user's files may still take on the disk of a folder; None if not known."""
+    """The free bytes for a user's files on the disk of a folder; None if not known."""
     try:
         found = os.statvfs(_existing(folder))
     except OSError:
@@ -43,10 +42,10 @@ def free_bytes(folder: Path) -> int | None:
 
 
 def megabytes(size: int) -> str:
-    """A size in bytes as a person reads it."""
+    """Format a size in bytes as MB."""
     return f"{size / 1e6:,.1f} MB"
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists."""
+    """The folder itself, or its nearest parent that exists."""
     return next(path for path in (folder, *folder.parents) if path.exists())

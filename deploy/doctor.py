@@ -1,7 +1,7 @@
-"""`downpour doctor`: the links to a job's shards, measured, and what to set for them, in words.
+"""`downpour doctor`: measures the links to a job's shards and recommends settings.
 
-The measuring is `ps.links.benchmark`'s, the reckoning `ps.links.advisor`'s; here is what a person
-reads.
+`ps.links.benchmark` measures and `ps.links.advisor` computes the advice; this module formats both
+for the user.
 """
 
 import socket
@@ -31,9 +31,10 @@ _FLOAT_BYTES = 4
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found: figures of the shards that answered, and what is amiss with the others.
+    """The result of `diagnose`: `links` has the figures of the shards that answered.
 
-    `advice` is None unless all answered. `amiss` and `failed` are lines for people.
+    `failed` has a line for each other shard, `amiss` further warnings, both as text for the user.
+    `advice` is None unless all shards answered. `step_bytes` is the size of one push or pull.
     """
 
     job: str
@@ -47,7 +48,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def healthy(self) -> bool:
-        """Whether workers could train from here."""
+        """Whether workers on this machine could train: all shards answer and have this build."""
         return not self.failed and all(link.build == build_id() for link in self.links)
 
     def json(self) -> str:
@@ -59,8 +60,9 @@ def diagnose(
 ) -> Diagnosis:
     """Measure the links to the job of a cluster file, or of a run folder that has one.
 
-    Of replicated shards those copies are asked that serve now. With `link` it is done behind a link
-    like that. Raises BadInput for a file that is none, GiveUp where a coordinator turns us away.
+    For replicated shards, it measures the links to the present primaries. `link` emulates a slow
+    link in between; `patience_s` is how long to wait for each shard. Raises BadInput for an invalid
+    file, GiveUp if a coordinator refuses access.
     """
     _check_under_way(path)
     described = Cluster.load(path / CLUSTER if path.is_dir() else path)
@@ -82,7 +84,7 @@ def diagnose(
     shard_bytes = [
         _FLOAT_BYTES * sum(len(keys) for keys in ranges) for ranges in cluster.map.ranges
     ]
-    told = advise(links, shard_bytes, cluster.endpoints, compute_s) if not failed else None
+    advice = advise(links, shard_bytes, cluster.endpoints, compute_s) if not failed else None
     return Diagnosis(
         job=short_id(cluster.job),
         bound=cluster.bound,
@@ -91,12 +93,12 @@ def diagnose(
         links=tuple(links),
         failed=tuple(failed),
         amiss=(*amiss, *remarks(links, build_id())),
-        advice=told,
+        advice=advice,
     )
 
 
 def _as_it_is(cluster: Cluster, patience_s: float) -> tuple[Cluster, list[str]]:
-    """Where its shards are by now, as clients find out; and what is amiss with that."""
+    """The cluster with its present primaries, as clients locate them; and warnings about that."""
     if cluster.coordinator is None:
         return cluster, []
     led = as_led(cluster, operator_key(cluster), patience_s)
@@ -104,8 +106,8 @@ def _as_it_is(cluster: Cluster, patience_s: float) -> tuple[Cluster, list[str]]:
         return led, []
     where = address_of(cluster.coordinator).plain
     silent = (
-        f"coordinator at {where} has not answered for {patience_s:g} s: nothing fails over until it"
-        " does, and shards are looked for where they were first"
+        f"coordinator at {where} has not answered for {patience_s:g} s: no shard fails over until"
+        " it does; the addresses measured are those from the start of the job"
     )
     return cluster, [silent]
 
@@ -113,7 +115,7 @@ def _as_it_is(cluster: Cluster, patience_s: float) -> tuple[Cluster, list[str]]:
 def _check_under_way(path: Path) -> None:
     """Raise BadInput for the folder of a run that has ended since its shards started.
 
-    That nobody holds its lock says nothing: the run may be another machine's.
+    A free lock does not prove that: the run may be on another machine.
     """
     summary, cluster = path / SUMMARY, path / CLUSTER
     if not summary.is_file() or not cluster.is_file() or writer_of(path) is not None:
@@ -126,7 +128,7 @@ def _check_under_way(path: Path) -> None:
 
 
 def _check_listening(cluster: Cluster, shard: int, patience_s: float) -> None:
-    """Raise BadInput where nothing listens at a shard's TCP address: a probe would wait for it."""
+    """Raise BadInput if nothing listens at a shard's TCP address, without waiting for a probe."""
     kind, _, rest = cluster.where(shard).partition("://")
     host, _, port = rest.rpartition(":")
     if kind != "tcp":
@@ -138,7 +140,7 @@ def _check_listening(cluster: Cluster, shard: int, patience_s: float) -> None:
 
 
 def report(found: Diagnosis) -> str:
-    """The diagnosis as a person reads it: a table, what is amiss, and the advice."""
+    """Format the diagnosis for the user: a table, the warnings, and the advice."""
     parts = [_table(found)] if found.links else []
     lines = [*found.failed, *found.amiss]
     if lines:
@@ -175,69 +177,74 @@ def _table(found: Diagnosis) -> str:
     )
 
 
-def _explained(found: Diagnosis, told: Advice) -> str:
-    told_of = (
-        f"A step moves {_size(found.step_bytes)} each way: {_time(told.push_s)} for the push,"
-        f" {_time(told.pull_s)} for the pull, {_time(told.rtt_s)} for the way there and back.\n"
-        f"With {_time(told.compute_s)} of computing that is {_time(told.plain_step_s)} a step, one"
-        f" thing after another; {_time(told.step_s)} with these settings:"
+def _explained(found: Diagnosis, advice: Advice) -> str:
+    explanation = (
+        f"A step moves {_size(found.step_bytes)} each way: {_time(advice.push_s)} for the push,"
+        f" {_time(advice.pull_s)} for the pull, {_time(advice.rtt_s)} for the round trip.\n"
+        f"With {_time(advice.compute_s)} of computing, a step takes {_time(advice.plain_step_s)} if"
+        f" nothing overlaps, and {_time(advice.step_s)} with these settings:"
     )
-    return "\n".join([told_of, *(f"  {line}" for line in _reasons(told))])
+    return "\n".join([explanation, *(f"  {line}" for line in _reasons(advice))])
 
 
-def _reasons(told: Advice) -> list[str]:
-    """Each recommended setting with its reason."""
+def _reasons(advice: Advice) -> list[str]:
+    """The recommended settings, each with its reason."""
     lines = []
-    if told.push_codec != NONE:
-        lines.append(f"compress pushes as {told.push_codec}: plain ones outlast a step")
-    if told.pull_codec != NONE:
-        lines.append(f"compress pulls as {told.pull_codec}: plain ones outlast a step")
-        if Compression.parse(pull=told.pull_codec).pulls_changes:
+    if advice.push_codec != NONE:
+        lines.append(f"compress pushes as {advice.push_codec}: plain ones take longer than a step")
+    if advice.pull_codec != NONE:
+        lines.append(f"compress pulls as {advice.pull_codec}: plain ones take longer than a step")
+        if Compression.parse(pull=advice.pull_codec).pulls_changes:
             lines.append(
-                f"pulls as {told.pull_codec} are changes to what a worker has: each shard keeps a"
-                " copy of its weights for every worker"
+                f"pulls as {advice.pull_codec} are changes to the worker's weights: each shard"
+                " keeps a copy of its weights for every worker"
             )
-    if told.n_push > 1:
-        lines.append(f"n_push {told.n_push}: one push occupies the line for so many steps")
-    if told.n_fetch > 1:
-        lines.append(f"n_fetch {told.n_fetch}: one pull occupies the line for so many steps")
-    if told.prefetch:
+    if advice.n_push > 1:
         lines.append(
-            f"prefetch, {told.ahead} ahead: round trip and pull take so many steps' computing"
+            f"n_push {advice.n_push}: one push occupies the link for {advice.n_push} steps"
         )
-    why = "what is on its way" if told.prefetch else "workers that are not equally fast"
-    lines.append(f"staleness {told.staleness}, or {NO_BOUND}: leaves room for {why}")
+    if advice.n_fetch > 1:
+        lines.append(
+            f"n_fetch {advice.n_fetch}: one pull occupies the link for {advice.n_fetch} steps"
+        )
+    if advice.prefetch:
+        lines.append(
+            f"prefetch, {advice.ahead} ahead: round trip and pull take as long as computing"
+            f" {advice.ahead} steps"
+        )
+    why = "messages in transit" if advice.prefetch else "workers of different speed"
+    lines.append(f"staleness {advice.staleness}, or {NO_BOUND}: leaves room for {why}")
     lines.append(
-        f"in flight: {told.pushes_in_flight} pushes, or {told.pieces_in_flight} pieces of 1 MiB,"
-        " fill the pipe; clients find that by themselves"
+        f"in flight: {advice.pushes_in_flight} pushes, or {advice.pieces_in_flight} pieces of 1"
+        " MiB, fill the link; clients measure this themselves"
     )
-    if told.stripes > 1:
+    if advice.stripes > 1:
         lines.append(
-            f"{told.stripes} connections to a shard, each of which carries its window a round trip;"
-            " clients open them by themselves"
+            f"{advice.stripes} connections to a shard, each of which carries one window in a round"
+            " trip; clients open them themselves"
         )
-    if told.window_bytes:
+    if advice.window_bytes:
         lines.append(
             "the system's net.ipv4.tcp_wmem and tcp_rmem, at both ends: at least"
-            f" {_size(told.window_bytes)}; TCP's window is short of the pipe"
+            f" {_size(advice.window_bytes)}; TCP's window is too small to fill the link"
         )
-    lines.append(f"transport {told.transport}")
+    lines.append(f"transport {advice.transport}")
     return lines
 
 
-def _snippet(told: Advice) -> str:
-    """The settings to paste."""
-    options = [f"--staleness {told.staleness}"]
-    if told.n_push > 1:
-        options.append(f"--n-push {told.n_push}")
-    if told.n_fetch > 1:
-        options.append(f"--n-fetch {told.n_fetch}")
-    if told.prefetch:
+def _snippet(advice: Advice) -> str:
+    """The recommended settings as a command line to paste."""
+    options = [f"--staleness {advice.staleness}"]
+    if advice.n_push > 1:
+        options.append(f"--n-push {advice.n_push}")
+    if advice.n_fetch > 1:
+        options.append(f"--n-fetch {advice.n_fetch}")
+    if advice.prefetch:
         options.append("--prefetch")
-    if told.push_codec != NONE:
-        options.append(f"--compress {told.push_codec}")
-    if told.pull_codec != NONE:
-        options.append(f"--compress-pull {told.pull_codec}")
+    if advice.push_codec != NONE:
+        options.append(f"--compress {advice.push_codec}")
+    if advice.pull_codec != NONE:
+        options.append(f"--compress-pull {advice.pull_codec}")
     return f"downpour train ... {' '.join(options)}"
 
 

@@ -1,8 +1,8 @@
-"""`evaluations.csv`: one row for each test of the weights, written as the results come.
+"""`evaluations.csv`: one row for each test of the weights, written as the results arrive.
 
 Its columns are iteration, samples and seconds (see `worker.evaluation.Evaluation`), then one for
-each output of the test nets, such as accuracy and loss. The rows are few, so the file is written
-whole for each result. A resumed run continues it, without the rows of what came after its snapshot.
+each output of the test nets, such as accuracy and loss. There are few rows, so each result rewrites
+the whole file. A resumed run continues the file, without the rows from after its snapshot.
 """
 
 import csv
@@ -21,9 +21,9 @@ class EvaluationsFile:
     """The results of a run's tests, and the file that holds them."""
 
     def __init__(self, path: Path, *, upto: int | None = None) -> None:
-        """Begin the file `path`, or continue it behind iteration `upto`.
+        """Start the file `path`, or continue it after iteration `upto`.
 
-        Raises BadInput for a file to continue that cannot be read.
+        Raises BadInput if the file to continue cannot be read.
         """
         self._path = path
         earlier = read_evaluations(path) if upto is not None and path.exists() else []
@@ -35,7 +35,7 @@ class EvaluationsFile:
         return [self._results[iteration] for iteration in sorted(self._results)]
 
     def add(self, result: Evaluation) -> None:
-        """Add a result, in the place of an earlier one of its iteration; raises GiveUp."""
+        """Add a result, replacing one of the same iteration; raises GiveUp if the disk fails."""
         self._results[result.iteration] = result
         names = list(dict.fromkeys(name for test in self.results for name in test.figures))
         text = io.StringIO()
@@ -55,7 +55,7 @@ class EvaluationsFile:
 
 
 def read_evaluations(path: Path) -> list[Evaluation]:
-    """The results in a `evaluations.csv`; raises BadInput for a file that is not one."""
+    """Read the results in an `evaluations.csv`; raises BadInput for an invalid file."""
     try:
         with path.open(newline="") as file:
             return [_tested(row) for row in csv.DictReader(file, strict=True)]
@@ -66,7 +66,7 @@ def read_evaluations(path: Path) -> list[Evaluation]:
 
 
 def _short(value: float) -> str:
-    """As many digits as a float32 has: what a net outputs is no more exact."""
+    """Format with the 7 digits of a float32, which is the precision of a net's outputs."""
     return f"{value:.7g}"
 
 

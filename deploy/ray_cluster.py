@@ -1,11 +1,11 @@
 """The Ray that shards run on: one started here, or a running one by its address.
 
-An embedded Ray is a head node of this process's own. It stays on a loopback address, so that a
-laptop may change networks under it, asks for a token that only this process's children know, and
-keeps its files in a folder that goes away with it. Of a running cluster nothing is ever stopped.
+An embedded Ray is a head node of this process's own. It uses a loopback address, so that a laptop
+may change networks. It requires a token that only this process's children know. It keeps its files
+in a folder that is removed with it. A running cluster is never stopped.
 
-Ray takes minutes to give up on an address that does not answer, and prints while it does. So the
-connection is tried in a child process first, which can be killed when its time is up.
+Ray takes minutes to give up on an address that does not answer, and prints in the meantime. So a
+child process tries the connection first, because it can be killed after a timeout.
 """
 
 import os
@@ -35,32 +35,32 @@ from shards.errors import BadInput, GiveUp, WrongBuild
 from worker.code_archive import PACKAGES
 
 NAMESPACE = "downpour"
-_TRIAL_S = 120.0  # a client of ray:// waits for a server of its own to start
-# Ray forks that server beside threads of gRPC, and now and then it dies of that at its birth.
+_TRIAL_S = 120.0  # a client of ray:// waits until a server of its own has started
+# Ray forks that server while gRPC threads are running, and sometimes it crashes at once.
 _STILLBORN = "Starting Ray client server failed"
-# An embedded one gives itself 30 s, which can't be set and are too few on a busy machine.
+# An embedded Ray gives itself 30 s, which cannot be configured and is too short on a busy machine.
 _STARTS = 3
 _TRIAL = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level='ERROR')"
-# Ray rewrites 127.0.0.1 to an address of the network; the rest of 127/8 it leaves alone.
+# Ray rewrites 127.0.0.1 to an address of the network, but leaves the rest of 127/8 unchanged.
 _LOOPBACK = "127.0.0.2" if sys.platform == "linux" else None
 _OBJECT_STORE_BYTES = 80 << 20  # Ray's least: gradients travel over ZeroMQ, never through it.
-# A socket's path ends at 107 characters. Ray's sockets lie 64 below its folder, which lies 24 below
-# the folder for temporary files.
+# The path of a Unix socket has at most 107 characters. Ray's folder adds 24 to the path of the
+# folder for temporary files, and its sockets add 64 to that.
 _LONGEST_FOLDER = 107 - 64 - 24
 
 
 @contextmanager
 def connect(address: str | None, cpus: int) -> Iterator[str]:
-    """Connect this process to Ray while the context lasts; gives the address of its head.
+    """Connect this process to Ray for the duration of the context; yields the head's address.
 
-    `address` None starts an embedded Ray of `cpus` logical CPUs; otherwise it names a running one,
-    whose own CPUs count: `HOST:PORT` of the head, `ray://HOST:PORT`, or `auto` for the one on this
-    machine. Call it from the main thread: a Ray started by a thread dies with that thread. SIGTERM
-    keeps the handler it has.
+    `address` None starts an embedded Ray with `cpus` logical CPUs. Otherwise it names a running
+    Ray, which has its own CPUs: `HOST:PORT` of the head, `ray://HOST:PORT`, or `auto` for the one
+    on this machine. Call it from the main thread, because a Ray that is started in a thread dies
+    with that thread. The handler of SIGTERM is preserved.
 
-    Raises BadInput within seconds where another kind of server or none answers, and after two
-    minutes where a Ray does not let this process join; WrongBuild when it is of another
-    version, GiveUp when an embedded one does not start, asked three times.
+    Raises BadInput within seconds if no server or another kind of server answers, and after two
+    minutes if Ray does not let this process join; WrongBuild if Ray has another version; GiveUp if
+    an embedded Ray fails to start three times.
     """
     assert threading.current_thread() is threading.main_thread(), "start Ray from the main thread"
     if ray.is_initialized():
@@ -81,13 +81,13 @@ def _embedded(cpus: int) -> Iterator[str]:
             "include_dashboard": False,
             "object_store_memory": _OBJECT_STORE_BYTES,
             "_node_ip_address": _LOOPBACK,
-            # A shard is an actor with a process of its own: nobody waits for idle ones.
+            # Each shard is an actor with its own process, so idle Ray workers are of no use.
             "_system_config": {
                 "enable_worker_prestart": False,
                 "prestart_worker_first_driver": False,
-                # Ray makes its workers nice, and every worker of ours would wait for its shards.
+                # Ray lowers the priority of its processes; all our workers would wait for shards.
                 "worker_niceness": 0,
-                # A worker that is slower is killed and begun again, and is no quicker then.
+                # Ray kills and restarts a process that is slower, which does not make it faster.
                 "worker_register_timeout_seconds": int(START_S),
             },
         }
@@ -98,11 +98,11 @@ def _embedded(cpus: int) -> Iterator[str]:
 
 
 def _start(folder: Path, options: Mapping[str, Any]) -> str:
-    """The address of an embedded Ray, which is started anew if it was too late."""
+    """Start an embedded Ray, with retries after a timeout; returns its address."""
     for start in range(1, _STARTS + 1):
         try:
-            # Ray opens its own folder to everyone. That of a start that failed goes at the end,
-            # for what is left of its processes may write there for a moment.
+            # Ray makes its folder accessible to everyone, so it goes inside our private one. Each
+            # attempt has its own, because processes of a failed start may still write there.
             return _init("local", _temp_dir=str(folder / str(start)), **options)
         except GiveUp:
             if start == _STARTS:
@@ -113,7 +113,7 @@ def _start(folder: Path, options: Mapping[str, Any]) -> str:
 @contextmanager
 def _running(address: str) -> Iterator[str]:
     _try(address)
-    # The nodes have the libraries but perhaps not this code, or not this build of it.
+    # The nodes have the libraries, but perhaps not this build of our code.
     code = [str(files(package)) for package in PACKAGES if package != "deploy"]
     try:
         yield _init(address, runtime_env={"py_modules": code})
@@ -122,14 +122,14 @@ def _running(address: str) -> Iterator[str]:
 
 
 def _init(address: str, **options: Any) -> str:
-    """ray.init, quiet, leaving the SIGTERM handler as it was; returns the head's address."""
+    """Call ray.init quietly and preserve the SIGTERM handler; returns the head's address."""
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         context = _ray_init(
             address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", **options
         )
     except Exception as error:
-        # That its start took too long, Ray says by an error of no kind of its own.
+        # For a timeout at its start, Ray raises a plain Exception.
         if not isinstance(error, ConnectionError | OSError | RuntimeError | ValueError):
             if type(error) is not Exception:
                 raise
@@ -141,7 +141,7 @@ def _init(address: str, **options: Any) -> str:
 
 
 def _ray_init(address: str, **options: Any) -> Any:
-    """ray.init, and once more where the server that ray:// starts for a client was stillborn."""
+    """Call ray.init, and retry if the server that ray:// starts for a client crashed at once."""
     for left in reversed(range(_STARTS)):
         try:
             return ray.init(address, **options)
@@ -152,7 +152,7 @@ def _ray_init(address: str, **options: Any) -> Any:
 
 
 def _end_node(error: BaseException) -> None:
-    """End the processes of the node whose start raised `error`: Ray itself keeps no hold of it.
+    """End the processes of the node whose start raised `error`, which Ray leaves running.
 
     They would write into a folder that is about to be removed, until this process ends.
     """
@@ -163,7 +163,7 @@ def _end_node(error: BaseException) -> None:
 
 
 def check_address(address: str) -> None:
-    """Raise BadInput for an address that is none, and within seconds where no Ray answers there."""
+    """Raise BadInput for an invalid address, and within seconds if no Ray answers there."""
     if address == "auto":
         return
     host, port = _host_and_port(address)
@@ -173,7 +173,7 @@ def check_address(address: str) -> None:
 
 
 def _try(address: str) -> None:
-    """Return when a child process can connect to the Ray at `address`; raise why it cannot."""
+    """Connect to the Ray at `address` from a child process; raises the reason if that fails."""
     check_address(address)
     for _ in range(_STARTS):
         done = _trial(address)
@@ -187,7 +187,7 @@ def _trial(address: str) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
             [sys.executable, "-c", _TRIAL, address],
-            env=os.environ | {"RAY_NUM_REDIS_GET_RETRIES": "3"},  # seconds of being turned away
+            env=os.environ | {"RAY_NUM_REDIS_GET_RETRIES": "3"},  # one retry a second if refused
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -203,24 +203,25 @@ def _trial(address: str) -> subprocess.CompletedProcess[str]:
 
 
 def check_token(environ: Mapping[str, str]) -> None:
-    """Raise BadInput unless Ray asks for a token here, and the file that holds it is this user's.
+    """Raise BadInput unless Ray requires a token, in a file that only this user can read.
 
-    Whoever can speak to Ray can run code where the shards are, and none of their keys would matter.
+    Anyone with access to Ray can run code on the shards' nodes, which would make their keys
+    worthless.
     """
     if environ.get("RAY_AUTH_MODE", "").lower() != "token":
         raise BadInput(
             "Ray: expected RAY_AUTH_MODE=token where shards are open to other hosts, got"
             f" {environ.get('RAY_AUTH_MODE') or 'none'}: start the cluster with it, and set it here"
-            " (docs/explanation/security.md), or say --plaintext"
+            " (docs/explanation/security.md), or give --plaintext"
         )
-    if environ.get("RAY_AUTH_TOKEN"):  # from whoever started this process, as Kubernetes does
+    if environ.get("RAY_AUTH_TOKEN"):  # set by a launcher such as Kubernetes
         return
     path = Path(environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
     check_private(path, "Ray's token")
 
 
 def refusal(address: str, printed: str) -> GiveUp:
-    """The error for a trial that ended badly, from the traceback that it `printed`."""
+    """The error for a failed trial, from the traceback that it `printed`."""
     there = re.search(r"cluster was started with:\s+Ray: (\S+)\s+Python: (\S+)", printed)
     if there:
         return WrongBuild(
@@ -232,7 +233,7 @@ def refusal(address: str, printed: str) -> GiveUp:
             f"Ray at {address}: expected that cluster's token; set RAY_AUTH_MODE=token, and"
             " RAY_AUTH_TOKEN_PATH to its file unless that is ~/.ray/auth_token"
         )
-    # The messages of Ray's errors run over several lines; the name of the error starts the first.
+    # Messages of Ray's errors have several lines; the first starts with the name of the error.
     named = re.findall(r"^[\w.]*(?:Error|Exception): (.+)$", printed, re.MULTILINE)
     return BadInput(f"Ray at {address}: {named[-1] if named else 'the connection was refused'}")
 
@@ -243,12 +244,12 @@ def _host_and_port(address: str) -> tuple[str, int]:
         if parts.scheme in {"", "ray"} and parts.hostname and parts.port:
             return parts.hostname, parts.port
     except ValueError:
-        pass  # A port that is no number.
+        pass  # The port is not a number.
     raise BadInput(f"Ray address: expected HOST:PORT, ray://HOST:PORT or auto, got {address!r}")
 
 
 def _short_folder() -> str | None:
-    """Where temporary files go, unless that is too deep for the path of a socket."""
+    """None for the default temporary folder, or /tmp if its path is too long for a socket."""
     return None if len(tempfile.gettempdir()) <= _LONGEST_FOLDER else "/tmp"
 
 

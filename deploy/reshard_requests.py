@@ -1,11 +1,12 @@
-"""What a run under way is asked for through its folder: another number of shards.
+"""Reshard requests to a running job, exchanged as files in its run folder.
 
-    .reshard-PID-ID.json    the wish, which `downpour reshard` writes and the run takes up
-    .reshard-PID-ID.answer  what came of it, which the run writes
+    .reshard-PID-ID.json    the request, written by `downpour reshard`
+    .reshard-PID-ID.taken   the same file, renamed by the run when it accepts the request
+    .reshard-PID-ID.answer  the result, written by the run
 
-PID is the process that writes the run: one that resumes it later has no part in the wish. Whoever
-may write into a run's folder owns the run, so nobody is asked who they are. Files appear whole or
-not at all.
+PID is the process that writes the run folder, so a process that resumes the run later ignores
+earlier requests. There is no authentication: a user that can write into a run folder owns the run.
+Files appear whole or not at all.
 """
 
 import os
@@ -22,8 +23,8 @@ from deploy.snapshot_ref import SnapshotRef
 from shards.errors import UNDECODABLE, BadInput, DownpourError, GiveUp
 
 _LOOK_S = 0.1
-_WISH, _TAKEN, _ANSWER = ".json", ".taken", ".answer"
-_SUFFIXES = (_WISH, _TAKEN, _ANSWER)
+_REQUEST, _TAKEN, _ANSWER = ".json", ".taken", ".answer"
+_SUFFIXES = (_REQUEST, _TAKEN, _ANSWER)
 _PREFIX = ".reshard-"
 
 
@@ -32,32 +33,33 @@ class _Wanted(msgspec.Struct, frozen=True):
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """What came of it: an empty text is success; `mendable` if the wish is what was wrong."""
+    """The result of a request. An empty text is success; `mendable`: the request was wrong."""
 
     text: str = ""
     mendable: bool = False
 
 
 class FolderReshardRequest:
-    """A wish that was taken up, from the side of the run."""
+    """A request that the run has accepted, from the run's side."""
 
     def __init__(self, path: Path, shards: int) -> None:
         self._path = path
         self.shards = shards
 
     def answer(self, error: DownpourError | None) -> None:
-        """Tell whoever asked; nothing is lost where the disk refuses, for the run says it, too."""
-        told = _Answer() if error is None else _Answer(str(error), isinstance(error, BadInput))
+        """Write the result for `downpour reshard`; `error` None is success."""
+        answer = _Answer() if error is None else _Answer(str(error), isinstance(error, BadInput))
+        # If the disk is full, nothing is lost: the run reports the result as well.
         with suppress(DownpourError):
-            write_whole(self._path.with_suffix(_ANSWER), msgspec.json.encode(told))
+            write_whole(self._path.with_suffix(_ANSWER), msgspec.json.encode(answer))
         self._path.unlink(missing_ok=True)
 
 
 class ReshardInbox:
-    """The wishes that come into the folder of a run; call it for the next one, None for none."""
+    """The reshard requests in a run folder. A call returns the next one, or None."""
 
     def __init__(self, folder: Path) -> None:
-        """Made by the process that writes the folder; what an earlier one was asked for goes."""
+        """Create it in the process that writes the folder; requests to earlier processes go."""
         self._folder = folder
         self._prefix = _prefix(os.getpid())
         for path in _found(folder, _PREFIX):
@@ -66,47 +68,51 @@ class ReshardInbox:
 
     def __call__(self) -> FolderReshardRequest | None:
         for path in _found(self._folder, self._prefix):
-            if path.suffix != _WISH:
+            if path.suffix != _REQUEST:
                 continue
-            with suppress(OSError, *UNDECODABLE):  # taken back, or no wish of ours
+            with suppress(OSError, *UNDECODABLE):  # withdrawn, or not a request
                 wanted = msgspec.json.decode(path.read_bytes(), type=_Wanted)
                 return FolderReshardRequest(path.rename(path.with_suffix(_TAKEN)), wanted.shards)
         return None
 
 
 def resharded(origin: SnapshotRef, shards: int, wait_s: float) -> None:
-    """Have the run that writes a folder move to so many shards; returns when it has.
+    """Ask the run that writes a folder to reshard to `shards` shards, and wait for the result.
 
-    Raises BadInput where no run is under way, or it cannot have so many; GiveUp with what went
-    wrong, when the run ends first, or when nothing is heard of it within `wait_s`.
+    Raises BadInput if no run is under way, or if it cannot have this number of shards; GiveUp if
+    the resharding fails, the run ends first, or no answer comes within `wait_s` seconds.
     """
     if origin.run is None:
         raise BadInput(f"reshard {origin.place}: expected the run folder of a run under way")
     writer = writer_of(origin.run)
     if writer is None:
         raise BadInput(f"reshard {origin.run}: expected a run under way on this machine, got none")
-    wish = origin.run / f"{_prefix(writer)}{secrets.token_hex(8)}{_WISH}"
-    write_whole(wish, msgspec.json.encode(_Wanted(shards)))
+    request = origin.run / f"{_prefix(writer)}{secrets.token_hex(8)}{_REQUEST}"
+    write_whole(request, msgspec.json.encode(_Wanted(shards)))
     try:
-        answer = _awaited(wish, writer, origin.run, wait_s)
+        answer = _awaited(request, writer, origin.run, wait_s)
     finally:
-        for suffix in (_WISH, _ANSWER):
-            wish.with_suffix(suffix).unlink(missing_ok=True)
+        # An unlink of `.json` withdraws a request that the run has not accepted yet.
+        for suffix in (_REQUEST, _ANSWER):
+            request.with_suffix(suffix).unlink(missing_ok=True)
     if answer.text:
         raise (BadInput if answer.mendable else GiveUp)(answer.text)
 
 
-def _awaited(wish: Path, writer: int, run: Path, wait_s: float) -> _Answer:
+def _awaited(request: Path, writer: int, run: Path, wait_s: float) -> _Answer:
     until = time.monotonic() + wait_s
     while True:
-        alive = writer_of(run) == writer  # before the look, for the answer may be its last word
+        # Checked before the answer is read: the run may write the answer and then end.
+        alive = writer_of(run) == writer
         with suppress(FileNotFoundError):
-            return msgspec.json.decode(wish.with_suffix(_ANSWER).read_bytes(), type=_Answer)
+            return msgspec.json.decode(request.with_suffix(_ANSWER).read_bytes(), type=_Answer)
         if not alive:
-            raise GiveUp(f"reshard {run}: the run ended before it had moved")
+            raise GiveUp(f"reshard {run}: the run ended before it had resharded")
         if time.monotonic() > until:
-            begun = "it has begun to move" if not wish.exists() else "it has not begun to move"
-            raise GiveUp(f"reshard {run}: {begun}, and said no more for {wait_s:g} s")
+            begun = "has not begun" if request.exists() else "has begun"
+            raise GiveUp(
+                f"reshard {run}: the run {begun} to reshard, got no answer in {wait_s:g} s"
+            )
         time.sleep(_LOOK_S)
 
 
@@ -115,7 +121,7 @@ def _prefix(writer: int) -> str:
 
 
 def _found(folder: Path, prefix: str) -> Iterator[Path]:
-    """Wishes and answers, the oldest first."""
+    """Requests and answers, the oldest first."""
     found = (path for path in folder.glob(f"{prefix}*") if path.suffix in _SUFFIXES)
     return iter(sorted(found, key=_age))
 

@@ -1,8 +1,9 @@
-"""What a run that goes on is told: what is said now, over what it was told then.
+"""The settings of a resumed run: the options given now, on top of the earlier run's settings.
 
-An option that is not given now says nothing, so the earlier run's holds. Two things end one: being
-unset, and meaning nothing beside what is said now, as the address of a Ray for shards in processes.
-It then takes its default, and is named. One that is given now and means nothing is an error.
+An option that is not given now keeps the earlier run's value, with two exceptions: it is unset, or
+it has no effect together with the options given now, such as the address of a Ray for shards in
+processes. It then returns to its default, and the run reports it. An option that is given now and
+has no effect is an error.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,30 +18,32 @@ from shards.errors import BadInput
 _DEFAULTS = {
     field.name: field.default
     for field in fields(TrainSettings)
-    if field.default is not NODEFAULT  # those that every run is told
+    if field.default is not NODEFAULT  # solver, data and out have none
 }
 
 
 def resumed(
     earlier: TrainSettings, given: Mapping[str, Any], unset: Sequence[str]
 ) -> tuple[TrainSettings, list[str]]:
-    """The settings, and which of the earlier run's hold no longer, in words.
+    """The settings, and a line for each option of the earlier run that no longer applies.
 
-    `unset` names options as people write them, without dashes before. Raises BadInput.
+    `unset` lists options by name, without the leading dashes. Raises BadInput for an option that
+    does not exist, or that is both given and unset.
     """
-    told = {**asdict(earlier), **given}
-    for name in sorted(_names(unset, given), key="staleness".__eq__):  # last: it goes by another
-        told[name] = _default(name, told)
-    words = []
-    for name, why in misplaced(told).items():
+    merged = {**asdict(earlier), **given}
+    # Staleness comes last, because its default depends on the strategy.
+    for name in sorted(_names(unset, given), key="staleness".__eq__):
+        merged[name] = _default(name, merged)
+    dropped = []
+    for name, why in misplaced(merged).items():
         if name not in given:
-            words.append(f"{written(name, told[name])} of the earlier run holds no longer: {why}")
-            told[name] = _default(name, told)
-    return TrainSettings(**told), words
+            dropped.append(f"dropped {written(name, merged[name])} from the earlier run: {why}")
+            merged[name] = _default(name, merged)
+    return TrainSettings(**merged), dropped
 
 
 def _names(unset: Sequence[str], given: Mapping[str, Any]) -> list[str]:
-    """The settings that are unset."""
+    """The names of the settings to unset; raises BadInput."""
     names = [name.replace("-", "_") for name in unset]
     for text, name in zip(unset, names, strict=True):
         if name not in _DEFAULTS:
@@ -50,6 +53,6 @@ def _names(unset: Sequence[str], given: Mapping[str, Any]) -> list[str]:
     return names
 
 
-def _default(name: str, told: Mapping[str, Any]) -> object:
-    """What a setting is where nobody has told it."""
-    return 0 if name == "staleness" and told["strategy"] == "bsp" else _DEFAULTS[name]
+def _default(name: str, settings: Mapping[str, Any]) -> object:
+    """The default of a setting; that of `staleness` depends on the strategy in `settings`."""
+    return 0 if name == "staleness" and settings["strategy"] == "bsp" else _DEFAULTS[name]

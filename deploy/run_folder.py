@@ -1,18 +1,18 @@
-"""The folder a training run leaves, and the names of what is in it.
+"""The folder of a training run, and the names of its files.
 
-    settings.json        what the run was told, a key in a URI too; `--resume` reads it back
-    cluster.json         where its shards are while it runs; `downpour doctor` reads it
-    summary.json         what it came down to (deploy/summary.py)
+    settings.json        the run's settings, including any key in a URI; `--resume` reads it back
+    cluster.json         the addresses of its shards while it runs; `downpour doctor` reads it
+    summary.json         the results as numbers (deploy/summary.py)
     updates.parquet      every update (deploy/updates.py)
-    evaluations.csv            every test of the weights (deploy/evaluations.py)
+    evaluations.csv      every test of the weights (deploy/evaluations.py)
     weights.safetensors  the final weights, and weights.caffemodel the same for Caffe
-    loss.png             and staleness.png: pictures of the updates (deploy/plots.py)
+    loss.png             and staleness.png: plots of the updates (deploy/plots.py)
     snapshots/           whole states to resume from, each a folder named by its iteration
-    logs/                what shards wrote down since, while a run with --durability goes on, and
+    logs/                the shards' logs at --durability process or logged, during the run and
                          after it was killed
 
-One run, one folder: a folder that holds anything but settings is never taken for a new run, and two
-processes never write into the same one. Small files appear whole or not at all.
+Each run has its own folder: a folder that holds anything but settings is never used for a new run,
+and two processes never write into the same one. Small files appear whole or not at all.
 """
 
 import fcntl
@@ -43,10 +43,10 @@ _LOCK = ".lock"
 
 
 class RunFolder:
-    """An open run folder; a context manager that lets go of it. Made by `create` and `resume`."""
+    """An open run folder: a context manager that unlocks it. Use `create` or `resume` to open."""
 
     def __init__(self, path: Path, lock: int, made: Sequence[Path], former: bytes | None) -> None:
-        """`made` are the folders that this run made, `former` the settings that were there."""
+        """`made`: the folders that this run created; `former`: the earlier run's settings."""
         self.path = path
         self._made = made
         self._former = former
@@ -66,10 +66,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, settings: Mapping[str, object]) -> "RunFolder":
-        """Make the folder of a new run and write its settings, a mapping of JSON values.
+        """Create the folder of a new run and write its settings, a mapping of JSON values.
 
-        Raises BadInput for a folder that holds anything already: another run's results, or files
-        of no run. A run that ends before its shards are there removes what was made here.
+        Raises BadInput for a folder that already holds another run's results or other files. A run
+        that ends before its shards have started removes what is created here.
         """
         made = [folder for folder in (path, *path.parents) if not folder.exists()]
         try:
@@ -81,7 +81,7 @@ class RunFolder:
         if others and SETTINGS in present:
             raise BadInput(
                 f"run folder {path}: expected a new folder, got one that holds a run;"
-                f" choose another --out, or go on from that run with --resume {path}"
+                f" choose another --out, or continue that run with --resume {path}"
             )
         if others:
             raise BadInput(f"run folder {path}: expected a new folder, got one with {others[0]}")
@@ -89,10 +89,10 @@ class RunFolder:
 
     @classmethod
     def resume(cls, path: Path, settings: Mapping[str, object]) -> "RunFolder":
-        """Open the folder of an earlier run to go on in it, with the settings as they are now.
+        """Open the folder of an earlier run to continue it, with its present settings.
 
-        Raises BadInput for a folder that holds no run. A run that ends before its shards are there
-        leaves the earlier settings.
+        Raises BadInput for a folder that holds no run. A run that ends before its shards have
+        started leaves the earlier settings.
         """
         try:
             former = (path / SETTINGS).read_bytes()
@@ -125,7 +125,7 @@ class RunFolder:
         return folder
 
     def undo(self) -> None:
-        """Leave the folder as it was before this run, which has not begun."""
+        """Restore the folder to its state before this run, which has not begun."""
         if self._former is not None:
             with suppress(DownpourError):
                 write_whole(self.settings, self._former, private=True)
@@ -138,24 +138,24 @@ class RunFolder:
     def open_updates(
         self, *, job: str, seed: int, restored: Sequence[int] | None = None
     ) -> UpdatesWriter:
-        """`updates.parquet` to write into; `restored`: each shard's version in what is resumed.
+        """Open `updates.parquet` for writing; `restored`: each shard's version when resuming.
 
-        The run has begun with this: its folder stays, whatever comes.
+        This marks the run as begun: from now on its folder stays, even if the run fails.
         """
         self._begun = True
         return UpdatesWriter(self.updates, job=job, seed=seed, restored=restored)
 
     def resettle(self, settings: Mapping[str, object], cluster: Cluster) -> None:
-        """Tell of other shards: what a `--resume` goes on with, and where they are now."""
+        """After a resharding, write the new settings for `--resume` and the shards' addresses."""
         write_whole(self.settings, checked_json.encode(settings), private=True)
         cluster.save(self.cluster)
 
     def write_summary(self, summary: Summary) -> None:
-        """Write `summary.json`; raises GiveUp when the disk refuses."""
+        """Write `summary.json`; raises GiveUp if the disk is full or fails."""
         write_whole(self.summary, msgspec.json.encode(summary))
 
     def close(self) -> None:
-        """Let others have the folder; closing twice does nothing."""
+        """Unlock the folder for other processes; closing twice does nothing."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -175,7 +175,7 @@ class RunFolder:
 
 
 def _locked(path: Path) -> int:
-    """A lock on the folder that ends with this process, however it ends."""
+    """Lock the folder until this process ends, however it ends; returns the file descriptor."""
     try:
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
@@ -185,38 +185,39 @@ def _locked(path: Path) -> int:
     except BlockingIOError:
         os.close(lock)
         raise BadInput(
-            f"run folder {path}: expected one that nobody writes, another run does"
+            f"run folder {path}: expected one without a running writer, got one in use by a run"
         ) from None
     except OSError:
-        pass  # A file system without locks: the folder is usable, its owner keeps others out.
+        pass  # A file system without locks: the user has to keep other runs out.
     os.ftruncate(lock, 0)
     os.pwrite(lock, str(os.getpid()).encode(), 0)
     return lock
 
 
 def _remove(made: Sequence[Path]) -> None:
-    """Remove folders that are empty, the innermost first."""
+    """Remove those folders that are empty, starting with the innermost."""
     with suppress(OSError):
         for folder in made:
             folder.rmdir()
 
 
 def writer_of(path: Path) -> int | None:
-    """The process of this machine that writes a run folder now, if one does."""
+    """The id of the process on this machine that writes a run folder now; None if there is none."""
     lock = path / _LOCK
     try:
-        told = lock.read_text()
-        files = list(Path("/proc", told, "fd").iterdir()) if told.isdecimal() else []
-        # The number may be another machine's, or an earlier life's: only who has the file open is.
-        return int(told) if any(file.resolve() == lock.resolve() for file in files) else None
+        pid = lock.read_text()
+        files = list(Path("/proc", pid, "fd").iterdir()) if pid.isdecimal() else []
+        # The id may be from another machine, or reused by another process, so check that this
+        # process has the lock file open.
+        return int(pid) if any(file.resolve() == lock.resolve() for file in files) else None
     except OSError:
         return None
 
 
 def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
-    """Write indented JSON so that `path` holds all of it or what it held before.
+    """Write indented JSON atomically: `path` holds all of it, or what it held before.
 
-    `private`: only this user can read it.
+    `private`: only this user can read the file. Raises GiveUp if the disk is full or fails.
     """
     temporary = path.with_name(f".{path.name}.partial")
     try:

@@ -1,7 +1,7 @@
-"""Whether what listens at an address is a Ray head or a Spark master, found out within seconds.
+"""Checks within seconds that the server at an address is a Ray head or a Spark master.
 
-Ray and Spark ask for a minute or two before they give up on another kind of server. Each is sent
-one small request in its own protocol here, which it answers at once:
+The clients of Ray and Spark retry for a minute or two before they give up on another kind of
+server. Here each server gets one small request in its own protocol, which it answers at once:
 
     Ray     gRPC over HTTP/2 (RFC 9113, with header fields as of RFC 7541): a call. A server that
             does not have the method answers with status 12, and a server of another kind with no
@@ -9,8 +9,8 @@ one small request in its own protocol here, which it answers at once:
     Spark   its RPC's frames, a length of eight bytes, a type, the body: a request for a stream that
             does not exist, which is answered by a failure.
 
-A Spark master that wants TLS closes the connection without an answer; so that passes. Ray's TLS is
-known by its environment variable, and then nothing is asked.
+A Spark master with TLS closes the connection without an answer, so a missing answer passes. If
+Ray's environment variable for TLS is set, there is no request at all.
 """
 
 import os
@@ -38,9 +38,9 @@ _LARGEST_ANSWER = 1 << 16
 
 
 def check_ray(name: str, scheme: str, address: Address, timeout_s: float = REACH_S) -> None:
-    """Raise BadInput unless the server at `address` speaks as a Ray head does.
+    """Raise BadInput unless the server at `address` answers like a Ray head.
 
-    `name` stands for the server in the error; `scheme` is "ray" for the server of Ray's clients.
+    `name` is the server's name in the error; `scheme` is "ray" for the server of Ray clients.
     """
     if os.environ.get("RAY_USE_TLS", "0") not in {"", "0"}:
         return
@@ -48,13 +48,13 @@ def check_ray(name: str, scheme: str, address: Address, timeout_s: float = REACH
     if not answer or not _is_http2(answer) or _UNIMPLEMENTED in answer:
         other = "HOST:PORT for its head" if scheme else "ray://HOST:PORT for its client server"
         raise BadInput(
-            f"{name}: expected a Ray head, got another kind of server{_opening(answer)}; of Ray's"
-            f" own servers it is {other}"
+            f"{name}: expected a Ray head, got another kind of server{_opening(answer)}; Ray's own"
+            f" addresses are of the form {other}"
         )
 
 
 def check_spark(name: str, addresses: Sequence[Address], timeout_s: float = REACH_S) -> None:
-    """Raise BadInput unless one of the servers at `addresses` speaks as a Spark master does."""
+    """Raise BadInput unless one of the servers at `addresses` answers like a Spark master."""
     error = None
     for address in addresses:
         try:
@@ -72,7 +72,7 @@ def check_spark(name: str, addresses: Sequence[Address], timeout_s: float = REAC
 
 
 def _ask(name: str, address: Address, request: bytes, timeout_s: float) -> bytes:
-    """What the server answers, up to the end of its answer; empty where it closes instead."""
+    """The whole answer of the server; empty if it closes the connection instead."""
     until = time.monotonic() + timeout_s
     answer = b""
     try:
@@ -90,26 +90,26 @@ def _ask(name: str, address: Address, request: bytes, timeout_s: float) -> bytes
                 f"{name}: expected it to answer, got nothing in {timeout_s:g} s"
             ) from None
     except (ConnectionResetError, BrokenPipeError):
-        pass  # It has closed the connection, after an answer or without.
+        pass  # The server has closed the connection, with or without an answer.
     except OSError as error:
         raise BadInput(f"{name}: {error.strerror or error}") from None
     return answer
 
 
 def _is_whole(answer: bytes) -> bool:
-    """Whether nothing more need be read: the end of a gRPC answer, or any other protocol."""
+    """Whether to stop reading: the gRPC answer is complete, or it is another protocol."""
     if not _is_http2(answer):
         return len(answer) > 8
     return any(stream == 1 and flags & _END_STREAM for _, flags, stream in _frames(answer))
 
 
 def _is_http2(answer: bytes) -> bool:
-    """Whether it begins with a SETTINGS frame, as HTTP/2 must, as far as it has come."""
+    """Whether the bytes so far can start a SETTINGS frame, with which HTTP/2 has to begin."""
     return answer[3:4] in (b"", bytes([_SETTINGS])) and answer[5:9] == bytes(len(answer[5:9]))
 
 
 def _frames(answer: bytes) -> list[tuple[int, int, int]]:
-    """Type, flags and stream of the whole frames in it."""
+    """Type, flags and stream of each complete frame."""
     found, at = [], 0
     while at + 9 <= len(answer):
         size = int.from_bytes(answer[at : at + 3], "big")
@@ -121,7 +121,7 @@ def _frames(answer: bytes) -> list[tuple[int, int, int]]:
 
 
 def _opening(answer: bytes) -> str:
-    """The first words of an answer, where it is text."""
+    """The first line of an answer in brackets if it is text, else empty."""
     with suppress(UnicodeDecodeError):
         words = answer[:60].decode("ascii").split("\n")[0].strip()
         if words and words.isprintable():
@@ -130,7 +130,7 @@ def _opening(answer: bytes) -> str:
 
 
 def _call(method: str, address: Address) -> bytes:
-    """The whole of a gRPC call with an empty message, as stream 1 of a new connection."""
+    """The bytes of a gRPC call with an empty message, as stream 1 of a new connection."""
     fields = (
         b"\x83\x86"  # :method POST, :scheme http
          b"\x04" + _text(method)  # :path
@@ -151,12 +151,12 @@ def _frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
 
 
 def _text(text: str) -> bytes:
-    """A string of fewer than 127 bytes, as RFC 7541 has it in section 5.2."""
+    """Encode a string of fewer than 127 bytes (RFC 7541, section 5.2)."""
     raw = text.encode("idna" if not text.isascii() else "ascii")[:126]
     return bytes([len(raw)]) + raw
 
 
 def _stream_request(stream: str) -> bytes:
-    """Spark's frame; an HTTP server takes what follows it for the end of a bad request."""
+    """Spark's frame, and an empty line so that an HTTP server sees the end of a bad request."""
     body = bytes([_STREAM_REQUEST]) + struct.pack(">I", len(stream)) + stream.encode()
     return struct.pack(">Q", 8 + len(body)) + body + b"\r\n\r\n"

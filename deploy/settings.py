@@ -1,7 +1,7 @@
-"""What a training run is told, checked before anything is started. Defaults live here alone.
+"""The settings of a training run, checked before anything is started, and their defaults.
 
-The same struct is what the command line fills in, what `settings.json` in a run folder holds, and
-what `--resume` reads back.
+The command line fills in the same struct that `settings.json` in a run folder holds and `--resume`
+reads back.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ from worker.strategies import Strategy, strategy_named
 
 NO_BOUND = "inf"
 _LAST_PORT = 65535
-_STRATEGYS = {"n_push", "n_fetch", "warm_steps"}
+_STRATEGY_OPTIONS = {"n_push", "n_fetch", "warm_steps"}
 _MOST = 2**31 - 1
 _RANGES = {
     "shards": (1, _LAST_PORT),
@@ -47,31 +47,34 @@ _RANGES = {
     "staleness": (0, _MOST),
     "seed": (-(2**63), 2**63 - 1),  # a column of updates.parquet
 }
-_MOST_DIGITS = 100  # that are still read as a number, to say that it is too large
-LONGEST_S = 7 * 86400.0  # in milliseconds this still fits into what the system waits for
+_MOST_DIGITS = 100  # longer numbers are rejected as text, before int() spends time on them
+LONGEST_S = 7 * 86400.0  # in milliseconds, this still fits into the system's 32-bit timeouts
 _LONGEST_TIME_S = 1e9
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One training run. Paths are absolute; `staleness` None is no bound.
+    """The settings of one training run. Paths are absolute.
 
-    The options of a strategy are None where its own default holds, `seed`, `max_iter` and `device`
-    where the solver's holds. `ray` and `spark` are addresses
-    of running clusters (None: embedded ones); `workers` is the number of partitions the data is
-    trained in. Shards live in Ray or in processes of this machine, as `shards_in` says, and listen
-    on the host `bind`, from `port` upwards (0: wherever is free), encrypted and closed to strangers
-    where other hosts can reach them, unless `plaintext`. WorkerRequests compute on a `device`
-    ("auto", "cpu", "gpu", "gpu:N"), a GPU with products in `precision`; shards on a
-    `shard_device`. `link` describes a slow link to put
-    each worker behind; `transport` carries the data on one host; `compress` and `compress_pull` say
-    how pushes and weights travel; `durability` is what survives the death of a shard, `silence_s`
-    how long a copy of a replicated one may be silent before it counts as dead, `rollback_s` how
-    much a shard at `memory` takes back when it dies (0: its death ends the run), and `logs` where
-    on a shard's machine its log lies, if it keeps one (None: in the run folder). Snapshots go
-    to `snapshots`, a path or URI (None: the run folder), every `snapshot_every` ("500" iterations,
-    or a time as "30s"; None: as the solver says), `snapshot_aligned` or not; `snapshot_keep` of
-    them stay, and for `snapshot_keep_for`, a time; the newest stays in any case.
+    - `staleness`: the bound in steps; None: no bound. The options of a strategy (`n_push`,
+      `n_fetch`, `warm_steps`) are None for the strategy's default; `seed`, `max_iter` and `device`
+      are None for the solver's.
+    - `workers`: the number of partitions of the data, each trained by one worker.
+    - `ray`, `spark`: addresses of running clusters; None: embedded ones.
+    - `shards_in`: whether shards run in Ray or in processes of this machine. They listen on the
+      host `bind`, from `port` upwards (0: any free port). Where other hosts can reach them, they
+      are encrypted and closed to strangers unless `plaintext` is set.
+    - `device`: what workers compute on ("auto", "cpu", "gpu", "gpu:N"), a GPU with products in
+      `precision`; `shard_device`: what shards compute on.
+    - `link`: an emulated slow link for each worker; `transport`: what carries the data within one
+      host; `compress`, `compress_pull`: the encoding of pushes and weights.
+    - `durability`: what survives the death of a shard. `silence_s`: seconds of silence after which
+      a copy of a replicated shard counts as dead. `rollback_s`: seconds of pushes that a shard at
+      `memory` may lose when it dies (0: its death ends the run). `logs`: the folder on a shard's
+      machine for its log, if it keeps one; None: in the run folder.
+    - `snapshots`: a path or URI; None: the run folder. `snapshot_every`: iterations ("500") or a
+      time ("30s"); None: as the solver says. `snapshot_aligned`: whether to quiesce the shards.
+      `snapshot_keep` snapshots are kept, for the time `snapshot_keep_for`; the newest always is.
     """
 
     solver: Path
@@ -145,11 +148,11 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def guarded(self) -> bool:
-        """Whether shards speak CURVE: others than this host can reach them, and nobody said not."""
+        """Whether shards use CURVE: other hosts can reach them, and `plaintext` is not set."""
         return not on_this_host(self.bind) and not self.plaintext
 
     def _check_durability(self) -> None:
-        """Raise BadInput for what the level cannot have."""
+        """Raise BadInput for settings that the durability level does not support."""
         check_rollback(self.rollback_s, Durability.MEMORY, "--rollback-s")
         if self.durability is Durability.REPLICATED:
             check_replicable(self.port, self.transport, self.shard_device)
@@ -158,45 +161,45 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
                 raise BadInput("--link: expected shards with one copy each, got replicated ones")
 
     def build_strategy(self) -> Strategy:
-        """The strategy these settings name; raises BadInput for one that does not exist."""
+        """Build the strategy that these settings name; raises BadInput for an unknown one."""
         kind = strategy_named(self.strategy)
-        options = {name: getattr(self, name) for name in _STRATEGYS}
+        options = {name: getattr(self, name) for name in _STRATEGY_OPTIONS}
         return kind(**{name: value for name, value in options.items() if value is not None})
 
-    def build_device(self, solvers: str) -> DeviceRequest:
-        """The device that workers compute on: as set, else as the solver says."""
-        return parse_device(solvers if self.device is None else self.device)
+    def build_device(self, solver_device: str) -> DeviceRequest:
+        """The device that workers compute on: the one that is set, else the solver's."""
+        return parse_device(solver_device if self.device is None else self.device)
 
     def build_link(self) -> LinkModel | None:
-        """The link that workers are put behind; raises BadInput for what describes none."""
+        """The emulated link of the workers; raises BadInput for an invalid description."""
         return parse_link(self.link) if self.link is not None else None
 
     def build_compression(self) -> Compression:
-        """How pushes and pulls travel; raises BadInput for what describes nothing."""
+        """The encodings of pushes and pulls; raises BadInput for an unknown one."""
         return Compression.parse(self.compress, self.compress_pull)
 
     def build_interval(self) -> tuple[int | None, float]:
         """Iterations between snapshots (None: as the solver says), and seconds (0: not by time).
 
-        Raises BadInput for what is neither.
+        Raises BadInput if `snapshot_every` is neither a count nor a time.
         """
-        told = self.snapshot_every
-        if told is None:
+        every = self.snapshot_every
+        if every is None:
             return None, 0.0
-        if _is_count(told):
-            _check_range("snapshot_every", int(told), 0, _MOST)
-            return int(told), 0.0
-        return 0, parse_time("--snapshot-every", told, "iterations, as 500, or ")
+        if _is_count(every):
+            _check_range("snapshot_every", int(every), 0, _MOST)
+            return int(every), 0.0
+        return 0, parse_time("--snapshot-every", every, "iterations, as 500, or ")
 
     def build_keep(self) -> Retention:
-        """Which snapshots stay; raises BadInput for a time that is none."""
-        told = self.snapshot_keep_for
-        seconds = parse_time("--snapshot-keep-for", told) if told is not None else None
+        """Which snapshots are kept; raises BadInput for an invalid time."""
+        keep_for = self.snapshot_keep_for
+        seconds = parse_time("--snapshot-keep-for", keep_for) if keep_for is not None else None
         return Retention(self.snapshot_keep, seconds)
 
     @staticmethod
     def load(path: Path) -> "TrainSettings":
-        """Read `settings.json`; raises BadInput naming it."""
+        """Read `settings.json`; raises BadInput that names the file."""
         try:
             return checked_json.decode(path.read_bytes(), TrainSettings, dec_hook=_decode)
         except OSError as error:
@@ -211,7 +214,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _check_range(name: str, value: float | None, least: float, most: float) -> None:
-    """Raise BadInput for a setting outside [least, most]; None is its default."""
+    """Raise BadInput for a setting outside [least, most]; None, its default, passes."""
     if value is None or least <= value <= most:
         return
     limit, how = (most, "at most") if value > most else (least, "at least")
@@ -222,39 +225,39 @@ def _plain(number: float) -> str:
     return str(number).removesuffix(".0")
 
 
-def misplaced(told: Mapping[str, Any]) -> dict[str, str]:
-    """Of settings by name, those that mean nothing beside the others, and why.
+def misplaced(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The settings, by name, that have no effect together with the others, each with the reason.
 
-    Defaults mean nothing anywhere, and are none of them.
+    A setting at its default is never among them.
     """
-    durability, home, strategy = told["durability"], told["shards_in"], told["strategy"]
-    out = {}
-    if told["ray"] is not None and home is not Placement.RAY:
-        out["ray"] = f"expected shards in Ray, got --shards-in {home}"
-    if told["silence_s"] != SILENCE_S and durability is not Durability.REPLICATED:
+    durability, strategy = settings["durability"], settings["strategy"]
+    placement, out = settings["shards_in"], {}
+    if settings["ray"] is not None and placement is not Placement.RAY:
+        out["ray"] = f"expected shards in Ray, got --shards-in {placement}"
+    if settings["silence_s"] != SILENCE_S and durability is not Durability.REPLICATED:
         out["silence_s"] = f"expected --durability replicated, got {durability}"
-    if told["rollback_s"] != ROLLBACK_S and durability is not Durability.MEMORY:
+    if settings["rollback_s"] != ROLLBACK_S and durability is not Durability.MEMORY:
         out["rollback_s"] = f"expected --durability memory, got {durability}"
-    if told["logs"] is not None and not durability.keeps_log:
+    if settings["logs"] is not None and not durability.keeps_log:
         out["logs"] = f"expected --durability process or logged, got {durability}"
-    for name in sorted(_STRATEGYS - set(strategy_named(strategy).__struct_fields__)):
-        if told[name] is not None:
+    for name in sorted(_STRATEGY_OPTIONS - set(strategy_named(strategy).__struct_fields__)):
+        if settings[name] is not None:
             out[name] = f"strategy {strategy} has no such option"
     return out
 
 
 def option(name: str) -> str:
-    """A setting as the command line has it."""
+    """The command-line option of a setting, such as --max-iter."""
     return f"--{name.replace('_', '-')}"
 
 
 def written(name: str, value: object) -> str:
-    """A setting and its value as the command line has them."""
+    """A setting and its value as on the command line, such as --lease-s 10."""
     return f"{option(name)} {value:g}" if isinstance(value, float) else f"{option(name)} {value}"
 
 
 def parse_staleness(text: str) -> int | None:
-    """A staleness bound as people write it: a whole number of steps, or `inf` for none."""
+    """Parse a staleness bound: a whole number of steps, or `inf` for no bound (None)."""
     if text == NO_BOUND:
         return None
     if not _is_count(text):
@@ -265,12 +268,12 @@ def parse_staleness(text: str) -> int | None:
 
 
 def _is_count(text: str) -> bool:
-    """Whether it is a whole number of a length that counts have."""
+    """Whether `text` is a whole number of fewer than `_MOST_DIGITS` digits."""
     return text.isascii() and text.isdecimal() and len(text) < _MOST_DIGITS
 
 
 def parse_time(option: str, text: str, other: str = "") -> float:
-    """Seconds as people write them, 30s, 5m, 12h or 7d; raises BadInput naming the option."""
+    """Parse a time such as 30s, 5m, 12h or 7d into seconds; raises BadInput naming the option."""
     number, unit = text[:-1], text[-1:]
     try:
         seconds = float(number) * _SECONDS[unit]

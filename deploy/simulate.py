@@ -1,4 +1,4 @@
-"""`downpour simulate`: plays seeds or a scenario, tells what happened, makes a failure small."""
+"""`downpour simulate`: plays seeds or a scenario, prints the outcome and reduces a failure."""
 
 import time
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from deploy.simulation.scenarios import Profile, Scenario
 from deploy.simulation.shrink import shrink
 from deploy.simulation.simulation import SimulationOutcome, play
 
-Tell = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
-NO_BUG = "none"  # that a scenario names
+NO_BUG = "none"  # as --bug: do not plant the bug that a scenario names
 _STORY = "Found by `downpour simulate --seed {seed}`: {violation}"
 
 
 class SimulateOptions(NamedTuple):
-    """What the options say; of `profile` or `cluster` None is whatever each seed draws."""
+    """The options of the command; None for `profile` or `cluster`: drawn by each seed."""
 
     seed: int
     seeds: int
@@ -35,50 +35,50 @@ class SimulateOptions(NamedTuple):
     events: bool
 
 
-def simulate(asked: SimulateOptions, tell: Tell) -> bool:
-    """Do it, telling line by line; whether every promise was kept."""
-    if asked.scenario is not None:
-        scenario = scenarios.load(asked.scenario)
-        bug = asked.bug or scenario.bug
-        return _one(scenario, "" if bug == NO_BUG else bug, asked, tell, written=True)
-    cluster = asked.cluster or (find(asked.bug).cluster if asked.bug else None)
-    if asked.seeds == 1:
-        scenario = swarm(asked.seed, asked.profile or Profile.WITHIN, cluster)
-        return _one(scenario, asked.bug, asked, tell)
-    if asked.bug:
-        return _hunt(asked._replace(cluster=cluster), tell)
-    return _many(asked, tell)
+def simulate(options: SimulateOptions, print_line: PrintLine) -> bool:
+    """Run what the options ask for, printing with `print_line`; True if no promise was broken."""
+    if options.scenario is not None:
+        scenario = scenarios.load(options.scenario)
+        bug = options.bug or scenario.bug
+        return _one(scenario, "" if bug == NO_BUG else bug, options, print_line, written=True)
+    cluster = options.cluster or (find(options.bug).cluster if options.bug else None)
+    if options.seeds == 1:
+        scenario = swarm(options.seed, options.profile or Profile.WITHIN, cluster)
+        return _one(scenario, options.bug, options, print_line)
+    if options.bug:
+        return _hunt(options._replace(cluster=cluster), print_line)
+    return _many(options, print_line)
 
 
-def _many(asked: SimulateOptions, tell: Tell) -> bool:
+def _many(options: SimulateOptions, print_line: PrintLine) -> bool:
     began = time.monotonic()
     tallies: list[BatchTally] = []
-    work = runner.batches(asked.seed, asked.seeds, asked.profile, asked.cluster)
+    work = runner.batches(options.seed, options.seeds, options.profile, options.cluster)
     for tally in runner.run(work):
         tallies.append(tally)
         for seed, profile, violation in tally.violations:
-            tell(f"seed {seed} ({profile}): {violation}")
+            print_line(f"seed {seed} ({profile}): {violation}")
     whole = runner.together(tallies)
     seconds = time.monotonic() - began
-    tell(
+    print_line(
         f"{whole.runs} seeds, {len(whole.violations)} violations:"
         f" {whole.cluster_s:.0f} s of cluster in {seconds:.0f} s and {whole.cpu_s:.0f} CPU seconds,"
         f" {whole.runs / whole.cpu_s:.0f} seeds a CPU second"
     )
     if whole.violations:
         seed, profile, _ = whole.violations[0]
-        _one(swarm(seed, profile, asked.cluster), "", asked, tell)
+        _one(swarm(seed, profile, options.cluster), "", options, print_line)
     return not whole.violations
 
 
-def _hunt(asked: SimulateOptions, tell: Tell) -> bool:
-    """Seeds with a bug in the code, until one of them sees it."""
-    for seed in range(asked.seed, asked.seed + asked.seeds):
-        scenario = swarm(seed, asked.profile or Profile.WITHIN, asked.cluster)
-        if not _plays(scenario, asked.bug).violation:
+def _hunt(options: SimulateOptions, print_line: PrintLine) -> bool:
+    """Play seeds with a bug planted in the code, until one of them fails."""
+    for seed in range(options.seed, options.seed + options.seeds):
+        scenario = swarm(seed, options.profile or Profile.WITHIN, options.cluster)
+        if not _plays(scenario, options.bug).violation:
             continue
-        return _one(scenario, asked.bug, asked, tell)
-    tell(f"{asked.bug}: not seen by {asked.seeds} seeds")
+        return _one(scenario, options.bug, options, print_line)
+    print_line(f"{options.bug}: not caught by {options.seeds} seeds")
     return True
 
 
@@ -88,28 +88,33 @@ def _plays(scenario: Scenario, bug: str) -> SimulationOutcome:
 
 
 def _one(
-    scenario: Scenario, bug: str, asked: SimulateOptions, tell: Tell, *, written: bool = False
+    scenario: Scenario,
+    bug: str,
+    options: SimulateOptions,
+    print_line: PrintLine,
+    *,
+    written: bool = False,
 ) -> bool:
-    """Play one run and tell of it; a failing seed is made small and written down."""
+    """Play one run and print its outcome; reduce a failing seed and write it to a scenario file."""
     outcome = _plays(scenario, bug)
-    if asked.events:
+    if options.events:
         for line in outcome.noted:
-            tell(line)
+            print_line(line)
     counted, setting = outcome.counted, scenario.setting
-    tell(
+    print_line(
         f"seed {scenario.seed} ({scenario.profile}): {setting.cluster}, {setting.shards} shards,"
         f" {setting.workers} workers, {len(scenario.faults)} faults: {outcome.seconds:.1f} s,"
         f" {counted.delivered} messages delivered, {counted.lost} lost, {counted.doubled} doubled,"
         f" {counted.mangled} mangled, {counted.deaths} copies died"
     )
     if not outcome.violation:
-        tell("every promise was kept")
+        print_line("every promise was kept")
         return True
-    tell(f"violation: {outcome.violation}")
+    print_line(f"violation: {outcome.violation}")
     if not written:
         small = shrink(scenario, lambda smaller: bool(_plays(smaller, bug).violation))
         story = _STORY.format(seed=scenario.seed, violation=_plays(small, bug).violation)
         small = msgspec.structs.replace(small, story=story, bug=bug)
-        asked.out.write_text(scenarios.written(small))
-        tell(f"shrunk to {len(small.faults)} faults: {asked.out}")
+        options.out.write_text(scenarios.written(small))
+        print_line(f"shrunk to {len(small.faults)} faults: {options.out}")
     return False

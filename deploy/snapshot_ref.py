@@ -1,9 +1,9 @@
-"""Which snapshot a person means: a run, a place or one snapshot there, written in one word.
+"""Parses references to snapshots: a run, a place of snapshots, or one snapshot.
 
-runs/demo                  a run folder: its snapshots, wherever they are
-runs/demo@400              the one of iteration 400
-runs/demo/snapshots/400    the same, by its own folder
-s3://bucket/demo@400       a place that pyarrow reaches, and one snapshot there
+runs/demo                  a run folder: its snapshots, wherever they are stored
+runs/demo@400              the run's snapshot of iteration 400
+runs/demo/snapshots/400    the same snapshot, by its own folder
+s3://bucket/demo@400       one snapshot in a place that pyarrow can access
 """
 
 from collections.abc import Callable
@@ -22,7 +22,8 @@ from shards.errors import BadInput
 
 
 class SnapshotRef(msgspec.Struct, frozen=True):
-    """A shelf of snapshots, one of them (None: the newest), and the run folder they belong to."""
+    """A reference: `shelf`, the folder or URI of a snapshot catalog; `name`, one of its snapshots
+    (None: the newest); `run`, the run folder that they belong to, if known."""
 
     shelf: str
     name: str | None = None
@@ -30,20 +31,20 @@ class SnapshotRef(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """The shelf, for people: its URI may hold a key."""
+        """The shelf as shown to users, without any key in its URI."""
         return without_secrets(self.shelf)
 
     def open(self) -> SnapshotCatalog:
-        """The shelf."""
+        """Open the catalog of the snapshots."""
         return SnapshotCatalog(self.shelf)
 
     def pick(self) -> str:
-        """The name meant: the one given, else the newest's; raises BadInput if there is none."""
+        """The given name, else that of the newest snapshot; raises BadInput if there is none."""
         return self.name if self.name is not None else self.open().newest().name
 
 
 def origin_of(text: str) -> SnapshotRef:
-    """What `text` means; raises BadInput for a folder that holds neither run nor snapshots."""
+    """Parse a reference; raises BadInput for a folder with neither a run nor snapshots."""
     base, separator, name = text.rpartition("@")
     if not separator or not name.isdecimal():
         base, name = text, ""
@@ -63,12 +64,12 @@ def origin_of(text: str) -> SnapshotRef:
 
 
 def shelf_of(settings: TrainSettings, run: Path) -> str:
-    """Where a run's snapshots are."""
+    """The folder or URI of a run's snapshots."""
     return settings.snapshots if settings.snapshots is not None else str(run / SNAPSHOTS)
 
 
 def read(origin: SnapshotRef) -> LoadedSnapshot:
-    """The snapshot that is meant, read whole; of the newest ones, the first that is good."""
+    """Read the referenced snapshot; without a name, the newest good one."""
     shelf = origin.open()
     return shelf.newest_good() if origin.name is None else shelf.load(origin.name)
 
@@ -76,12 +77,11 @@ def read(origin: SnapshotRef) -> LoadedSnapshot:
 def newest(
     shelf: SnapshotCatalog, logs: LoadedSnapshot | None, check: Callable[[str, Manifest], None]
 ) -> LoadedSnapshot:
-    """The newest good snapshot of a run, or its logs if they tell more.
+    """The newest good snapshot of a run, or the state from its `logs` if that has more steps.
 
-    With logs no snapshot is needed: they are what a run has that was killed while it wrote its
-    first one, and they are whole where every snapshot is damaged. `check` is given the place and
-    manifest of what may be gone on from, and raises if it is another job's. Raises BadInput where
-    there are no logs and no good snapshot.
+    With logs no snapshot is needed: a run may be killed before its first snapshot is complete, or
+    all its snapshots may be damaged. `check` receives the place and manifest of each candidate, and
+    raises if it belongs to another job. Raises BadInput without logs and without a good snapshot.
     """
     if logs is None:
         return shelf.newest_good(check)

@@ -1,8 +1,7 @@
-"""What `downpour snapshots` does: lists snapshots, checks them, brings weights out, compares two.
+"""The work of `downpour snapshots`: list, verify, restore, compare and take snapshots.
 
-Each takes an `SnapshotRef`, a run or a place or one snapshot there (snapshot_ref.py), and returns
-what it found; text is made of it at the end of the file. Nothing here writes into a place of
-snapshots, but a run that is asked for one does.
+Each function takes a `SnapshotRef` (snapshot_ref.py) and returns values; the end of this file
+formats them as text. Nothing here writes to a place of snapshots: `taken` asks the run to do it.
 """
 
 import os
@@ -34,7 +33,7 @@ _LOOK_S = 0.1
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One snapshot as it is listed; figures are None where the manifest cannot be read."""
+    """One snapshot in a list; its figures are None if the manifest cannot be read."""
 
     number: str
     state: SnapshotStatus
@@ -47,14 +46,14 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class SnapshotVerdict(msgspec.Struct, frozen=True):
-    """What a full reading of one snapshot found wrong: a line a file; nothing is good."""
+    """The faults found by reading all of one snapshot, one line for each file; empty: good."""
 
     number: str
     complaints: tuple[str, ...]
 
 
 class TensorChange(msgspec.Struct, frozen=True):
-    """How far one tensor moved: the L2 norm and the largest of the differences, the former norm."""
+    """How far one tensor moved: L2 norm and maximum of the differences, and its norm before."""
 
     name: str
     l2: float
@@ -63,7 +62,7 @@ class TensorChange(msgspec.Struct, frozen=True):
 
 
 class LedgerChange(msgspec.Struct, frozen=True):
-    """What the ledgers say otherwise of one worker: a field's name, then what and now."""
+    """One field of a worker's ledger entry that differs between two snapshots."""
 
     worker: str
     field: str
@@ -72,7 +71,7 @@ class LedgerChange(msgspec.Struct, frozen=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """Everything that two snapshots differ in; slots count as tensors of their own."""
+    """All differences between two snapshots; each slot counts as a tensor of its own."""
 
     first: str
     second: str
@@ -82,13 +81,13 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def listed(origin: SnapshotRef) -> list[Row]:
-    """All snapshots at a place, the newest last, as far as their manifests tell."""
+    """The snapshots in a place, the newest last, with the figures of their manifests."""
     entries = origin.open().entries()
     return [_row(one) for one in entries if origin.name in (None, one.name)]
 
 
 def verified(origin: SnapshotRef) -> Iterator[SnapshotVerdict]:
-    """Read every byte of the snapshots that are meant, one after another."""
+    """Read every byte of the referenced snapshots, one after another."""
     shelf = origin.open()
     rows = listed(origin)
     if not rows:
@@ -104,7 +103,7 @@ def verified(origin: SnapshotRef) -> Iterator[SnapshotVerdict]:
 def restored(origin: SnapshotRef, target: Path, solver: Path | None = None) -> LoadedSnapshot:
     """Write the weights of a snapshot to a .safetensors or .caffemodel file.
 
-    A .caffemodel needs the network: `solver`, or the one of the run. Returns what was read.
+    A .caffemodel needs the network: that of `solver`, else that of the run. Returns the snapshot.
     """
     if target.suffix not in (".safetensors", ".caffemodel"):
         raise BadInput(f"{target}: expected .safetensors or .caffemodel, got {target.suffix!r}")
@@ -116,7 +115,7 @@ def restored(origin: SnapshotRef, target: Path, solver: Path | None = None) -> L
     if solver is None and origin.run is not None:
         solver = TrainSettings.load(origin.run / "settings.json").solver
     if solver is None:
-        raise BadInput(f"{target}: expected --solver, whose network a .caffemodel holds")
+        raise BadInput(f"{target}: expected --solver with the network of the .caffemodel, got none")
     net = CaffeModel(read_solver(solver).train).net
     held, wanted = _shapes(found.manifest.table), _shapes(net.table)
     for name in sorted(held.keys() | wanted.keys()):
@@ -130,12 +129,13 @@ def restored(origin: SnapshotRef, target: Path, solver: Path | None = None) -> L
 
 
 def compared(first: SnapshotRef, second: SnapshotRef) -> Difference:
-    """Two snapshots, tensor by tensor and worker by worker; raises BadInput if they do not fit."""
+    """Compare two snapshots by tensor and by worker; raises BadInput if their tensors differ."""
     one, other = read(first), read(second)
     tables = one.manifest.table, other.manifest.table
     if tables[0].tensors != tables[1].tensors:
         raise BadInput(
-            f"diff: {one.place} and {other.place}: expected the same tensors in both, got others"
+            f"diff: {one.place} and {other.place}: expected the same tensors in both, got different"
+            " ones"
         )
     states = _whole(one.manifest, one.states), _whole(other.manifest, other.states)
     names = [name for name in states[0].slots if name in states[1].slots]
@@ -157,9 +157,10 @@ def compared(first: SnapshotRef, second: SnapshotRef) -> Difference:
 
 
 def taken(origin: SnapshotRef, wait_s: float) -> str:
-    """Ask the process that writes a run folder for a snapshot, and wait; returns its number.
+    """Ask the process that writes a run folder for a snapshot, wait for it, and return its number.
 
-    Raises BadInput where no run is under way, GiveUp when none has come within `wait_s`.
+    Raises BadInput if no run is under way, GiveUp if there is no new snapshot after `wait_s`
+    seconds.
     """
     if origin.run is None:
         raise BadInput(f"take {origin.place}: expected the run folder of a run under way")
@@ -175,7 +176,7 @@ def taken(origin: SnapshotRef, wait_s: float) -> str:
         for entry in shelf.entries():
             if entry.manifest is not None and entry.manifest.taken_at > asked_at:
                 return entry.name
-    raise GiveUp(f"take {origin.run}: no snapshot for {wait_s:g} s; what the run says tells why")
+    raise GiveUp(f"take {origin.run}: no snapshot for {wait_s:g} s; see the output of the run")
 
 
 def _shapes(table: DenseTable) -> dict[str, tuple[int, ...]]:
@@ -198,7 +199,7 @@ def _row(entry: CatalogEntry) -> Row:
 
 
 def _whole(manifest: Manifest, states: Sequence[ShardState]) -> ShardState:
-    """The state of a job as one shard would have it: its weights are the arena."""
+    """The state of a job joined into one shard, so that its weights are the whole arena."""
     return repartition(states, manifest.map, cut_evenly(manifest.table, 1))[0]
 
 
@@ -234,7 +235,7 @@ def _ledger_changes(before: ShardState, after: ShardState) -> Iterator[LedgerCha
 
 
 def list_text(rows: Sequence[Row], place: str) -> str:
-    """A line a snapshot."""
+    """The list as a table, one line for each snapshot."""
     if not rows:
         return f"no snapshots in {place}"
     cells = [("number", "state", "steps", "versions", "taken", "MB", "aligned")]
@@ -257,20 +258,20 @@ def _figures(row: Row) -> tuple[str, str, str, str, str]:
 
 
 def verdict_text(verdict: SnapshotVerdict) -> str:
-    """One line if it is good, else a line a bad file."""
+    """One line for a good snapshot, else one line for each bad file."""
     if not verdict.complaints:
         return f"{verdict.number}  good"
     return "\n".join(f"{verdict.number}  bad: {line}" for line in verdict.complaints)
 
 
 def diff_text(found: Difference) -> str:
-    """A line a tensor, then a line for whatever else changed."""
+    """One line for each tensor, then one for each other change."""
     cells = [("tensor", "L2", "largest", "of norm")]
     cells += [(t.name, f"{t.l2:.4g}", f"{t.largest:.4g}", f"{t.norm:.4g}") for t in found.tensors]
     lines = [f"{found.first} -> {found.second}", "", *_columns(cells), ""]
     lines.append(f"steps {found.steps[0]} -> {found.steps[1]}")
     lines += [f"{c.worker}: {c.field} {c.before} -> {c.after}" for c in found.ledger]
-    return "\n".join(lines if found.ledger else [*lines, "the ledgers say the same"])
+    return "\n".join(lines if found.ledger else [*lines, "the ledgers are equal"])
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:

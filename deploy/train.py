@@ -1,9 +1,9 @@
-"""One training run from settings to run folder: what `downpour train` does.
+"""One training run from settings to run folder: the work of `downpour train`.
 
-Everything that can be wrong with the input is found before anything is started. Ray and Spark are
-started one after the other from the main thread (a Ray begun in a thread dies with that thread),
-and whatever was started is gone on leaving, however that comes about. Shards in processes need no
-Ray, and then none is loaded.
+All checks of the input come before anything is started. Ray and Spark are started one after the
+other from the main thread, because a Ray that is started in a thread dies with that thread.
+Everything that was started is stopped when the run ends, however it ends. With shards in processes
+Ray is not even imported.
 """
 
 import os
@@ -64,17 +64,19 @@ _FLOAT_BYTES = 4
 
 
 class Finished(Exception):
-    """The run to resume has taken all its steps, and everything that it leaves is written."""
+    """The run to resume has taken all its steps and written all its results."""
 
 
 def run(settings: TrainSettings, *, origin: SnapshotRef | None = None) -> Summary | None:
-    """Train as told and leave a run folder; returns its summary, or None when Ctrl-C came first.
+    """Train with `settings` and write a run folder.
 
-    With an `origin` the run goes on from that snapshot: if none is named, in the run's own folder,
-    and there from the logs of shards that were killed if they tell more; else in a new one. SIGUSR1
-    asks for a snapshot, and wishes for other shards are looked for in the folder. Raises a
-    DownpourError for anything that goes wrong, with what was learned until then in a snapshot;
-    KeyboardInterrupt where Ctrl-C has left none; Finished where there is nothing left to do.
+    Returns the summary, or None if Ctrl-C ended the run early. With an `origin`, the run continues
+    from it. If `origin` names no snapshot, the run continues in its own folder from the newest
+    snapshot, or from the logs of shards that were killed if those hold more steps; otherwise it
+    starts in a new folder. SIGUSR1 requests a snapshot; reshard requests are read from the folder.
+
+    Raises a DownpourError if anything goes wrong, after saving the progress in a snapshot if it
+    can; KeyboardInterrupt if Ctrl-C left no snapshot; Finished if there is nothing left to do.
     """
     inputs = _Inputs(settings)
     shelf = shelf_of(settings, settings.out)
@@ -86,8 +88,8 @@ def run(settings: TrainSettings, *, origin: SnapshotRef | None = None) -> Summar
     if found is not None and _is_over(inputs, found):
         if not in_place:
             raise BadInput(
-                f"--resume {found.place}: expected one with steps left to take, got one that has"
-                f" taken all {inputs.job.plan.steps}: give it more by --max-iter"
+                f"--resume {found.place}: expected a snapshot with steps left to take, got one that"
+                f" has taken all {inputs.job.plan.steps}; give a larger --max-iter"
             )
         ended = _ended(settings.out, found)
         if ended is not None:
@@ -114,12 +116,12 @@ def run(settings: TrainSettings, *, origin: SnapshotRef | None = None) -> Summar
             progress.note(notice)
         if found is not None:
             for complaint in found.passed_over:
-                progress.note(f"{complaint}; going on from {found.place}")
+                progress.note(f"{complaint}; continuing from {found.place}")
         seed = inputs.job.plan.seed
         begins_at = found.manifest.steps // settings.workers if found is not None else None
         observer = _Observer(folder, progress, settings, seed=seed, begins_at=begins_at)
         stack.enter_context(observer)
-        # What only reading shows, such as a NaN, is found before Ray and Spark are started.
+        # Read the data before Ray and Spark start: only reading finds faults such as a NaN.
         table = pa.Table.from_batches(inputs.train.batches())
         with hangup_spares_children():
             session = _start(settings, progress, stack)
@@ -143,15 +145,15 @@ def run(settings: TrainSettings, *, origin: SnapshotRef | None = None) -> Summar
             progress.starting("the test")
         try:
             summary = _finish(inputs, outcome, folder, observer)
-        except KeyboardInterrupt:  # In the test: all but its figures is written.
+        except KeyboardInterrupt:  # During the test: everything but its figures is written.
             summary = None
         if summary is None and outcome.snapshot is None:
-            raise KeyboardInterrupt  # Why, and what there is to go on from, has been told.
+            raise KeyboardInterrupt  # The reason and what remains to resume from are reported.
         return summary
 
 
 def _check_own(settings: TrainSettings) -> None:
-    """Raise BadInput where another job's snapshots or logs are."""
+    """Raise BadInput if --snapshots or --logs names a place with files of another job."""
     shelf, logs = settings.snapshots, settings.logs
     if (
         shelf is not None
@@ -163,14 +165,14 @@ def _check_own(settings: TrainSettings) -> None:
     if shelf is not None and SnapshotCatalog(shelf).entries():
         raise BadInput(
             f"--snapshots {without_secrets(shelf)}: expected a place of this run's own, got one"
-            " with snapshots"
+            " with snapshots; choose another place"
         )
     if logs is not None and logs.is_dir() and any(logs.iterdir()):
         raise BadInput(f"--logs {logs}: expected a folder of this run's own, got one with files")
 
 
 def _found(origin: SnapshotRef, inputs: "_Inputs") -> LoadedSnapshot:
-    """What to go on from, whole and of this job: a snapshot, or what its shards wrote since."""
+    """Load and check the state to continue from: a snapshot, or the shards' logs."""
 
     def check(place: str, manifest: Manifest) -> None:
         check_fit(place, manifest, inputs.model.table, inputs.job)
@@ -185,9 +187,9 @@ def _found(origin: SnapshotRef, inputs: "_Inputs") -> LoadedSnapshot:
 
 
 def _logs_left(run: Path, settings: TrainSettings) -> Path:
-    """Where a run that is gone on with has left its logs, if any, and will go on keeping them.
+    """The folder in which a resumed run has its earlier logs, if any, and keeps its new ones.
 
-    Raises BadInput where it is to keep them elsewhere, or none: they would be passed over.
+    Raises BadInput if the settings name another folder: the earlier logs would be ignored.
     """
     logs, left = settings.logs or run / LOGS, TrainSettings.load(run / SETTINGS).logs or run / LOGS
     if logs != left and any(is_job(job) for job in left.glob("*")):
@@ -199,7 +201,7 @@ def _logs_left(run: Path, settings: TrainSettings) -> Path:
 
 
 class _Inputs:
-    """What a run reads before it starts anything."""
+    """The solver, data, weights and job of a run, all read and checked before anything starts."""
 
     def __init__(self, settings: TrainSettings) -> None:
         self.settings = settings
@@ -245,10 +247,10 @@ class _Inputs:
         )
         if spark_settings.embedded_master(settings.spark, 1):
             check_here(self.job.device)
-        if settings.ray is None:  # the shards will live on this machine
+        if settings.ray is None:  # the shards will run on this machine
             place_of(settings.shard_device)
         self.model = CaffeModel(self.solver.train)
-        # Opened again, for only the net says which labels there may be.
+        # Open the data again, now with the range of labels, which only the net defines.
         self.classes = classes_of(self.model.net)
         self.train = reads(classes=self.classes)
         self.weights = starting_weights(self.model, self._files(), self.job.plan.seed)
@@ -256,7 +258,7 @@ class _Inputs:
 
     @property
     def evaluation(self) -> EvaluationPlan | None:
-        """The tests during training, as the solver wants them, where there is data for them."""
+        """The tests during training that the solver asks for; None without data to test on."""
         if self.test is None or not self.solver.test_interval:
             return None
         return EvaluationPlan(
@@ -265,7 +267,7 @@ class _Inputs:
 
     @property
     def notices(self) -> list[str]:
-        """What the solver asks for and does not get, a line each."""
+        """One line for each setting of the solver that has no effect."""
         found = list(self.solver.notices)
         if self.solver.tests and self.solver.test_interval and self.test is None:
             found.append(
@@ -275,7 +277,7 @@ class _Inputs:
         return found
 
     def _test_source(self) -> ImageSource | None:
-        """What the weights are tested on: --test-data, else the data's own test part."""
+        """The data to test on: --test-data, else the test part of --data, if any."""
         if self.settings.test_data is not None:
             test = self.settings.test_data
             needs_test_net(self.solver, "--test-data", test)
@@ -289,7 +291,7 @@ class _Inputs:
         return open_source(data, split, classes=self.classes, shape=rows.shape, image=rows.image)
 
     def _test(self) -> Evaluator | None:
-        """The test nets on their data, tried on one row: after training it would be late."""
+        """The test nets with their data, or None. They run on one row now, to find faults early."""
         source = self._test_source()
         if source is None:
             return None
@@ -304,14 +306,14 @@ class _Inputs:
         return test
 
     def _files(self) -> Sequence[str | Path]:
-        """The weights to start from: --weights, else the solver's own."""
+        """The files of starting weights: --weights, else those that the solver names."""
         return self.solver.weights if self.settings.weights is None else (self.settings.weights,)
 
 
 class _Observer:
-    """Writes down and shows what `run_job` reports; a context manager.
+    """Records and displays what `run_job` reports; a context manager.
 
-    `begins_at` is the iteration that a resumed run continues from.
+    `begins_at` is the iteration from which a resumed run continues.
     """
 
     def __init__(
@@ -338,15 +340,15 @@ class _Observer:
 
     def progressed(self, statuses: list[ShardStatus], records: list[NDArray[np.void]]) -> None:
         assert self.updates is not None, "started comes first"
-        with self._goes_on():
+        with self._survives_loss():
             self.updates.write(records)
-        # Until a worker has registered there is nothing to show but what is being started.
+        # Before the first worker registers, keep displaying what is being started.
         if statuses[0].workers:
             self._progress.update(statuses, records)
 
     def evaluated(self, result: Evaluation) -> None:
         self._progress.evaluated(result)
-        with self._goes_on():
+        with self._survives_loss():
             self._evaluations.add(result)
 
     def moved(self, cluster: Cluster) -> None:
@@ -361,21 +363,21 @@ class _Observer:
 
     @property
     def evaluations(self) -> Sequence[Evaluation]:
-        """The tests of the whole run, earlier ones included where it was resumed."""
+        """The tests of the whole run, including those before it was resumed."""
         return self._evaluations.results
 
     def close(self) -> None:
         if self.updates is not None:
-            with self._goes_on():
+            with self._survives_loss():
                 self.updates.close()
 
     @contextmanager
-    def _goes_on(self) -> Iterator[None]:
-        """Report that a record of the run is lost: what is learned is worth more."""
+    def _survives_loss(self) -> Iterator[None]:
+        """Report a record that cannot be written, and continue: the training is worth more."""
         try:
             yield
         except GiveUp as error:
-            self.told(f"{error}; the run goes on without")
+            self.told(f"{error}; the run continues without it")
 
     def __enter__(self) -> "_Observer":
         return self
@@ -390,7 +392,7 @@ class _Observer:
 
 
 def _check_guarded(settings: TrainSettings) -> None:
-    """Raise BadInput where Ray or Spark would let in whom the shards keep out."""
+    """Raise BadInput if the shards are guarded, but Ray or Spark would admit strangers."""
     if not settings.guarded:
         return
     if settings.ray is not None:
@@ -402,7 +404,7 @@ def _check_guarded(settings: TrainSettings) -> None:
 
 
 def _check_addresses(settings: TrainSettings) -> None:
-    """Raise BadInput for a host or port that shards cannot have, and where no Ray or Spark is."""
+    """Raise BadInput if shards cannot use the host or a port, or Ray or Spark does not answer."""
     if (
         settings.shards_in is Placement.PROCESSES or settings.ray is None
     ):  # they listen on this machine
@@ -427,7 +429,7 @@ def _check_addresses(settings: TrainSettings) -> None:
 
 
 def _of_option(name: str, check: Callable[[], None]) -> None:
-    """Run a check; its BadInput then begins with the option."""
+    """Run a check, and put the option in front of the text of its BadInput."""
     try:
         check()
     except BadInput as error:
@@ -435,7 +437,7 @@ def _of_option(name: str, check: Callable[[], None]) -> None:
 
 
 def _check_room(inputs: _Inputs, shelf: str) -> None:
-    """Raise BadInput where a disk is too full for the weights, in two formats, and a snapshot."""
+    """Raise BadInput if a disk lacks room for the weights, in two formats, and a snapshot."""
     out = inputs.settings.out
     weights = inputs.model.table.size * _FLOAT_BYTES
     there = [out / name for name in (WEIGHTS, CAFFEMODEL)]
@@ -446,7 +448,7 @@ def _check_room(inputs: _Inputs, shelf: str) -> None:
 
 
 def _start(settings: TrainSettings, progress: Progress, stack: ExitStack) -> spark.SparkSession:
-    """Connect to Ray if shards live there, then to Spark; `stack` ends what was started."""
+    """Connect to Ray if shards run there, then to Spark; `stack` stops what is started."""
     with deferred():
         java = java_environment() if settings.spark is None else {}
     if settings.shards_in is Placement.RAY:
@@ -466,7 +468,7 @@ def _start(settings: TrainSettings, progress: Progress, stack: ExitStack) -> spa
 def _finish(
     inputs: _Inputs, outcome: Outcome, folder: RunFolder, observer: _Observer
 ) -> Summary | None:
-    """Write everything that a run folder holds, and test the weights."""
+    """Write the results into the run folder and test the weights; None if Ctrl-C ended the run."""
     assert observer.updates is not None
     observer.close()
     summary = summarise(
@@ -480,7 +482,7 @@ def _finish(
         fresh_samples=observer.updates.fresh_samples,
         left=outcome.left,
     )
-    # Those of an earlier stop: what is there belongs to the summary.
+    # Remove the weights of an earlier stop, which would not belong to the new summary.
     for path in (folder.weights, folder.caffemodel):
         path.unlink(missing_ok=True)
     with _with_hint(inputs.settings, outcome):
@@ -498,7 +500,7 @@ def _finish(
 
 
 class _Tests(Protocol):
-    """Where the results of tests go, and what there is of them."""
+    """Takes the results of tests and returns those so far."""
 
     @property
     def evaluations(self) -> Sequence[Evaluation]: ...
@@ -516,9 +518,9 @@ def _conclude(
     test: bool,
     draw: bool,
 ) -> Summary:
-    """Write the weights, test them, and draw the pictures, also where Ctrl-C ends the test.
+    """Write the weights, test them, and draw the plots even if Ctrl-C ends the test.
 
-    Returns the summary with the figures of the test, and writes it.
+    Returns the summary with the figures of the test, after writing it.
     """
     write_safetensors(folder.weights, inputs.model.table, weights)
     write_caffemodel(folder.caffemodel, inputs.model.net, weights)
@@ -540,14 +542,14 @@ def _conclude(
 
 @contextmanager
 def _with_hint(settings: TrainSettings, outcome: Outcome) -> Iterator[None]:
-    """Add to an error how to continue: what was learned is in a snapshot if it could be written."""
+    """Add to an error what was saved and how to continue."""
     try:
         yield
     except (GiveUp, OSError) as error:
         if outcome.snapshot is not None:
-            where = f"what was learned is in {outcome.snapshot}"
+            where = f"the progress is saved in {outcome.snapshot}"
         elif SnapshotCatalog(shelf_of(settings, settings.out)).entries():
-            where = "what was learned since the last snapshot is lost"
+            where = "the progress since the last snapshot is lost"
         else:
             raise
         again = f"downpour train --resume {settings.out}"
@@ -558,18 +560,18 @@ def _with_hint(settings: TrainSettings, outcome: Outcome) -> Iterator[None]:
 
 
 def _is_over(inputs: _Inputs, found: LoadedSnapshot) -> bool:
-    """Whether a snapshot has all the steps; raises BadInput where it has more than are wanted."""
+    """Whether a snapshot has all the steps; raises BadInput if it has more than --max-iter."""
     workers, wanted = inputs.settings.workers, inputs.job.plan.steps
     if found.manifest.steps > wanted * workers:
         done = -(-found.manifest.steps // workers)
         raise BadInput(
-            f"--max-iter: expected at least {done}, which the run has taken already, got {wanted}"
+            f"--max-iter: expected at least {done}, which the run has already taken, got {wanted}"
         )
     return found.manifest.steps == wanted * workers
 
 
 def _ended(run: Path, found: LoadedSnapshot) -> Summary | None:
-    """The summary of the training that ended with this snapshot; None if it wrote none."""
+    """The summary of the run that ended with this snapshot; None if it has not written one."""
     try:
         summary = msgspec.json.decode((run / SUMMARY).read_bytes(), type=Summary)
     except (OSError, *UNDECODABLE):
@@ -579,14 +581,14 @@ def _ended(run: Path, found: LoadedSnapshot) -> Summary | None:
 
 
 def _complete(inputs: _Inputs, found: LoadedSnapshot, summary: Summary) -> Summary:
-    """Write what the disk or Ctrl-C kept a run from; raises Finished where that is nothing."""
+    """Write results that are missing after a full disk or Ctrl-C; raises Finished if none is."""
     out = inputs.settings.out
     written = all((out / name).is_file() for name in (WEIGHTS, CAFFEMODEL))
     tested = inputs.test is None or summary.test_loss is not None
     if written and (tested or summary.test_accuracy is not None):
         raise Finished(
             f"{out} is finished: each worker has taken its {inputs.job.plan.steps} steps;"
-            " to train further, give --max-iter a larger number"
+            " to train further, give a larger --max-iter"
         )
     with RunFolder.resume(out, TrainSettings.load(out / SETTINGS).plain()) as folder:
         weights = inputs.model.table.empty()
@@ -597,7 +599,7 @@ def _complete(inputs: _Inputs, found: LoadedSnapshot, summary: Summary) -> Summa
 
 
 class _Written:
-    """Tests that are only written down: the run whose weights they are of has ended before."""
+    """Tests of a run that has already ended: their results go to the file only."""
 
     def __init__(self, file: EvaluationsFile) -> None:
         self._file = file

@@ -1,7 +1,7 @@
-"""Errors of the command line, in the words of its user: the option, what was expected, what came.
+"""Formats errors of the command line: the option, what was expected, and what was found.
 
-Typer words a wrong value, a missing option or an unknown command in its own way, over several
-lines; and a function that is called from Python names an argument, where the user gave an option.
+Typer reports a wrong value, a missing option or an unknown command in its own style, over several
+lines; and a Python function names its argument in an error, where the user gave an option.
 """
 
 import re
@@ -13,7 +13,8 @@ import typer
 
 from shards.errors import BadInput
 
-# Typer's copy of Click or Click itself, by its version: these are the errors that it raises.
+# The errors that Typer raises. By version they are from Click or from Typer's own copy of it, so
+# they are found by the base classes of one that Typer exports.
 USAGE_ERRORS: tuple[type[Exception], ...] = tuple(
     kind for kind in typer.BadParameter.__mro__ if issubclass(kind, Exception)
 )[:-1]
@@ -26,7 +27,7 @@ _KINDS = {
     "less_than_equal": "at most {le}",
     "finite_number": "a finite number",
 }
-"""What pydantic, which checks values for Typer, expected."""
+"""Pydantic's error types for invalid values, with the phrase that follows "expected"."""
 
 _OPTIONS = {
     "compressed pull": "--compress-pull",
@@ -46,20 +47,20 @@ _OPTIONS = {
     "Spark URL": "--spark",
     "durability": "--durability",
 }
-"""What functions call the thing that an option gives, where it opens an error."""
+"""The names that open the errors of Python functions, with the option that each stands for."""
 _OPENING = re.compile(rf"({'|'.join(_OPTIONS)})(?=[: ])")
 _ANYWHERE = re.compile(r"(?<![-\w])(n_push|n_fetch|staleness bound)\b")
 
 
 def in_options(text: str) -> str:
-    """An error's text with the option in place of the argument that it opens with."""
+    """Replace names of Python arguments in an error's text by the command-line options."""
     if opening := _OPENING.match(text):
         text = _OPTIONS[opening[1]] + text[opening.end() :]
     return _ANYWHERE.sub(lambda found: _OPTIONS[found[1]], text)
 
 
 def check_given(arguments: Sequence[str]) -> None:
-    """Raise BadInput for an empty argument: as a path it would mean the working directory."""
+    """Raise BadInput for an empty argument, which as a path would mean the working directory."""
     for before, word in pairwise(("downpour", *arguments)):
         name, equals, value = word.partition("=")
         if not word or (name.startswith("--") and equals and not value):
@@ -67,7 +68,7 @@ def check_given(arguments: Sequence[str]) -> None:
 
 
 def worded(error: Any) -> str:
-    """One line for an error of Typer's."""
+    """Format an error of Typer in one line."""
     path = error.ctx.command_path if getattr(error, "ctx", None) is not None else "downpour"
     command = path.removeprefix("downpour").strip()
     where = f"{command}: " if command else ""
@@ -94,18 +95,18 @@ def worded(error: Any) -> str:
 
 
 def _name(param: Any) -> str:
-    """An option with its dashes, or an argument as the help has it."""
+    """The name of an option with its dashes, or of an argument in capitals as in the help."""
     is_option = param.param_type_name == "option"
     return str(max(param.opts, key=len) if is_option else param.name.upper())
 
 
 def _expected(error: Any, message: str) -> str:
-    """What a value should have been, and the value."""
+    """The phrase "expected X, got Y" for an invalid value."""
     if choice := re.match(r"(?:Value error, )?(.+) is not one of (.+?)\.?$", message):
         return f"expected one of {choice[2].replace(chr(39), '')}, got {choice[1]}"
     try:
         first = error.__cause__.errors()[0]
         expected = _KINDS[first["type"]].format(**first.get("ctx", {})).removesuffix(".0")
-    except (AttributeError, LookupError):  # an older Typer, which asks Click
+    except (AttributeError, LookupError):  # an older Typer, which checks values with Click
         return message
     return f"expected {expected}, got {first['input']!r}"

@@ -94,7 +94,7 @@ REFUSED = [
     (f"{FEATURES} --blobs ip1,ip3", r"net\.prototxt: expected blobs among data, .*; got ip3"),
     (f"{FEATURES} --blobs ,", r"--blobs: expected names of blobs, got none"),
     (f"{FEATURES} --blobs loss", r"blob loss: expected a value a row, got shape \(\)"),
-    (f"{FEATURES} --output data", r"--output data: expected a folder to make, got one that exists"),
+    (f"{FEATURES} --output data", r"--output data: expected a folder to create, got one that"),
     (f"{FEATURES} --output net.prototxt/o", r"--output net\.prototxt/o: Not a directory"),
     (f"{FEATURES} --split half", r"--split: expected train or test, got half"),
     (f"{FEATURES} --split test --data data/test.parquet", r"test\.parquet: expected a .* test "),

@@ -123,7 +123,7 @@ def test_resume_in_a_folder_in_use(downpour: Run, job: Path, earlier: Path) -> N
     """Two runs never share a folder."""
     then = TrainSettings.load(earlier / "settings.json")
     with RunFolder.resume(earlier, then.plain()):
-        line = r"run folder \S*run: expected one that nobody writes, another run does"
+        line = r"run folder \S*run: expected one without a running writer, got one"
         refuses(downpour, job, "train --resume run", line)
 
 

@@ -53,8 +53,8 @@ def test_a_thin_link_is_told_how_to_send_less(
         "--cluster", tmp_path, "--link", "rtt=1ms,rate=40Mbit", "--compute-ms", 1
     )
     assert status == 0
-    assert "  compress pushes as topk:0.01: plain ones outlast a step\n" in out
-    assert "  compress pulls as topk:0.01: plain ones outlast a step\n" in out
+    assert "  compress pushes as topk:0.01: plain ones take longer than a step\n" in out
+    assert "  compress pulls as topk:0.01: plain ones take longer than a step\n" in out
     assert "each shard keeps a copy of its weights for every worker" in out
     command = out.strip().splitlines()[-1]
     assert command.endswith(" --compress topk:0.01 --compress-pull topk:0.01")

@@ -87,14 +87,14 @@ def test_a_finished_run_is_left_alone(downpour: Run, ended: Path) -> None:
     assert (status, err) == (0, "")
     assert out == (
         f"{ended} is finished: each worker has taken its 10 steps; to train further, give"
-        " --max-iter a larger number\n"
+        " a larger --max-iter\n"
     )
     assert files(ended) == before
 
 
 def test_fewer_steps_than_were_taken(downpour: Run, job: Path, ended: Path) -> None:
     """A smaller --max-iter cannot be: the steps are in the weights."""
-    line = "--max-iter: expected at least 10, which the run has taken already, got 7"
+    line = "--max-iter: expected at least 10, which the run has already taken, got 7"
     refuses(downpour, job, "train --resume run --max-iter 7", line)
 
 
@@ -115,7 +115,7 @@ def test_more_steps_are_trained(
 
 def test_a_new_run_has_steps_to_take(downpour: Run, job: Path, ended: Path) -> None:
     """One that begins where another has ended is refused unless it trains further."""
-    line = r"--resume \S*run/snapshots/10: expected one with steps left to take, got one that has"
+    line = r"--resume \S*run/snapshots/10: expected a snapshot with steps left to take, got one"
     refuses(downpour, job, "train --resume run@10 --out new", line)
 
 

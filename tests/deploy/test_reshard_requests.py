@@ -61,14 +61,14 @@ def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     with RunFolder.create(tmp_path / "run", {}) as folder:
         wishes = ReshardInbox(folder.path)
         asking = Asking(folder.path, 3, wait_s=0.2)
-        line = f"reshard {folder.path}: it has not begun to move, and said no more for 0.2 s"
+        line = f"reshard {folder.path}: the run has not begun to reshard, got no answer in 0.2 s"
         assert str(asking.ended()) == line
         assert wishes() is None
         monkeypatch.setattr(
             "deploy.reshard_requests.write_whole", lambda *_: None
         )  # gone: taken up
         asking = Asking(folder.path, 3, wait_s=0.2)
-        line = f"reshard {folder.path}: it has begun to move, and said no more for 0.2 s"
+        line = f"reshard {folder.path}: the run has begun to reshard, got no answer in 0.2 s"
         assert str(asking.ended()) == line
 
 
@@ -79,7 +79,7 @@ def test_the_run_ends_first(tmp_path: Path) -> None:
         wishes = ReshardInbox(folder.path)
         while not left(folder.path):
             assert asking.is_alive()
-    assert str(asking.ended()) == f"reshard {folder.path}: the run ended before it had moved"
+    assert str(asking.ended()) == f"reshard {folder.path}: the run ended before it had resharded"
     assert wishes() is None
 
 

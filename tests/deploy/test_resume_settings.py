@@ -39,7 +39,7 @@ SENSELESS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"durability": Durability.REPLICATED, "silence_s": 3.0},
         {"durability": Durability.LOGGED},
         (
-            "--silence-s 3 of the earlier run holds no longer:"
+            "dropped --silence-s 3 from the earlier run:"
             " expected --durability replicated, got logged"
         ),
     ),
@@ -47,7 +47,7 @@ SENSELESS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"durability": Durability.LOGGED, "logs": Path("/l")},
         {"durability": Durability.REPLICATED},
         (
-            "--logs /l of the earlier run holds no longer:"
+            "dropped --logs /l from the earlier run:"
             " expected --durability process or logged, got replicated"
         ),
     ),
@@ -55,14 +55,14 @@ SENSELESS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"ray": "h:1"},
         {"shards_in": Placement.PROCESSES},
         (
-            "--ray h:1 of the earlier run holds no longer:"
+            "dropped --ray h:1 from the earlier run:"
             " expected shards in Ray, got --shards-in processes"
         ),
     ),
     (
         {"warm_steps": 4},
         {"strategy": "bsp", "staleness": 0},
-        "--warm-steps 4 of the earlier run holds no longer: strategy bsp has no such option",
+        "dropped --warm-steps 4 from the earlier run: strategy bsp has no such option",
     ),
 ]
 
@@ -71,10 +71,10 @@ SENSELESS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 def test_what_means_nothing_any_more_takes_its_default(
     then: dict[str, Any], now: dict[str, Any], word: str
 ) -> None:
-    """Said in words, and all else holds; what is given now and means nothing is refused."""
+    """It is reported, and all else is kept; an option given now without effect is refused."""
     assert resumed(told(seed=7, **then), now, []) == (told(seed=7, **now), [word])
     (name,) = then.keys() - {"durability"}
-    with pytest.raises(BadInput, match=word.partition(" of the")[0]):
+    with pytest.raises(BadInput, match=word.removeprefix("dropped ").partition(" from the")[0]):
         resumed(told(), now | {name: then[name]}, [])
 
 
@@ -138,8 +138,7 @@ def test_the_command_says_what_holds_no_longer(
     options = ("--durability", "memory", "--unset", "n-push", "--unset", "durability")
     _, _, err = downpour("train", "--resume", run, *options[2:])
     assert err == (
-        "--silence-s 3 of the earlier run holds no longer:"
-        " expected --durability replicated, got memory\n"
+        "dropped --silence-s 3 from the earlier run: expected --durability replicated, got memory\n"
     )
     _, _, said = downpour("train", "--resume", run, *options[:4])
     assert said == err

@@ -89,7 +89,7 @@ def test_two_runs_never_share_a_folder(tmp_path: Path) -> None:
     """While a run writes, neither a new one nor a resumed one gets its folder; then it may."""
     with RunFolder.create(tmp_path, SETTINGS):
         for enter in (RunFolder.create, RunFolder.resume):
-            with pytest.raises(BadInput, match="another run does"):
+            with pytest.raises(BadInput, match="in use by a run"):
                 enter(tmp_path, SETTINGS)
     RunFolder.resume(tmp_path, SETTINGS).close()
 

@@ -134,7 +134,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"lease_s": nan}, "--lease-s: expected more than 0 s, up to 604800, got nan"),
     (
         {"durability": Durability.REPLICATED, "silence_s": 0.1},
-        "4 times that it lives, and less than the lease of a worker, 10 s, got 0.1",
+        "a copy sends 4 beats, and less than the lease of a worker, 10 s, got 0.1",
     ),
     (
         {"durability": Durability.REPLICATED, "silence_s": 3.0, "lease_s": 3.0},

@@ -137,7 +137,7 @@ def test_two_are_compared_tensor_by_tensor(place: Path) -> None:
     text = run("diff", f"{place}@40", f"{place}@80").stdout
     assert "w7: seq 8 -> 9" in text
     same = run("diff", place, place).stdout
-    assert same.splitlines()[-1] == "the ledgers say the same"
+    assert same.splitlines()[-1] == "the ledgers are equal"
 
 
 def test_other_tensors_do_not_compare(place: Path, tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ def test_a_run_goes_on_without_its_record_of_updates(
         observer.progressed([status()], [records(5)])
     told = [line for line in out.getvalue().splitlines() if "updates.parquet" in line]
     assert len(told) == 1
-    assert told[0].endswith("File too large; the run goes on without")
+    assert told[0].endswith("File too large; the run continues without it")
     assert not (run / "updates.parquet").exists()
 
 

@@ -359,7 +359,7 @@ ROWS: list[Row] = [
     _line(f"{FEATURES} --output f --blobs ,", "--blobs: expected names of blobs, got none"),
     _line(f"{FEATURES} --output f --data nowhere", "data nowhere: expected a folder or a Parquet"),
     _line(f"{FEATURES} --output f --split both", "--split: expected train or test, got both"),
-    _line(f"{FEATURES} --output data", "--output data: expected a folder to make, got one that"),
+    _line(f"{FEATURES} --output data", "--output data: expected a folder to create, got one that"),
     *_each("--batch-size", NO_INTEGERS, ": expected a whole number, got {}", FEATURES),
     *_each("--batch-size", ["0", "-1"], ": expected at least 1, got {}", FEATURES),
     *_each("--batch-size", [HUGE], ": expected at most 2147483647, got {}", FEATURES),
