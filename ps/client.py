@@ -244,7 +244,7 @@ class Client:
         that it was computed from (default: the last pull's). The array must not change until it is
         acknowledged: take it from `new_gradient()`, then drop it. Waits only while `in_flight`
         earlier pushes are unacknowledged. Raises BadInput when the array does not fit, or when a
-        shard refused the content of an earlier push, whose part there then counts as zeros; the
+        shard refused the content of an earlier push: its part there then counts as zeros; the
         next push may follow. `prefetch` requests in the same message what `pull(prefetch)` will
         return, including this push: one round trip.
         """

@@ -169,7 +169,7 @@ def hand_over(side: Side, successors: bytes, cuts: Sequence[Mapping[str, int]]) 
 def _still_there(side: Side, cuts: Sequence[Mapping[str, int]]) -> Plan[None]:
     """Hold the shards at their cuts for the hand-over; raises GiveUp when one has advanced."""
     for shard, cut in zip(side.shards, cuts, strict=True):
-        # A worker whose lease had expired may be back: a push that it sends now to the old shards
+        # A worker that had lost its lease may be back: a push that it sends now to the old shards
         # would not reach the new ones.
         _check_cut(furthest((yield hold(side, TELLING_S, cut, (shard,)))), cut)
 
@@ -206,7 +206,7 @@ def reshard(old: Side, new: Side, successors: bytes) -> Plan[None]:
 def _held_at(side: Side, cut: Mapping[str, int]) -> Plan[list[ShardState]]:
     """The state of all shards, each with every push up to `cut` of all registered workers.
 
-    A worker whose lease had expired when the shards came together may be back since, with a push
+    A worker that had lost its lease when the shards came together may be back since, with a push
     that only some shards have.
     """
     until: float | None = None

@@ -13,7 +13,7 @@ connections, called dials:
 - *dials* are then opened, one every quarter of a second (less often in a long outage, and at least
   two round trips apart). Each is a bare TCP connection that sends nothing. While the link is cut
   none gets through, and none does harm.
-- once a dial is *through*, the link works. A connection whose retransmissions still fail is
+- once a dial is *through*, the link works. A connection with failing retransmissions is
   replaced. One that was acknowledged meanwhile is given a little time: the peer's own
   retransmissions may be backed off in the same way. If nothing arrives, and the peer acknowledges
   nothing new either, all connections are replaced, once.

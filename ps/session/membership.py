@@ -1,10 +1,10 @@
-"""A worker's registration with every shard: the greeting, and its clock.
+"""The registration of a worker with every shard: the greeting, and its clock.
 
 Theory. The greeting is a request like the others. The worker sends Hello to every shard and
 continues after the smallest push number that they report (shards that are ahead recognise the
 repetition). It then sends Join to shard 0, which answers with the clock, and to the other shards at
-that clock. A shard that restarted, or whose lease ran out, is greeted on its own and joined at the
-worker's present clock.
+that clock. A shard that restarted, or where the lease ran out, is greeted on its own and joined at
+the worker's present clock.
 
 A worker has one clock for all shards; with several, two workers could wait for each other at two
 shards. No shard admits a worker below its own slowest clock, and one shard's slowest clock may have

@@ -36,11 +36,11 @@ class PulledView(msgspec.Struct, frozen=True):
 def advanced(
     view: PulledView | None, reply: Weights, payloads: Sequence[NDArray[np.uint8]]
 ) -> PulledView | None:
-    """The view after an answer whose payloads are checked; None if the answer cannot be applied.
+    """The view after an answer, with its checked payloads; None if the answer cannot be applied.
 
     An answer that was overtaken changes nothing: the worker's view is newer than the one it leads
     to. An answer based on a later view than the worker's cannot be applied, since an earlier answer
-    was lost. Nor can a change to a view of another life, whose numbers have no meaning here. Lives
+    was lost. Nor can a change to a view of another life: its numbers have no meaning here. Lives
     are only compared for equality: a copy that takes over may have the lower boot number.
     """
     if view is not None and view.boot != reply.boot:

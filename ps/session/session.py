@@ -433,9 +433,7 @@ class Session:
                 raise error_of(reply)
 
     def _unasked(self, shard: int, reply: Refusal, now: float) -> list[Send]:
-        """Handle a refusal of a renewal, or of a message whose request number the shard could not
-        read.
-        """
+        """Handle a refusal of a renewal, or of a message that the shard could not read."""
         if reply.remedy is Remedy.BAD_MESSAGE:
             raise error_of(reply)
         if reply.remedy is not Remedy.RESYNCHRONISE or self._leaving:

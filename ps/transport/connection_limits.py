@@ -100,7 +100,7 @@ class Accepted:
             connection.vouched = True
 
     def look(self) -> None:
-        """Reset the connections whose unfinished messages cost too much.
+        """Reset the connections with unfinished messages that cost too much.
 
         Call it when no whole message waits: the bytes of a waiting message are not unfinished.
         """

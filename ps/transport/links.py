@@ -56,8 +56,8 @@ class Links:
         """Open one link to each of `endpoints`, without waiting for the connections.
 
         `sharing` lets arrays in shared memory travel as references; its owner closes it. `own` is
-        shown to shards whose endpoints pin a key. `guided` is a cluster whose coordinator, if it
-        has one, reports where its shards are now; `badge` is what a worker enrols with there.
+        shown to shards with endpoints that pin a key. `guided` is a cluster: its coordinator, if
+        it has one, reports where its shards are now; `badge` is what a worker enrols with there.
         Raises GiveUp where the coordinator rejects this process or fails its own authentication.
         """
         tune_malloc()
@@ -238,12 +238,12 @@ class Links:
             watch.unwatch()
 
     def moved(self) -> set[int]:
-        """The shards whose links were directed elsewhere since the last call."""
+        """The shards with links that were directed elsewhere since the last call."""
         moved, self._moved = self._moved, set()
         return moved
 
     def renewed(self) -> set[int]:
-        """The shards whose links were cut and restored since the last call.
+        """The shards with links that were cut and restored since the last call.
 
         What was in flight on them is lost, or late.
         """

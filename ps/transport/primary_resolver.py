@@ -34,7 +34,8 @@ class PrimaryResolver:
     ) -> None:
         """Connect to the coordinator; raises BadInput for an invalid address.
 
-        `own` is shown to a coordinator whose address pins a key: the operator's, or the token's.
+        `own` is shown to a coordinator that pins a key in its address: the operator's, or the
+        token's.
         """
         assert cluster.coordinator is not None, "shards that are not replicated stay where they are"
         self._job, self._own, self._coordinator = cluster.job, own, cluster.coordinator

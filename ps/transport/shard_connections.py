@@ -93,9 +93,7 @@ class ShardConnections:
         self.close_slow()
 
     def close_slow(self) -> None:
-        """Close the modelled links, whose threads would outlive an owner that was
-        garbage-collected.
-        """
+        """Close the modelled links: their threads would outlive a garbage-collected owner."""
         if self._slow is not None:
             self._slow.close()
 
