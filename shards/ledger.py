@@ -144,7 +144,7 @@ class Ledger(msgspec.Struct):
             entry.refused = entry.acknowledged = 0
 
     def silent(self, now: float) -> list[str]:
-        """Workers whose lease has run out but which have not been expired yet."""
+        """Workers with a lease that has run out, which `expire` has yet to mark."""
         return [
             worker
             for worker, entry in self.entries.items()

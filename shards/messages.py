@@ -331,7 +331,7 @@ class Refusal(FromShard, frozen=True, tag="refusal"):
 class Quiesced(FromShard, frozen=True, tag="holding"):
     """One frame: a `Cut`, each worker's last applied push.
 
-    `missing`: a worker whose lease is valid has yet to send a push up to the requested cut.
+    `missing`: a worker with a valid lease has yet to send a push up to the requested cut.
     """
 
     missing: bool

@@ -67,7 +67,7 @@ class ParameterStore:
         """Start without weights.
 
         `buffers` makes the host buffers that weights are sent from, given their size in floats;
-        `place` is the backend whose memory holds weights and slots.
+        `place` is the backend that holds weights and slots in its memory.
         """
         ranges = spec.map.ranges[spec.shard]
         self.size = sum(len(keys) for keys in ranges)

@@ -68,7 +68,7 @@ class Shard:
         """`boot` numbers this life of the shard; a later life must be given a larger number.
 
         `buffers` makes the host buffers that weights are sent from, given their size in floats;
-        `place` is the backend whose memory holds weights and slots.
+        `place` is the backend that holds weights and slots in its memory.
         """
         self.spec = spec
         self.boot = boot
@@ -256,7 +256,7 @@ class Shard:
         return self.workers.waiting()
 
     def park_request(self, message: Request, frames: Sequence[Buffer], now: float) -> None:
-        """Make a request wait here because it waits at the copy whose state was restored.
+        """Make a request wait here because it waits at the copy that the state came from.
 
         The ledger does not check it again: its worker's lease may have expired since, and its push
         still counts.

@@ -9,18 +9,18 @@ The WAL holds:
 
 - A *turn*: the requests that a server handled together, with their time. Only kinds that can change
   the state are kept, and only if one of them did. Pushes of one turn may be applied in one pass
-  (fused_apply.py), whose sum rounds differently from one push after another, so a turn is replayed
-  as a whole. A request that is not kept may have ended such a pass; the next kept one is then
-  marked `apart`. Pulls end no pass.
+  (fused_apply.py), and its sum rounds differently from one push after another, so a turn is
+  replayed as a whole. A request that is not kept may have ended such a pass; the next kept one is
+  then marked `apart`. Pulls end no pass.
 - *Expired leases*, by worker: the WAL has no clock of its own to decide them.
 - The *opening* of each file: its number, the shard's spec, the life that writes it, and the length
   of the file before it. Replaying the opening of a new life forgets parked requests, as that life
   did; their workers ask again.
 - The *state* at an opening, in a separate file: the base from which later files are replayed.
 
-A repeated or refused push is kept without its frames, which were never read. A push whose gradient
-the guard refused keeps them, because the refusal is counted, and because it makes the others of its
-pass go one by one.
+A repeated or refused push is kept without its frames, which were never read. A push that the guard
+refused for its gradient keeps them, because the refusal is counted, and because it makes the others
+of its pass go one by one.
 
 A record is a head, a description of its contents, and frames:
 
@@ -29,7 +29,7 @@ A record is a head, a description of its contents, and frames:
 
 The head's check covers the description, so that no length is trusted before it is verified. The
 check is seeded with the number of the file: a file may reuse the space of an earlier one
-(ps/wal/writer.py), whose remains after the last record must not pass as records of this file. The
+(ps/wal/writer.py), and old bytes after the last record must not pass as records of this file. The
 frames' check covers every byte (checksums.py), whichever pages a disk has kept.
 
 A truncated record is ambiguous: its writer may have died while writing it, or the end of the file
