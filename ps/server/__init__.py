@@ -1,1 +1,1 @@
-"""A shard's server: where clients arrive, and the loop between them and the shard."""
+"""A shard's server: the sockets for clients, and the loop between them and the shard."""

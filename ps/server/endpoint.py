@@ -1,8 +1,8 @@
-"""A shard's reception: where its clients arrive, and all that lies behind the entrance.
+"""A shard's endpoint for clients: everything between the sockets and the shard.
 
-It makes messages of bytes and bytes of answers; what is answered is the shard's affair, and whose
-shard that is, its owner's. Payloads are wrapped and sent without a copy; a peer that has gone or
-reads too slowly loses answers, which it will ask for again.
+It decodes bytes into messages and encodes answers as bytes; the shard decides what to answer, and
+the caller owns the shard. Payloads are wrapped and sent without a copy. A peer that has gone or
+reads too slowly loses answers, and will ask for them again.
 """
 
 import time
@@ -31,13 +31,13 @@ from shards.versions import Allocator
 from shards.wire_format import Buffer, Frames
 
 HANDSHAKE_MS = 2000
-_QUEUE = 16  # messages that wait for one peer, or from it, at most
-_LEAST_QUEUE = 4  # of any size
+_QUEUE = 16  # most messages queued to one peer, or from it
+_LEAST_QUEUE = 4  # messages, however large
 _QUEUE_BYTES = 128 << 20
 
 
 class ShardEndpoint:
-    """The clients' socket of one shard. Not for use by two threads."""
+    """The clients' side of one shard. Not for use by two threads."""
 
     def __init__(
         self,
@@ -52,12 +52,12 @@ class ShardEndpoint:
         keys: KeyPair | None = None,
         store: EnrolmentStore | None = None,
     ) -> None:
-        """Bind at once, so that `endpoint` is known; raises BadInput as the entrance does, which
+        """Bind at once, so that `endpoint` is known; raises BadInput as `ShardSockets` does, which
         takes `admission`, `plaintext`, `keys` and `store`.
 
-        `transport` is what workers on this host are offered beside TCP (local_sockets.py). What is
-        sent of the weights is to lie in `sharing.buffers`, which `otherwise` makes where no memory
-        is shared.
+        Workers on this host are offered `transport` as well as TCP (local_sockets.py). Weights to
+        be sent must be allocated from `sharing.buffers`, which falls back to `otherwise` if no
+        memory is shared.
         """
         tune_malloc()
         floats = sum(map(len, spec.map.ranges[spec.shard]))
@@ -85,13 +85,13 @@ class ShardEndpoint:
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
-        """What to wait at; when one can be read, call `arrivals`."""
+        """The sockets to poll; when one can be read, call `arrivals`."""
         return self._sockets.sockets
 
     def arrivals(self, shard: Shard) -> list[Arrival]:
-        """The messages that have come so far, but no more than a few, so that clocks are looked at.
+        """The messages that have come so far, but only a few, so that the loop can tick in time.
 
-        What is none is refused in the name of `shard`, and what asks about the link answered.
+        Malformed messages are refused in the name of `shard`; probes of the link are answered here.
         """
         arrivals: list[Arrival] = []
         seen: set[tuple[bytes, int]] = set()
@@ -99,7 +99,7 @@ class ShardEndpoint:
             self._surplus.received(sum(map(len, came)))
             try:
                 for one in self._read(shard, sender, key, came):
-                    # Copies of a request that were held up together want one answer.
+                    # Copies of one request that were delayed together need one answer.
                     asked = sender, one.message.request
                     if one.message.request == 0 or asked not in seen:
                         seen.add(asked)
@@ -120,7 +120,7 @@ class ShardEndpoint:
             for start in range(0, len(messages), wire_format.MAX_TOGETHER):
                 together = messages[start : start + wire_format.MAX_TOGETHER]
                 parts, loan = self.sharing.seal(to, together)
-                # Gone (EHOSTUNREACH) or stuck (EAGAIN): a live peer asks again, a dead one not.
+                # Gone (EHOSTUNREACH) or stuck (EAGAIN): a live peer will ask again.
                 cut = self._cutter.cut(parts, len(stripes))
                 requests = [message.request for message, _ in together]
                 each = []
@@ -133,7 +133,7 @@ class ShardEndpoint:
                     self.sharing.withdraw(to, loan)
 
     def hear_operator(self) -> None:
-        """Whoever speaks for the operator was heard: workers may go on joining."""
+        """Note that the operator is alive, so that workers may still join."""
         self._sockets.hear_operator()
 
     def look(self) -> None:
@@ -141,12 +141,12 @@ class ShardEndpoint:
         self._sockets.look()
 
     def tick(self) -> None:
-        """Forget what the dead left; call it now and then."""
+        """Release what dead peers have left; call it periodically."""
         self.sharing.tick()
         self._gatherer.tick()
 
     def close(self) -> None:
-        """Give back what the socket does not hold."""
+        """Release what is not released with the sockets."""
         self.sharing.close()
         self._sockets.close()
 
@@ -156,20 +156,20 @@ class ShardEndpoint:
         to: bytes,
         requests: Sequence[int],
     ) -> None:
-        """Send; raises what the socket raises."""
+        """Send the parts of an answer; raises what the socket raises."""
         try:
             self._leaving.send(each, to, requests)
         except zmq.Again:
-            # ZeroMQ looks only now and then whether its own thread has made room; asked for its
-            # events, it looks at once.
+            # ZeroMQ checks only now and then whether its own thread has made room; reading the
+            # events of a socket makes it check at once.
             for socket, _ in each:
                 socket.getsockopt(zmq.EVENTS)
             self._leaving.send(each, to, requests)
 
     def _read(self, shard: Shard, sender: bytes, key: str, came: list[Buffer]) -> Iterator[Arrival]:
-        """The messages in what `sender` sent; raises BadMessage at one that is none.
+        """The messages in what `sender` has sent; raises BadMessage at a malformed one.
 
-        What the holder of `key` may not say is refused.
+        A message that the holder of `key` may not send is refused.
         """
         whole = self._gatherer.take(sender, came)
         if whole is None:
@@ -190,15 +190,15 @@ class ShardEndpoint:
                     self.send([shard.refuse(sender, message.request, error)])
                     continue
             if isinstance(message, Probe):
-                told = {"unix_s": time.time(), "cpu_s": time.process_time()}
-                self.send([shard.probed(sender, message, own, **told)])
+                clocks = {"unix_s": time.time(), "cpu_s": time.process_time()}
+                self.send([shard.probed(sender, message, own, **clocks)])
             elif not self._leaving.in_progress(sender, message.request):
-                # Else it is asked again while its answer is on the way.
+                # Otherwise the answer is being sent, and this request is a repetition.
                 yield Arrival(sender, message, own)
 
 
 def router_options(shard_floats: int) -> tuple[tuple[int, int], ...]:
-    """Limits on what a peer can cost; and dead links are noticed."""
+    """Socket options that limit what a peer can cost, and detect dead links."""
     largest_frame = 4 * shard_floats + wire_format.MAX_HEADER_BYTES
     queue = min(_QUEUE, max(_LEAST_QUEUE, _QUEUE_BYTES // largest_frame))
     return (

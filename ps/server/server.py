@@ -1,4 +1,4 @@
-"""The server loop: carries messages between a reception and a shard, and decides nothing."""
+"""The server loop: carries messages between an endpoint and a shard, and decides nothing."""
 
 import time
 from math import inf
@@ -23,7 +23,7 @@ from shards.versions import staging
 
 
 class ShardServer(ServerThread):
-    """One shard behind one bound socket; when it stops, its saves go with it if it `forgets`."""
+    """One shard behind one bound socket; if it `forgets`, stopping deletes its autosaves."""
 
     forgets = True
 
@@ -41,18 +41,18 @@ class ShardServer(ServerThread):
         log: WriteAheadLog | None = None,
         saves: Autosaves | None = None,
     ) -> None:
-        """Bind at once, so that `endpoint` is known; raises BadInput when the address is taken.
+        """Bind at once, so that `endpoint` is known; raises BadInput if the address is taken.
 
-        Where others than this host can reach it, `admission` says who may, or `plaintext` that
-        anybody may; with neither it raises BadInput (sockets.py). `keys` are what it proves to be
-        itself by, in this life and the next; none, and it makes its own.
+        If other hosts can reach the address, `admission` says which keys to admit, or `plaintext`
+        admits anybody; with neither it raises BadInput (sockets.py). `keys` prove the shard's
+        identity, also after a restart; without them it makes its own.
 
-        `transport` is what workers on this host are offered beside TCP (local_sockets.py); `place`
-        is where weights and slots live. A `log` is what the shard goes on from, and where its
-        changes are before anybody hears of them; `saves` are what it goes on from without a log.
-        Either is closed with the server. Beside it lies who has been let in.
+        Workers on this host are offered `transport` as well as TCP (local_sockets.py). `place`
+        holds weights and slots. The shard recovers from the `log`, and writes each change to it
+        before any answer is sent; without a log it recovers from `saves`. Either is closed with the
+        server. The enrolments are stored in the same folder.
         """
-        assert log is None or saves is None, "one of them is enough"
+        assert log is None or saves is None, "a shard has a WAL or autosaves, not both"
         context = zmq.Context()
         self._log = log
         self._saves = saves
@@ -83,7 +83,7 @@ class ShardServer(ServerThread):
             self._acts = AutosavingShard(self.shard, saves)
 
     @property
-    def empty(self) -> bool:  # type: ignore[override]  # the loop's own is a constant
+    def empty(self) -> bool:  # type: ignore[override]  # a constant in the base class
         """Whether the shard has no weights, neither installed nor recovered."""
         return self.shard.held.empty
 
@@ -126,6 +126,6 @@ class ShardServer(ServerThread):
         return inf if self._saves is None else self._saves.next_look(self.shard)
 
     def _take_turn(self) -> None:
-        """Hand the shard what has come, and send what it answers."""
+        """Pass what has come to the shard, and send its answers."""
         arrivals = self._shard_endpoint.arrivals(self.shard)
         self._shard_endpoint.send(self._acts.handle_together(arrivals, time.monotonic()))

@@ -1,9 +1,9 @@
-"""The sockets by which a shard is reached, and whom they let in.
+"""The sockets of a shard, and which connections they admit.
 
-Where others than this host can connect, TCP speaks CURVE, and whoever comes that way is let in and
-heard as the register of keys says (authorization.py). The Unix socket beside it is its user's alone
-and stays plain, so it has a ROUTER of its own. An address in here begins with which socket it is
-of.
+If other hosts can connect, TCP uses CURVE: the key registry decides which keys to admit and what
+each may send (authorization.py). The Unix socket is accessible to its user only and stays plain, so
+it has a ROUTER of its own. The first byte of a peer's address in this file is the number of its
+socket.
 """
 
 import contextlib
@@ -27,16 +27,16 @@ from shards.spec import ShardSpec
 from shards.wire_format import Buffer
 
 Options = Sequence[tuple[int, int]]
-_TOGETHER = 8  # times a shard's weights, in one message: as many pushes, or all its slots
+_TOGETHER = 8  # most arrays of a shard's size in one message: several pushes, or all slots
 
 
 def most_arrays_bytes(shard_floats: int) -> int:
-    """What the arrays of one message to a shard may take."""
+    """The most bytes that the arrays of one message to a shard may take."""
     return _TOGETHER * 4 * shard_floats
 
 
 class ShardSockets:
-    """One shard's. Not for use by two threads."""
+    """The sockets of one shard. Not for use by two threads."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class ShardSockets:
         keys: KeyPair | None,
         store: EnrolmentStore | None,
     ) -> None:
-        """Bind at once, so that `endpoint` is known; `options` are of each socket.
+        """Bind at once, so that `endpoint` is known; `options` apply to each socket.
 
-        With `admission` TCP speaks CURVE, and `endpoint` pins the key of `keys`, or of a pair that
-        is made here; whoever joins is written into `store`, if there is one, and let in again where
-        another entrance goes on from that. Without it, an address that others can reach is refused
-        unless `plaintext` says that they may. Raises BadInput for that, when the address is taken,
-        and when the store cannot be read; the context is closed then.
+        With `admission` TCP uses CURVE, and `endpoint` pins the key of `keys`, or of a pair that is
+        made here. Workers that join are written into `store`, if there is one, from which a
+        restarted shard admits them again. Without `admission`, an address that other hosts can
+        reach needs `plaintext`. Raises BadInput otherwise, if the address is taken, and if `store`
+        cannot be read; the context is closed then.
         """
         self._context, self._options = context, options
         self._arrays_bytes = most_arrays_bytes(sum(map(len, spec.map.ranges[spec.shard])))
@@ -83,37 +83,37 @@ class ShardSockets:
         except BadInput:
             context.destroy(linger=0)
             raise
-        self._door = self._open_door(spec, transport)
+        self._unix_socket = self._open_unix_socket(spec, transport)
         if keys is not None:
             self.endpoint = pinned(self.endpoint, keys.public)
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
-        """What to wait at; when one can be read, call `received`."""
+        """The sockets to poll; when one can be read, call `received`."""
         authenticators = (self._authenticator.socket,) if self._authenticator is not None else ()
         return (*self._routers, *authenticators)
 
     def received(self, most: int) -> Iterator[tuple[bytes, str, list[Buffer]]]:
-        """What has come so far, up to `most` a socket: address, key, frames.
+        """Up to `most` messages from each socket: address, key, frames.
 
-        The key is empty for who needs none. Who is at the door only to join is answered here.
+        The key is empty for peers that need none. Requests to join are answered here.
         """
         if self._authenticator is not None:
             self._authenticator.answer()
         for number in range(len(self._routers)):
             guarded = self._register is not None and number == 0
             accepted = self._accepted[number]
-            for sender, *came in accepted.arrived(most):
+            for sender, *frames in accepted.arrived(most):
                 self._last = accepted, sender
                 address = bytes([number]) + sender.bytes
-                # libzmq writes it beside every frame, once it has asked the porter.
-                key = str(came[0].get("User-Id")) if guarded else ""
-                parts = multipart.views(came)
+                # libzmq attaches the key that the ZAP handler has admitted to every frame.
+                key = str(frames[0].get("User-Id")) if guarded else ""
+                parts = multipart.views(frames)
                 if self._register is None or not self._joins(address, key, parts):
                     yield address, key, parts
 
     def vouch(self) -> None:
-        """The sender of what was yielded last knows the job."""
+        """Note that the sender of the message yielded last knows the job."""
         accepted, sender = self._last
         accepted.vouch(sender)
 
@@ -123,23 +123,23 @@ class ShardSockets:
             accepted.look()
 
     def check(self, key: str, message: Request | Probe) -> None:
-        """Raise the error that whoever came with `key` is to be told for saying this, if any."""
+        """Raise the error to report to the holder of `key` if it may not send this message."""
         if self._register is not None and key:
             self._register.check(key, message, time.monotonic())
 
     def hear_operator(self) -> None:
-        """Whoever speaks for the operator was heard, elsewhere."""
+        """Note that the operator is alive, as another connection has shown."""
         if self._register is not None:
             self._register.hear_operator(time.monotonic())
 
     def to(self, address: bytes) -> tuple[zmq.Socket[bytes], bytes]:
-        """The socket that leads to an address, and what to call it there."""
+        """The socket that leads to an address, and the peer's identity on it."""
         return self._routers[address[0]], address[1:]
 
     def close(self) -> None:
-        """Give back what the sockets do not hold."""
-        if self._door is not None:
-            self._door.close()
+        """Release what is not released with the sockets."""
+        if self._unix_socket is not None:
+            self._unix_socket.close()
 
     def _registered(self, admission: Admission) -> KeyRegistry:
         try:
@@ -160,27 +160,27 @@ class ShardSockets:
         self._routers[0].bind(bind)
         return str(self._routers[0].getsockopt_string(zmq.LAST_ENDPOINT))
 
-    def _open_door(self, spec: ShardSpec, transport: Transport) -> UnixSocketFolder | None:
-        """A Unix socket beside the TCP port; None where it is not wanted or cannot be had."""
+    def _open_unix_socket(self, spec: ShardSpec, transport: Transport) -> UnixSocketFolder | None:
+        """A Unix socket in addition to TCP; None if not wanted or not available."""
         if transport is Transport.TCP or not self.endpoint.startswith("tcp://"):
             return None
         try:
-            door = UnixSocketFolder(spec.job, spec.shard, self.endpoint)
+            folder = UnixSocketFolder(spec.job, spec.shard, self.endpoint)
         except OSError:
             return None
         if self._register is not None:
             self._routers.append(self._router())
-        self._routers[-1].bind(door.address)
-        return door
+        self._routers[-1].bind(folder.address)
+        return folder
 
     def _joins(self, address: bytes, key: str, parts: Sequence[Buffer]) -> bool:
-        """Whether this comes from the holder of the job's token, who is then answered."""
+        """Whether this is a request to join from the holder of the job's token; answers it."""
         if self._register is None or not self._register.invited(key):
             return False
-        said, new = enrolment.answer(self._register, parts, time.monotonic())
+        reply, new = enrolment.answer(self._register, parts, time.monotonic())
         if new and self._store is not None:
-            self._store.write(self._register.enrolments)  # before anybody counts on it
+            self._store.write(self._register.enrolments)  # before the worker relies on it
         socket, name = self.to(address)
-        with contextlib.suppress(zmq.ZMQError):  # gone, or it does not read
-            socket.send_multipart([name, said], zmq.NOBLOCK)
+        with contextlib.suppress(zmq.ZMQError):  # the peer is gone, or does not read
+            socket.send_multipart([name, reply], zmq.NOBLOCK)
         return True

@@ -1,1 +1,1 @@
-"""What a shard writes down before it answers, and how it is found again."""
+"""A shard's write-ahead log and autosaves, and the recovery from them."""

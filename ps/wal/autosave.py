@@ -1,23 +1,25 @@
-"""What a shard that keeps no log comes back with: its own state, saved now and then beside serving.
+"""Autosaves: periodic copies of a shard's state, for restarting a shard that keeps no WAL.
 
-At the durability `memory` nothing is written down before it is acknowledged. So the life of a shard
-that follows a dead one goes on from the last save, and takes back what was acknowledged since: it
-has rolled back, and its workers are told so when they greet it (shards/shard.py).
+With the durability `memory` nothing is written before it is acknowledged. So a restarted shard
+resumes from the last autosave and loses the updates that were acknowledged since: it has rolled
+back, and reports that to its workers when they reconnect (shards/shard.py).
 
-    save            an opening, which says whose it is, and the state; the newest whole one
-    save.partial    the next one, until it is whole: then it is renamed
-    empty           the shard has been given nothing yet
+    save            the newest complete autosave: an opening with the shard's spec, and the state
+    save.partial    the next autosave while it is written; then it is renamed
+    empty           the shard has received no state yet
 
-A save outlives the process that wrote it, and no more, so nothing is flushed; its records are read
-and checked as a log's are (shards/wal_format.py). It is written in a thread, from a version that no
-longer changes. It may take a fiftieth of the time: what takes long is done less often.
+An autosave must survive the process that wrote it, but not a power failure, so nothing is flushed.
+Its records are read and checked as those of a WAL (shards/wal_format.py). A thread writes it from a
+version that no longer changes. Writing may take a fiftieth of the time: the longer an autosave
+takes, the less often one is made.
 
-A shard that dies before its first save is whole has lost what it was given. What it is given
-replaces what it had: the file `empty`, or a former save, goes before whoever gave it is answered.
-So a next life with neither ends, rather than serve as if nothing had ever been.
+A shard that dies before its first autosave is complete has lost the state that it received. A
+received state replaces the earlier one, so the file `empty`, or an older autosave, is removed
+before the state is acknowledged. A restarted shard that finds neither file ends, rather than serve
+without the state.
 
-A save that fails, on a full disk, leaves the one before it, and is tried again in its turn: then
-more is lost if the shard dies, but it does not die of that.
+If an autosave fails, for example on a full disk, the one before it stays, and the next one is made
+when it is due. Then a death costs more updates, but the failure itself does not end the shard.
 """
 
 import shutil
@@ -28,7 +30,7 @@ from math import inf
 from pathlib import Path
 
 from ps.snapshots.log_storage import LogFolder, LogStorage
-from ps.wal.recovery import check_spec, spec_told
+from ps.wal.recovery import check_spec, spec_of_opening
 from ps.wal.writer import BackgroundTask, in_a_thread
 from shards import wal_format
 from shards.envelopes import Arrival, Outgoing
@@ -38,16 +40,16 @@ from shards.shard import Shard
 from shards.wal_format import LoggedState, Opening, Replay
 
 ROLLBACK_S = 10.0
-"""How much a shard's death may take back, where nobody says otherwise."""
+"""The default for how many seconds of updates a shard's death may cost."""
 
 _SAVE, _PARTIAL, _EMPTY = "save", "save.partial", "empty"
-_NUMBER = 0  # of every save: none is written over another
-_SHARE = 50  # a save takes at most one such part of the time
-_MOVING_S = 1.0  # between two looks at a shard that stands still
+_NUMBER = 0  # of every autosave: files are not reused, so numbers need not differ
+_SHARE = 50  # an autosave takes at most this fraction (1/50) of the time
+_MOVING_S = 1.0  # before the next attempt while the shard is being resharded
 
 
 class Autosaves:
-    """The saves of one shard in a folder, which is this process's alone until `close`."""
+    """The autosaves of one shard, in a folder that this process has locked until `close`."""
 
     def __init__(
         self,
@@ -56,17 +58,18 @@ class Autosaves:
         aside: Callable[[Callable[[], None]], BackgroundTask] = in_a_thread,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """One each `every_s`; `aside` writes it while requests are served.
+        """Save every `every_s` seconds; `aside` runs the writing in the background.
 
-        Raises BadInput where the folder cannot be had, GiveUp where another process has it.
+        Raises BadInput if the folder cannot be created or locked, GiveUp if another process has
+        locked it.
         """
         self._folder = LogFolder(folder, "saves") if isinstance(folder, Path) else None
         self._disk: LogStorage = self._folder or folder  # type: ignore[assignment]  # one of them is it
         self._every_s = every_s
         self._aside = aside
         self._clock = clock
-        self._version: int | None = None  # of the last save
-        self._due = inf  # when the next may begin; not while one is being written
+        self._version: int | None = None  # of the last autosave
+        self._due = inf  # when the next may begin; infinite while one is being written
         self._writing: BackgroundTask | None = None
         if self._folder is not None:
             self._folder.make()
@@ -74,19 +77,19 @@ class Autosaves:
         if self._folder is not None:
             self._folder.lock()
         if fresh:
-            with suppress(OSError):  # then a death before the first save is the end
+            with suppress(OSError):  # without the file, a death before the first autosave is final
                 self._disk.create(_EMPTY).close()
 
     @property
     def where(self) -> Path:
-        """The folder they lie in."""
+        """The folder of the autosaves."""
         return self._disk.where
 
     def recover(self, shard: Shard, now: float) -> None:
-        """Give an empty shard what its last life saved last, if it saved anything.
+        """Load the last autosave, if there is one, into an empty shard.
 
-        Raises BadInput naming the file where it is damaged or another shard's, GiveUp where the
-        last life was given something and has saved none of it.
+        Raises BadInput naming the file if it is damaged or another shard's, GiveUp if the earlier
+        process had received a state and died before saving it.
         """
         names = self._disk.names()
         if _SAVE in names:
@@ -95,12 +98,12 @@ class Autosaves:
             self._version, self._due = shard.version, now + self._every_s
         elif _EMPTY not in names:
             raise GiveUp(
-                f"saves {self.where}: expected what the last life of shard {shard.spec.shard} was"
-                " given, got nothing: it died before it had saved it"
+                f"saves {self.where}: expected an autosave of shard {shard.spec.shard}, got none:"
+                " its last process died before the first one was complete"
             )
 
     def replaced(self) -> None:
-        """The shard was given another state: no life of it must go on from what it had before."""
+        """Remove older autosaves: the shard has a new state, and must not resume an old one."""
         if self._writing is not None:
             self._writing.join()
         for name in {_SAVE, _EMPTY}.intersection(self._disk.names()):
@@ -108,10 +111,10 @@ class Autosaves:
         self._version, self._due = None, -inf
 
     def look(self, shard: Shard, now: float) -> None:
-        """Begin a save if it is time for one and there is anything new; call it each turn."""
+        """Start an autosave if one is due and the state has changed; call it each turn."""
         if now < self._due or shard.version == self._version:
             return
-        if shard.moving(now):  # the state would not tell of it, and nobody may forget it
+        if shard.moving(now):  # the state does not include the resharding, which must not be lost
             self._due = now + _MOVING_S
             return
         first = wal_format.opening(shard, _NUMBER, begins=False, now=now)
@@ -120,11 +123,11 @@ class Autosaves:
         self._writing = self._aside(lambda: self._save(first, state, frames, now))
 
     def next_look(self, shard: Shard) -> float:
-        """When `look` has something to do, even if nothing has come by then; infinity: unknown."""
+        """When `look` is to be called next even without messages; infinite if not yet known."""
         return inf if shard.version == self._version else self._due
 
     def close(self, *, forget: bool = False) -> None:
-        """Let another have the folder; `forget`: there will be no other, and it goes."""
+        """Unlock the folder; with `forget`, remove it: the shard will not be restarted."""
         if self._writing is not None:
             self._writing.join()
         self._disk.close()
@@ -134,14 +137,14 @@ class Autosaves:
     def _save(
         self, first: Opening, state: LoggedState, frames: wal_format.Frames, began: float
     ) -> None:
-        """Write a save, and put it in the place of the last one; beside everything else."""
+        """Write an autosave in the background, and replace the last one by it."""
         started = self._clock()
         try:
             self._write(first, state, frames)
         except OSError:
-            self._version = None  # what is in the shard is still to be saved
+            self._version = None  # the current state is not saved yet
             if _PARTIAL in self._disk.names():
-                self._disk.remove(_PARTIAL)  # its room is somebody's
+                self._disk.remove(_PARTIAL)  # free the space: the disk may be full
         finally:
             took_s = self._clock() - started
             self._due = began + max(self._every_s, _SHARE * took_s)
@@ -163,7 +166,7 @@ class Autosaves:
         except OSError as error:
             raise BadInput(f"{what}: {error.strerror}") from None
         first = wal_format.read(content, 0, what, number=_NUMBER)
-        check_spec(spec_told(first.entry, what), shard.spec, what)
+        check_spec(spec_of_opening(first.entry, what), shard.spec, what)
         state = wal_format.read(content, first.end, what, number=_NUMBER)
         if not isinstance(state.entry, LoggedState):
             raise BadInput(f"{what}: expected a state at byte {first.end}")
@@ -171,26 +174,26 @@ class Autosaves:
 
 
 class AutosavingShard:
-    """A shard whose saves are no older than what it was given last; called like a shard."""
+    """A shard without autosaves older than its last installed state; called like a shard."""
 
     def __init__(self, shard: Shard, to: Autosaves) -> None:
         self._shard = shard
         self._saves = to
 
     def handle_together(self, arrivals: Sequence[Arrival], now: float) -> list[Outgoing]:
-        """Answer what has come by the same moment."""
+        """Answer messages that have come together."""
         answers = self._shard.handle_together(arrivals, now)
         if any(isinstance(answer.message, Installed) for answer in answers):
             self._saves.replaced()
         return answers
 
     def tick(self, now: float) -> list[Outgoing]:
-        """Let leases run out."""
+        """Expire leases."""
         return self._shard.tick(now)
 
 
 def forget_saves(folder: Path) -> None:
-    """Remove a shard's saves, and the folder that those of its job lie in with the last of them."""
+    """Remove a shard's autosaves; with the last shard's, also the folder of the job."""
     shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):  # another shard's lie there, or all are gone
+    with suppress(OSError):  # it holds another shard's autosaves, or is gone
         folder.parent.rmdir()

@@ -1,12 +1,12 @@
-"""The logs of a whole job, a folder a shard, as something to resume from.
+"""Finds the WALs of a whole job, one folder a shard, to resume the job from.
 
     logs/JOB/shard-0, shard-1, ...
-    logs/JOB.2/shard-0, ...            the shards that the job has moved to, under map epoch 2
+    logs/JOB.2/shard-0, ...            the shards after resharding, under map epoch 2
 
-JOB is what everybody may call it (job_ids.py), for any user may be able to list `logs`.
+JOB is the public short id of the job (job_ids.py), since any user may be able to list `logs`.
 
-A job that ended cleanly has a snapshot and needs its logs no more. One that was killed, with all of
-its shards, left in them every push that it had acknowledged.
+A job that has ended cleanly has a snapshot and no longer needs its WALs. If a job was killed with
+all of its shards, the WALs hold every push that it had acknowledged.
 """
 
 import shutil
@@ -25,16 +25,17 @@ from shards.spec import ShardSpec
 
 
 def logs_of(folder: Path, specs: Sequence[ShardSpec]) -> Path:
-    """Where below `folder` these shards of a job keep their logs."""
+    """The folder below `folder` in which these shards of a job keep their WALs."""
     job, epoch = short_id(specs[0].job), specs[0].map.epoch
     return folder / (job if epoch == 1 else f"{job}.{epoch}")
 
 
 def load_logs(folder: Path) -> LoadedSnapshot:
-    """What a job's shards held, in the form of a snapshot; one of them has begun its log.
+    """Read the state of a job's shards from their WALs, in the form of a snapshot.
 
-    Raises BadInput naming what is missing or damaged, Retry where no shard had weights yet, or not
-    all of the shards that a job was about to move to.
+    At least one shard must have begun its WAL. Raises BadInput naming what is missing or damaged,
+    Retry if no shard had weights yet, or if a job was killed while it was resharded and not all of
+    its new shards had weights.
     """
     held: dict[str, tuple[ShardSpec, ShardState]] = {}
     empty: dict[str, Retry] = {}
@@ -52,7 +53,7 @@ def load_logs(folder: Path) -> LoadedSnapshot:
         raise BadInput(
             f"logs {folder}: expected weights of every shard or of none, got those of"
             f" {', '.join(held)} and none of {', '.join(empty)}: put back the missing logs, or"
-            f" remove {folder} to go on without"
+            f" remove {folder} to continue without"
         )
     names = [f"shard-{shard}" for shard in range(spec.map.shards)]
     if missing := [name for name in names if name not in held]:
@@ -61,8 +62,8 @@ def load_logs(folder: Path) -> LoadedSnapshot:
             f"logs {folder}: expected those of {spec.map.shards} shards, got {len(held)}:"
             f" {' '.join(missing)} {'is' if one else 'are'} missing, and may be under the same path"
             f" on {'another machine' if one else 'other machines'}: copy"
-            f" {'it' if one else 'them'} here to go on from the logs, or remove {folder} to go on"
-            " without"
+            f" {'it' if one else 'them'} here to resume from the logs, or remove {folder} to"
+            " continue without"
         )
     states = [held[name][1] for name in names]
     manifest = Manifest(
@@ -79,11 +80,10 @@ def load_logs(folder: Path) -> LoadedSnapshot:
 
 
 def newest_logs(folder: Path, *, but: Path | None = None) -> LoadedSnapshot | None:
-    """Of the jobs whose logs lie in `folder`, the one that came farthest; None if none began.
+    """The state of the job in `folder` with the most steps; None if no job has begun its WALs.
 
-    The logs of a job are read whole; those in `but` are left out.
-
-    Where a job was about to move, that is where it was: the new shards know no more than the old.
+    All WALs of each job are read; the folder `but` is left out. If a job was killed while it was
+    resharded, the state is that of the old shards: the new ones know no more.
     """
     found = []
     left_out = None if but is None else but.absolute()
@@ -91,12 +91,12 @@ def newest_logs(folder: Path, *, but: Path | None = None) -> LoadedSnapshot | No
         try:
             found.append(load_logs(job))
         except Retry:
-            continue  # killed before it had weights
+            continue  # the job was killed before it had weights
     return max(found, key=lambda logs: logs.manifest.steps, default=None)
 
 
 def is_job(folder: Path) -> bool:
-    """Whether a job's shards have begun their logs in `folder`."""
+    """Whether a job's shards have begun their WALs in `folder`."""
     return bool(_begun(folder))
 
 
@@ -105,13 +105,14 @@ def _begun(job: Path) -> list[Path]:
 
 
 def drop_logs(folder: Path, *, but: str | None = None) -> None:
-    """Remove the logs of every job in `folder`, but the one whose id is `but`: what they held is
-    elsewhere now.
+    """Remove the WALs of every job in `folder` but the one with the id `but`.
+
+    Call it when their content is stored elsewhere.
     """
     kept = None if but is None else short_id(but)
     for job in folder.glob("*"):
         if job.name != kept and any(job.glob("shard-*")):
             shutil.rmtree(job, ignore_errors=True)
     if but is None:
-        with suppress(OSError):  # what else lies there is not ours
+        with suppress(OSError):  # it holds other files, which are not ours
             folder.rmdir()

@@ -1,18 +1,18 @@
-"""The files of a shard's log, as they are found again: which belong together, and what they hold.
+"""Recovery from a shard's write-ahead log: finds the files that belong together, and replays them.
 
     log-00000007     records from opening 7 to opening 8
-    base-00000007    the state at opening 7, once it was written out in the background
-    mark             which log is the newest, and how far it is known to be whole
+    base-00000007    the state at opening 7, once it was written in the background
+    mark             which log is the newest, and up to where it is known to be complete
 
-What a shard knew is the newest whole base and the logs from there on, or all logs from number 0.
-A kill or a power failure may have left a record unfinished, at the very end: it was never
+The state of a shard is the newest complete base and the logs from there on, or all logs from
+number 0. A kill or a power failure may leave an incomplete record at the very end: it was never
 acknowledged, and is cut off. Damage anywhere else is an error that names file and offset. So is a
-log that ends too early: the mark says where the newest one ends at least, and each opening how long
-the log before it is. A mark that a failing power has spoiled says nothing.
+log that ends too early: the mark holds the least length of the newest log, and each opening the
+length of the log before it. A mark that was damaged by a power failure is ignored.
 
-Files older than that base are superfluous, and room for later ones: a log or a base is written over
-one of them, which takes half of the time that a new file takes, and no more of the disk. So
-behind the last record may stand what the file was before, which is no record of this one.
+Files older than that base are obsolete and are reused: a log or a base is written over one of them,
+which takes half of the time of a new file, and no more disk space. So after the last record a file
+may hold records of its earlier use, which do not count.
 """
 
 from collections.abc import Iterator
@@ -42,35 +42,35 @@ from shards.wal_format import (
 )
 
 MARK = "mark"
-"""The name of the file that says how far the newest log is whole."""
+"""The name of the file that says up to where the newest log is complete."""
 
 
 class LogFileKind(StrEnum):
-    """What a file's name begins with."""
+    """The kinds of numbered files; the value is the prefix of the name."""
 
     LOG = "log-"
     BASE = "base-"
 
 
 class LogChain(NamedTuple):
-    """The files to replay: a base, unless they begin at number 0, and logs without a gap."""
+    """The files to replay: a base, unless the logs start at number 0, and logs without a gap."""
 
     base: str | None
     logs: list[str]
 
     @property
     def files(self) -> list[str]:
-        """All of them, in their order."""
+        """All files, in the order of replay."""
         return ([] if self.base is None else [self.base]) + self.logs
 
     @property
     def first(self) -> int:
-        """The number of the oldest log; there is one."""
+        """The number of the oldest log; the chain must have one."""
         return _number(self.logs[0])
 
     @property
     def last(self) -> int:
-        """The number of the newest log; -1 where there is none."""
+        """The number of the newest log; -1 if there is none."""
         return _number(self.logs[-1]) if self.logs else -1
 
 
@@ -90,12 +90,12 @@ def numbered(disk: LogStorage) -> Iterator[tuple[int, str]]:
 
 
 def kind_of(name: str) -> LogFileKind:
-    """What a file with a number is."""
+    """The kind of a numbered file."""
     return LogFileKind.LOG if name.startswith(LogFileKind.LOG) else LogFileKind.BASE
 
 
 def find_chain(disk: LogStorage) -> LogChain:
-    """What to replay; raises BadInput naming a file that is damaged or missing."""
+    """The files to replay; raises BadInput naming a file that is damaged or missing."""
     logs = {_number(name): name for name in _logs(disk)}
     damage: Damage | None = None
     base = None
@@ -103,7 +103,7 @@ def find_chain(disk: LogStorage) -> LogChain:
         try:
             _state(disk, name)
         except Damage as error:
-            damage = damage or error  # an older base does as well, if the logs since are there
+            damage = damage or error  # an older base will do if all logs since are there
         else:
             base = name
             break
@@ -119,7 +119,7 @@ def find_chain(disk: LogStorage) -> LogChain:
 
 
 def replay(disk: LogStorage, chain: LogChain, replayed: Replay) -> int | None:
-    """Take what a chain holds; the size that the last log is to be cut to, None if it is whole."""
+    """Replay a chain; returns the size to cut the last log to, or None if it is complete."""
     if chain.base is not None:
         record = _state(disk, chain.base)
         replayed.take(record.entry, record.frames)
@@ -142,7 +142,7 @@ def replay(disk: LogStorage, chain: LogChain, replayed: Replay) -> int | None:
 def _replay_log(
     disk: LogStorage, name: str, before: int | None, replayed: Replay, *, newest: bool
 ) -> int:
-    """Take a log's records, `before` bytes those of the log before it; returns where they end."""
+    """Replay a log; returns where its records end. Those of the log before it end at `before`."""
     content, offset, number = _content(disk, name), 0, _number(name)
     while offset < len(content):
         try:
@@ -162,12 +162,12 @@ def _replay_log(
 
 
 def mark_in(disk: LogStorage) -> Mark | None:
-    """What the mark of a log says; None where there is none, or a spoiled one."""
+    """The mark of a log; None if there is none, or if it is damaged."""
     return decode_mark(_content(disk, MARK)) if MARK in disk.names() else None
 
 
 def _check_newest(disk: LogStorage, last: int) -> None:
-    """Raise BadInput where a newer log than number `last` has begun."""
+    """Raise BadInput if the mark names a newer log than number `last`."""
     mark = mark_in(disk)
     if mark is not None and mark.number > last:
         path = disk.where / log_name(mark.number)
@@ -176,17 +176,17 @@ def _check_newest(disk: LogStorage, last: int) -> None:
 
 
 def _remedy(disk: LogStorage) -> str:
-    return f"put back what it held, or remove {disk.where / MARK} to go on without it"
+    return f"put back what it held, or remove {disk.where / MARK} to continue without it"
 
 
 def has_begun(folder: Path) -> bool:
-    """Whether a shard that lived long enough to begin its log did so in `folder`."""
+    """Whether a shard has begun its WAL in `folder`."""
     disk = LogFolder(folder)
     return folder.is_dir() and (bool(_logs(disk)) or mark_in(disk) is not None)
 
 
 def spec_in(folder: Path) -> ShardSpec:
-    """The spec of the shard whose log `folder` holds; raises BadInput."""
+    """The spec of the shard with its WAL in `folder`; raises BadInput."""
     disk = LogFolder(folder)
     logs = _logs(disk)
     _check_newest(disk, _number(logs[-1]) if logs else -1)
@@ -198,11 +198,11 @@ def spec_in(folder: Path) -> ShardSpec:
 def spec_of(disk: LogStorage, name: str) -> ShardSpec:
     """The spec in a log's opening; raises BadInput."""
     what = f"log {disk.where / name}"
-    return spec_told(read(_content(disk, name), 0, what, number=_number(name)).entry, what)
+    return spec_of_opening(read(_content(disk, name), 0, what, number=_number(name)).entry, what)
 
 
-def spec_told(entry: Entry, what: str) -> ShardSpec:
-    """The spec in what a file begins with; `what` names the file. Raises BadInput."""
+def spec_of_opening(entry: Entry, what: str) -> ShardSpec:
+    """The spec in the first entry of a file; `what` names the file. Raises BadInput."""
     if not isinstance(entry, Opening):
         raise Damage(f"{what}: expected an opening at byte 0", 0)
     if entry.format != FORMAT:
@@ -211,18 +211,18 @@ def spec_told(entry: Entry, what: str) -> ShardSpec:
 
 
 def check_spec(theirs: ShardSpec, spec: ShardSpec, what: str) -> None:
-    """Raise BadInput unless a shard told `spec` may go on from what one told `theirs` wrote."""
+    """Raise BadInput unless a shard of `spec` may resume from what one of `theirs` wrote."""
     if encode_spec(theirs) == encode_spec(spec):
         return
     for field in ("job", "shard", "build"):
         expected, got = getattr(spec, field), getattr(theirs, field)
         if expected != got:
             raise BadInput(f"{what}: expected {field} {expected}, got {got}'s")
-    raise BadInput(f"{what}: its shard was told otherwise than this one (rule, map, ...)")
+    raise BadInput(f"{what}: its shard was configured otherwise than this one (rule, map, ...)")
 
 
 def recovered(folder: Path) -> tuple[ShardSpec, ShardState]:
-    """The state at the end of a log that nobody writes any more; raises BadInput, GiveUp."""
+    """The spec and state at the end of a WAL that no process writes; raises BadInput, GiveUp."""
     disk = LogFolder(folder)
     disk.lock()
     try:
@@ -234,14 +234,14 @@ def recovered(folder: Path) -> tuple[ShardSpec, ShardState]:
 
 
 def looked_at(disk: LogStorage, spec: ShardSpec) -> Shard:
-    """A shard made from what a disk holds, which is left as it is; raises BadInput."""
+    """A shard recovered from the files on a disk, which stay unchanged; raises BadInput."""
     shard = Shard(spec, boot=0)
     replay(disk, find_chain(disk), Replay(shard))
     return shard
 
 
 def _named(disk: LogStorage, kind: LogFileKind) -> list[str]:
-    """The files of this kind, by number; a base that is being written is not one yet."""
+    """The names of this kind in the order of number, without a base that is being written."""
     found = [n for n in disk.names() if n.startswith(kind) and n[len(kind) :].isdecimal()]
     return sorted(found, key=_number)
 
@@ -251,7 +251,7 @@ def _number(name: str) -> int:
 
 
 def _logs(disk: LogStorage) -> list[str]:
-    """Those that have an opening: one that is created just before a crash has none."""
+    """The logs that have an opening: one that was created just before a crash has none."""
     return [name for name in _named(disk, LogFileKind.LOG) if _begun(disk, name)]
 
 

@@ -1,21 +1,21 @@
-"""A shard's log on disk: what must survive is in it before anybody is told (shards/wal_format.py).
+"""A shard's write-ahead log: changes are on disk before they are answered (shards/wal_format.py).
 
-Each turn of the server loop is one record, written with one call, and at the level `logged` flushed
-with one fdatasync: all messages of a turn, one flush, then all answers. At the level `process` the
-page cache holds it, which survives any process, not the kernel. Then the mark says how far the log
-is whole, so that a log whose end is gone is told from one that ends there (recovery.py).
+Each turn of the server loop is one record, written with one call. At the durability `logged` it is
+flushed with one fdatasync: all messages of a turn, one flush, then all answers. At `process` the
+page cache holds it, which survives the process but not the kernel. Then the mark is set to the end
+of the record, so that recovery can distinguish a truncated log from a complete one (recovery.py).
 
-A log is a few files, one begun when another is long enough. Once together they have outgrown the
-state a few times, the next begins with a base: beside the serving of requests a thread writes the
-state at that moment, a version that no longer changes, under a temporary name. Its rename makes
-what came before it superfluous.
+The WAL is a few files; when one is long enough, the next is begun. Once all together are a few
+times as large as the state, the next one begins with a base: in the background a thread writes the
+state at that moment, a version that no longer changes, under a temporary name. Renaming it makes
+the files before it obsolete.
 
-Superfluous files are not removed, but kept to be written over, as many as the next such turn will
-need: their room on the disk is found already, and their pages lie in the page cache. That is why a
-log is several files: one would be needed twice, for it is superfluous only when the next has begun.
+Obsolete files are not removed but kept to be written over, as many as the next round will need:
+their disk blocks are allocated already, and their pages are in the page cache. That is why the WAL
+is several files: a single one becomes obsolete only after the next has begun, too late for reuse.
 
-A write that fails ends the shard, for what the disk then holds is unknown: nothing of the turn is
-answered, and the next life begins at the last record that is whole.
+A failed write ends the shard, since the content of the disk is then unknown: no message of the turn
+is answered, and the restarted shard resumes at the last complete record.
 """
 
 import threading
@@ -44,15 +44,15 @@ from shards.errors import GiveUp
 from shards.shard import Shard
 from shards.wal_format import Entry, LoggedState, Mark, Replay
 
-_TIMES = 4  # the state's size is what a log may grow to,
-_LEAST_BYTES = 64 << 20  # but this at least,
-_FILES = 4  # in so many files
+_TIMES = 4  # the WAL may grow to this many times the size of the state,
+_LEAST_BYTES = 64 << 20  # but at least to this,
+_FILES = 4  # divided into this many files
 _SPARES = {LogFileKind.LOG: _FILES + 1, LogFileKind.BASE: 1}
 _PARTIAL = ".partial"
 
 
 class BackgroundTask(Protocol):
-    """Something that is being done beside the serving of requests."""
+    """Work that runs in the background while requests are served."""
 
     def is_alive(self) -> bool: ...
 
@@ -60,14 +60,14 @@ class BackgroundTask(Protocol):
 
 
 def in_a_thread(work: Callable[[], None]) -> BackgroundTask:
-    """Do it beside everything else."""
+    """Start `work` in a daemon thread."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread
 
 
 class WriteAheadLog:
-    """The log of one shard in a folder, which is this process's alone until `close`."""
+    """The WAL of one shard, in a folder that this process has locked until `close`."""
 
     def __init__(
         self,
@@ -76,9 +76,10 @@ class WriteAheadLog:
         least_bytes: int = _LEAST_BYTES,
         aside: Callable[[Callable[[], None]], BackgroundTask] = in_a_thread,
     ) -> None:
-        """`aside` writes a base while requests are served.
+        """`aside` runs the writing of a base in the background.
 
-        Raises BadInput where the folder cannot be had, GiveUp where another process has it.
+        Raises BadInput if the folder cannot be created or locked, GiveUp if another process has
+        locked it.
         """
         self._disk = _owned(folder) if isinstance(folder, Path) else folder
         self._synced = durability is Durability.LOGGED
@@ -88,32 +89,32 @@ class WriteAheadLog:
         self._mark: LogFileWriter | None = None
         self._name = ""
         self._number = -1
-        self._grown = 0  # all files since the base,
-        self._filled = 0  # and the present one
-        self._oldest = 0  # the first file that is not superfluous
+        self._grown = 0  # bytes in all files since the base,
+        self._filled = 0  # and in the current one
+        self._oldest = 0  # the number of the first file that is not obsolete
         self._spares: dict[LogFileKind, list[str]] = {LogFileKind.LOG: [], LogFileKind.BASE: []}
         self._base: BackgroundTask | None = None
         self._failure: GiveUp | None = None
 
     @property
     def where(self) -> Path:
-        """The folder it lies in."""
+        """The folder of the WAL."""
         return self._disk.where
 
     @property
     def name(self) -> str:
-        """The newest file, which is being written."""
+        """The name of the file that is being written."""
         return self._name
 
     @property
     def filled(self) -> int:
-        """How many bytes of that are records."""
+        """The number of bytes of records in that file."""
         return self._filled
 
     def recover(self, shard: Shard, now: float) -> None:
-        """Bring an empty shard to where its last life's log ends, and begin this life's.
+        """Replay the WAL into an empty shard, and begin the next log file.
 
-        Raises BadInput naming the file where it is damaged or another job's.
+        Raises BadInput naming the file if it is damaged or another job's.
         """
         self._tidy()
         chain = find_chain(self._disk)
@@ -122,8 +123,8 @@ class WriteAheadLog:
             last = chain.logs[-1]
             check_spec(spec_of(self._disk, last), shard.spec, f"log {self._disk.where / last}")
             size = replay(self._disk, chain, Replay(shard))
-            # They may be in the page cache alone: the last record was written and not yet flushed,
-            # or a life at `process` flushed nothing. They count from now on, and others follow.
+            # Flush the files: the last record may be in the page cache only, and a process with
+            # durability `process` has flushed nothing. From now on later records depend on them.
             ends = {name: self._disk.size(name) for name in chain.files if self._synced}
             if size is not None:
                 ends[chain.logs[-1]] = size
@@ -136,10 +137,10 @@ class WriteAheadLog:
         self._begin(shard, chain.last + 1, begins=True, now=now)
 
     def append(self, entry: Entry, frames: wal_format.Frames = ()) -> None:
-        """Write a record; when this returns, it survives what the level says."""
+        """Write a record; when this returns, it survives what the durability promises."""
         if self._failure is not None:
             raise self._failure
-        assert self._file is not None, "it recovers before it is written"
+        assert self._file is not None, "call `recover` first"
         assert self._mark is not None
         try:
             record = wal_format.encode(entry, frames, number=self._number)
@@ -152,9 +153,9 @@ class WriteAheadLog:
             raise self._refused(self._name, error) from None
 
     def shorten(self, shard: Shard, now: float) -> None:
-        """Begin another file if this one is long enough, and with a base if all of them are."""
+        """Begin the next file if this one is long enough; with a base if all together are."""
         if shard.moving(now) or shard.held.empty:
-            return  # it would be in no base, or there is none to write
+            return  # a base would not include the resharding, or there is no state to write
         slots = len(shard.spec.rule.slot_names)
         limit = max(self._least_bytes, _TIMES * 4 * shard.size * (1 + slots))
         idle = self._base is None or not self._base.is_alive()
@@ -169,7 +170,7 @@ class WriteAheadLog:
             self._begin(shard, self._number + 1, begins=False, now=now)
 
     def close(self) -> None:
-        """Let another have the folder."""
+        """Close the files, and unlock the folder."""
         if self._base is not None:
             self._base.join()
         for file in (self._file, self._mark):
@@ -179,7 +180,7 @@ class WriteAheadLog:
         self._disk.close()
 
     def _tidy(self) -> None:
-        """Remove what a former life was about to write."""
+        """Remove the incomplete base of an earlier process."""
         for name in self._disk.names():
             if name.endswith(_PARTIAL):
                 self._disk.remove(name)
@@ -194,7 +195,7 @@ class WriteAheadLog:
         name, former, after = log_name(number), self._file, self._filled
         try:
             if self._mark is None:
-                # In place: a mark that is there holds until the next one is written.
+                # In place: an existing mark stays valid until the next one is written.
                 self._mark = self._disk.create(MARK, MARK if mark_in(self._disk) else None)
             if former is not None:
                 former.end(synced=self._synced)
@@ -210,7 +211,7 @@ class WriteAheadLog:
         self.append(wal_format.opening(shard, number, begins=begins, now=now, after=after))
 
     def _save(self, state: LoggedState, frames: wal_format.Frames) -> None:
-        """Write a base, and spare what it makes superfluous; beside everything else."""
+        """Write a base in the background, and keep the files that it makes obsolete for reuse."""
         final = base_name(state.number)
         partial = final + _PARTIAL
         try:
@@ -231,9 +232,9 @@ class WriteAheadLog:
             self._failure = self._refused(final, error)
 
     def _spare(self, before: int) -> None:
-        """Keep what is older than file `before` to be written over, and remove what is too much.
+        """Keep files older than number `before` for reuse, and remove those beyond the limit.
 
-        It may run beside `_begin`: this one only adds names, and that one only takes some.
+        It may run in parallel with `_begin`: this method only adds names, `_begin` only takes them.
         """
         for number, name in list(numbered(self._disk)):
             if self._oldest <= number < before:
@@ -245,7 +246,7 @@ class WriteAheadLog:
         self._oldest = before
 
     def _take_spare(self, name: str) -> str | None:
-        """What the file of this name may be written over."""
+        """The name of an obsolete file that the file `name` may be written over, if any."""
         kept = self._spares[kind_of(name)]
         return kept.pop() if kept else None
 
@@ -255,14 +256,14 @@ class WriteAheadLog:
 
 
 class LoggedShard:
-    """A shard whose changes are in its log before anybody hears of them; called like a shard."""
+    """A shard whose changes are in its WAL before they are answered; called like a shard."""
 
     def __init__(self, shard: Shard, to: WriteAheadLog) -> None:
         self._shard = shard
         self._log = to
 
     def handle_together(self, arrivals: Sequence[Arrival], now: float) -> list[Outgoing]:
-        """Answer what has come by the same moment; raises GiveUp when it cannot be written."""
+        """Answer messages that have come together; raises GiveUp if the WAL cannot be written."""
         answers = self._shard.handle_together(arrivals, now)
         turn = wal_format.turn_of(arrivals, answers, now)
         if turn is not None:
@@ -271,7 +272,7 @@ class LoggedShard:
         return _awaited(answers)
 
     def tick(self, now: float) -> list[Outgoing]:
-        """Let leases run out."""
+        """Expire leases, and log that."""
         silent = self._shard.ledger.silent(now)
         if not silent:
             return []
@@ -281,7 +282,7 @@ class LoggedShard:
 
 
 def _awaited(answers: Sequence[Outgoing]) -> list[Outgoing]:
-    """Nobody waits for the answer to a request that was replayed; its sender asks again."""
+    """The answers with a receiver: a replayed request has none, and its sender will ask again."""
     return [answer for answer in answers if answer.to]
 
 

@@ -1,4 +1,4 @@
-"""A shard whose driver is held up by a push, in the driver's own time: nobody waits for it."""
+"""A shard whose driver is delayed by a push on the driver's own clock: no test waits for it."""
 
 import time
 from collections.abc import Iterator
@@ -15,17 +15,17 @@ from shards.updates import Updates
 
 @contextmanager
 def held_up(driver: ModuleType, seconds: float) -> Iterator[list[float]]:
-    """Each push that is applied takes so long by the clock that `driver` reads; gives them."""
+    """Each applied push takes `seconds` by the clock that `driver` reads; yields their list."""
     spent: list[float] = []
 
-    def bring(*arguments: Any) -> Any:
+    def apply_push(*arguments: Any) -> Any:
         spent.append(seconds)
         return original(*arguments)
 
     original = Updates.apply_push
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(spent))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Updates, "bring", bring)
+        patch.setattr(Updates, "apply_push", apply_push)
         patch.setattr(driver, "time", clock)
         yield spent
 

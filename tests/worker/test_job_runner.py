@@ -447,7 +447,7 @@ def test_logs_that_are_all_that_is_left(
         assert str(caught.value) == f"logs {logs}: expected a folder of this job's own, {line}"
         assert [path.name for path in logs.iterdir()] == [job.name]
     there = (job / "shard-1").rename(tmp_path / "another-machine")
-    line = rf"shard-1 is missing.* copy it here to go on from the logs, or remove {job} to go on"
+    line = rf"shard-1 is missing.* copy it here to resume from the logs, or remove {job} to"
     for resume in (None, Path(earlier.snapshot), job):
         with pytest.raises(BadInput, match=line):
             run(tasks, tmp_path, asked, monkeypatch, resume)

@@ -20,7 +20,7 @@ ALONE = ShardGroup(PAIR.settled, in_sync=True, pending=Configuration(0, 3, 12))
 WRITER = """
 import os, signal, sys
 from pathlib import Path
-from ps.replication.coordinator_store import Record
+from ps.replication.coordinator_store import CoordinatorStore
 from tests.ps.replication.test_coordinator_store import PAIR
 
 CoordinatorStore(Path(sys.argv[1]), "job").save({0: PAIR})

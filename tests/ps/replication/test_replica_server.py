@@ -341,7 +341,7 @@ def test_a_group_moves_to_another(group: Group, tmp_path: Path) -> None:
         following.stop()
 
 
-@pytest.mark.parametrize("question", ["Hold", "Export", "Install", "Retire"])
+@pytest.mark.parametrize("question", ["Quiesce", "Export", "Install", "HandOver"])
 def test_a_primary_dies_in_the_midst_of_a_move(
     question: str, group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

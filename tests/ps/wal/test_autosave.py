@@ -215,8 +215,8 @@ def test_nobody_goes_on_with_what_was_replaced(tmp_path: Path) -> None:
     with pytest.raises(GiveUp) as caught:
         Life(tmp_path)
     assert str(caught.value) == (
-        f"saves {tmp_path}: expected what the last life of shard 0 was given, got nothing: it died"
-        " before it had saved it"
+        f"saves {tmp_path}: expected an autosave of shard 0, got none: its last process died"
+        " before the first one was complete"
     )
     later.join()
     again = Life(tmp_path)
@@ -252,7 +252,7 @@ def test_what_is_no_save(tmp_path: Path) -> None:
     [
         ({"job": "another"}, "expected job another, got job's"),
         ({"build": "newer"}, "expected build newer, got build's"),
-        ({"rule": SGD()}, "its shard was told otherwise than this one (rule, map, ...)"),
+        ({"rule": SGD()}, "its shard was configured otherwise than this one (rule, map, ...)"),
     ],
 )
 def test_anothers_save(other: dict[str, Any], line: str, tmp_path: Path) -> None:

@@ -332,7 +332,7 @@ def test_a_newest_log_that_ends_too_early_is_named(
             else:
                 assert f"expected records up to byte {len(content)}, got them" in str(caught.value)
             assert str(caught.value).endswith(
-                f"; put back what it held, or remove {folder / MARK} to go on without it"
+                f"; put back what it held, or remove {folder / MARK} to continue without it"
             )
         path.write_bytes(content)
         _, state = recovered(folder)
@@ -416,7 +416,7 @@ def test_another_jobs_log(tmp_path: Path) -> None:
     for changes, text in (
         ({"job": "other"}, "expected job other, got job's"),
         ({"build": "b2"}, "expected build b2, got build's"),
-        ({"bound": 3}, "its shard was told otherwise than this one (rule, map, ...)"),
+        ({"bound": 3}, "its shard was configured otherwise than this one (rule, map, ...)"),
     ):
         files = WriteAheadLog(folder, Durability.PROCESS)
         shard = Shard(spec(**{"rule": Momentum(0.5), "bound": None} | changes), boot=3)
