@@ -7,7 +7,7 @@ from deploy.summary import Summary
 from deploy.updates import SCHEMA
 from shards.update_records import RECORD
 
-GLOSSARY = Path(__file__).parents[2] / "docs" / "glossary.md"
+GLOSSARY = Path(__file__).parents[2] / "docs" / "reference" / "glossary.md"
 
 
 def rows(heading: str) -> list[str]:
