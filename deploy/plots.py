@@ -1,8 +1,8 @@
-"""Two pictures of a run, drawn from its `updates.parquet`: how it learned, and how stale it was.
+"""Two plots of a run, drawn from its `updates.parquet`: its loss and its staleness.
 
-The file is read in batches, and what a picture cannot show is thinned out, so that a long run needs
-no more memory than a short one; counts and extremes come from every row. matplotlib is loaded only
-when a picture is drawn, and draws into files alone: it needs no display.
+The file is read in batches and points are thinned out, so that a long run needs no more memory than
+a short one; counts and extremes come from every row. matplotlib is imported only when a plot is
+drawn. It writes to files and needs no display.
 """
 
 from collections.abc import Sequence
@@ -35,9 +35,9 @@ _TEST = "#1b7837"
 
 
 class Losses(msgspec.Struct, frozen=True):
-    """Some of the updates that shard 0 applied, in order: equally long arrays.
+    """A sample of the updates that shard 0 applied, in order, as arrays of equal length.
 
-    `samples` counts all that were trained on until then, `seconds` from the first update.
+    `samples` is the total number trained on by then; `seconds` is the time since the first update.
     """
 
     worker: NDArray[np.object_]
@@ -47,7 +47,7 @@ class Losses(msgspec.Struct, frozen=True):
 
 
 class Gaps(msgspec.Struct, frozen=True):
-    """The clock gap on shard 0 over consecutive spans of updates: equally long arrays."""
+    """The clock gap on shard 0 over consecutive spans of updates, as arrays of equal length."""
 
     seconds: Floats
     least: Floats
@@ -58,10 +58,10 @@ class Gaps(msgspec.Struct, frozen=True):
 def plot_loss(updates: Path, summary: Summary, out: Path, tests: Sequence[Evaluation] = ()) -> None:
     """Draw the loss of the updates, against samples and against seconds, into the PNG `out`.
 
-    A point is an update, in its worker's colour; the line is the running mean. All shards apply the
-    same pushes: shard 0's are drawn. The accuracy of the `tests`, or where they have none their
-    loss, is drawn against samples, on an axis of its own. Raises BadInput for a file that holds no
-    updates' columns, GiveUp when the disk refuses the picture.
+    Each point is an update, in its worker's colour; the line is the running mean. All shards apply
+    the same pushes, so only shard 0's are drawn. The accuracy of the `tests`, or their loss if they
+    have none, is drawn against samples on its own axis. Raises BadInput for a file without the
+    columns of updates, GiveUp if the disk is full or fails.
     """
     losses = read_losses(updates)
     figure, (left, right) = _figure()
@@ -80,8 +80,9 @@ def plot_loss(updates: Path, summary: Summary, out: Path, tests: Sequence[Evalua
 def plot_staleness(updates: Path, summary: Summary, out: Path) -> None:
     """Draw how stale the updates were, and the clock gap over time, into the PNG `out`.
 
-    Left, a histogram of all shards' updates. Right, the gap's range and mean on shard 0 in spans of
-    equally many updates, and what it may reach, the bound + 1. Raises what `plot_loss` does.
+    Left: a histogram over all shards' updates. Right: the range and mean of the gap on shard 0 in
+    spans with equal numbers of updates, and its limit, the bound + 1. Raises the errors of
+    `plot_loss`.
     """
     figure, (left, right) = _figure()
     _draw_histogram(left, count_staleness(updates), summary)
@@ -93,8 +94,8 @@ def plot_staleness(updates: Path, summary: Summary, out: Path) -> None:
 
 
 def read_losses(updates: Path, most: int = _MAX_POINTS) -> Losses:
-    """The losses on shard 0, thinned to about `most` updates; an update of no loss is left out."""
-    # By chance, not every nth: workers take turns, and every nth might be the same one's.
+    """The losses on shard 0, thinned to about `most` updates; skips updates without a loss."""
+    # Randomly, not every nth: workers take turns, so every nth update may be the same worker's.
     rng, chosen = np.random.default_rng(0), min(1.0, most / max(1, _rows(updates)))
     workers, losses, samples, seconds = [], [], [], []
     seen = 0
@@ -116,7 +117,7 @@ def read_losses(updates: Path, most: int = _MAX_POINTS) -> Losses:
 
 
 def count_staleness(updates: Path) -> Integers:
-    """How many rows have each staleness: index 0 counts those of staleness 0, and so on."""
+    """The number of rows by staleness: index 0 counts those of staleness 0, and so on."""
     counts = np.zeros(1, np.int64)
     for batch in read_updates(updates, ("staleness",)):
         more = np.bincount(batch.column("staleness").to_numpy(), minlength=len(counts))
@@ -126,7 +127,7 @@ def count_staleness(updates: Path) -> Integers:
 
 
 def read_gaps(updates: Path, spans: int = _SPANS) -> Gaps:
-    """The clock gap on shard 0 in at most `spans` spans of equally many updates."""
+    """The clock gap on shard 0 in at most `spans` spans with equal numbers of updates."""
     length = max(1, -(-_rows(updates) // spans))
     sums = np.zeros((3, spans))
     least, most = np.full(spans, np.inf), np.full(spans, -np.inf)
@@ -155,7 +156,7 @@ def _draw_losses(axes: "Axes", x: Floats, losses: Losses) -> None:
     names = sorted(set(losses.worker), key=lambda name: (len(name), name))
     palette = _colours(len(names))
     colour = {name: palette[number] for number, name in enumerate(names)}
-    # In one go and in their order, or the last worker's points would cover the others'.
+    # All workers in one call and in order, or the last worker's points would cover the others'.
     points = [colour[name] for name in losses.worker]
     axes.scatter(x, losses.loss, s=7, c=points or None, alpha=0.45, linewidths=0)
     for name in names if len(names) <= _MAX_NAMES else ():
@@ -170,7 +171,7 @@ def _draw_losses(axes: "Axes", x: Floats, losses: Losses) -> None:
 
 
 def _draw_tests(axes: "Axes", tests: Sequence[Evaluation]) -> None:
-    """The tests' accuracy, or their loss, on a second scale at the right."""
+    """Draw the tests' accuracy, or their loss, on a second scale on the right."""
     names = {name for test in tests for name in test.figures}
     name = next((name for name in ("accuracy", "loss") if name in names), None)
     if name is None:
@@ -188,7 +189,7 @@ def _draw_tests(axes: "Axes", tests: Sequence[Evaluation]) -> None:
 
 
 def _draw_updates_axis(axes: "Axes", in_a_thousand: float) -> None:
-    """A second scale on top, in updates, for an axis in thousands of samples."""
+    """Add a second scale in updates at the top of an axis in thousands of samples."""
     from matplotlib.ticker import MaxNLocator
 
     there, back = partial(np.multiply, in_a_thousand), partial(np.multiply, 1 / in_a_thousand)
@@ -200,7 +201,7 @@ def _draw_updates_axis(axes: "Axes", in_a_thousand: float) -> None:
 
 
 def running_mean(values: Floats) -> Floats:
-    """Each value's mean with its neighbours: a fiftieth of all, at least 5, fewer at the ends."""
+    """The centred running mean over a fiftieth of the values, at least 5, fewer at the ends."""
     count = len(values)
     reach = max(2, count // 100)
     sums = np.concatenate([[0.0], np.cumsum(values)])
@@ -262,7 +263,7 @@ def _colours(count: int) -> list[tuple[float, ...]]:
 
 
 def _figure() -> "tuple[Figure, NDArray[np.object_]]":
-    """An empty figure with two panels, outside pyplot: nothing global, nothing to close."""
+    """An empty figure with two panels. It avoids pyplot, whose figures are global until closed."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -285,7 +286,7 @@ def _finish(figure: "Figure", heading: str, summary: Summary, out: Path) -> None
         raise GiveUp(f"picture {out}: {error.strerror}") from None
 
 
-# --- what is written above a picture --------------------------------------------------------------
+# --- headings -------------------------------------------------------------------------------------
 
 
 def _tested(summary: Summary) -> str:

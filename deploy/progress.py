@@ -1,9 +1,9 @@
-"""What a user sees while a run goes on.
+"""The progress display of a run.
 
-On a terminal: what is being started and for how long, then a picture that is redrawn in place. In a
-pipe or a log: plain lines, one for each thing that is started, one for each test, and one every few
-seconds or iterations, without escape codes. All numbers come from deploy/progress_model.py; here
-they only become text.
+On a terminal: what is being started and for how long, then a display that is redrawn in place. In a
+pipe or a log file: plain lines without escape codes, one for each thing that is started, one for
+each test, and one every few seconds or iterations. All numbers come from deploy/progress_model.py;
+this module only formats them.
 """
 
 import sys
@@ -35,10 +35,10 @@ _HINT = "Ctrl-C stops the run and saves a snapshot to resume from."
 class Progress:
     """The display of one run; a context manager.
 
-    Call `starting` for each thing that takes a while, `update` whenever the shards were looked at.
-    `steps` is each worker's plan, `bound` the staleness bound (None: none), `rows` how many the
-    training data has. With `display` a plain line comes every so many iterations instead of every
-    few seconds; with `average_loss` the loss is the mean of that number of iterations.
+    Call `starting` for each thing that takes a while, and `update` with each set of statuses of the
+    shards. `steps`: the steps of each worker; `bound`: the staleness bound (None: no bound);
+    `rows`: the rows of the training data. `display`: iterations between plain lines (0: one every
+    few seconds). `average_loss`: iterations over which the loss is averaged.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Progress:
             )
 
     def starting(self, what: str) -> None:
-        """Say that `what` ("Spark", "the test") has begun; it ends with the next, or an update."""
+        """Show that `what` ("Spark", "the test") is starting, until the next call or an update."""
         self._end_activity("done")
         self._activity, self._activity_since = what, self._clock()
         if self._live is None:
@@ -90,15 +90,15 @@ class Progress:
             self._say(f"{clock_text(self._activity_since - self._started)}  starting {what}")
 
     def update(self, statuses: Sequence[ShardStatus], records: Sequence[Rows] = ()) -> None:
-        """Show the shards' statuses, and the records of updates since the last call, a shard each.
+        """Show one status per shard, and the records of its updates since the last call.
 
-        It ends what was being started.
+        This ends the display of what was being started.
         """
         now = self._clock()
         self._end_activity("done")
         self._readings = self._meter.look(statuses, records, now)
         self._trains = True
-        # A line stays, so each has something to say that the one before had not.
+        # Lines accumulate in a log, so print one only if there are new steps to report.
         self._unsaid |= self._readings.steps > self._said
         if not self._unsaid:
             return
@@ -107,7 +107,7 @@ class Progress:
             self._line_at = now + LINE_EVERY_S
 
     def evaluated(self, result: Evaluation) -> None:
-        """Show what a test of the weights found."""
+        """Show the result of a test of the weights."""
         self._last_test = result
         if self._live is not None:
             self._console.print(Text(str(result)))
@@ -115,7 +115,7 @@ class Progress:
             self._say(f"{clock_text(self._clock() - self._started)}  {result}")
 
     def note(self, text: str) -> None:
-        """Say something that is to be read, whatever else is shown."""
+        """Show a message that must not be lost when the display is redrawn."""
         if self._live is not None:
             self._console.print(Text(text, style="yellow"))
         else:
@@ -153,8 +153,8 @@ class Progress:
             )
 
     def _say(self, line: str) -> None:
-        # Not through the console, which would wrap a line at a width that a pipe doesn't have.
-        with suppress(OSError):  # Nobody reads on, or the disk is full: training is worth more.
+        # Not through the console, which would wrap lines although a pipe has no width.
+        with suppress(OSError):  # The reader is gone or the disk is full: the training continues.
             self._console.file.write(line + "\n")
             self._console.file.flush()
 
@@ -177,7 +177,7 @@ class Progress:
 
 
 class _Lasting:
-    """A stream that may be closed at the other end: what cannot be written is dropped."""
+    """A stream that drops what it cannot write, for example because its reader has closed it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -216,13 +216,13 @@ def line(readings: Readings) -> str:
             f"learning rate {readings.rate:.4g}",
             f"{_number(readings.samples_per_s, '.0f')} samples/s",
             staleness_text(readings),
-            f"waiting: {' '.join(waiting[:_MAX_ROWS])}" if waiting else "nobody waits",
+            f"waiting: {' '.join(waiting[:_MAX_ROWS])}" if waiting else "no worker waits",
         )
     )
 
 
 def picture(readings: Readings, last_test: Evaluation | None = None) -> Group:
-    """The readings as a bar, two lines of numbers, and a table each of workers and shards."""
+    """The readings as a bar, two lines of numbers, and tables of the workers and the shards."""
     numbers = (_numbers(readings), _progress(readings, last_test))
     return Group(_bar(readings), *numbers, "", _workers(readings), "", _shards(readings), "")
 
@@ -259,7 +259,7 @@ def _numbers(readings: Readings) -> Text:
 
 
 def _progress(readings: Readings, last_test: Evaluation | None) -> Text:
-    """How far the training has come: the rate, the epoch and the last test."""
+    """The learning rate, the epoch and the last test."""
     parts = [Text(f"learning rate {readings.rate:.4g}")]
     if readings.epoch is not None:
         parts.append(Text(f"epoch {readings.epoch:.1f}"))
@@ -274,7 +274,7 @@ def _workers(readings: Readings) -> Table:
     table.add_column("standing", justify="left")
     shown = readings.workers
     if len(shown) > _MAX_ROWS:
-        # Who holds the others back is what one wants to see of many.
+        # Of many workers, show those that hold the others back.
         shown = tuple(sorted(shown, key=lambda worker: worker.clock)[:_MAX_ROWS])
     for worker in shown:
         table.add_row(*_worker_row(worker), style="yellow" if worker.waits else "")
@@ -327,21 +327,21 @@ def _table(first: str, *others: str) -> Table:
 
 
 def staleness_text(readings: Readings) -> str:
-    """The staleness seen: its mean and its maximum."""
+    """The mean and maximum of the staleness so far."""
     if readings.staleness_mean is None:
         return f"staleness {_UNKNOWN}"
     return f"staleness {readings.staleness_mean:.1f}, max {readings.staleness_max}"
 
 
 def gap_text(readings: Readings) -> str:
-    """The largest clock gap seen beside the largest that the bound allows."""
+    """The largest clock gap so far, and the largest that the bound allows."""
     if readings.bound is None:
         return f"clock gap max {readings.max_clock_gap}, no bound"
     return f"clock gap max {readings.max_clock_gap} of {readings.bound + 1}"
 
 
 def clock_text(seconds: float) -> str:
-    """Seconds as a clock shows them: 0:07, 12:34, 1:02:03."""
+    """Format seconds like a clock: 0:07, 12:34, 1:02:03."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,8 +1,9 @@
-"""What a progress display shows, computed from one look at the shards after another.
+"""The figures of the progress display, computed from successive statuses of the shards.
 
-Statuses are counters, so speeds come from two looks: the latest, and the oldest of the last ten
-seconds, which is long enough to be calm and short enough to notice a change. No clock and no
-terminal here: the display (deploy/progress.py) passes the time in and draws what comes out.
+Statuses are counters, so a speed needs two of them: the latest, and the oldest of the last ten
+seconds, which is long enough for a steady figure and short enough to show a change. This module has
+no clock and no terminal: the display (deploy/progress.py) passes the time in and formats the
+result.
 """
 
 from collections import deque
@@ -18,7 +19,7 @@ WINDOW_S = 10.0
 
 
 class WorkerReading(msgspec.Struct, frozen=True):
-    """A worker as the shards see it; `loss` is its last push's, None before the first."""
+    """A worker as the shards see it; `loss` is that of its last push, None before the first."""
 
     name: str
     clock: int
@@ -30,7 +31,7 @@ class WorkerReading(msgspec.Struct, frozen=True):
 
 
 class ShardReading(msgspec.Struct, frozen=True):
-    """A shard; the rates are None until there is something to compare with."""
+    """A shard; its rates are None until there is an earlier status to compare with."""
 
     shard: int
     version: int
@@ -41,11 +42,12 @@ class ShardReading(msgspec.Struct, frozen=True):
 
 
 class Readings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything at one moment. `loss` is the mean of the updates of the last seconds, or of as
-    many updates as the meter was given; `epoch` counts passes over the training data.
+    """All figures at one moment; None means unknown.
 
-    `steps` of `planned` are done, by all workers together; `absent` workers have not come yet.
-    `staleness_mean` and `staleness_max` are over all updates seen; None stands for unknown.
+    `loss` is the mean of the updates of the last seconds, or of the meter's `average`; `epoch`
+    counts passes over the training data. All workers together have taken `steps` of `planned`
+    steps; `absent` workers have not joined yet. `staleness_mean` and `staleness_max` are over all
+    updates so far.
     """
 
     elapsed_s: float
@@ -74,7 +76,7 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Look(msgspec.Struct, frozen=True):
-    """What the shards said at `time`, and the losses of the updates since the look before."""
+    """The shards' statuses at `time`, and the losses of the updates since the previous ones."""
 
     time: float
     statuses: Sequence[ShardStatus]
@@ -83,11 +85,11 @@ class _Look(msgspec.Struct, frozen=True):
 
 
 class Meter:
-    """The looks of the last seconds, for speeds.
+    """Computes readings from the statuses of the last seconds.
 
-    `steps` is each worker's plan, `workers` how many the job has, `bound` the staleness bound,
-    `rows` how many the training data has, if that is known. The loss is the mean of the last
-    `average` updates (None: of those of the last seconds).
+    `steps`: the steps of each worker; `workers`: their number; `bound`: the staleness bound;
+    `rows`: the rows of the training data, if known. The loss is the mean of the last `average`
+    updates (None: of those of the last seconds).
     """
 
     def __init__(
@@ -110,8 +112,7 @@ class Meter:
     def look(
         self, statuses: Sequence[ShardStatus], records: Sequence[Rows], now: float
     ) -> Readings:
-        """The readings at `now`, from statuses and from the records since the last look, a shard
-        each."""
+        """The readings at `now`, from each shard's status and its records since the last look."""
         self._tally += RunTally.of(records)
         losses = records[0]["loss"] if records else ()
         if self._looks and _others(self._looks[-1].statuses, statuses):
@@ -150,7 +151,7 @@ class Meter:
         )
 
     def _read_workers(self, statuses: Sequence[ShardStatus]) -> tuple[WorkerReading, ...]:
-        """One reading a worker: it waits if it waits anywhere, as shard 0 sees it otherwise."""
+        """One reading per worker: it waits if it waits at any shard; the rest is from shard 0."""
         seen: dict[str, list[WorkerStatus]] = {}
         for status in statuses:
             for worker in status.workers:
@@ -184,8 +185,7 @@ def _standing(worker: WorkerStatus, waits: bool, steps: int) -> str:
 
 
 def _others(before: Sequence[ShardStatus], now: Sequence[ShardStatus]) -> bool:
-    """Whether these counters do not go on from those: the job has moved to other shards, or one has
-    come back with what it had saved."""
+    """Whether the counters are not comparable: the job was resharded, or a shard rolled back."""
     return len(before) != len(now) or any(
         (new.version, new.pushes) < (old.version, old.pushes)
         for old, new in zip(before, now, strict=True)
@@ -208,5 +208,5 @@ def _rate(before: int, now: int, seconds: float) -> float | None:
 
 
 def _natural(name: str) -> tuple[int, str]:
-    """So that w2 comes before w10."""
+    """A sort key that puts w2 before w10."""
     return len(name), name

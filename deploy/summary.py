@@ -1,10 +1,9 @@
-"""What a finished run comes down to: the numbers in `summary.json`.
+"""The results of a finished run as numbers: the content of `summary.json`.
 
-Everything here is computed from what the shards counted and the workers reported, by functions that
-take values and return values. The keys are fixed in docs/reference/glossary.md, which a test binds
-to the struct. Of a resumed run `samples`, `updates`, `max_clock_gap`, `worker_restarts` and the
-staleness figures tell the whole, and the rest what happened since it was resumed: only that has
-been timed.
+Pure functions compute them from the shards' counters and the workers' reports.
+docs/reference/glossary.md defines the keys, and a test compares it with the struct. For a resumed
+run, `samples`, `updates`, `max_clock_gap`, `worker_restarts` and the staleness figures cover the
+whole run; the rest covers only the time since it was resumed, because earlier times are not known.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,9 +20,9 @@ Rows = NDArray[np.void]
 
 
 class RunTally(msgspec.Struct, frozen=True):
-    """Sums over update records, so that a run of any length is counted in constant memory.
+    """Sums over update records, in constant memory for a run of any length.
 
-    `rows` counts one an update and shard, and so do the sums; `samples` likewise.
+    All of them, `rows` and `samples` included, count each update once for every shard.
     """
 
     rows: int = 0
@@ -66,16 +65,16 @@ class RunTally(msgspec.Struct, frozen=True):
 
     @property
     def staleness_mean(self) -> float | None:
-        """None before the first update."""
+        """The mean staleness; None before the first update."""
         return self.staleness_sum / self.rows if self.rows else None
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of `summary.json`, in this order. None (null) is what was not measured.
+    """The content of `summary.json`, in this order. None (null) means not measured.
 
-    `staleness_bound` None is no bound. The shares are parts of the workers' own time, in 0..1; what
-    is missing from 1 is the rest of the worker loop. `transports` and `devices` are all that
-    workers used.
+    `staleness_bound` None means no bound. The shares are fractions of the workers' own time, in
+    0..1; the remainder up to 1 is the rest of the worker loop. `transports` and `devices` list all
+    that workers used.
     """
 
     test_accuracy: float | None
@@ -115,12 +114,12 @@ def summarise(
     fresh_samples: int | None = None,
     left: Sequence[ShardStatus] = (),
 ) -> Summary:
-    """The summary of a run from its shards' last statuses (one a shard) and its workers' reports.
+    """The summary of a run from its shards' last statuses (one per shard) and its workers' reports.
 
-    `fresh` tallies the updates since the start or the resumption, `kept` those before it; `workers`
-    is how many the run was asked for, `seconds` the wall time of the training. An update counts
-    once every shard has applied it. Of a run that has moved, `left` are the last statuses of shards
-    that it is not with any more, and `fresh_samples` counts each fresh update's once.
+    `fresh` tallies the updates since the run was started or resumed, `kept` those before; `workers`
+    is the configured number, `seconds` the wall time of the training. An update counts once every
+    shard has applied it. For a run that was resharded, `left` has the last statuses of its former
+    shards, and `fresh_samples` counts the samples of each fresh update once.
     """
     samples = fresh.samples / len(statuses) if fresh_samples is None else fresh_samples
     gaps = (status.max_clock_gap for status in (*left, *statuses))
@@ -151,7 +150,10 @@ def summarise(
 
 
 def _restarts(statuses: Sequence[ShardStatus]) -> int:
-    """Lives beyond each worker's first. A life may die before it has greeted every shard."""
+    """The number of incarnations after each worker's first.
+
+    The maximum over shards counts, because an incarnation may die before it greets every shard.
+    """
     takeovers: dict[str, int] = {}
     for status in statuses:
         for worker in status.workers:
@@ -161,6 +163,6 @@ def _restarts(statuses: Sequence[ShardStatus]) -> int:
 
 
 def _share(reports: Sequence[WorkerReport], part: str) -> float | None:
-    """The part's seconds over all seconds of all workers, so that long lives weigh more."""
+    """One part of the time as a fraction of all seconds of all workers; None without any."""
     total = sum(report.seconds for report in reports)
     return sum(getattr(report, part) for report in reports) / total if total > 0 else None

@@ -1,18 +1,18 @@
-"""`updates.parquet`: one row for each update and shard that applied it, written as a run goes on.
+"""`updates.parquet`: one row for each update and each shard that applied it, written during a run.
 
-The shards' records (shards/update_records.py) come in as they are collected, and leave in row
-groups, so that a run of any length needs a few MiB. A Parquet file can be read only once its footer
-is written: this one grows under another name, and takes its own when it is closed, on every way
-out. A run that is killed leaves the file of its last clean stop.
+The shards' records (shards/update_records.py) are written in row groups as they are collected, so a
+run of any length needs only a few MiB of memory. A Parquet file is readable only once its footer is
+written. So the file grows under a temporary name, and is renamed when it is closed, even after an
+error. A run that is killed leaves the file of its last clean stop.
 
-A disk that refuses costs the file of this run, and no more: that of the last clean stop stays, and
-what comes is still counted.
+If the disk is full, only the file of this run is lost: that of the last clean stop stays, and
+further updates are still counted.
 
-A resumed run goes on in the same file. The rows it had are copied, but for those of updates that
-were applied after the snapshot it resumes from: the weights no longer hold them.
+A resumed run continues the file. It copies the earlier rows, except those of updates applied after
+the snapshot that it resumes from, because the weights no longer contain them.
 
-A job that moves to other shards goes on counting versions, so (shard, apply_version) stays the name
-of a row; a shard that came later has no early ones, and one that was left no late ones.
+Versions continue to count when a job is resharded, so (shard, apply_version) still identifies a
+row. Shards that were added have no early rows, and shards that were removed have no late ones.
 """
 
 from collections.abc import Iterator, Sequence
@@ -57,25 +57,25 @@ SCHEMA = pa.schema(
 )
 
 _GROUP_ROWS = 1 << 15
-_ROWS = "downpour.rows"  # the footer's own count, which no page's checksum covers
-# What a worker has not measured yet, or a shard cannot know, comes as 0, which no clock measures.
+_ROWS = "downpour.rows"  # a second row count in the footer, which no page checksum covers
+# Times that a worker has not measured yet, or that a shard cannot know, arrive as 0.
 _ZERO_IS_UNKNOWN = frozenset({"rtt_s", "wall_age_s"})
 
 
 class UpdatesWriter:
     """The open `updates.parquet` of a run; a context manager.
 
-    `fresh` tallies the rows that came here, `kept` those of the run that is resumed;
-    `fresh_samples` counts those of `fresh` once an update, however many shards there were. `lost`
-    says that the disk has refused them.
+    `fresh` tallies the new rows, `kept` those copied from the resumed run; `fresh_samples` is the
+    number of samples in `fresh`, counted once per update and not once per shard. `lost` is set when
+    the disk has failed, after which no rows are written.
     """
 
     def __init__(
         self, path: Path, *, job: str, seed: int, restored: Sequence[int] | None = None
     ) -> None:
-        """Start the file `path`, or go on in it if `restored` gives each shard's version.
+        """Start the file `path`, or continue it if `restored` gives each shard's version.
 
-        Raises BadInput when the file to go on in cannot be read, GiveUp when the disk refuses.
+        Raises BadInput if the file to continue cannot be read, GiveUp if the disk is full or fails.
         """
         self.path = path
         self.fresh = self.kept = RunTally()
@@ -83,7 +83,7 @@ class UpdatesWriter:
         self._partial = path.with_name(f".{path.name}.partial")
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = 0
-        self._rows = 0  # that are in the file
+        self._rows = 0  # written to the file
         self.fresh_samples = 0
         self.lost = False
         self._origins: dict[int, float] = {}
@@ -103,9 +103,9 @@ class UpdatesWriter:
                 raise
 
     def write(self, records: Sequence[Rows]) -> None:
-        """Add one array of dtype RECORD a shard, in the order of the shards.
+        """Add one array of dtype RECORD per shard, in the order of the shards.
 
-        Raises GiveUp when the disk refuses: once, for from then on nothing is written.
+        Raises GiveUp if the disk is full or fails, but only once: later calls write nothing.
         """
         self.fresh += RunTally.of(records)
         if records:
@@ -117,13 +117,13 @@ class UpdatesWriter:
                 self._add(self._batch(shard, rows))
 
     def moved(self) -> None:
-        """What is written from now on is other shards', with clocks of their own."""
+        """The job was resharded: further records are from other shards, with their own clocks."""
         self._moved_at = max(self._ends.values(), default=0.0)
         self._origins.clear()
         self._ends.clear()
 
     def close(self) -> None:
-        """Write what is left, and give the file its name; closing twice does nothing."""
+        """Write the remaining rows and rename the file; closing twice does nothing."""
         if self._writer is None:
             return
         try:
@@ -148,10 +148,10 @@ class UpdatesWriter:
         self.close()
 
     def _keep(self, restored: Sequence[int]) -> None:
-        """Copy the rows of updates that the restored versions hold."""
+        """Copy the rows of updates that the restored versions contain."""
         for batch in read_updates(self.path):
             shards = batch.column("shard").to_numpy()
-            # Of a shard that the snapshot has no more, those were held when the job left it.
+            # For a shard that the snapshot no longer has, keep the rows from before the resharding.
             every = max(len(restored), 1 + int(shards.max(initial=0)))
             upto = np.full(every, min(restored), np.int64)
             upto[: len(restored)] = restored
@@ -200,10 +200,10 @@ class UpdatesWriter:
             self._writer.write_table(pa.Table.from_batches(waiting))
 
     def _discard(self) -> None:
-        """Leave the file as it was before."""
+        """Remove the unfinished file; the one of the last clean stop stays."""
         self.lost = True
         writer, self._writer = self._writer, None
-        with suppress(OSError):  # A full disk refuses the footer too.
+        with suppress(OSError):  # On a full disk, writing the footer fails as well.
             if writer is not None:
                 writer.close()
         with suppress(OSError):
@@ -213,9 +213,9 @@ class UpdatesWriter:
 def read_updates(
     path: Path, columns: Sequence[str] | None = None, shard: int | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of an `updates.parquet` in batches, in order of application on each shard.
+    """Read the rows of an `updates.parquet` in batches, in the order applied on each shard.
 
-    `columns` and `shard` choose a part. Raises BadInput for a file that is not one.
+    `columns` and `shard` select a part. Raises BadInput for an invalid file.
     """
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
@@ -227,7 +227,7 @@ def read_updates(
                 if shard is not None:
                     batch = batch.filter(pc.equal(batch.column("shard"), shard))
                 yield batch.select(wanted)
-            if left:  # a page that is none is passed over in silence
+            if left:  # pyarrow skips an invalid page silently
                 rows = file.metadata.num_rows
                 raise BadInput(f"{path}: expected {rows} rows, got {rows - left}")
     except (pa.ArrowException, MemoryError, *UNDECODABLE) as error:
@@ -238,25 +238,25 @@ def read_updates(
 
 
 def _check_footer(path: Path, file: pq.ParquetFile) -> None:
-    """Raise BadInput unless a file says that it has the columns of updates, and all of its rows."""
+    """Raise BadInput unless the footer lists the columns of updates and all row counts agree."""
     schema = file.schema_arrow
     lacking = sorted(set(SCHEMA.names) - set(schema.names))
     if lacking:
-        raise BadInput(f"{path}: expected the columns of updates, {lacking} lack")
+        raise BadInput(f"{path}: expected the columns of updates, got a file without {lacking}")
     for field in SCHEMA:
         if schema.field(field.name).type != field.type:
             got = quoted(str(schema.field(field.name).type))
             raise BadInput(f"{path}: column {field.name}: expected {field.type}, got {got}")
-    told = (file.metadata.metadata or {}).get(_ROWS.encode())
+    count = (file.metadata.metadata or {}).get(_ROWS.encode())
     groups = sum(file.metadata.row_group(n).num_rows for n in range(file.num_row_groups))
-    expected = "" if told is None else told.decode(errors="replace")
+    expected = "" if count is None else count.decode(errors="replace")
     for rows in (file.metadata.num_rows, groups):
-        if told is not None and expected != str(rows):
+        if count is not None and expected != str(rows):
             raise BadInput(f"{path}: expected {quoted(expected)} rows, got {rows}")
 
 
 def _column(name: str, values: np.ndarray[Any, Any]) -> Any:
-    """An Arrow array of a column, null where a float does not exist."""
+    """An Arrow array of a column, with null for unknown floats."""
     values = np.ascontiguousarray(values)
     if values.dtype.kind != "f":
         return pa.array(values)
@@ -267,7 +267,7 @@ def _column(name: str, values: np.ndarray[Any, Any]) -> Any:
 
 
 def _names(workers: np.ndarray[Any, Any]) -> Any:
-    """Worker names as strings; a column of millions holds few different ones."""
+    """Worker names as strings, each distinct name decoded once: a long column holds few of them."""
     names, numbers = np.unique(workers, return_inverse=True)
     decoded = [name.decode(errors="replace") for name in names.tolist()]
     return pa.DictionaryArray.from_arrays(pa.array(numbers), pa.array(decoded)).dictionary_decode()

@@ -1,11 +1,11 @@
-"""What can go wrong, as values with a time: a run is its setting, its seed and a list of these.
+"""Faults as values with a time: a run is its setting, its seed and a list of faults.
 
-A fault names whom it strikes as a person would: `w1` is a worker, `shard 0` the process of a shard,
-`primary 0` and `backup 0` whichever copy of shard 0 holds that part when the fault strikes,
-`coordinator`. An empty name is everybody. One that strikes nobody (the backup that has just died)
-does nothing, so any fault can be taken out of a list, or all but it, and the rest still is a run.
+A fault names its target: `w1` is a worker, `shard 0` the process of a shard, `primary 0` and
+`backup 0` the copy of shard 0 that has this role when the fault strikes, and `coordinator` the
+coordinator. An empty name stands for all. A fault without a target (a backup that has just died)
+does nothing, so any subset of a list of faults is still a valid run.
 
-A new kind of fault is one class here, and one line in fault_generator.py that draws it.
+To add a kind of fault, write a class here and a function in fault_generator.py that draws it.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from deploy.simulation.shard_hosts import ShardHost
     from deploy.simulation.simulation import Simulation
 
-NOBODY = "nobody"  # the end of a link that is not there
-AGAIN_S = 0.5  # later, a crash that would break the budget tries once more
+NOBODY = "nobody"  # the end of a link whose process does not exist
+AGAIN_S = 0.5  # a crash that would exceed the fault budget is retried after this
 
 
 class Fault(
@@ -31,12 +31,12 @@ class Fault(
     omit_defaults=True,
     forbid_unknown_fields=True,
 ):
-    """Something that goes wrong `at` so many seconds from the start."""
+    """A fault that strikes `at` this number of seconds from the start."""
 
     at: float
 
     def strike(self, world: "Simulation") -> None:
-        """Make it happen."""
+        """Apply the fault to the simulated cluster."""
         raise NotImplementedError
 
 
@@ -44,7 +44,7 @@ class Fault(
 
 
 class OnLinks(Fault, frozen=True, kw_only=True):
-    """For `for_s` seconds, between `a` and `b`; empty is everybody."""
+    """A fault of the links between `a` and `b` (empty: all processes) for `for_s` seconds."""
 
     for_s: float
     a: str = ""
@@ -84,7 +84,7 @@ class Double(OnLinks, frozen=True, kw_only=True, tag="double"):
 
 
 class Delay(OnLinks, frozen=True, kw_only=True, tag="delay"):
-    """Messages take up to `by_s` longer, each its own time, so that they overtake each other."""
+    """Each message takes up to `by_s` s longer, at random, so messages overtake each other."""
 
     by_s: float
 
@@ -102,7 +102,7 @@ class Mangle(OnLinks, frozen=True, kw_only=True, tag="mangle"):
 
 
 class CutLink(OnLinks, frozen=True, kw_only=True, tag="cut"):
-    """Nothing gets through; with `one_way`, nothing from `a` to `b`."""
+    """All messages are lost; with `one_way`, only those from `a` to `b`."""
 
     one_way: bool = False
 
@@ -111,14 +111,14 @@ class CutLink(OnLinks, frozen=True, kw_only=True, tag="cut"):
 
 
 class Clog(OnLinks, frozen=True, kw_only=True, tag="clog"):
-    """Messages are held, and arrive together when it is over."""
+    """Messages are held back, and arrive together when the fault is over."""
 
     def strike(self, world: "Simulation") -> None:
         self._suffer(world, FaultKind.HELD)
 
 
 def _end(world: "Simulation", name: str) -> str | None:
-    """The end of a link that is meant: None is any."""
+    """The process at the end of a link; None: any."""
     if not name:
         return None
     party = world.party(name)
@@ -129,7 +129,7 @@ def _end(world: "Simulation", name: str) -> str | None:
 
 
 class Kill(Fault, frozen=True, kw_only=True, tag="kill"):
-    """A worker dies, and its next life begins `back_s` later; a `zombie` was only believed dead."""
+    """A worker dies, and its next incarnation starts `back_s` later; a `zombie` keeps running."""
 
     who: str
     back_s: float
@@ -140,7 +140,7 @@ class Kill(Fault, frozen=True, kw_only=True, tag="kill"):
 
 
 class Freeze(Fault, frozen=True, kw_only=True, tag="freeze"):
-    """A process stops for `for_s` seconds, as by SIGSTOP, and goes on where it was."""
+    """A process stops for `for_s` seconds, as by SIGSTOP, and then continues."""
 
     who: str
     for_s: float
@@ -153,7 +153,7 @@ class Freeze(Fault, frozen=True, kw_only=True, tag="freeze"):
 
 
 class Skew(Fault, frozen=True, kw_only=True, tag="skew"):
-    """A process's monotonic clock runs at `rate` from now on."""
+    """A process's monotonic clock runs at `rate` times the true speed from now on."""
 
     who: str
     rate: float
@@ -165,10 +165,10 @@ class Skew(Fault, frozen=True, kw_only=True, tag="skew"):
 
 
 class Restart(Fault, frozen=True, kw_only=True, tag="restart"):
-    """A shard dies and comes back with the state it had.
+    """A shard dies and is restarted with the state that it had. For shards in single processes.
 
-    With `lost_s` it is rolled back to an older one; beyond the budget nobody is `told` so. Of
-    shards in single processes; one with a log is killed, and goes on from its log.
+    With `lost_s` it is rolled back to its state that many seconds ago; without `told`, which is
+    beyond the fault budget, workers do not learn of it. A shard with a log recovers from its log.
     """
 
     shard: int
@@ -181,9 +181,9 @@ class Restart(Fault, frozen=True, kw_only=True, tag="restart"):
 
 
 class Tear(Fault, frozen=True, kw_only=True, tag="tear"):
-    """A shard with a log dies in the midst of its disk's next operation but so many.
+    """A shard with a log dies during a disk operation, after `operations` further ones.
 
-    With `power` the machine dies with it, and what was not safe is lost or torn.
+    With `power` the machine fails as well, and unflushed data is lost or torn.
     """
 
     shard: int
@@ -197,7 +197,7 @@ class Tear(Fault, frozen=True, kw_only=True, tag="tear"):
 
 
 class Outage(Fault, frozen=True, kw_only=True, tag="outage"):
-    """Everything dies at once, workers, too; with `power`, as when that fails."""
+    """All shards and workers die at once; with `power`, by a power failure."""
 
     back_s: float
     power: bool = False
@@ -210,7 +210,7 @@ class Outage(Fault, frozen=True, kw_only=True, tag="outage"):
 
 
 class FullDisk(Fault, frozen=True, kw_only=True, tag="full disk"):
-    """For `for_s` seconds there is no room on a shard's disk."""
+    """A shard's disk is full for `for_s` seconds."""
 
     shard: int
     for_s: float
@@ -221,10 +221,11 @@ class FullDisk(Fault, frozen=True, kw_only=True, tag="full disk"):
 
 
 class ReshardFault(Fault, frozen=True, kw_only=True, tag="move"):
-    """No fault, but what others may strike: an operator moves the job to so many shards.
+    """An operator reshards the job to `shards` shards: not a fault, but a target for faults.
 
-    Just `before` it first asks a question of this kind, or `after_s` seconds later, the old `shard`
-    dies, or the `fresh` one: if it keeps a log; and of a group that is whole, its primary.
+    Just `before` the operator first sends a message of this type, or `after_s` seconds later, the
+    old `shard` dies, or the new one if `fresh`. It dies only if it keeps a log, or is the primary
+    of a group that is whole.
     """
 
     shards: int
@@ -238,10 +239,10 @@ class ReshardFault(Fault, frozen=True, kw_only=True, tag="move"):
 
 
 class Crash(Fault, frozen=True, kw_only=True, tag="crash"):
-    """A copy dies and remembers nothing; an empty one follows `back_s` later.
+    """A copy dies and loses its state; an empty one starts `back_s` later.
 
-    Within the budget it waits until its group is whole; `reckless` it does not. The coordinator is
-    `told` by a connection that broke, or notices the silence.
+    Within the fault budget the crash waits until its group is whole; a `reckless` one does not. If
+    `told`, the coordinator sees the connection break; otherwise it notices the silence.
     """
 
     who: str
@@ -257,7 +258,7 @@ class Crash(Fault, frozen=True, kw_only=True, tag="crash"):
 
 
 class Ambush(Fault, frozen=True, kw_only=True, tag="ambush"):
-    """A copy dies `after_s` seconds after its group next comes in sync: as the promise begins."""
+    """A copy dies `after_s` seconds after its group is next in sync, when the promise begins."""
 
     who: str
     after_s: float
@@ -269,7 +270,7 @@ class Ambush(Fault, frozen=True, kw_only=True, tag="ambush"):
 
 
 class Break(Fault, frozen=True, kw_only=True, tag="break"):
-    """The coordinator's connection to a living copy breaks, which is taken for its death."""
+    """The coordinator's connection to a living copy breaks, so that it counts as dead."""
 
     who: str
 
@@ -279,7 +280,7 @@ class Break(Fault, frozen=True, kw_only=True, tag="break"):
 
 
 class CoordinatorCrash(Fault, frozen=True, kw_only=True, tag="coordinator crash"):
-    """The coordinator dies, and comes back from its record `back_s` later."""
+    """The coordinator dies, and is restarted from its record `back_s` later."""
 
     back_s: float
 
@@ -288,7 +289,7 @@ class CoordinatorCrash(Fault, frozen=True, kw_only=True, tag="coordinator crash"
 
 
 def _hosts(world: "Simulation", role: str) -> "Sequence[ShardHost]":
-    """The shard in a name like `primary 0`, where the job has one of that number now."""
+    """The shard of a name such as `primary 0`; empty if the job has no such shard now."""
     number = int(role.partition(" ")[2])
     return world.hosts[number : number + 1]
 

@@ -1,13 +1,13 @@
-"""What must hold, whatever goes wrong: the promises, and how a breach of each is seen.
+"""The promises that must hold under all faults, and the checks that detect a breach of each.
 
-Worker i pushes, as its n-th push, SCALE at float 2i of every shard and SCALE * n beside it, at rate
-1 under plain SGD. Both sums are exact in float32, so any weights show how many pushes of which
-worker they hold, and a push that is lost, doubled or torn shows in them: this is the oracle, which
-knows nothing of the ledger that it checks. Where a rule keeps slots there is another
+Worker i pushes, as its n-th push, SCALE at float 2i of every shard and SCALE * n at the next float,
+at rate 1 under plain SGD. Both sums are exact in float32, so any weights show how many pushes of
+each worker they contain, and a push that is lost, doubled or torn is visible in them. This is the
+oracle; it is independent of the ledger that it checks. Rules with slots have another one
 (reference_model.py).
 
-The checks look only at what has just happened, so that a run costs little: an answer before it
-leaves, a view when it arrives, an entry when a backup has applied it.
+To keep a run cheap, the checks only examine what has just happened: an answer before it leaves, a
+view when it arrives, an entry when a backup has applied it.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ Array = NDArray[np.float32]
 
 
 class Promise(StrEnum):
-    """What may be broken."""
+    """The promises of the system; a violation names the one that is broken."""
 
     EXACTLY_ONCE = "an acknowledged push is applied, exactly once"
     DURABLE = "whoever may be promoted holds every acknowledged push"
@@ -65,7 +65,7 @@ class Violation(AssertionError):
 
 
 def gradient(blocks: int, number: int, seq: int) -> Array:
-    """Push `seq` of worker `number`; the last float of each block tells which it is."""
+    """The gradient of push `seq` of worker `number`; each block's last float identifies it."""
     made = np.zeros(BLOCK * blocks, np.float32)
     made[2 * number :: BLOCK] = SCALE
     made[2 * number + 1 :: BLOCK] = SCALE * seq
@@ -74,7 +74,7 @@ def gradient(blocks: int, number: int, seq: int) -> Array:
 
 
 def applied(weights: Array, number: int) -> tuple[float, float]:
-    """What a shard's weights hold of a worker: how many pushes, and the sum of their numbers."""
+    """The number of a worker's pushes in a shard's weights, and the sum of their numbers."""
     count, total = weights[2 * number : 2 * number + 2].tolist()
     return -count / SCALE, -total / SCALE
 
@@ -96,7 +96,7 @@ def _check_block(told: list[float], workers: int, where: str) -> None:
 
 
 def check_pending(session: Session, in_flight: int) -> None:
-    """A session remembers what it asked, not what it was answered."""
+    """Check that a session forgets requests that have been answered."""
     most = session.map.shards * (in_flight + 6)
     waits = len(session._outstanding)
     if waits > most:
@@ -107,7 +107,7 @@ def check_pending(session: Session, in_flight: int) -> None:
 
 
 def check_drained(shard: Shard, number: int) -> None:
-    """Nobody waits at a shard whose workers have all left."""
+    """Check that no request waits at a shard whose workers have all left."""
     if shard.gate.parked or shard.updates.round:
         raise Violation(
             Promise.BOUNDED, f"shard {number} still holds requests of workers that left"
@@ -115,7 +115,7 @@ def check_drained(shard: Shard, number: int) -> None:
 
 
 def check_replica_drained(replica: ShardReplica) -> None:
-    """Nor does a primary hold back what its backup has."""
+    """Check that a primary does not hold back answers that its backup has confirmed."""
     if replica._held or replica._unreported:
         raise Violation(
             Promise.PROGRESS,
@@ -125,7 +125,7 @@ def check_replica_drained(replica: ShardReplica) -> None:
 
 
 class PullWatch:
-    """One shard's pulls: what was asked at which clock, and whether the answer may be given."""
+    """Watches one shard's pulls: the clock of each, and whether its answer is allowed."""
 
     def __init__(
         self,
@@ -138,10 +138,11 @@ class PullWatch:
         fresh: bool,
     ) -> None:
         """`served` is called for each read, with the clock up to which it contains all pushes, and
-        with its weights if they can be counted.
+        with its weights if pushes can be counted in them.
 
-        `exact`: what is served can be counted, being float32 and no mean of a round. A `fresh`
-        shard, which a job moves to, knows of workers less than those that it has moved from.
+        `exact`: pushes can be counted, because weights are float32 and not means of rounds.
+        `fresh`: a shard that receives the job by resharding, and so knows less about workers than
+        its predecessors.
         """
         self._number, self._workers, self._served = number, workers, served
         self._bound, self.exact, self._fresh = bound, exact, fresh
@@ -149,12 +150,12 @@ class PullWatch:
         self._admitted: dict[bytes, int] = {}
 
     def asked(self, sender: bytes, message: Any) -> None:
-        """A request has come."""
+        """Note a request that has arrived."""
         if type(message) is Pull:
             self._clocks[sender, message.request] = message.clock
 
     def check(self, shard: Shard, answers: Sequence[Outgoing]) -> None:
-        """Hold the answers to pulls against the bound."""
+        """Check the answers to pulls against the bound."""
         for answer in answers:
             if type(answer.message) is Joined:
                 self._admitted[answer.to] = answer.message.clock
@@ -169,7 +170,7 @@ class PullWatch:
                 raise Violation(Promise.BOUND, f"a gap of {gap} under bound {bound}")
 
     def _gap_of_known(self, shard: Shard) -> int:
-        """Between those that have joined this shard itself, and so told it their clocks."""
+        """The clock gap between workers that joined this shard itself, whose clocks it knows."""
         clocks = [
             entry.clock
             for name, entry in shard.ledger.entries.items()
@@ -196,14 +197,14 @@ class PullWatch:
         self._served(shard, clock - bound, weights if self.exact else None)
 
     def check_open(self, shard: Shard) -> None:
-        """Nobody waits who may go."""
+        """Check that no eligible request is left parked."""
         for waiting in shard.gate.parked.values():
             if shard.workers.may_answer(waiting.message, shard.ledger.min_clock):
                 raise Violation(Promise.PROGRESS, f"left waiting at the gate: {waiting.message}")
 
 
 def image(shard: Shard) -> tuple[object, ...]:
-    """A shard's version, floats, ledger and open rounds, to compare what must be the same."""
+    """A shard's version, floats, ledger and open rounds, for comparing two states."""
     arrays = (shard.held._weights, *shard.held._slots)
     entries = sorted(shard.ledger.entries.items())
     waiting = sorted(shard.updates.round.items())
@@ -227,10 +228,10 @@ def check_records(
     excused: Mapping[str, set[int]],
     forgotten: Mapping[str, set[int]],
 ) -> None:
-    """Of every worker the updates are its pushes in order, none left out, none of a former life.
+    """Check that each worker's updates are its pushes in order, without gaps or old incarnations.
 
-    But those that are excused: their worker fell silent in the midst of them, and the job moved.
-    And of those forgotten, by a shard that was rolled back, the ones that nobody has repeated.
+    Two kinds may be missing: `excused` pushes, during which their worker fell silent and the job
+    was resharded; and `forgotten` pushes, which a rolled-back shard lost and no worker repeated.
     """
     for name in names:
         mine = rows[rows["worker"] == name.encode()]
@@ -241,14 +242,14 @@ def check_records(
         if np.any(np.diff(mine["incarnation"]) < 0):
             raise Violation(Promise.ORDER, f"a former life of {name} wrote after a later one")
         for life in set(mine["incarnation"].tolist()):
-            # A former one may have told this shard a clock that shard 0 never heard of.
+            # An earlier incarnation may have sent this shard a clock that shard 0 never received.
             clocks = mine["clock"][mine["incarnation"] == life]
             if np.any(np.diff(clocks) < 1):
                 raise Violation(Promise.ORDER, f"{name}/{life}'s clocks were {clocks.tolist()}")
 
 
 def check_begun(rows: NDArray[np.void], where: str) -> None:
-    """Of every worker the updates are its first pushes, each of them once."""
+    """Check that each worker's updates are its first pushes, each of them once."""
     for name in set(rows["worker"].tolist()):
         found = rows["seq"][rows["worker"] == name].tolist()
         if found != list(range(1, len(found) + 1)):
@@ -258,7 +259,7 @@ def check_begun(rows: NDArray[np.void], where: str) -> None:
 
 
 def check_sums(rows: NDArray[np.void], weights: Array, number: int, residual: Array) -> None:
-    """Weights and what a compressed worker kept back are its pushes; of rounds, its shares."""
+    """Check that the weights plus a worker's residual equal its pushes, or its shares of rounds."""
     sizes = Counter(rows["apply_version"].tolist())
     mine = rows[rows["worker"] == f"w{number}".encode()]
     shares = [SCALE // sizes[version] for version in mine["apply_version"].tolist()]
@@ -272,7 +273,7 @@ def check_sums(rows: NDArray[np.void], weights: Array, number: int, residual: Ar
 
 
 def check_place(block: Array, number: int, updates: int) -> None:
-    """It is block `number`, and no other that holds the same pushes."""
+    """Check that this is block `number`, and not another block with the same pushes."""
     if block[-1] != -updates * (number + 1):
         raise Violation(
             Promise.EXACTLY_ONCE,
@@ -281,7 +282,7 @@ def check_place(block: Array, number: int, updates: int) -> None:
 
 
 def residual(session: Session, number: int) -> Array:
-    """What a worker's compressed pushes have not brought yet to this block."""
+    """The part of a worker's gradients for this block that compression still keeps back."""
     block = slice(BLOCK * number, BLOCK * number + BLOCK)
     if session.cargo.feedback is None:
         return np.zeros(BLOCK, np.float32)
@@ -289,13 +290,13 @@ def residual(session: Session, number: int) -> Array:
 
 
 def exact(setting: SimulationConfig, pull: str) -> bool:
-    """Whether the weights sent can be counted; reference_model.py checks rules with slots."""
+    """Whether pushes can be counted in sent weights; reference_model.py checks rules with slots."""
     plain = setting.merge is Merge.EACH and not setting.slots
     return plain and pull == "none" and setting.push in EXACT_PUSHES
 
 
 class Counted(msgspec.Struct):
-    """What a run came to."""
+    """Counters of a run."""
 
     delivered: int = 0
     lost: int = 0

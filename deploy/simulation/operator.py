@@ -1,9 +1,9 @@
-"""Whoever moves the job to other shards: the real plan (ps/session/admin_plans.py), over bad links.
+"""The operator that reshards the job: the real plan (ps/session/admin_plans.py) over faulty links.
 
-A question is repeated until each shard has answered, as a console repeats it. What the shards
-handed over is noted for the end of the run: the records of each block of floats, and pushes that a
-shard lacked when it was not heard from their worker any more. No part of those may be applied
-later, and that they are not whole is the one exception from exactly once.
+A request is repeated until each shard has answered, as the admin client does. What the shards hand
+over is recorded for the checks at the end of the run: the records of each block of floats, and the
+pushes that a shard lacked when their worker had fallen silent. No part of such a push may be
+applied later. That it is incomplete is the only exception to exactly-once.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 30.0
 RETRY_S = 0.7
-ELSEWHERE_S = 0.2  # until another copy is asked than the one that does not serve
+ELSEWHERE_S = 0.2  # the pause before asking another copy if the first does not serve
 
 
 class Operator(Party):
-    """One attempt at one move."""
+    """One attempt at one resharding."""
 
     def __init__(self, world: "Simulation", wanted: "ReshardFault") -> None:
         super().__init__(world.clock, "operator")
@@ -56,7 +56,7 @@ class Operator(Party):
         self._turns_elsewhere = False
 
     def begin(self) -> None:
-        """Carry out the plan."""
+        """Start the plan."""
         self._go(lambda: next(self._plan))
 
     def _go(self, on: Callable[[], Ask | Pause]) -> None:
@@ -65,10 +65,10 @@ class Operator(Party):
             step = on()
         except StopIteration:
             if self._old[0].moved_to is None:
-                raise Violation(Promise.MOVED, "shard 0 said so, and serves on") from None
+                raise Violation(Promise.MOVED, "shard 0 confirmed it, but still serves") from None
             self._end("the job has moved")
         except DownpourError as error:
-            self._end(f"the move is off: {error}")
+            self._end(f"the resharding has failed: {error}")
         else:
             if isinstance(step, Pause):
                 self.after(step.seconds, self._go, lambda: self._plan.send(Answers(self.now, {})))
@@ -122,14 +122,14 @@ class Operator(Party):
             self._send(self._asked)
 
     def receive(self, host: ShardHost, header: bytes, frames: Sequence[Any]) -> None:
-        """An answer has come."""
+        """Process an answer."""
         asked = self._asked
         if asked is None or host not in self._sides[asked.of]:
             return
         try:
             reply = wire_format.decode_reply(header)
         except DownpourError:
-            return  # and is asked for again
+            return  # the request will be repeated
         if reply.request not in {0, self._request}:
             return
         if isinstance(reply, Refusal):
@@ -139,8 +139,8 @@ class Operator(Party):
                     self.after(ELSEWHERE_S, self._turn_elsewhere)
                 return
             if isinstance(asked.question(0), Install) and reply.remedy is Remedy.GIVE_UP:
-                # Nobody else knows of the new shards; what they hold they have from here.
-                raise Violation(Promise.NO_SURPRISE, f"the operator is told {reply.text!r}")
+                # Only this operator knows the new shards, so their whole state comes from here.
+                raise Violation(Promise.NO_SURPRISE, f"the operator was refused: {reply.text!r}")
             error = error_of(reply)
             self._go(lambda: self._plan.throw(error))
         elif reply.request and host.number in asked.shards:
@@ -152,7 +152,7 @@ class Operator(Party):
                 self._go(lambda: self._plan.send(Answers(self.now, answers)))
 
     def _hand_over(self, answers: dict[int, Answer]) -> None:
-        """Note, for each block, which pushes the new shards begin with."""
+        """Record, for each block, the pushes with which the new shards start."""
         states = [state_in(*answers[shard]).saved for shard in range(len(self._old))]
         furthest: dict[str, int] = {}
         for saved in states:
@@ -165,7 +165,7 @@ class Operator(Party):
                 seq = one.seq if one else 0
                 if seq < last and one and one.standing in (Standing.ACTIVE, Standing.GREETED):
                     raise Violation(
-                        Promise.ONE_CUT, f"shard {host.number} is moved without push {last}"
+                        Promise.ONE_CUT, f"shard {host.number} is handed over without push {last}"
                     )
                 short[worker] = set(range(seq + 1, last + 1))
             host.hand_over(self._new, saved, short)

@@ -1,4 +1,4 @@
-"""What stands behind a shard's number, whatever kind of cluster it is in."""
+"""The simulated implementation of a shard: the base class for all kinds of clusters."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,25 +26,28 @@ if TYPE_CHECKING:
 
 
 class End(Protocol):
-    """Whoever asks: a life of a worker, or an operator."""
+    """A client of shards: one incarnation of a worker, or an operator."""
 
     name: str
     address: bytes
 
     def at(self, action: Action, *arguments: Any) -> None:
-        """Do it there, if it lives."""
+        """Run the action in this process, if it is alive."""
         ...
 
     def receive(self, host: "ShardHost", header: bytes, frames: Sequence[Any]) -> None:
-        """An answer has come."""
+        """Process an answer that has arrived."""
         ...
 
 
 class ShardHost:
-    """One shard as the world sees it; single_shards.py and groups.py say what it is made of."""
+    """One shard as the simulation sees it.
+
+    Subclasses implement it: single_shards.py, logged_shards.py and replicated_shards.py.
+    """
 
     def __init__(self, world: "Simulation", number: int, *, fresh: bool = False) -> None:
-        """A `fresh` one is given its state by an operator who moves the job there."""
+        """`fresh`: the shard receives its state from an operator that reshards the job."""
         setting = world.setting
         self.number = number
         self.map = world.map
@@ -55,12 +58,12 @@ class ShardHost:
         self._world = world
         self._fresh = fresh
         self._handed_over: int | None = None
-        self._began = 0  # the version that it was given first
-        # For each block, the records of its pushes at shards that held it before this one.
+        self._began = 0  # the version of its first state
+        # For each block, the records of its pushes at the shards that held it earlier.
         self._before = dict.fromkeys(self.blocks, np.empty(0, RECORD))
-        # For each block, what it need not hold of whom: pushes that were cut off by a move.
+        # For each block, the pushes by worker that may be missing: those that a resharding cut off.
         self._excused: dict[int, dict[str, set[int]]] = {}
-        # What it need not hold any more of whom, for it was rolled back behind it.
+        # The pushes by worker that may be missing because the shard was rolled back.
         self._forgotten: dict[str, set[int]] = {}
         self._pulls = PullWatch(
             number,
@@ -72,44 +75,49 @@ class ShardHost:
         )
 
     def begin(self) -> None:
-        """Let its processes live."""
+        """Start its processes."""
         raise NotImplementedError
 
     @property
     def shard(self) -> Shard:
-        """The state that counts."""
+        """The authoritative state."""
         raise NotImplementedError
 
     def party(self, role: str) -> Party | None:
-        """The process that plays a role: shard, primary or backup."""
+        """The process in the role `shard`, `primary` or `backup`; None if there is none."""
         raise NotImplementedError
 
     @property
     def moved_to(self) -> bytes | None:
-        """Where it sends its workers, if it does."""
+        """The address to which it redirects its workers, or None."""
         return self.shard.progress.moved_to
 
     def records(self) -> NDArray[np.void]:
-        """Of all that this shard has applied to the state that counts, in all its lives."""
+        """The records of all pushes applied to the authoritative state, across restarts."""
         raise NotImplementedError
 
     def hand_over(
         self, to: Sequence["ShardHost"], saved: SavedProgress, short: Mapping[str, set[int]]
     ) -> None:
-        """Others are given what this one holds, which lacks pushes that others have."""
+        """Pass the records to the successors `to`.
+
+        `saved` is the progress that was handed over; `short` are the pushes, by worker, that it
+        lacks and other shards have.
+        """
         self._handed_over = saved.version
-        for heir in to:
-            heir._began = max(heir._began, saved.version)
+        for successor in to:
+            successor._began = max(successor._began, saved.version)
         rows = self.records()
         rows = rows[rows["apply_version"] <= saved.version]
         for block in self.blocks:
-            heir, known = heir_of(block, to), self._excused.get(block, {})
-            heir._before[block] = np.concatenate([self._before[block], rows])
-            heir._excused[block] = {w: known.get(w, set()) | seqs for w, seqs in short.items()}
-            heir._pulls.exact &= not any(heir._excused[block].values())
+            successor, known = holder_of(block, to), self._excused.get(block, {})
+            successor._before[block] = np.concatenate([self._before[block], rows])
+            excused = {w: known.get(w, set()) | seqs for w, seqs in short.items()}
+            successor._excused[block] = excused
+            successor._pulls.exact &= not any(excused.values())
 
     def check_handed_over(self) -> None:
-        """Its workers were sent on: what it has applied since is nowhere else."""
+        """Check that nothing was applied after the state was handed over: it would be lost."""
         if self._handed_over is not None and self.shard.version > self._handed_over:
             raise Violation(
                 Promise.EXACTLY_ONCE,
@@ -118,7 +126,7 @@ class ShardHost:
             )
 
     def check_held(self, shard: Shard, rows: NDArray[np.void], where: str) -> None:
-        """Whatever `shard` has lost, it holds what `rows`, its records, tell, and no half of it."""
+        """Check that `shard` holds exactly the pushes in its records `rows`, none of them torn."""
         setting = self._world.setting
         if setting.slots:
             check_versions(rows, self._began, shard)
@@ -131,7 +139,7 @@ class ShardHost:
                 invariants.check_prefix(shard.held.weights(), setting.workers, where)
 
     def check_whole(self) -> None:
-        """Every push of every worker is in it once, or a share of a round's mean is."""
+        """Check that every push of every worker is in it once, or its share of a round's mean."""
         shard, lives, setting = self.shard, self._world.lives, self._world.setting
         invariants.check_drained(shard, self.number)
         names = [life.name for life in lives.values()]
@@ -141,59 +149,62 @@ class ShardHost:
             excused = self._excused.get(block, {})
             invariants.check_records(all_rows, setting.steps, names, excused, self._forgotten)
             if setting.slots:
-                continue  # its floats were held against its records
+                continue  # `check_held` has compared its floats with its records
             own = weights[BLOCK * place : BLOCK * (place + 1)]
             if setting.push in EXACT_PUSHES:
                 invariants.check_place(own, block, len(set(all_rows["apply_version"].tolist())))
             for number, life in lives.items():
                 short = excused.get(life.name) or self._forgotten.get(life.name)
                 if short and setting.push != "none":
-                    continue  # how much of it was kept back nobody knows
+                    continue  # the residual of the missing pushes is unknown
                 kept = invariants.residual(life.session, block)
                 invariants.check_sums(all_rows, own, number, kept)
 
     def struck(self) -> None:
-        """Lose the process that serves, at a moment that a move has chosen, if that may be."""
+        """Kill the serving process during a resharding, if the fault budget allows it."""
         raise NotImplementedError
 
     def route(self, life: End) -> tuple[str, Deliver] | None:
-        """The end that this worker now sends to, and what takes a message there."""
+        """The process to which this client sends now, and the function that delivers to it."""
         raise NotImplementedError
 
     def check_applied(self, worker: str, seq: int) -> None:
-        """`worker` was told that push `seq` is applied."""
+        """Check that push `seq` of `worker` is applied, because it was acknowledged."""
         raise NotImplementedError
 
     def restart(self, lost_s: float, *, told: bool) -> None:
-        """Die and come back with a saved state, `told` if it is old; a group's copy never does."""
+        """Die and return with the state of `lost_s` seconds ago; `told`: workers learn of it.
+
+        Copies of a group are never restarted.
+        """
 
     def die(self, back_s: float, *, power: bool, operations: int) -> None:
-        """Lose process or power, at once or when the disk has done so many more operations."""
+        """Lose the process, or the power, after `operations` further disk operations."""
 
     def fill(self, for_s: float) -> None:
-        """Have no room left on the disk for a while."""
+        """Have a full disk for `for_s` seconds."""
 
     def crash(self, role: str, back_s: float, *, reckless: bool, told: bool) -> bool:
-        """Lose a copy; False if that may not be now. A single process is not lost."""
+        """Kill a copy; False if the fault budget forbids it now. Single processes ignore it."""
         return True
 
     def lose_connection(self, role: str) -> None:
-        """Have the coordinator miss a copy that lives."""
+        """Break the coordinator's connection to a copy that is alive."""
 
     def elsewhere(self, reply: Refusal) -> bool:
-        """Whether an operator is told so by who does not serve, and is to ask another."""
+        """Whether the refusal means that another copy serves, which the operator is to ask."""
         return False
 
     def drained(self) -> bool:
-        """Whether everything that was asked has been dealt with."""
+        """Whether every request has been processed."""
         return True
 
     def finish(self) -> None:
-        """Hold what is left against the promises."""
+        """Check the promises at the end of a run."""
         raise NotImplementedError
 
     def blank(self) -> tuple[Install, tuple[bytes, bytes]]:
-        """What an operator installs at first: nothing pushed, zeros everywhere."""
+        """The first state that an operator installs: no pushes, and zeros everywhere."""
         saved = wire_format.encode_state(SavedProgress(0, 0, 0, Ledger()))
         return Install(1, self._world.job, self._world.table.name, []), (
             saved,
@@ -201,7 +212,7 @@ class ShardHost:
         )
 
     def answer(self, party: Party, answers: Sequence[Outgoing]) -> None:
-        """Send answers on their way."""
+        """Send answers over the network."""
         for answer in answers:
             life = self._world.end_at(answer.to)
             self._world.network.carry(
@@ -213,8 +224,8 @@ class ShardHost:
             )
 
 
-def heir_of(block: int, hosts: Sequence[ShardHost]) -> ShardHost:
-    """Who of these has a block of floats."""
+def holder_of(block: int, hosts: Sequence[ShardHost]) -> ShardHost:
+    """The shard that holds a block of floats."""
     return next(host for host in hosts if block in host.blocks)
 
 

@@ -1,8 +1,8 @@
-"""A simulated cluster: the real sessions, shards, replicas and coordinator, and what befalls them.
+"""A simulated cluster: the real sessions, shards, replicas and coordinator, under injected faults.
 
-    outcome = play(scenario)        the same scenario always comes to the same outcome
+    outcome = play(scenario)        the same scenario always has the same outcome
 
-After `quiet_s` no fault begins, and everyone must come to an end.
+No fault begins after `quiet_s`, and then every worker and shard must finish.
 """
 
 from collections import deque
@@ -34,13 +34,13 @@ from shards.schedules import Fixed
 from shards.spec import ShardSpec
 from shards.tables import DenseTable, ShardMap, TensorSpec, cut_evenly
 
-HORIZON_S = 200.0  # a standstill of a minute that a death near its end has begin again, and more
-BEYOND_S = 12.0  # how long a run whose budget is exceeded goes on after its faults
-NOTED = 200  # lines of what happened
+HORIZON_S = 200.0  # longer than two quiesces of a minute, as a death can restart one near its end
+BEYOND_S = 12.0  # how long a run beyond its fault budget continues after its faults
+NOTED = 200  # the number of event lines that are kept
 
 
 class SimulationOutcome(msgspec.Struct, frozen=True):
-    """How a run ended: `violation` is empty if every promise held."""
+    """The result of a run: `violation` is empty if every promise was kept."""
 
     scenario: Scenario
     violation: str
@@ -50,7 +50,7 @@ class SimulationOutcome(msgspec.Struct, frozen=True):
 
 
 class Simulation:
-    """One run; `play` is what to call."""
+    """One run; call `play` to execute a scenario."""
 
     job, build = "sim-job", "sim-build"
 
@@ -71,9 +71,9 @@ class Simulation:
         self.durable = scenario.profile is Profile.WITHIN
         self.lossy = any(getattr(fault, "lost_s", 0.0) for fault in scenario.faults)
         self.ordered = not self.lossy and not _forgetful(scenario)
-        # Until somebody is lost, clocks count exactly the pushes applied.
+        # Until a worker or shard dies or times out, clocks equal the number of applied pushes.
         self.calm = True
-        self.thawed_at = 0.0  # when the last process that was stopped has continued, or will
+        self.thawed_at = 0.0  # when the last of all stopped processes has continued, or will
         self.noted: deque[str] = deque(maxlen=NOTED)
         self.lives: dict[int, WorkerLife] = {}
         self._lives: dict[bytes, WorkerLife] = {}
@@ -91,7 +91,7 @@ class Simulation:
         fault.strike(self)
 
     def run(self) -> None:
-        """Play to the end; raises Violation, or whatever else the code under test raises."""
+        """Play to the end; raises Violation, or any error of the code under test."""
         self._begin()
         for number in range(self.setting.workers):
             self._bear(number, 0, self.clock.random.random() * 1.5)
@@ -113,13 +113,13 @@ class Simulation:
         raise Violation(Promise.PROGRESS, f"{lives or 'a shard'} at {self.clock.now:.0f} s")
 
     def note(self, text: str) -> None:
-        """Remember what happened, for whoever reads the outcome."""
+        """Add a line to the events of the outcome."""
         self.noted.append(f"{self.clock.now:8.3f}  {text}")
 
-    # --- what parties ask -------------------------------------------------------------------------
+    # --- for the parties --------------------------------------------------------------------------
 
     def spec(self, shard: int, shard_map: ShardMap) -> ShardSpec:
-        """What a shard is told at its birth."""
+        """The configuration with which a shard starts."""
         setting = self.setting
         return ShardSpec(
             job=self.job,
@@ -138,12 +138,12 @@ class Simulation:
         )
 
     def next_boot(self) -> int:
-        """A number that no process has had."""
+        """A boot number that no other process has."""
         self._boots += 1
         return self._boots
 
     def party(self, name: str) -> Party | None:
-        """Who is meant by a name as faults use it; None if there is nobody now."""
+        """The process that a fault names; None if it does not exist now."""
         if name == "coordinator":
             return self.seat if self._seats else None
         role, _, number = name.partition(" ")
@@ -153,26 +153,26 @@ class Simulation:
         return self.lives[int(name[1:])]
 
     def life_at(self, address: bytes) -> WorkerLife:
-        """The life that has this address."""
+        """The incarnation of a worker that has this address."""
         return self._lives[address]
 
     def end_at(self, address: bytes) -> WorkerLife | Operator:
-        """Whoever asked from this address."""
+        """The worker or operator that has this address."""
         return self._operators.get(address) or self._lives[address]
 
     def send(self, life: WorkerLife, send: Send) -> None:
-        """A worker's message sets out."""
+        """Send a worker's message over the network."""
         route = life.hosts[send.shard].route(life)
         if route is not None:
             to, deliver = route
             header = wire_format.encode(send.message)
             self.network.carry(life.name, to, header, send.frames, deliver)
 
-    # --- moves ------------------------------------------------------------------------------------
+    # --- resharding -------------------------------------------------------------------------------
 
     @property
     def hosts(self) -> Sequence[ShardHost]:
-        """The shards that hold the job: those that nobody is sent on from."""
+        """The shards that hold the job: the first ones that do not redirect their workers."""
         hosts = self.generations[0]
         while len(self.generations) > 1 and (to := _successors(hosts)) is not None:
             hosts = self.generations[to]
@@ -184,20 +184,20 @@ class Simulation:
         return self._seats[self.generations.index(self.hosts)]
 
     def move(self, wanted: ReshardFault) -> None:
-        """Have an operator begin to move the job."""
+        """Start an operator that reshards the job."""
         operator = Operator(self, wanted)
         self._operators[operator.address] = operator
         operator.begin()
 
     def add_generation(self, shard_map: ShardMap) -> tuple[int, Sequence[ShardHost]]:
-        """Fresh shards, and what an operator calls them."""
+        """Create the shards of a new map; returns their generation number and the shards."""
         self.map = shard_map
         self._settle(fresh=True)
         self._begin()
         return len(self.generations) - 1, self.generations[-1]
 
     def _settle(self, *, fresh: bool) -> None:
-        """Make the shards of the newest map."""
+        """Create the shards of the newest map."""
         numbers = range(self.map.shards)
         match self.setting.cluster:
             case ClusterConfig.REPLICATED:
@@ -210,7 +210,7 @@ class Simulation:
                 self.generations.append([Single(self, shard, fresh=fresh) for shard in numbers])
 
     def _begin(self) -> None:
-        """Let the newest shards live, and whoever coordinates them."""
+        """Start the newest shards and their coordinator, if any."""
         for seat in self._seats[-1:]:
             seat.begin()
         for host in self.generations[-1]:
@@ -231,26 +231,26 @@ class Simulation:
         life.after(delay_s, life.begin)
 
     def kill(self, name: str, back_s: float, zombie: bool) -> None:
-        """End a life, or leave it as a zombie, and start the next one."""
+        """End a worker's incarnation, or leave it running as a zombie, and start the next one."""
         life = self.lives[int(name[1:])]
         life.alive = zombie
         self.calm = False
         self._bear(life.number, life.incarnation + 1, back_s)
 
     def departed(self, life: WorkerLife) -> None:
-        """Every shard knows that it has left."""
+        """Every shard knows that this worker has left."""
         if self.lives[life.number] is life:
             self._unfinished.discard(life.number)
 
     def failed(self, life: WorkerLife, error: DownpourError) -> None:
-        """A life has met an error that ends it: one that the faults explain, or a violation."""
+        """An error ends an incarnation: either the faults explain it, or it is a violation."""
         life.alive = False
         current = self.lives[life.number] is life
         self.note(f"{life.name}/{life.incarnation} fails: {error}")
         if isinstance(error, Fenced) and not current:
             return
         if isinstance(error, BadMessage) and self.counted.mangled:
-            if current:  # as Spark tries a failed task again
+            if current:  # Spark retries a failed task
                 self.calm = False
                 self._bear(life.number, life.incarnation + 1, 0.5)
             return
@@ -261,24 +261,24 @@ class Simulation:
         self._unfinished.discard(life.number)
 
     def crash_coordinator(self, back_s: float) -> None:
-        """End the coordinators for a while, where there are any."""
+        """Stop the coordinators, if any, for `back_s` seconds."""
         for seat in self._seats:
             seat.crash(back_s)
 
 
 def _successors(hosts: Sequence[ShardHost]) -> int | None:
-    told = [to for host in hosts if (to := host.moved_to) is not None]
-    return generation_of(told[0]) if told else None
+    addresses = [to for host in hosts if (to := host.moved_to) is not None]
+    return generation_of(addresses[0]) if addresses else None
 
 
 def _forgetful(scenario: Scenario) -> bool:
-    """Whether the power fails that a log is not meant to survive."""
+    """Whether the power fails at `process`, which does not promise to survive that."""
     process = scenario.setting.durability is Durability.PROCESS
     return process and any(getattr(fault, "power", False) for fault in scenario.faults)
 
 
 def play(scenario: Scenario) -> SimulationOutcome:
-    """Run a scenario. Whatever its code trips over, an assertion of ours or not, is a violation."""
+    """Run a scenario. Any error of the code under test counts as a violation, ours or not."""
     violation = ""
     world = Simulation(scenario)
     try:

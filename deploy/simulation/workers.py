@@ -1,4 +1,4 @@
-"""A life of a worker: a real session, driven as the blocking client drives it, without blocking."""
+"""One incarnation of a worker: a real session, driven like the client but without blocking."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,33 +25,33 @@ PATIENCE_S = 60.0
 
 
 class WorkerLife(Party):
-    """One incarnation: pull, compute, push, until its plan is done."""
+    """One incarnation of a worker: it pulls, computes and pushes until it has taken its steps."""
 
     def __init__(self, world: "Simulation", number: int, incarnation: int) -> None:
         super().__init__(world.clock, f"w{number}")
         self.number, self.incarnation = number, incarnation
         self.address = f"w{number}/{incarnation}".encode()
         self.departed = self._computing = False
-        self.clocks: dict[int, int] = {}  # that its pushes were made at
+        self.clocks: dict[int, int] = {}  # the clock of each push, by sequence number
         self._world = world
         self._step = self._reached = 0
         self._ready: Ready | None = None
         self._versions = (0,) * world.setting.shards
         self.ready_at = 0.0  # when its shards last had all registered it, by true time
-        self._read = 0  # the request that these came with
-        self._turned: dict[int, int] = {}  # the last request before a shard was rolled back
+        self._read = 0  # the request that returned these versions
+        self._turned: dict[int, int] = {}  # by shard, the last request before it was rolled back
         self._boots: tuple[int, ...] = ()
         self._pulled: dict[int, Pulled] = {}
         self._asked: list[tuple[int, int]] = []  # request and clock
         self._former: Session | None = None
         self.leaving = self._owes = False
-        # Whoever starts late knows only where the job began.
+        # A worker that starts late knows only the job's first shards.
         self._open(world.generations[0])
 
     def _open(self, hosts: "Sequence[ShardHost]") -> None:
-        """Turn to these shards, without a word."""
+        """Open a session with these shards, without sending anything yet."""
         world, self.hosts = self._world, hosts
-        self.due = {host: Due() for host in hosts}  # what reads have promised of it
+        self.due = {host: Due() for host in hosts}  # the promises of reads about its pushes
         self.session = Session(
             job=world.job,
             worker=self.name,
@@ -69,7 +69,7 @@ class WorkerLife(Party):
         return f"{self.address.decode()} {state}, {self.session.unacknowledged} in flight"
 
     def begin(self) -> None:
-        """Say hello, and keep the session's and the lease's time from here."""
+        """Greet the shards, and start the timers of the session and the lease."""
         self._send(self.session.hello(self.now))
         self.every(PUMP_S, self._pump)
         self.every(renewal_s(self._world.setting), self._renew)
@@ -92,7 +92,7 @@ class WorkerLife(Party):
             self._world.send(self, send)
 
     def receive(self, host: "ShardHost", header: bytes, frames: Sequence[Any]) -> None:
-        """An answer has come; of shards that it has turned from it is no longer heard."""
+        """Process an answer; one from shards that it has left is ignored."""
         if self.hosts[min(host.number, len(self.hosts) - 1)] is not host:
             return
         try:
@@ -111,7 +111,7 @@ class WorkerLife(Party):
             self._note(event)
 
     def _registered(self, *places: Due) -> None:
-        """These count it from now on; the pushes that are under way are late."""
+        """These shards have registered the worker; its pushes in flight count as late."""
         made = max(self.clocks, default=self.session.seq)
         for due in places:
             due.late = made + self._computing + len(self._pulled)
@@ -147,11 +147,12 @@ class WorkerLife(Party):
         self._go_on()
 
     def _check_pulled(self, pulled: Pulled) -> None:
-        """No older version than was read before; and of a view, both ends hold the same floats."""
+        """Check that versions do not decrease, and that both ends of a view have equal floats."""
         boots = self.session.boots
         if self._world.ordered or boots == self._boots:
             read = self._versions
-            if len(read) != len(pulled.versions):  # all were moved as the furthest's next
+            # After a resharding, all shards start from the highest version of the former ones.
+            if len(read) != len(pulled.versions):
                 read = (max(read),) * len(pulled.versions)
             for shard, (version, former) in enumerate(zip(pulled.versions, read, strict=True)):
                 if version < former and self._read > self._turned.get(shard, -1):
@@ -163,7 +164,7 @@ class WorkerLife(Party):
                 raise Violation(Promise.UNTORN, f"{self} has another view than was sent")
 
     def _go_on(self) -> None:
-        """Do whatever comes next, if it can be done now."""
+        """Take the next action of the plan, if it is possible now."""
         if self._computing or self.departed or self.leaving or self.session.ready is None:
             return
         setting, session = self._world.setting, self.session
@@ -190,14 +191,14 @@ class WorkerLife(Party):
         self._send(sends)
 
     def _relocate(self, generation: int) -> None:
-        """As the client does: greet the shards that hold the job now."""
+        """Greet the shards that hold the job now, as the client does."""
         if self.session.ready is not None:
             self._former = self.session
         self._open(self._world.generations[generation])
         self._send(self.session.hello(self.now))
 
     def _follow(self) -> None:
-        """Repeat there what the former shards have not applied, and ask again for the rest."""
+        """Repeat pushes that the former shards have not applied, and pending pulls."""
         former, self._former = self._former, None
         if former is not None:
             joins, owed = reshard_client.resume_at(former, self.session, self.now)
@@ -215,7 +216,7 @@ class WorkerLife(Party):
             self._push()
 
     def _push(self) -> None:
-        self._owes = self.session.ready is None  # until its new shards have let it in
+        self._owes = self.session.ready is None  # push later, when the new shards have admitted it
         if self._owes:
             return
         self._computing = False

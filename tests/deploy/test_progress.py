@@ -134,7 +134,7 @@ def test_a_pipe_gets_plain_lines() -> None:
             progress.starting("the test")
             time.now += 70
 
-    rest = "loss 0.5  learning rate 0.01  128 samples/s  staleness 0.0, max 0  nobody waits"
+    rest = "loss 0.5  learning rate 0.01  128 samples/s  staleness 0.0, max 0  no worker waits"
     assert rendered(run).splitlines() == [
         "0:00  starting Ray",
         "0:03  starting Spark",
