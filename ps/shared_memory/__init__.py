@@ -1,1 +1,1 @@
-"""Shared memory under the protocol, for a worker and a shard of one machine."""
+"""Shared memory below the protocol, between a worker and a shard on one machine."""

@@ -1,8 +1,8 @@
-"""Where a client's arrays lie: the gradients that its caller fills, and the weights it is given.
+"""The arrays of a client: the gradients that its caller fills, and the weights that it receives.
 
-Each is flat, float32, and of the table's size. Gradients lie where the shards see them, if memory
-is shared, and weights where they arrived, if they lie there as one. All else is in arrays of the
-client's own, which are recycled when nobody refers to them any more.
+Each is flat, float32, and of the table's size. With shared memory, gradients are allocated where
+the shards see them. Weights stay where they arrived, if they are contiguous there. Otherwise the
+client uses arrays of its own, which are recycled when nothing refers to them any more.
 """
 
 import msgspec
@@ -27,36 +27,36 @@ class PulledWeights(msgspec.Struct, frozen=True):
 
 
 class ClientBuffers:
-    """One client's; `turn_to` shards before anything else."""
+    """The arrays of one client; call `turn_to` first."""
 
     def __init__(self, floats: int, allocate: Allocator) -> None:
-        """`allocate` makes the client's own: page-locked ones, where they go to a GPU."""
+        """`allocate` makes the client's own arrays: page-locked ones if they go to a GPU."""
         self._own = Buffers(floats, allocate)
         self._pinned = allocate is not heap_allocator
         self._map: ShardMap | None = None
         self._sharing: WorkerSide | None = None
 
     def turn_to(self, shard_map: ShardMap, sharing: WorkerSide | None) -> None:
-        """Push to these shards and pull from them, with this end of the memory shared with them."""
+        """Set the shards to push to and pull from, and the memory shared with them, if any."""
         self._map, self._sharing = shard_map, sharing
 
     def __len__(self) -> int:
-        """How many of the client's own there are."""
+        """The number of the client's own arrays."""
         return len(self._own)
 
     def take(self) -> Floats:
-        """One for a gradient; dropping it recycles it."""
-        # Page-locked ones stay what was asked for, and are copied into shared memory when pushed.
+        """An array for a gradient; dropping it recycles it."""
+        # Page-locked arrays were asked for explicitly; a push copies them into shared memory.
         if self._sharing is not None and not self._pinned:
             return self._sharing.buffers.take()
         return self._own.take()
 
     def placed(self, gradient: Floats) -> Floats:
-        """`gradient` where shards that share memory see it."""
+        """`gradient`, copied if necessary to where shards that share memory see it."""
         return gradient if self._sharing is None else self._sharing.placed(gradient)
 
     def assembled(self, pulled: Pulled) -> PulledWeights:
-        """The weights as one array that cannot be written: where they lie, or side by side."""
+        """The weights as one read-only array: where they arrived, or copied together."""
         whole = self._whole(pulled)
         if whole is not None:
             return PulledWeights(whole, pulled.versions)
@@ -68,7 +68,7 @@ class ClientBuffers:
         return PulledWeights(_read_only(arena), pulled.versions)
 
     def _whole(self, pulled: Pulled) -> Floats | None:
-        """The weights as one read-only array where they arrived, if they lie there so."""
+        """The weights as one read-only array where they arrived, if they are contiguous there."""
         if pulled.kind is not Kind.F4:
             return None
         if self._pinned or len(pulled.frames) > 1 or len(pulled.frames[0]) > 1:

@@ -1,10 +1,10 @@
-"""Several shards' versions as one array, without a copy: their slots mapped side by side.
+"""Maps several shards' versions as one contiguous array, without a copy.
 
 Each shard writes its part of the weights into a segment of its own. A worker that wants them in one
-piece reserves addresses for the whole and maps each part's slot at its place there. That works on
-whole pages, so every part but the last must be a multiple of a page, as the cuts of a large table
-are (shards/tables.py). Slots are few and come again, so what was mapped once for a combination of
-slots is kept and found again.
+piece reserves addresses for the whole, and maps the slot of each part at its place there. Mapping
+works on whole pages, so every part but the last must be a multiple of a page, as the cuts of a
+large table are (shards/tables.py). Slots are few and are reused, so the mapping of a combination of
+slots is cached.
 """
 
 import ctypes
@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 PAGE = mmap.PAGESIZE
 _MAP_FIXED = 0x10  # on every Linux
-_MOST = 64  # combinations kept, each of the whole table's addresses but of no memory of its own
+_MOST = 64  # cached combinations; each takes addresses for the whole table, but no memory
 
 
 class MappedPiece(NamedTuple):
-    """`length` bytes from `offset` on in the file that `descriptor` is open on, named `name`."""
+    """`length` bytes at `offset` of the file `name`, which is open as `descriptor`."""
 
     name: str
     descriptor: int
@@ -32,35 +32,35 @@ class MappedPiece(NamedTuple):
 
 
 class ContiguousMapping:
-    """Mappings of tiles side by side, read-only, each kept for when the same tiles come again."""
+    """A cache of contiguous read-only mappings, each of a sequence of pieces."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[tuple[str, int, int], ...], mmap.mmap] = {}
 
     def lay(self, tiles: Sequence[MappedPiece]) -> mmap.mmap | None:
-        """Memory in which `tiles` follow one another; None where pages or the system forbid it."""
+        """Memory in which `tiles` are contiguous; None if page sizes or the system prevent it."""
         key = tuple(tile.key for tile in tiles)
         if key not in self._known:
             if any(tile.length % PAGE for tile in tiles[:-1]):
                 return None
-            laid = _laid(tiles)
-            if laid is None:
+            mapped = _mapped(tiles)
+            if mapped is None:
                 return None
             if len(self._known) == _MOST:
-                self._known.clear()  # arrays in them keep theirs
-            self._known[key] = laid
+                self._known.clear()  # arrays in a mapping keep it alive
+            self._known[key] = mapped
         return self._known[key]
 
     def forget(self, name: str) -> None:
-        """Keep no mapping with a tile of this file: each would keep its memory from being freed."""
+        """Drop the mappings with a piece of this file, or its memory would not be freed."""
         for key in [key for key in self._known if any(tile[0] == name for tile in key)]:
-            del self._known[key]  # arrays in it keep theirs
+            del self._known[key]  # arrays in a mapping keep it alive
 
 
-def _laid(tiles: Sequence[MappedPiece]) -> mmap.mmap | None:
+def _mapped(tiles: Sequence[MappedPiece]) -> mmap.mmap | None:
     whole = sum(tile.length for tile in tiles)
     try:
-        # Addresses only; unmapped as one when the object goes, whatever lies in them by then.
+        # Reserves addresses only; deleting the object unmaps them all, with what is mapped in them.
         space = mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError):
         return None
@@ -76,7 +76,7 @@ def _laid(tiles: Sequence[MappedPiece]) -> mmap.mmap | None:
 
 @cache
 def _map() -> "ctypes._NamedFuncPointer":
-    """The C library's mmap, for Python's own cannot be told where."""
+    """The C library's mmap: Python's own does not take an address."""
     function = ctypes.CDLL(None, use_errno=True).mmap
     function.restype = ctypes.c_void_p
     function.argtypes = (

@@ -1,13 +1,13 @@
-"""What two sides that share memory say beside their messages: a frame that may precede an envelope.
+"""The notes that negotiate shared memory: an optional frame before an envelope.
 
-    Offer    with a Hello       my segment is called so
-    Accept   with a Welcome     I see it, for I read its number; mine is called so
-    Decline  with a Welcome     I don't share memory with you, because
-    Carried  with any request   proof that I see yours; what I have returned; where my frames lie
-    Lent     with Weights       the frames are references, under this loan
+    Offer         with a Hello      the name of the worker's segment
+    Accept        with a Welcome    the number read there, as proof; the name of the shard's segment
+    Decline       with a Welcome    no shared memory, with the reason
+    SharedFrames  with any request  proof of sight; loans returned; whether frames are references
+    Lent          with Weights      the frames are references, under this loan
 
-A note starts with bytes that no envelope begins with (wire_format.py), for no header is so long. So
-an envelope without one is what it always was, and a peer that shares nothing need not know of
+A note starts with bytes that no envelope begins with (wire_format.py), because no header is that
+long. So an envelope without a note is unchanged, and a peer that shares no memory need not know of
 notes.
 """
 
@@ -30,7 +30,7 @@ class Offer(_Note, frozen=True, tag="offer"):
 
 
 class Accept(_Note, frozen=True, tag="accept"):
-    """`read` is the number found in the segment that was offered."""
+    """`read` is the random number found in the offered segment."""
 
     read: Name
     segment: Name
@@ -41,9 +41,10 @@ class Decline(_Note, frozen=True, tag="decline"):
 
 
 class SharedFrames(_Note, frozen=True, tag="carried"):
-    """`mine` and `yours` are the numbers in the two segments; `referred`: frames are references.
+    """`mine` and `yours` are the random numbers in the sender's and the receiver's segment.
 
-    Loans up to `seen` that are not in `held` are returned (loans.py).
+    `referred`: the frames are references. Loans up to `seen` that are not in `held` are returned
+    (loans.py).
     """
 
     mine: Name
@@ -66,20 +67,20 @@ _FROM_SHARD: msgspec.msgpack.Decoder[FromShard] = msgspec.msgpack.Decoder(FromSh
 
 
 def encode(note: FromWorker | FromShard) -> bytes:
-    """The note's frame."""
+    """Encode a note as a frame."""
     return _MARK + wire_format.encode_state(note)
 
 
 def is_note(frame: Buffer) -> bool:
-    """Whether the first frame of what has come is a note."""
+    """Whether the first frame of a message is a note."""
     return bytes(frame[: len(_MARK)]) == _MARK
 
 
 def decode_from_worker(frame: Buffer) -> FromWorker:
-    """What a worker's link said; raises BadMessage."""
+    """Decode a worker's note; raises BadMessage."""
     return wire_format.decode(frame[len(_MARK) :], _FROM_WORKER)
 
 
 def decode_from_shard(frame: Buffer) -> FromShard:
-    """What a shard's link said; raises BadMessage."""
+    """Decode a shard's note; raises BadMessage."""
     return wire_format.decode(frame[len(_MARK) :], _FROM_SHARD)

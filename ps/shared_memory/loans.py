@@ -1,11 +1,11 @@
-"""Who holds what: pure bookkeeping of memory that is lent across a process boundary.
+"""Tracks memory that is lent across a process boundary. Pure bookkeeping.
 
-The lender numbers its loans to one borrower from 1 and keeps a reference to what each one lends, so
-that it is not recycled meanwhile (shards/versions.py). The borrower tells, on whatever it says
-next, the highest number it has seen and which loans it still holds. Every other one up to there is
-thereby returned: also one whose message was lost on its way, and nothing has to arrive exactly
-once. A message that is overtaken by a later one finds its loan returned already; its borrower must
-not look at it, and asks again as it does for any message that is lost.
+The lender numbers its loans to one borrower from 1, and keeps a reference to the lent memory so
+that it is not recycled meanwhile (shards/versions.py). With its next message the borrower reports
+the highest number that it has seen, and the loans that it still holds. All other loans up to that
+number are thereby returned, also those of lost messages, so no message has to arrive exactly once.
+If a later message overtakes an earlier one, the earlier loan is returned already. The borrower must
+then not read that memory; it repeats the request as for any lost message.
 """
 
 from collections.abc import Collection
@@ -14,7 +14,7 @@ from shards.errors import BadMessage
 
 
 class Loans:
-    """What one borrower has of ours; at most `limit` things at a time."""
+    """The lender's side: what one borrower holds, at most `limit` loans at a time."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -25,7 +25,7 @@ class Loans:
         return len(self._lent)
 
     def lend(self, thing: object) -> int | None:
-        """Keep `thing` until it is returned: the loan's number, or None when it has too many."""
+        """Keep `thing` until it is returned; returns the loan's number, or None at the limit."""
         if len(self._lent) >= self.limit:
             return None
         self.count += 1
@@ -34,15 +34,15 @@ class Loans:
 
     @property
     def lent(self) -> list[int]:
-        """The loans that are out, by number."""
+        """The numbers of the loans that are not returned."""
         return list(self._lent)
 
     def withdraw(self, loan: int) -> None:
-        """It was never sent."""
+        """Cancel a loan that was never sent."""
         self._lent.pop(loan, None)
 
     def settle(self, seen: int, held: Collection[int]) -> None:
-        """The borrower has seen loans up to `seen`, and of those still holds `held`."""
+        """Return all loans up to `seen` except those in `held`; raises BadMessage if impossible."""
         if seen > self.count:
             raise BadMessage(f"loans: {seen} seen, but only {self.count} were made")
         for loan in [loan for loan in self._lent if loan <= seen and loan not in held]:
@@ -50,14 +50,14 @@ class Loans:
 
 
 class Borrowed:
-    """What we have of one lender's."""
+    """The borrower's side: what it holds of one lender."""
 
     def __init__(self) -> None:
         self.seen = 0
         self._held: set[int] = set()
 
     def borrow(self, loan: int) -> bool:
-        """Whether loan `loan` may be used: not if a later one came first."""
+        """Record a loan; returns whether it may be used: not if a later one came first."""
         if loan <= self.seen:
             return False
         self.seen = loan
@@ -65,7 +65,7 @@ class Borrowed:
         return True
 
     def give_back(self, loan: int) -> None:
-        """Nothing here refers to it any more; called from whatever thread dropped it."""
+        """Record that nothing refers to a loan any more; may be called from any thread."""
         self._held.discard(loan)
 
     @property

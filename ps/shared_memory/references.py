@@ -1,27 +1,27 @@
-"""Shared memory under the protocol: frames that both sides can see travel as references.
+"""Shared memory below the protocol: frames that both sides can see are sent as references.
 
 Session and shard know nothing of this. Their messages pass through here on the way to the socket
-and from it, and where a worker and a shard have proved that they see each other's segment
-(segment.py), an array that lies in one is replaced by a reference, which the other side turns back
-into a view of the same memory. A message that cannot go so goes as it always does, so everything
-that the protocol does about loss, repetition and death holds unchanged.
+and from it. If a worker and a shard have proved that they see each other's segment (segment.py), an
+array in a segment is replaced by a reference, and the other side turns it back into a view of the
+same memory. Any other message is sent through the socket as usual, so the protocol handles loss,
+repetition and death as without shared memory.
 
-What keeps a reader from seeing memory that is written anew:
+Two rules keep a reader from seeing memory that is being overwritten:
 
-- *A gradient* lies in the worker's segment, and its session keeps it until every shard has
+- *A gradient* is in the worker's segment, and the worker's session keeps it until every shard has
   acknowledged it. A copy of the push that arrives later is a duplicate by its number, and the
-  shard does not look at what it carries. (References of an earlier generation are dropped.)
-- *A version* lies in the shard's segment and is lent (loans.py). It is recycled when the worker has
-  returned it, or has died, which the lock on its segment proves (shm_files.py). A worker that is
-  stopped, or slow, keeps what it has. One that holds too much gets its next pull by the socket.
+  shard does not read its frames. (References of an earlier generation are dropped.)
+- *A version* is in the shard's segment and is lent (loans.py). It is recycled when the worker has
+  returned it, or has died, as the lock on its segment proves (shm_files.py). A worker that is
+  suspended, or slow, keeps what it holds. If it holds too much, its next pull uses the socket.
 
 The proof: each side writes a random number into its own segment and reads the other's. A worker's
-Hello offers its segment; the shard's Welcome returns the number found there, and names its own;
-from then on the worker shows both numbers with whatever it sends, and only to who has shown them
-does the shard lend. Offers are looked at only once the shard has welcomed the worker, so a stranger
-without the job's id learns nothing, and makes the shard open nothing.
+Hello offers its segment; the shard's Welcome returns the number found there, and names its own.
+From then on the worker shows both numbers with every message, and the shard lends only to workers
+that have shown them. The shard examines an offer only after it has welcomed the worker, so a
+stranger without the job's id learns nothing, and cannot make the shard open a file.
 
-Here is what both sides do alike; what each does for itself is in worker_side.py and shard_side.py.
+This file holds what both sides share; the rest is in worker_side.py and shard_side.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ Together = Sequence[tuple[Message, Frames]]
 
 
 class Share:
-    """Something borrowed, for as long as anything refers to it; `give_back` is told its number."""
+    """A loan that lasts while anything refers to it; then calls `give_back` with its number."""
 
     def __init__(self, give_back: Callable[[int], None], number: int) -> None:
         self._give_back = give_back
@@ -49,7 +49,7 @@ class Share:
 
 
 class _Lent(np.ndarray[Any, np.dtype[np.uint8]]):
-    """An array that has a share in what it shows; a finalizer for each would cost much more."""
+    """An array that holds a share in its memory; a finalizer for each would cost much more."""
 
     share: Share
 
@@ -60,7 +60,7 @@ def has(messages: Together, kind: type[Message]) -> bool:
 
 
 def referring(segment: ShmSegment, messages: Together) -> Together | None:
-    """The messages, references for frames; None if there are none, or one lies elsewhere."""
+    """The messages with references for frames; None if there are no frames, or one is elsewhere."""
     replaced: list[tuple[Message, Frames]] = []
     found = False
     for message, frames in messages:
@@ -73,7 +73,10 @@ def referring(segment: ShmSegment, messages: Together) -> Together | None:
 
 
 def looked_up(window: Window, parts: Parts, share: Share | None = None) -> Parts | None:
-    """The headers and what the references behind them stand for; each view keeps `share` alive."""
+    """The headers, and views for the references behind them; each view keeps `share` alive.
+
+    Returns None if a reference is of an earlier generation.
+    """
     found: Parts = [parts[0]]
     for frame in parts[1:]:
         view = window.view(Reference.unpack(frame))
@@ -88,4 +91,4 @@ def looked_up(window: Window, parts: Parts, share: Share | None = None) -> Parts
 
 
 def let_go(_: object) -> None:
-    """A view is gone, and with it its share in what it held."""
+    """Do nothing: as a finalizer, it drops its argument when the view is gone."""

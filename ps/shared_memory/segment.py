@@ -1,18 +1,18 @@
 """Shared memory: arrays that another process on this host reads without a copy.
 
-A segment is a file in /dev/shm (shm_files.py): a page of header, then slots of one size, each on a
-page of its own. Its owner alone writes; others map it read-only. A slot's memory is reserved when
-the slot is first used, so that a full /dev/shm shows there, where ordinary memory takes its place,
-and never as a signal in the middle of an apply.
+A segment is a file in /dev/shm (shm_files.py): a page of header, then slots of one size, each
+starting on a page of its own. Only the owner writes; others map it read-only. A slot's memory is
+reserved when the slot is first used. So a full /dev/shm is noticed there, where ordinary memory is
+used instead, and never as a signal in the middle of an apply.
 
-What travels in place of an array is a `Reference`: slot, offset, length, and the slot's generation,
-which rises whenever the slot is about to be written anew. A window makes a view of it only if it
-lies inside one slot and is of the present generation. That is a second line: who still reads what
-is the business of the ledger (gradients) and of loans (versions).
+A `Reference` is sent instead of an array: slot, offset, length, and the slot's generation, which
+rises whenever the slot is about to be overwritten. A window makes a view of it only if it is inside
+one slot and of the current generation. That is a second line of defence: the ledger (gradients) and
+the loans (versions) know what is still being read.
 
-The header holds a random number. Whoever can tell it sees this very segment, which a container with
-a /dev/shm of its own does not. The two sides are processes of one user, who may do to each other
-what they like; strangers can neither open the file nor name a place outside a slot.
+The header holds a random number. A process that knows the number sees this very segment, unlike a
+container with a /dev/shm of its own. The two sides are processes of one user, so they need no
+protection from each other; strangers can neither open the file nor name a place outside a slot.
 """
 
 import mmap
@@ -35,14 +35,14 @@ from shards.versions import Buffers, heap_allocator
 
 _MAGIC = b"downpour"
 _HEADER = struct.Struct("<8s32sQQ")
-_GENERATIONS = 64  # where they start in the header
+_GENERATIONS = 64  # the offset of the generations in the header
 _REFERENCE = struct.Struct("<QQQQ")
 REFERENCE_BYTES = _REFERENCE.size
 MAX_SLOTS = 256
 
 
 class Reference(NamedTuple):
-    """`length` bytes from `offset` on in a slot, as its `generation`-th user left them."""
+    """`length` bytes at `offset` of a slot, valid while the slot has this generation."""
 
     slot: int
     offset: int
@@ -54,7 +54,7 @@ class Reference(NamedTuple):
 
     @staticmethod
     def unpack(frame: bytes | bytearray | memoryview) -> "Reference":
-        """What `pack` made; raises BadMessage."""
+        """Decode the result of `pack`; raises BadMessage."""
         size = memoryview(frame).nbytes
         if size != REFERENCE_BYTES:
             raise BadMessage(f"reference: expected {REFERENCE_BYTES} bytes, got {size}")
@@ -62,7 +62,7 @@ class Reference(NamedTuple):
 
 
 class ShmSegment:
-    """Slots of `floats` float32 each that this process owns."""
+    """A segment of slots of `floats` float32 each that this process owns."""
 
     def __init__(self, job: str, floats: int, slots: int) -> None:
         """Raises OSError when there is no shared memory, or no room in it."""
@@ -88,7 +88,7 @@ class ShmSegment:
 
     @property
     def name(self) -> str:
-        """How a peer finds it."""
+        """The file name by which a peer finds the segment."""
         return self._claim.path.name
 
     def allocate(self, floats: int) -> NDArray[np.float32]:
@@ -105,15 +105,15 @@ class ShmSegment:
         return np.frombuffer(self._memory, np.float32, floats, place)
 
     def slot(self, array: NDArray[np.float32]) -> int | None:
-        """The slot that it lies in, if any."""
+        """The slot that holds `array`, if any."""
         return self._slot(_address(array))
 
     def renew(self, slot: int) -> None:
-        """Tell that this slot is about to be written: old references are void."""
+        """Invalidate old references to a slot that is about to be overwritten."""
         self._generations[slot] += 1
 
     def refer(self, frames: Sequence[object]) -> list[Reference] | None:
-        """A reference to each frame; None if there are none, or not all lie in one slot here."""
+        """A reference to each frame; None if there are none, or not all are in one slot here."""
         references: list[Reference] = []
         for frame in frames:
             if not isinstance(frame, np.ndarray):
@@ -130,7 +130,7 @@ class ShmSegment:
         return self.slot(array) is not None
 
     def close(self) -> None:
-        """Remove the name. Arrays in it, here and in peers, live on until they are dropped."""
+        """Remove the file's name. Arrays in it, here and in peers, stay valid until dropped."""
         self._claim.release()
 
     def _slot(self, address: int) -> int | None:
@@ -139,7 +139,11 @@ class ShmSegment:
 
 
 def _mapped(path: Path, size: int) -> mmap.mmap:
-    """Not by the claim's own descriptor: a mapping keeps a copy, and forked children that of it."""
+    """Map a segment's file through a new descriptor.
+
+    A mapping keeps a copy of its descriptor, which forked children inherit; a copy of the claim's
+    own descriptor would hold its lock after the owner's death.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         return mmap.mmap(descriptor, size)
@@ -148,12 +152,12 @@ def _mapped(path: Path, size: int) -> mmap.mmap:
 
 
 class SharedBuffers(Buffers):
-    """Recycled arrays in a segment, which a peer may be referred to."""
+    """Recycled arrays in a segment, to which references may be sent."""
 
     def __init__(self, size: int, segment: ShmSegment) -> None:
         super().__init__(size, segment.allocate)
         self._segment = segment
-        self._slots: dict[int, int | None] = {}  # by id, for asking an array where it lies is slow
+        self._slots: dict[int, int | None] = {}  # by id: finding an array's address is slow
 
     def take(self) -> NDArray[np.float32]:
         buffer = super().take()
@@ -165,21 +169,23 @@ class SharedBuffers(Buffers):
         return buffer
 
     def _shrink(self, free: list[NDArray[np.float32]]) -> None:
-        """A slot stays a buffer for ever: a peer may have been told of it."""
+        """Do nothing: a slot stays a buffer for ever, as a peer may have a reference to it."""
 
 
 class Window:
-    """A peer's segment, seen from here: read-only, and a slot at a time."""
+    """A read-only view of a peer's segment, one slot at a time."""
 
     def __init__(self, job: str, name: str) -> None:
-        """Map it; raises BadMessage when `name` is no segment of this job and this user."""
+        """Map the segment; raises BadMessage if `name` is not one of this job and this user."""
         self.name = name
         self.path = _checked_path(job, name)
         try:
             self._fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
             raise BadMessage(f"segment {name}: {error.strerror}") from None
-        self._release = weakref.finalize(self, os.close, self._fd)  # for owners that forget it
+        self._release = weakref.finalize(
+            self, os.close, self._fd
+        )  # in case `close` is never called
         try:
             self._map()
         except (OSError, ValueError) as error:
@@ -204,7 +210,7 @@ class Window:
         self._start = _address(np.frombuffer(self._memory, np.uint8)) + PAGE
 
     def view(self, reference: Reference) -> NDArray[np.uint8] | None:
-        """The bytes referred to, an array that is the base of views of it; None if it is too late.
+        """The bytes of a reference, as an array that owns its views; None if they are outdated.
 
         Raises BadMessage for a place that is not inside a slot.
         """
@@ -215,26 +221,29 @@ class Window:
                 f"reference to {length} bytes at {offset} of slot {slot}: segment {self.name} has"
                 f" {self.slots} slots of {self.stride} bytes"
             )
-        now = self._generations[slot]
-        if generation > now:
-            raise BadMessage(f"reference to generation {generation} of slot {slot}, at {now}")
-        if generation < now:
+        current = self._generations[slot]
+        if generation > current:
+            raise BadMessage(f"reference to generation {generation} of slot {slot}, at {current}")
+        if generation < current:
             return None
         return np.frombuffer(self._memory, np.uint8, length, PAGE + slot * self.stride + offset)
 
     def tile(self, frame: NDArray[np.uint8]) -> MappedPiece | None:
-        """The place of `frame` in the file, if it is a slot's beginning; to lay beside others."""
+        """The piece of the file that holds `frame`, for a contiguous mapping.
+
+        None if it does not start at the beginning of a slot.
+        """
         place = _address(frame) - self._start
         if self._fd < 0 or not 0 <= place < self.slots * self.stride or place % self.stride:
             return None
         return MappedPiece(self.name, self._fd, PAGE + place, frame.nbytes)
 
     def owner_is_gone(self) -> bool:
-        """Whether the process that owns it has ended."""
+        """Whether the process that owns the segment has ended."""
         return shm_files.owner_is_gone(self._fd)
 
     def close(self) -> None:
-        """Forget it; views of it live on until they are dropped. May be called twice."""
+        """Close the file; views stay valid until they are dropped. May be called twice."""
         self._release()
         self._fd = -1
 
@@ -246,7 +255,7 @@ def _checked_path(job: str, name: str) -> Path:
 
 
 def _generations(memory: mmap.mmap, slots: int) -> memoryview:
-    """Each slot's, as integers: an array's element is slower to take than all else about it."""
+    """The generations of all slots, as a memoryview: reading an array's element is slower."""
     return memoryview(memory)[_GENERATIONS : _GENERATIONS + 8 * slots].cast("Q")
 
 

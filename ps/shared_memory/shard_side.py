@@ -1,9 +1,8 @@
-"""A shard's end of shared memory (references.py): it lends its versions, and reads its workers'
-pushes.
+"""A shard's side of shared memory (references.py): lends versions, and reads workers' pushes.
 
-Who has shown both random numbers is a tenant, and has versions lent to it, a few at a time. Offers
-of workers that have not been welcomed yet only wait. What a tenant holds is taken back when it says
-so, or when it is dead.
+A worker that has shown both random numbers is a tenant: the shard lends it versions, a few at a
+time. Offers wait until the shard has welcomed the worker. What a tenant holds is taken back when
+the tenant returns it or has died.
 """
 
 import hmac
@@ -18,10 +17,10 @@ from shards.errors import BadMessage
 from shards.messages import Welcome
 from shards.versions import Allocator, Buffers, heap_allocator
 
-LOANS = 4  # what one worker may hold: the weights in use, those prefetched, and some on their way
+LOANS = 4  # of one worker: the weights in use, prefetched ones, and some in transit
 _VERSIONS = 64
 _ADDRESSES = 16
-_OFFERS = 64  # that await a Welcome; a worker whose offer is forgotten does without
+_OFFERS = 64  # kept until a Welcome; a worker with a dropped offer does without shared memory
 
 
 class _SharingWorker:
@@ -34,7 +33,7 @@ class _SharingWorker:
 
 
 class ShardSide:
-    """A shard's end: lends its versions, and looks into its workers' segments."""
+    """A shard's side: lends its versions, and reads its workers' segments."""
 
     def __init__(
         self, job: str, *, wanted: bool = True, otherwise: Allocator = heap_allocator
@@ -49,7 +48,7 @@ class ShardSide:
         self._by_address: dict[bytes, _SharingWorker] = {}
 
     def buffers(self, floats: int) -> Buffers:
-        """What is sent of the weights lies in a segment, or, if there is none, in other memory."""
+        """Buffers for weights to send: in a segment, or in other memory if there is none."""
         if not self._wanted:
             return Buffers(floats, self._otherwise)
         try:
@@ -65,7 +64,7 @@ class ShardSide:
         return len(self._tenants)
 
     def open(self, sender: bytes, parts: Parts) -> Parts | None:
-        """What came from `sender` without its note, frames in place; None if it is too late.
+        """The parts without their note, with references resolved; None if outdated.
 
         Raises BadMessage.
         """
@@ -74,21 +73,21 @@ class ShardSide:
             return parts
         if len(parts) < 2:
             raise BadMessage("expected an envelope behind the note, got none")
-        said = handshake.decode_from_worker(parts[0])
-        if isinstance(said, Offer):
+        note = handshake.decode_from_worker(parts[0])
+        if isinstance(note, Offer):
             if len(self._offers) == _OFFERS:
                 del self._offers[next(iter(self._offers))]
-            self._offers[sender] = said.segment
+            self._offers[sender] = note.segment
             return parts[1:]
-        tenant = self._identify(sender, said)
+        tenant = self._identify(sender, note)
         if tenant is None:
-            # Meant for an earlier life of this shard, as its header will say: the frames are lost.
-            return [parts[1], *(b"" for _ in parts[2:])] if said.referred else parts[1:]
-        tenant.loans.settle(said.seen, said.held)
-        return references.looked_up(tenant.window, parts[1:]) if said.referred else parts[1:]
+            # For an earlier process of this shard, as the header will show: the frames are lost.
+            return [parts[1], *(b"" for _ in parts[2:])] if note.referred else parts[1:]
+        tenant.loans.settle(note.seen, note.held)
+        return references.looked_up(tenant.window, parts[1:]) if note.referred else parts[1:]
 
     def seal(self, to: bytes, messages: Together) -> tuple[Parts, int | None]:
-        """The parts that tell `messages` to `to`, and the loan that this makes, if any."""
+        """The parts that carry `messages` to `to`, and the number of the loan made, if any."""
         if to in self._offers and references.has(messages, Welcome):
             answer = self._answer_offer(self._offers.pop(to))
             return [handshake.encode(answer), *wire_format.enclose(messages)], None
@@ -102,12 +101,12 @@ class ShardSide:
         return [handshake.encode(Lent(loan)), *wire_format.enclose(referring)], loan
 
     def withdraw(self, to: bytes, loan: int | None) -> None:
-        """The message that made `loan`, if any, could not be sent."""
+        """Cancel `loan`, if any: its message could not be sent."""
         if loan is not None:
             self._by_address[to].loans.withdraw(loan)
 
     def tick(self) -> None:
-        """Take back what the dead hold, and remove what they left; call it now and then."""
+        """Take back loans of dead workers, and remove their files; call it periodically."""
         for nonce, tenant in list(self._tenants.items()):
             if tenant.window.owner_is_gone():
                 tenant.window.path.unlink(missing_ok=True)
@@ -131,16 +130,16 @@ class ShardSide:
             self._tenants[window.nonce] = _SharingWorker(window)
         return Accept(window.nonce, self._segment.name)
 
-    def _identify(self, sender: bytes, said: SharedFrames) -> _SharingWorker | None:
-        """The tenant who knows both numbers; from now on it has this address, too."""
-        tenant = self._tenants.get(said.mine)
+    def _identify(self, sender: bytes, note: SharedFrames) -> _SharingWorker | None:
+        """The tenant that knows both numbers, if any; records its address."""
+        tenant = self._tenants.get(note.mine)
         ours = self._segment.nonce if self._segment is not None else ""
-        if tenant is None or not hmac.compare_digest(ours.encode(), said.yours.encode()):
+        if tenant is None or not hmac.compare_digest(ours.encode(), note.yours.encode()):
             return None
         if self._by_address.get(sender) is not tenant:
             self._by_address[sender] = tenant
             tenant.addresses.append(sender)
-            for old in tenant.addresses[:-_ADDRESSES]:  # of connections that it has had before
+            for old in tenant.addresses[:-_ADDRESSES]:  # of earlier connections
                 self._by_address.pop(old, None)
             del tenant.addresses[:-_ADDRESSES]
         return tenant

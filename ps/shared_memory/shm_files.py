@@ -1,14 +1,14 @@
-"""Names that die with their owner: shared segments and the folders of Unix sockets in /dev/shm, and
-folders among the temporary files.
+"""Files that end with their owner: shared segments and Unix socket folders in /dev/shm, and folders
+among the temporary files.
 
-Each is created exclusively, for this user alone, and locked (flock) by its owner for as long as the
-owner lives. The kernel drops the lock however a process ends, so a lock that can be had proves that
-the owner is gone, and one that cannot proves that it lives, be it stopped or slow: no timeout is
-ever taken for death. Who forks gives its child a copy of the descriptor, which would hold the lock
-for it: the child closes it at once. Owners remove what is theirs; what a killed one left is removed
-by `sweep`, which everybody calls before adding a name.
+Each is created exclusively, for this user only, and locked (flock) by its owner as long as the
+owner lives. The kernel drops the lock however a process ends. So if the lock is free, the owner is
+gone; if not, the owner lives, even if it is suspended or slow: a timeout never counts as death. A
+forked child gets a copy of the descriptor, which would hold the lock, so the child closes it at
+once. Owners remove their own files; `sweep`, which every process calls before it adds a name,
+removes those of killed owners.
 
-A name tells its job by a digest: the job's id is a secret, and any user can list the folder.
+A name contains a digest of the job's id: the id is a secret, and any user can list the folder.
 """
 
 import contextlib
@@ -26,32 +26,32 @@ from shards.job_ids import digest_of
 
 ROOT = Path("/dev/shm")
 _PREFIX = "downpour-"
-# What is swept: nothing else that somebody may have called after the project.
+# `sweep` removes only these: users may have files that start with the project's name.
 _OURS = re.compile(
     _PREFIX + r"([0-9a-f]{16}-(memory-[0-9a-f]{16}|door-[0-9]+-[0-9]+)|kept-[a-z]+-[0-9a-f]{32})"
 )
 
 
 def job_prefix(job: str) -> str:
-    """What the names of `job` start with."""
+    """The prefix of the names of `job`."""
     return f"{_PREFIX}{digest_of(job)}-"
 
 
-_CLAIMS: "weakref.WeakSet[Claim]" = weakref.WeakSet()  # this process's
+_CLAIMS: "weakref.WeakSet[Claim]" = weakref.WeakSet()  # of this process
 
 
 class Claim:
     """A locked name: a file of mode 0600, or a folder of mode 0700. `fd` is open on it."""
 
     def __init__(self, path: Path, *, folder: bool = False) -> None:
-        """Raises OSError when it cannot be had, FileExistsError when somebody has it."""
+        """Raises OSError if it cannot be created, FileExistsError if the name is taken."""
         self.path = path
         while True:
             self.fd = _create_folder(path) if folder else _create_file(path)
             fcntl.flock(self.fd, fcntl.LOCK_EX)
             if os.fstat(self.fd).st_nlink:
                 break
-            os.close(self.fd)  # swept in between
+            os.close(self.fd)  # swept before it was locked
         self._release = weakref.finalize(self, _release, path, self.fd, os.getpid())
         _CLAIMS.add(self)
 
@@ -60,12 +60,12 @@ class Claim:
         return self._release.alive
 
     def release(self) -> None:
-        """Remove the name and drop the lock; may be called twice. Mappings of a file last on."""
+        """Remove the name and drop the lock; may be called twice. Mappings of a file stay valid."""
         self._release()
 
 
 def _disown() -> None:
-    """In a forked child, which owns nothing."""
+    """Close all claims in a forked child, which owns none of them."""
     for claim in _CLAIMS:
         if claim.held:
             os.close(claim.fd)
@@ -76,10 +76,10 @@ os.register_at_fork(after_in_child=_disown)
 
 
 def _release(path: Path, fd: int, owner: int) -> None:
-    if os.getpid() != owner:  # forked off it
+    if os.getpid() != owner:  # a forked child
         return
     _remove(path)
-    # A child that was forked by other means than Python's may hold a copy, which would stay locked.
+    # A child that was not forked by Python may hold a copy of `fd`, which would keep the lock.
     fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)
 
@@ -88,7 +88,7 @@ def _release(path: Path, fd: int, owner: int) -> None:
 def temporary_folder(what: str) -> Iterator[Path]:
     """An empty folder for `what`, among the temporary files, while the context lasts.
 
-    Where this process is killed, the next one that asks for such a folder removes it.
+    If this process is killed, the next one that creates such a folder removes it.
     """
     root = Path(tempfile.gettempdir())
     sweep(root)
@@ -100,22 +100,22 @@ def temporary_folder(what: str) -> Iterator[Path]:
 
 
 def memory_path(job: str) -> Path:
-    """For a segment: a path that nobody else has."""
+    """A new unique path for a segment of `job`."""
     return ROOT / f"{job_prefix(job)}memory-{secrets.token_hex(8)}"
 
 
 def is_memory(job: str, name: str) -> bool:
-    """Whether a segment of `job` may be called so."""
+    """Whether `name` is a valid name of a segment of `job`."""
     return name.startswith(f"{job_prefix(job)}memory-") and bool(_OURS.fullmatch(name))
 
 
 def door_path(job: str, shard: int, port: str) -> Path:
-    """For the folder of the Unix socket of the one server of `shard` at `port`."""
+    """The path of the folder for the Unix socket of the server of `shard` at `port`."""
     return ROOT / f"{job_prefix(job)}door-{shard}-{port}"
 
 
 def owner_is_gone(fd: int) -> bool:
-    """Whether the owner of what `fd` is open on has ended; `fd` must not be the owner's own."""
+    """Whether the owner of the file open as `fd` has ended; `fd` must not be the owner's own."""
     gone = _try_lock(fd)
     if gone:
         fcntl.flock(fd, fcntl.LOCK_UN)
@@ -123,7 +123,7 @@ def owner_is_gone(fd: int) -> bool:
 
 
 def sweep(root: Path = ROOT) -> list[str]:
-    """Remove every name of this user's whose owner is gone; returns them."""
+    """Remove this user's names whose owners are gone; returns them."""
     removed = []
     for path in root.glob(f"{_PREFIX}*"):
         if not _OURS.fullmatch(path.name):
@@ -131,7 +131,7 @@ def sweep(root: Path = ROOT) -> list[str]:
         with contextlib.suppress(OSError):
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
-                # Locked until it is removed: one that is being made is its owner's once it can be.
+                # The lock is held until the removal: the owner of a new file must lock it, too.
                 if os.fstat(fd).st_uid == os.geteuid() and _try_lock(fd) and _is_at(path, fd):
                     _remove(path)
                     removed.append(path.name)
@@ -147,7 +147,7 @@ def _create_file(path: Path) -> int:
 def _create_folder(path: Path) -> int:
     while True:
         path.mkdir(0o700)
-        with contextlib.suppress(FileNotFoundError):  # swept in between
+        with contextlib.suppress(FileNotFoundError):  # swept before it was locked
             return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
@@ -160,7 +160,7 @@ def _try_lock(fd: int) -> bool:
 
 
 def _is_at(path: Path, fd: int) -> bool:
-    """Whether the name is still of what `fd` is open on: another may have been given it since."""
+    """Whether `path` is still the file open as `fd`: the name may have been reused since."""
     return os.path.samestat(path.lstat(), os.fstat(fd))
 
 

@@ -1,8 +1,7 @@
-"""A worker's end of shared memory (references.py): it offers its segment, and reads what it is
-lent.
+"""A worker's side of shared memory (references.py): offers its segment, and reads lent weights.
 
-It offers the segment with each Hello. From a shard that has accepted, weights are read where they
-lie, several shards' laid side by side if that can be (contiguous_mapping.py), and what was borrowed
+The worker offers its segment with each Hello. Weights from a shard that has accepted are read in
+place; those of several shards are mapped contiguously if possible (contiguous_mapping.py). A loan
 is returned when nothing refers to it any more.
 """
 
@@ -25,14 +24,13 @@ from shards.wire_format import Buffer
 
 
 class WorkerSide:
-    """A worker's end: offers its segment to every shard, and reads the weights where they lie."""
+    """A worker's side: offers its segment to every shard, and reads weights in place."""
 
     def __init__(self, job: str, floats: int, slots: int) -> None:
         """Raises OSError when there is no shared memory, or no room in it."""
         self._job = job
-        self._segment = ShmSegment(
-            job, floats, min(slots, MAX_SLOTS)
-        )  # what is beyond lies elsewhere
+        # Arrays beyond MAX_SLOTS are allocated on the heap.
+        self._segment = ShmSegment(job, floats, min(slots, MAX_SLOTS))
         self._lenders: dict[int, tuple[Window, Borrowed]] = {}
         self._mapping = ContiguousMapping()
         self.reasons: dict[int, str] = {}
@@ -43,9 +41,9 @@ class WorkerSide:
         return shard in self._lenders
 
     def placed(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
-        """`array` where the shards see it: itself, or a copy if it lies elsewhere.
+        """`array` if it is in the segment, else a copy that is.
 
-        It stays where it is if no shard shares memory, or it does not fit, or there is no room.
+        Returns `array` itself if no shard shares memory, it does not fit, or there is no room.
         """
         fits = array.dtype == np.float32 and array.shape == (self.buffers.size,)
         fits = fits and array.flags.c_contiguous
@@ -58,9 +56,9 @@ class WorkerSide:
         return copy
 
     def whole(self, frames: Sequence[Sequence[Buffer]]) -> NDArray[np.float32] | None:
-        """All shards' floats as one read-only array where they lie; None if that cannot be.
+        """All shards' floats as one read-only array without a copy; None if that is impossible.
 
-        `frames` are what each shard sent, of plain floats and in the order of the arena.
+        `frames` are those of each shard, of plain floats and in the order of the arena.
         """
         parts = [np.frombuffer(frame, np.uint8) for of_shard in frames for frame in of_shard]
         if len(parts) != len(frames) or len(self._lenders) < len(frames):
@@ -80,7 +78,7 @@ class WorkerSide:
         return whole
 
     def seal(self, shard: int, messages: Together) -> Parts:
-        """The parts that tell `messages` to `shard`."""
+        """The parts that carry `messages` to `shard`."""
         if references.has(messages, Hello):
             return [handshake.encode(Offer(self._segment.name)), *wire_format.enclose(messages)]
         if shard not in self._lenders:
@@ -97,7 +95,7 @@ class WorkerSide:
         return [handshake.encode(carried), *wire_format.enclose(referring or messages)]
 
     def open(self, shard: int, parts: Parts) -> Parts | None:
-        """What came from `shard` without its note, frames in place; None if it is too late.
+        """The parts without their note, with references resolved; None if outdated.
 
         Raises BadMessage.
         """
@@ -114,7 +112,7 @@ class WorkerSide:
         return parts[1:]
 
     def close(self) -> None:
-        """Stop sharing. Arrays that were read or handed out live on until they are dropped."""
+        """Stop sharing. Arrays that were read or handed out stay valid until they are dropped."""
         for shard in list(self._lenders):
             self._forget(shard)
         self._segment.close()
@@ -127,14 +125,14 @@ class WorkerSide:
         known = self._lenders.get(shard)
         if known is not None and known[0].name == accept.segment:
             return
-        self._forget(shard)  # it is another life of that shard
+        self._forget(shard)  # the shard was restarted
         try:
             self._lenders[shard] = Window(self._job, accept.segment), Borrowed()
         except BadMessage as error:
             self.reasons[shard] = str(error)
 
     def _forget(self, shard: int) -> None:
-        """Read no more in its memory, and keep none of it but what arrays still show."""
+        """Stop reading a shard's memory; only arrays that still refer to it keep it."""
         if shard in self._lenders:
             window, _ = self._lenders.pop(shard)
             self._mapping.forget(window.name)

@@ -231,7 +231,7 @@ def test_slots_side_by_side() -> None:
 
 _OWNER = """
 import sys, time
-from ps.shared_memory.segment import Segment
+from ps.shared_memory.segment import ShmSegment
 segment = ShmSegment(sys.argv[1], 100, 2)
 print(segment.name, flush=True)
 time.sleep(60)
@@ -266,7 +266,7 @@ def test_what_the_killed_leave_is_swept() -> None:
 
 _PARENT = """
 import os, sys
-from ps.shared_memory.segment import Segment
+from ps.shared_memory.segment import ShmSegment
 segment = ShmSegment(sys.argv[1], 100, 2)
 array = segment.allocate(100)
 ready, said = os.pipe()
