@@ -79,7 +79,7 @@ def _read_versions(versions: Sequence[int]) -> tuple[int, ...]:
     if not isinstance(versions, tuple | list | np.ndarray):
         raise arguments.wrong("push: read_versions", "a list of numbers, one a shard", versions)
     if all(type(version) is int and version >= 0 for version in versions):
-        return tuple(versions)  # as `pull` returns them, at every push
+        return tuple(versions)  # the quick way, for the versions that `pull` returns
     return tuple(arguments.whole("push: read_versions", version, 0) for version in versions)
 
 

@@ -124,7 +124,7 @@ def _reach_cut(side: Side, seconds: float, cut: Mapping[str, int], until: float)
         if heard.now > until:
             yield from resume(side)
             raise Unreachable(
-                f"shard {missing[0]} lacks pushes that others have, for {side.patience_s:g} s",
+                f"shard {missing[0]} still lacks pushes of the others after {side.patience_s:g} s",
                 missing[0],
             )
         yield Pause(LOOK_S)
@@ -160,7 +160,7 @@ def hand_over(side: Side, successors: bytes, cuts: Sequence[Mapping[str, int]]) 
     try:
         yield sending_on(side, first, successors)
     except Unreachable as error:
-        raise UnconfirmedHandOver(f"{error}; the new shards hold what it had", first) from None
+        raise UnconfirmedHandOver(f"{error}; the new shards hold its state", first) from None
     for shard in others:
         with suppress(DownpourError):
             yield sending_on(side, shard, successors)

@@ -123,4 +123,4 @@ class Unreachable(GiveUp):
 
 
 class NotReady(GiveUp):
-    """A shard answers, but has put the worker off for longer than the session's patience."""
+    """A shard answers, but has deferred the worker for longer than the session's patience."""

@@ -1,4 +1,4 @@
-"""The operator's questions: each answered past the gate, and refusals told as what they are."""
+"""The admin client's questions: each bypasses the gate, and refusals keep their error type."""
 
 from collections.abc import Iterator
 
@@ -24,7 +24,7 @@ TABLE = ps.DenseTable("net", (ps.TensorSpec("a", (500,)), ps.TensorSpec("b", (50
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    """Two shards under momentum, bound 0, with the numbers of their keys as weights."""
+    """Two shards with momentum and bound 0; their weights are the numbers of their keys."""
     schedule = Fixed(base_rate=1.0)
     specs = ps.shard_specs(TABLE, shards=2, bound=0, rule=Momentum(0.5), schedule=schedule)
     with ps.local_shards(specs, np.arange(TABLE.size, dtype=np.float32)) as served:
@@ -38,7 +38,7 @@ def console(cluster: Cluster) -> Iterator[AdminClient]:
 
 
 def train(cluster: Cluster, steps: int, worker: str = "w") -> None:
-    # Nothing is repeated because the machine was busy: that would be counted.
+    # The patience is long, so that a busy machine repeats nothing: that would be counted.
     with Client(cluster, worker=worker, retry_s=10.0) as client:
         for _ in range(steps):
             client.pull()
@@ -46,7 +46,7 @@ def train(cluster: Cluster, steps: int, worker: str = "w") -> None:
 
 
 def test_the_weights(cluster: Cluster, console: AdminClient) -> None:
-    """All shards' parts in one arena, whoever waits at the gate."""
+    """All shards' parts in one arena, even while workers wait at the gate."""
     np.testing.assert_array_equal(console.read(), np.arange(TABLE.size))
     slow, fast = Client(cluster, worker="slow"), Client(cluster, worker="fast")
     fast.pull()
@@ -74,7 +74,7 @@ def test_the_status(cluster: Cluster, console: AdminClient) -> None:
 
 
 def test_records_come_once(cluster: Cluster, console: AdminClient) -> None:
-    """Each call brings what was applied since the last, from every shard."""
+    """Each call returns what was applied since the last, from every shard."""
     assert [len(rows) for rows in console.records()] == [0, 0]
     train(cluster, 3, "a")
     assert [rows["seq"].tolist() for rows in console.records()] == [[1, 2, 3]] * 2
@@ -84,7 +84,7 @@ def test_records_come_once(cluster: Cluster, console: AdminClient) -> None:
 
 
 def test_states_are_of_one_version(cluster: Cluster, console: AdminClient) -> None:
-    """Weights, slots and ledger of an export belong together."""
+    """Weights, slots and ledger of an export belong to the same version."""
     train(cluster, 2)
     for shard, state in enumerate(console.export()):
         (keys,) = cluster.map.ranges[shard]
@@ -108,7 +108,7 @@ def test_weights_of_another_shape(console: AdminClient, arena: Array) -> None:
 
 
 def test_a_state_that_does_not_fit(console: AdminClient) -> None:
-    """A shard's refusal comes as the error that it stands for."""
+    """A shard's refusal is raised as the error that it stands for."""
     saved, right = SavedProgress(0, 0, 0, Ledger()), np.zeros(512, np.float32)
     with pytest.raises(BadInput, match=r"expected the slots \['history'\] of rule Momentum"):
         console.restore(0, ShardState(saved, right, {"mean": right}))
@@ -118,14 +118,14 @@ def test_a_state_that_does_not_fit(console: AdminClient) -> None:
 
 
 def test_a_shard_at_work_takes_no_new_weights(cluster: Cluster, console: AdminClient) -> None:
-    """They would undo what it has acknowledged."""
+    """They would undo acknowledged updates."""
     train(cluster, 1)
     with pytest.raises(GiveUp, match="install: shard 0 serves workers by now"):
         console.install(TABLE.empty())
 
 
 def test_a_shard_without_weights() -> None:
-    """It asks to be asked later; its counters can be had meanwhile."""
+    """It asks for a later retry; its counters are available meanwhile."""
     (spec,) = ps.shard_specs(TABLE)
     with (
         ShardServer(spec, boot=1) as server,
@@ -138,7 +138,7 @@ def test_a_shard_without_weights() -> None:
 
 
 def test_another_job_and_another_table(cluster: Cluster) -> None:
-    """Both are refused, and the job's own id is not told."""
+    """Both are refused, and the job's own id is not revealed."""
     other = msgspec.structs.replace(cluster, job="other-job")
     shown = "another job than other-[0-9a-f]{16}"
     with AdminClient(other) as console, pytest.raises(BadMessage, match=shown):
@@ -152,7 +152,7 @@ def test_another_job_and_another_table(cluster: Cluster) -> None:
 
 
 def test_a_question_that_no_shard_can_read(cluster: Cluster) -> None:
-    """It is told at once, and not taken for silence."""
+    """The error is raised at once, and not taken for silence."""
     nameless = msgspec.structs.replace(cluster, job="")
     with (
         AdminClient(nameless) as console,
@@ -162,7 +162,7 @@ def test_a_question_that_no_shard_can_read(cluster: Cluster) -> None:
 
 
 def test_it_is_told_that_nobody_will_answer() -> None:
-    """Whoever started the shards may know it long before the console's patience is at its end."""
+    """The launcher of the shards may know it long before the client's patience ends."""
     asked = 0
 
     def check() -> None:

@@ -1,4 +1,4 @@
-"""What the SDK takes: names, numbers, lists and paths, where these are natural to pass."""
+"""The SDK's arguments: names, numbers, lists and paths, wherever they are natural to pass."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_natural_values_become_the_exact_ones() -> None:
 
 @pytest.mark.parametrize("of", [str, Path])
 def test_a_path_is_a_cluster(of: Callable[[Path], str | Path], tmp_path: Path) -> None:
-    """A client and a console find the job by a file's path, be it text or a Path."""
+    """A client and an admin client find the job by a file's path, as text or as a Path."""
     path = of(tmp_path / "cluster.json")
     with ps.local_shards(ps.shard_specs(TABLE)) as cluster:
         cluster.save(path)
@@ -67,8 +67,9 @@ def test_lists_are_arrays() -> None:
 @pytest.mark.parametrize("transport", ["tcp", "auto"])
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_pull_that_is_the_callers_own(shards: int, transport: str) -> None:
-    """`pull` lends an array that cannot be written, `pull(copy=True)` gives one that can be, and
-    writing it changes nobody's weights."""
+    """`pull` returns a read-only array, `pull(copy=True)` a writable one, and writing it changes no
+    other weights.
+    """
     with (
         ps.local_shards(ps.shard_specs(TABLE, shards=shards)) as cluster,
         ps.Client(cluster, worker="w", transport=transport) as client,
@@ -85,7 +86,7 @@ def test_a_pull_that_is_the_callers_own(shards: int, transport: str) -> None:
 
 @pytest.mark.parametrize("transport", ["tcp", "auto"])
 def test_an_empty_gradient_is_zero(transport: str) -> None:
-    """Also where its memory has held another one; without `zeroed` it may hold anything."""
+    """Also where its memory has held another one; without `zeroed` the content is arbitrary."""
     with (
         ps.local_shards(ps.shard_specs(TABLE)) as cluster,
         ps.Client(cluster, worker="w", transport=transport) as client,
@@ -102,7 +103,8 @@ def test_an_empty_gradient_is_zero(transport: str) -> None:
 
 def test_a_client_in_another_thread() -> None:
     """A second thread that calls while the first waits is refused at once, in one line; the first
-    goes on, and so may the second when the first is back."""
+    continues, and the second may call once the first has returned.
+    """
     specs = ps.shard_specs(TABLE, bound=0, workers=2)
     with (
         ps.local_shards(specs) as cluster,
@@ -115,7 +117,7 @@ def test_a_client_in_another_thread() -> None:
 
         def wait_at_the_bound() -> None:
             inside.set()
-            client.pull()  # until w1 has pushed, too
+            client.pull()  # until w1 has pushed as well
             pulled.set()
 
         thread = Thread(target=wait_at_the_bound)
@@ -147,7 +149,7 @@ def test_a_client_in_another_thread() -> None:
 
 
 def test_everything_is_exported() -> None:
-    """Rules, schedules, errors and what else an ordinary program needs are in `ps` itself."""
+    """Rules, schedules, errors and all else that an ordinary program needs are in `ps` itself."""
     from shards import errors, rules, schedules
 
     wanted = [*rules.RULES.values(), *schedules.SCHEDULES.values(), ps.Guard, ps.Merge]

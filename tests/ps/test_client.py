@@ -1,4 +1,4 @@
-"""The blocking client against real shards over real sockets: what it adds up to."""
+"""The blocking client against real shards over real sockets: the sum of its pushes."""
 
 import gc
 import threading
@@ -25,14 +25,14 @@ UNIT = Fixed(base_rate=1.0)
 
 @contextmanager
 def shards_for(weights: Array | None = None, **options: object) -> Iterator[Cluster]:
-    """Two shards of TABLE under plain SGD at rate 1, unless told otherwise."""
+    """Two shards of TABLE under plain SGD at rate 1, unless `options` change that."""
     told: dict[str, object] = {"shards": 2, "schedule": UNIT}
     with ps.local_shards(ps.shard_specs(TABLE, **(told | options)), weights) as cluster:  # type: ignore[arg-type]
         yield cluster
 
 
 def everywhere(value: float) -> Array:
-    """A gradient that is `value` in every float, the padding too."""
+    """A gradient with `value` in every float, including the padding."""
     return np.full(TABLE.size, value, np.float32)
 
 
@@ -58,8 +58,9 @@ def in_threads(workers: int, work: Callable[[int], None]) -> None:
 
 @pytest.mark.parametrize("bound", [0, 2, None])
 def test_every_push_counts_once(bound: int | None) -> None:
-    """Four threads push integers; the sum proves the count, and no clock runs ahead by more than
-    the bound and one."""
+    """Four threads push integers; the sum proves the count, and no clock is ahead by more than the
+    bound and one.
+    """
     workers, steps = 4, 40
     with shards_for(bound=bound) as cluster, AdminClient(cluster) as console:
         together = threading.Barrier(workers)
@@ -106,7 +107,7 @@ def test_rounds_of_four_workers() -> None:
 
 
 def test_no_read_is_torn() -> None:
-    """Each pushed array is constant, so that every shard's part of every pull is constant too."""
+    """Each pushed array is constant, so every shard's part of every pull is constant, too."""
     table = ps.DenseTable("big", (ps.TensorSpec("w", (204_800,)),))
     done = threading.Event()
     with ps.local_shards(ps.shard_specs(table, shards=2, schedule=UNIT)) as cluster:
@@ -120,7 +121,9 @@ def test_no_read_is_torn() -> None:
 
         def read(client: Client) -> None:
             held, pulls = [client.pull() for _ in range(3)], 0
-            while pulls < 100 or min(held[-1].versions) < 100:  # until enough was pushed meanwhile
+            while (
+                pulls < 100 or min(held[-1].versions) < 100
+            ):  # until enough has been pushed meanwhile
                 held, pulls = [*held[1:], client.pull()], pulls + 1
                 for replica in held:
                     for shard, version in enumerate(replica.versions):
@@ -140,7 +143,7 @@ def test_no_read_is_torn() -> None:
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("rule", [SGD(), Momentum(0.9)], ids=lambda rule: type(rule).__name__)
 def test_one_worker_equals_a_serial_loop(rule: Rule, shards: int) -> None:
-    """With bound 0 the weights are those of a serial NumPy loop, bit for bit, however it is cut."""
+    """With bound 0 the weights are those of a serial NumPy loop, bit for bit, for any sharding."""
     rng = np.random.default_rng(17)
     start, scale = (rng.standard_normal(TABLE.size, np.float32) for _ in range(2))
     rate, mu = np.float32(0.05), np.float32(0.9)
@@ -162,8 +165,9 @@ def test_one_worker_equals_a_serial_loop(rule: Rule, shards: int) -> None:
 
 
 def test_prefetched_weights_are_as_fresh_as_the_bound_demands() -> None:
-    """Asked for before the last push, they hold every push but that one; with none to wait for, the
-    clock that was asked for decides, and a prefetch that nobody takes is forgotten."""
+    """Requested before the last push, they hold every push but that one; with no other worker, the
+    requested clock decides, and a prefetch that is not taken is forgotten.
+    """
     with shards_for(bound=1) as cluster, Client(cluster, worker="w") as client:
         replica = client.pull()
         for step in range(1, 10):
@@ -177,7 +181,9 @@ def test_prefetched_weights_are_as_fresh_as_the_bound_demands() -> None:
 
 
 def test_another_life_goes_on() -> None:
-    """It learns where the one before was applied, and pushes nothing twice; that one is fenced."""
+    """It learns the last applied push of the one before, and pushes nothing twice; that one is
+    fenced.
+    """
     with shards_for() as cluster, AdminClient(cluster) as console:
         first = Client(cluster, worker="w", incarnation=0)
         first.pull()
@@ -194,7 +200,7 @@ def test_another_life_goes_on() -> None:
 
 
 def test_weights_that_nobody_took_leave_nothing() -> None:
-    """Their answers are answers: the link is measured on, and nothing is kept of them."""
+    """Their answers still measure the link, and no memory of them is kept."""
     with shards_for(bound=None) as cluster, Client(cluster, worker="w") as client:
         for clock in range(0, 10, 2):
             client.prefetch(clock)
@@ -206,7 +212,7 @@ def test_weights_that_nobody_took_leave_nothing() -> None:
 
 
 def test_numbers_may_be_numpys() -> None:
-    """Wherever an integer is meant; what is none is refused before anything is sent."""
+    """Wherever an integer is expected; anything else is refused before anything is sent."""
     one = np.int64(1)
     with shards_for(bound=None) as cluster, AdminClient(cluster) as console:
         with Client(cluster, worker="w") as client:
@@ -227,7 +233,7 @@ def test_numbers_may_be_numpys() -> None:
 
 
 def test_more_in_flight_than_shared_memory_has_slots() -> None:
-    """The other gradients lie elsewhere."""
+    """The other gradients are in ordinary memory."""
     with shards_for() as cluster, Client(cluster, worker="w", in_flight=300) as client:
         client.pull()
         gradients = [client.new_gradient() for _ in range(270)]
@@ -238,7 +244,7 @@ def test_more_in_flight_than_shared_memory_has_slots() -> None:
 
 
 def test_the_time_of_a_flush_is_not_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it waits somebody listens, and its own time counts from when it returns."""
+    """While it waits the client is listening, and the caller's time counts from its return."""
     with shards_for() as cluster, Client(cluster, worker="w") as client:
         client.pull()
         client.push(everywhere(1))
@@ -261,7 +267,7 @@ def leave_when_waited_for(cluster: Cluster, client: Client) -> None:
 
 
 def test_a_worker_that_leaves_frees_the_others() -> None:
-    """One that waits at the bound is answered as soon as the slowest says goodbye."""
+    """A worker that waits at the bound is answered as soon as the slowest leaves."""
     with shards_for(bound=0) as cluster, Client(cluster, worker="fast") as fast:
         slow = Client(cluster, worker="slow")
         fast.pull()
@@ -276,7 +282,7 @@ def test_a_worker_that_leaves_frees_the_others() -> None:
 
 @pytest.mark.parametrize("forgotten", [False, True])
 def test_a_worker_that_dies_frees_the_others(forgotten: bool) -> None:
-    """Its lease runs out, and only then; so it does for a client that is dropped without a word."""
+    """When its lease runs out, and only then; also for a client that is dropped without `close`."""
     with shards_for(bound=0, lease_s=4.0) as cluster, Client(cluster, worker="fast") as fast:
         slow = Client(cluster, worker="slow")
         fast.pull()

@@ -1,4 +1,4 @@
-"""What a client makes of bad arguments, dead endpoints and shards that disagree: one line each."""
+"""A client's errors for bad arguments, dead endpoints and shards that disagree: one line each."""
 
 import errno
 import threading
@@ -36,7 +36,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def nowhere(cluster: Cluster) -> Cluster:
-    """The same, but nobody listens where shard 1 should be."""
+    """The same cluster, but nothing listens at shard 1's endpoint."""
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     return msgspec.structs.replace(cluster, endpoints=(cluster.endpoints[0], endpoint))
 
@@ -49,9 +49,9 @@ def one_line(error: BaseException) -> str:
 
 
 def test_a_shard_that_is_not_there(nowhere: Cluster) -> None:
-    """The client gives up when its patience ends, naming the shard; and so does the console.
+    """The client gives up when its patience ends, naming the shard; and so does the admin client.
 
-    Patience is short, but enough for the other shard to answer on a busy machine.
+    The patience is short, but enough for the other shard to answer on a busy machine.
     """
     with pytest.raises(ps.Unreachable) as caught:
         Client(nowhere, worker="w", patience_s=2.0)
@@ -64,8 +64,9 @@ def test_a_shard_that_is_not_there(nowhere: Cluster) -> None:
 
 @pytest.mark.parametrize("having", [0, 1])
 def test_weights_that_nobody_installs(having: int) -> None:
-    """The client gives up when its patience ends, naming the shards that have none and what to do;
-    whether none has weights or some have."""
+    """When its patience ends, the client names the shards without weights and the remedy; whether
+    no shard has weights or some have.
+    """
     specs = ps.shard_specs(TABLE, shards=2)
     with ExitStack() as stack:
         servers = [stack.enter_context(ShardServer(spec, 1)) for spec in specs]
@@ -86,7 +87,7 @@ def test_weights_that_nobody_installs(having: int) -> None:
 
 
 def test_weights_that_are_installed_later() -> None:
-    """A client that waits for weights within its patience begins with them."""
+    """A client that waits for weights within its patience starts with them."""
     (spec,) = ps.shard_specs(TABLE)
     with ShardServer(spec, 1) as server:
         cluster = ps.make_cluster([spec], [server.endpoint])
@@ -104,7 +105,7 @@ def test_weights_that_are_installed_later() -> None:
 
 @pytest.mark.parametrize("endpoint", ["", "127.0.0.1:1", "tcp://127.0.0.1", "carrier://pigeon"])
 def test_an_endpoint_that_is_none(cluster: Cluster, endpoint: str) -> None:
-    """It is named, with what was expected."""
+    """The error quotes it, with what was expected."""
     wrong = msgspec.structs.replace(cluster, endpoints=(cluster.endpoints[0], endpoint))
     for connect in (lambda: Client(wrong, worker="w"), lambda: AdminClient(wrong)):
         with pytest.raises(BadInput, match="shard endpoint: expected tcp://HOST:PORT") as caught:
@@ -113,7 +114,7 @@ def test_an_endpoint_that_is_none(cluster: Cluster, endpoint: str) -> None:
 
 
 def test_something_else_that_listens(nowhere: Cluster) -> None:
-    """What is not a shard's answer ends the client, or the console, in one line."""
+    """An answer that is not a shard's ends the client, or the admin client, in one line."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as other:
         other.setsockopt(zmq.LINGER, 0)
         other.setsockopt(zmq.RCVTIMEO, 50)
@@ -121,7 +122,7 @@ def test_something_else_that_listens(nowhere: Cluster) -> None:
         heard_enough = threading.Event()
 
         def answer() -> None:
-            """However often it is asked: what waits too long on a busy machine asks again."""
+            """Answer however often it is asked: on a busy machine a client asks again."""
             while not heard_enough.is_set():
                 with suppress(zmq.Again):
                     other.send_multipart([other.recv_multipart()[0], b"\xc1 hello there"])
@@ -156,7 +157,7 @@ def test_something_else_that_listens(nowhere: Cluster) -> None:
 def test_a_cluster_that_is_not_ours(
     cluster: Cluster, change: dict[str, Any], error: type[Exception], text: str
 ) -> None:
-    """Another build or job is refused at the first word, and nobody is registered."""
+    """Another build or job is refused at the first message, and no worker is registered."""
     with pytest.raises(error, match=text.format(build=cluster.build)) as caught:
         Client(msgspec.structs.replace(cluster, **change), worker="w")
     assert cluster.job not in one_line(caught.value)
@@ -174,7 +175,7 @@ def test_a_cluster_that_is_not_ours(
     ],
 )
 def test_arguments(cluster: Cluster, options: dict[str, Any], text: str) -> None:
-    """A number that makes no sense is refused before anything is sent."""
+    """An invalid number is refused before anything is sent."""
     with pytest.raises(BadInput, match=text):
         Client(cluster, worker="w", **options)
 
@@ -198,7 +199,7 @@ def test_names_that_no_message_may_carry(
 
 
 def test_a_push_that_is_refused_here(cluster: Cluster) -> None:
-    """It neither takes a number nor moves the clock: the loop goes on as if it had not been."""
+    """It neither takes a number nor advances the clock: the loop continues unchanged."""
     with Client(cluster, worker="w") as client:
         with pytest.raises(BadInput, match="push: expected a pull before the first push, got none"):
             client.push(TABLE.empty())
@@ -222,8 +223,9 @@ def test_a_push_that_is_refused_here(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("spoilt", [(300,), (5, 300)])
 def test_a_gradient_without_a_number(cluster: Cluster, spoilt: tuple[int, ...]) -> None:
-    """Each shard refuses its own part, which counts as zeros; the caller is told once, and may go
-    on: the next push counts everywhere."""
+    """Each shard refuses its own part, which counts as zeros; the error is raised once, and the
+    next push counts everywhere.
+    """
     gradient = np.ones(512, np.float32)
     gradient[list(spoilt)] = np.nan
     with Client(cluster, worker="w") as client, AdminClient(cluster) as console:
@@ -243,7 +245,7 @@ def test_a_gradient_without_a_number(cluster: Cluster, spoilt: tuple[int, ...]) 
 
 
 def test_two_clients_of_one_name(cluster: Cluster) -> None:
-    """Only one of two equal pushes can count, and who sent the other one is told so."""
+    """Only one of two pushes with the same number can count; the other's client gets an error."""
     gradient = np.ones(512, np.float32)
     clients = [Client(cluster, worker="w", retry_s=10.0) for _ in range(2)]
     for client in clients:
@@ -269,7 +271,7 @@ def push_one(client: Client) -> None:
 def test_an_older_life_is_told_at_its_next_word(
     cluster: Cluster, ask: Callable[[Client], object]
 ) -> None:
-    """Not at the first push that is lost: whatever it asks for, and nothing of it counts."""
+    """At its next request of any kind, not at the first lost push; and none of it counts."""
     older = Client(cluster, worker="w")
     older.pull()
     with Client(cluster, worker="w", incarnation=1) as newer, AdminClient(cluster) as console:
@@ -281,7 +283,7 @@ def test_an_older_life_is_told_at_its_next_word(
 
 
 def test_an_older_life_that_computes_is_told_when_it_renews_its_lease() -> None:
-    """Its thread hears of the newer one, and renews no more; the next call says so."""
+    """Its thread hears of the newer life and stops renewing; the next call raises that."""
     specs = ps.shard_specs(TABLE, shards=2, lease_s=2.0, schedule=Fixed(base_rate=1.0))
     with ps.local_shards(specs) as cluster:
         older = Client(cluster, worker="w")
@@ -297,7 +299,7 @@ def test_an_older_life_that_computes_is_told_when_it_renews_its_lease() -> None:
 
 
 def test_a_client_is_closed_once(cluster: Cluster) -> None:
-    """To close it again changes nothing; whatever else is asked of it says what is wrong."""
+    """Closing it again changes nothing; any other call raises an error."""
     with Client(cluster, worker="w") as client:
         client.pull()
         client.close()
@@ -317,7 +319,7 @@ def test_a_client_is_closed_once(cluster: Cluster) -> None:
 def test_a_lease_that_nobody_renews_is_told(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever ends the thread that renews it, the next call says so."""
+    """Whatever ends the thread that renews it, the next call raises it."""
     with Client(cluster, worker="w") as client:
 
         def none_left() -> None:
@@ -336,7 +338,7 @@ def test_a_lease_that_nobody_renews_is_told(
 
 
 def test_a_body_that_fails_leaves_as_a_crash_would(cluster: Cluster) -> None:
-    """Its error comes out unchanged, at once, and the lease frees the others."""
+    """Its error is raised unchanged, at once, and the lease frees the others."""
 
     def train() -> None:
         with Client(cluster, worker="w") as client:
@@ -351,7 +353,7 @@ def test_a_body_that_fails_leaves_as_a_crash_would(cluster: Cluster) -> None:
 
 
 def test_a_long_computation_keeps_its_lease() -> None:
-    """Another thread renews it; without, the shard forgets the worker, and takes it back."""
+    """Another thread renews it; without it, the shard forgets the worker, then takes it back."""
     specs = ps.shard_specs(TABLE, shards=2, lease_s=4.0, schedule=Fixed(base_rate=1.0))
     with ExitStack() as stack:
         servers = [stack.enter_context(ShardServer(spec, boot=1)) for spec in specs]
@@ -386,7 +388,7 @@ def test_a_long_computation_keeps_its_lease() -> None:
 
 
 def test_what_ends_the_renewing_thread_is_told(cluster: Cluster) -> None:
-    """Not as a trace on the screen of somebody who is computing, but by the next call."""
+    """The next call raises it; no trace is printed while the caller computes."""
     client = Client(cluster, worker="w")
     assert client._current._renewal is not None
     client._current._renewal.failure = GiveUp("no more renewals")

@@ -1,4 +1,4 @@
-"""A job's description: what is drawn up, what travels, and what its build id stands for."""
+"""A job's description: how it is made, how it travels, and what its build id identifies."""
 
 import os
 import stat
@@ -29,7 +29,7 @@ def a_cluster() -> Cluster:
 
 
 def test_the_specs_of_a_job() -> None:
-    """Every shard is told the same but its number; two jobs of one name have different ids."""
+    """The specs differ only in the shard's number; two jobs of one name have different ids."""
     first, second = ps.shard_specs(TABLE, shards=2, name="mine"), ps.shard_specs(TABLE, name="mine")
     assert [spec.shard for spec in first] == [0, 1]
     assert msgspec.structs.replace(first[1], shard=0) == first[0]
@@ -61,13 +61,13 @@ def test_a_spec_travels() -> None:
     ],
 )
 def test_numbers_that_make_no_sense(options: dict[str, Any], text: str) -> None:
-    """Each is named with what was expected."""
+    """Each error names the argument and what was expected."""
     with pytest.raises(BadInput, match=text):
         ps.shard_specs(TABLE, **options)
 
 
 def test_a_cluster_file(tmp_path: Path) -> None:
-    """It comes back as it was, and only its owner may read it: the job's id is a secret."""
+    """It is read back unchanged, and only its owner may read it: the job's id is a secret."""
     path = tmp_path / "cluster.json"
     path.write_text("something longer that was there before, and open to everyone" * 100)
     path.chmod(0o644)
@@ -102,7 +102,7 @@ def test_a_cluster_file_that_is_none(tmp_path: Path, content: str | None, text: 
 
 
 def test_endpoints_and_shards_are_as_many(tmp_path: Path) -> None:
-    """A cluster with a shard that listens nowhere cannot be made, nor read."""
+    """A cluster with a shard without an endpoint can be neither made nor read."""
     with pytest.raises(BadInput, match="expected 2 endpoints, one a shard, got 1"):
         ps.make_cluster(ps.shard_specs(TABLE, shards=2), ENDPOINTS[:1])
     path = tmp_path / "cluster.json"
@@ -118,7 +118,7 @@ def test_endpoints_and_shards_are_as_many(tmp_path: Path) -> None:
 
 
 def build_id_of(path: Path) -> str:
-    """What a fresh interpreter computes when our packages come from `path`."""
+    """The build id in a fresh interpreter that imports our packages from `path`."""
     done = subprocess.run(
         [sys.executable, "-c", "import ps; print(ps.__file__, ps.build_id())"],
         cwd="/",
@@ -133,7 +133,7 @@ def build_id_of(path: Path) -> str:
 
 
 def zipped(path: Path, last: str = "") -> Path:
-    """Our packages in a zip, `last` added to one of the files."""
+    """Our packages in a zip, with `last` appended to one of the files."""
     with zipfile.ZipFile(path, "w") as archive:
         for package in PACKAGES:
             for file in sorted((ROOT / package).rglob("*")):
@@ -145,7 +145,7 @@ def zipped(path: Path, last: str = "") -> Path:
 
 
 def test_the_build_is_the_code(tmp_path: Path) -> None:
-    """A checkout and a zip of it have one build id; one more comment makes another."""
+    """A checkout and a zip of it have one build id; one more comment changes it."""
     assert len(ps.build_id()) == 16
     assert build_id_of(ROOT) == build_id_of(zipped(tmp_path / "same.zip"))
     assert build_id_of(ROOT) != build_id_of(zipped(tmp_path / "other.zip", "# one more\n"))

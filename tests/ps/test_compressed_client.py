@@ -26,7 +26,7 @@ def served(weights: Any = None) -> Iterator[tuple[Cluster, AdminClient]]:
 
 
 def noise(count: int) -> Any:
-    """Gradients that are nothing in the padding, as they must be."""
+    """Random gradients that are zero in the padding, as they must be."""
     gradients = np.zeros((count, SIZE), np.float32)
     for gradient, dice in zip(gradients, map(np.random.default_rng, range(count)), strict=True):
         for view in TABLE.views(gradient).values():
@@ -35,15 +35,15 @@ def noise(count: int) -> Any:
 
 
 def compressed(cluster: Cluster, push: str, pull: str = "none", **options: Any) -> Client:
-    # What is repeated, as on a busy machine, would be counted twice; and the first push of a kind
-    # that the shard was not told of makes it compile for a while.
+    # A repetition, as on a busy machine, would be counted twice; and the first push of a kind that
+    # was not announced to the shard makes it compile for a while.
     told: dict[str, Any] = {"retry_s": 30.0, "patience_s": 120.0} | options
     return Client(cluster, worker="w", compression=Compression.parse(push, pull), **told)
 
 
 @pytest.mark.parametrize("push", BYTES)
 def test_weights_and_residual_are_the_gradients(push: str) -> None:
-    """After 20 pushes what the shards hold and what the client kept add up; the bytes are few."""
+    """After 20 pushes the shards' weights and the client's residual add up; the bytes are few."""
     gradients = noise(20)
     with served() as (cluster, console):
         with compressed(cluster, push) as client:
@@ -58,7 +58,7 @@ def test_weights_and_residual_are_the_gradients(push: str) -> None:
         assert [row["bytes"].sum() for row in console.records()] == [
             status.bytes_in for status in console.status()
         ]
-    # Signs that stand for the padding's zeros are skipped by whoever applies them.
+    # The shard skips the signs in the padding when it applies a push.
     whole, real = gradients.sum(0, dtype=np.float64), TABLE.empty()
     for view in TABLE.views(real).values():
         view[...] = 1
@@ -69,7 +69,7 @@ def test_weights_and_residual_are_the_gradients(push: str) -> None:
 @pytest.mark.parametrize("zstd", ["", ",zstd"])
 @pytest.mark.parametrize(("pull", "share"), [("none", 1), ("fp16", 0.5), ("bf16", 0.5)])
 def test_weights_come_as_halves(pull: str, share: float, zstd: str) -> None:
-    """What is pulled is what the shards hold, rounded, in half the bytes; zstd changes no value."""
+    """Pulled weights are the shards', rounded, in half the bytes; zstd changes no value."""
     weights = noise(1)[0]
     with served(weights) as (cluster, console):
         with compressed(cluster, f"none{zstd}", pull) as client:
@@ -81,7 +81,9 @@ def test_weights_come_as_halves(pull: str, share: float, zstd: str) -> None:
 
 @pytest.mark.parametrize(("pull", "share"), [("int8", 0.26), ("4bit", 0.14), ("topk:0.02", 0.05)])
 def test_changes_alone_are_pulled(pull: str, share: float) -> None:
-    """After a first pull in full, few bytes a pull; where the weights rest, the view nears them."""
+    """After a first full pull, few bytes per pull; while the weights rest, the view approaches
+    them.
+    """
     weights = noise(1)[0]
     with served(weights) as (cluster, console):
         with compressed(cluster, "none", pull) as client:
@@ -100,8 +102,9 @@ def test_changes_alone_are_pulled(pull: str, share: float) -> None:
 
 
 def test_a_shard_in_a_process_serves_every_form() -> None:
-    """Its life has a number of the clock's size, which those in the test's own process have not:
-    each worker gets weights whole, then as it wants them, near those that the shard holds."""
+    """Its boot number is as large as a clock reading, unlike those in the test's own process: each
+    worker gets whole weights, then its own encoding, close to the shard's weights.
+    """
     gradients = noise(3)
     with (
         ps.process_shards(ps.shard_specs(TABLE, schedule=UNIT)) as hosts,
@@ -142,7 +145,7 @@ def test_a_restored_worker_goes_on_to_the_bit(push: str, tmp_path: Path) -> None
 
 
 def test_a_residual_is_of_one_push(tmp_path: Path) -> None:
-    """A state whose residual has been sent since is refused; without it the worker goes on."""
+    """A state with a residual that has been sent since is refused; the worker can do without."""
     path = tmp_path / "state"
     with served() as (cluster, _):
         client = compressed(cluster, "int8")
@@ -184,7 +187,7 @@ def test_a_state_that_is_not_this_workers(tmp_path: Path) -> None:
 
 
 def test_nan_is_refused_before_it_is_sent() -> None:
-    """The error is the user's to mend, and the next push is as if it had not been."""
+    """The user can correct the error, and the next push is as if it had not been."""
     with served() as (cluster, console):
         with compressed(cluster, "int8") as client:
             client.pull()

@@ -1,4 +1,4 @@
-"""Who drives a client: the caller, in whose thread everything happens while it waits."""
+"""The caller drives the client: everything happens in its thread while it waits."""
 
 import signal
 import sys
@@ -33,7 +33,7 @@ from tests.ps.test_client import TABLE, UNIT, everywhere, shards_for
 
 @contextmanager
 def ctrl_c(console: AdminClient, worker: str) -> Iterator[None]:
-    """As a user would press it, once `worker` waits at the gate of every shard."""
+    """Press Ctrl-C as a user would, once `worker` waits at the gate of every shard."""
     main = threading.main_thread().ident
     assert main is not None
 
@@ -58,7 +58,7 @@ def ctrl_c(console: AdminClient, worker: str) -> Iterator[None]:
 
 
 def test_a_client_has_no_thread_but_that_of_its_lease() -> None:
-    """So no call is handed to another thread, and nobody has to be woken to hear of its end."""
+    """So no call is handed to another thread, and no thread has to be woken when it ends."""
     with shards_for() as cluster:
         before = set(threading.enumerate())
         with Client(cluster, worker="w") as client:
@@ -71,7 +71,7 @@ def test_a_client_has_no_thread_but_that_of_its_lease() -> None:
 
 
 def test_ctrl_c_during_a_pull_leaves_the_client_of_use() -> None:
-    """What was asked for is still asked for: the next pull gets it, and every push counts once."""
+    """The request stays outstanding: the next pull completes it, and every push counts once."""
     with (
         shards_for(bound=0) as cluster,
         AdminClient(cluster) as console,
@@ -92,7 +92,7 @@ def test_ctrl_c_during_a_pull_leaves_the_client_of_use() -> None:
         assert [status.pushes for status in console.status()] == [3, 3]
 
 
-# What an answer goes through between the links and the caller.
+# The functions that an answer passes between the links and the caller.
 NOTING = [
     step.__code__
     for step in (
@@ -110,7 +110,7 @@ NOTING = [
 
 @contextmanager
 def interrupted(code: CodeType, line: int) -> Iterator[None]:
-    """Ctrl-C comes before this line, if it is reached."""
+    """Raise Ctrl-C before this line, if it is reached."""
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         if frame.f_code is not code:
@@ -129,10 +129,10 @@ def interrupted(code: CodeType, line: int) -> Iterator[None]:
 
 @pytest.mark.timeout(600)
 def test_ctrl_c_before_any_line_that_notes_an_answer() -> None:
-    """Whatever was not noted yet is asked for again: the next calls return, all pushes count once.
+    """Whatever was not recorded is requested again: the next calls return, all pushes count once.
 
-    Two shards answer a push and two pulls, and whatever they answer is noted while we look: so no
-    line is passed over because an answer came late.
+    Two shards answer a push and two pulls, and their answers are recorded during the test, so that
+    no line is skipped because an answer came late.
     """
     reached, wanted = set(), lines_of(NOTING)
     with (
@@ -165,7 +165,7 @@ def lines_of(codes: Sequence[CodeType]) -> list[tuple[CodeType, int]]:
 
 
 def begin_next_life(server: ShardServer) -> None:
-    """Of its shard, which goes on with what this one has, while nobody asks it anything."""
+    """Start the shard's next life from this one's state, while no requests arrive."""
     former = server.shard
     shard = Shard(former.spec, former.boot + 1)
     shard.restore(*former.copy())
@@ -175,7 +175,7 @@ def begin_next_life(server: ShardServer) -> None:
 
 @contextmanager
 def deaf(links: Links) -> Iterator[None]:
-    """Whatever is answered meanwhile is heard later: a push takes in what has come behind it."""
+    """Answers in this block are received after it: a push then handles what has come."""
     heard, links.receive = links.receive, nothing  # type: ignore[method-assign]
     try:
         yield
@@ -189,7 +189,7 @@ def nothing(timeout_s: float) -> Iterator[Any]:
 
 
 def lead_elsewhere(links: Links, servers: Sequence[ShardServer]) -> None:
-    """As when the coordinator does, where the former copies died with two answers each."""
+    """As the coordinator does, where the former copies died with two answers each."""
     lost, until = 0, time.monotonic() + 60
     while lost < 2 * len(servers):
         assert time.monotonic() < until, f"{lost} answers came"
@@ -203,8 +203,8 @@ def lead_elsewhere(links: Links, servers: Sequence[ShardServer]) -> None:
     heard, links.receive = links.receive, nothing_soon  # type: ignore[method-assign]
 
 
-# What a shard's next life is greeted by, however the client comes to hear of it: because it is
-# refused, because its links are led there, or because it must repeat what Ctrl-C has torn.
+# The functions that greet a shard's next life, however the client learns of it: by a refusal, by
+# redirected links, or by repeating what Ctrl-C has interrupted.
 GREETING: dict[str, tuple[Callable[..., object], ...]] = {
     "refused": (
         *(ClusterConnection.turn, Session.receive, Session._refused),
@@ -226,8 +226,9 @@ GREETING: dict[str, tuple[Callable[..., object], ...]] = {
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("heard", ["refused", "led", "torn"])
 def test_ctrl_c_before_any_line_that_greets_a_shard_anew(heard: str) -> None:
-    """Both shards have begun another life, and the others have gone on without this worker: it is
-    let back in, beside them, its next calls return, and all its pushes count once."""
+    """Both shards have restarted, and the others have continued without this worker: it is
+    registered again, level with them, its next calls return, and all its pushes count once.
+    """
     codes = [step.__code__ for step in GREETING[heard]]
     reached, wanted = set(), lines_of(codes)
     with ExitStack() as stack:
@@ -264,7 +265,7 @@ def test_ctrl_c_before_any_line_that_greets_a_shard_anew(heard: str) -> None:
         assert set(console.read()[:700]) == {-len(wanted)}
 
 
-# What leads a client from one cluster's shards to another's.
+# The functions that take a client from one cluster's shards to another's.
 MOVING = [
     step.__code__
     for step in (
@@ -292,11 +293,12 @@ def leases_since(before: set[threading.Thread]) -> int:
 
 
 def moved_while_interrupted(code: CodeType, line: int) -> bool:
-    """Whether the line is reached in a move after two pushes, of which none was applied before it.
+    """Whether the line is reached in a reshard after two pushes that no shard had applied before
+    it.
 
-    The client has to go on, and each of its pushes to count once.
+    The client has to continue, and each of its pushes to count once.
     """
-    before = set(threading.enumerate())  # what other tests have left may end by itself
+    before = set(threading.enumerate())  # threads of other tests may end by themselves
     specs = ps.shard_specs(TABLE, shards=2, schedule=UNIT)
     with ExitStack() as stack:
         cluster = stack.enter_context(ps.local_shards(specs))
@@ -323,7 +325,7 @@ def moved_while_interrupted(code: CodeType, line: int) -> bool:
             client.push(everywhere(1))
             client.flush()
             assert set(successor.read()[:700]) == {-3}
-            # One that was let go of between two calls ends when nothing refers to it any more.
+            # A connection dropped between two calls ends when nothing refers to it any more.
             until = time.monotonic() + 30
             while leases_since(before) > 1 and time.monotonic() < until:
                 time.sleep(0.01)
@@ -332,15 +334,17 @@ def moved_while_interrupted(code: CodeType, line: int) -> bool:
 
 @pytest.mark.timeout(600)
 def test_ctrl_c_before_any_line_of_a_move() -> None:
-    """Who was interrupted still owes what it owed, and moves at its next call: nothing is lost,
-    nothing counts twice, and nobody renews the lease of a stay that was given up."""
+    """An interrupted client keeps its outstanding pushes and follows the reshard at its next call:
+    no push is lost or counts twice, and no abandoned connection renews its lease.
+    """
     reached = {code for code, line in lines_of(MOVING) if moved_while_interrupted(code, line)}
     assert reached == set(MOVING)
 
 
 def test_an_error_that_a_shard_tells_has_nothing_asked_twice() -> None:
-    """What came with it is noted first: the weights that the same message brought are not asked
-    for again, and a second fault is told at the next call."""
+    """The rest of its message is recorded first: weights in it are not requested again, and a
+    second fault is raised at the next call.
+    """
     spoilt = everywhere(1)
     spoilt[0] = np.nan
     with (

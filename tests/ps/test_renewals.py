@@ -1,4 +1,4 @@
-"""The lease of a worker that waits, over real sockets: a refused renewal is heeded."""
+"""The lease of a waiting worker, over real sockets: it reacts to a refused renewal."""
 
 import threading
 import time
@@ -35,8 +35,9 @@ def say(socket: zmq.Socket[bytes], message: FromWorker) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_worker_that_owes_a_shard_nothing_greets_its_next_life() -> None:
-    """It waits for weights of shard 1 alone, and shard 0 dies and is rolled back: the worker is
-    registered there again while it waits."""
+    """It waits for weights of shard 1 only, and shard 0 dies and is rolled back: the worker is
+    registered there again while it waits.
+    """
     specs = ps.shard_specs(TABLE, shards=2, bound=0, schedule=Fixed(base_rate=1.0), lease_s=30.0)
     first, other = (ShardServer(spec, boot=1) for spec in specs)
     job, build, context = specs[0].job, specs[0].build, zmq.Context()
@@ -48,7 +49,7 @@ def test_a_worker_that_owes_a_shard_nothing_greets_its_next_life() -> None:
             cluster = make_cluster(specs, [first.endpoint, other.endpoint])
             with AdminClient(cluster, patience_s=PATIENCE_S) as console:
                 console.install(TABLE.empty())
-            # At shard 1 alone it holds the other worker back.
+            # Only at shard 1 does it hold the other worker back.
             say(slow, Hello(1, job, "slow", 0, PROTOCOL, build))
             say(slow, Join(2, job, "slow", 0, 1, 0))
             client = Client(cluster, worker="w", patience_s=PATIENCE_S)

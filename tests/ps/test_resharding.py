@@ -1,4 +1,4 @@
-"""A job that moves to other shards while its workers train."""
+"""A job that is resharded while its workers train."""
 
 import threading
 import time
@@ -22,7 +22,7 @@ TABLE = ps.DenseTable("net", (ps.TensorSpec("a", (3000,)), ps.TensorSpec("b", (3
 
 
 class Home:
-    """Where the job lives, and its operator; it can move."""
+    """The job's present shards, and its operator, which can reshard it."""
 
     def __init__(self, stack: ExitStack, specs: Sequence[ShardSpec]) -> None:
         self._stack = stack
@@ -40,7 +40,7 @@ class Home:
         self.console = successor
 
     def weights(self) -> Array:
-        """Those of the tensors, without the padding between them."""
+        """The weights of the tensors, without the padding between them."""
         views = TABLE.views(self.console.read())
         return np.concatenate([view.ravel() for view in views.values()])
 
@@ -53,7 +53,7 @@ class Home:
 def job(
     shards: int, rule: Rule | None = None, bound: int | None = None, lease_s: float = 30.0
 ) -> Iterator[Home]:
-    """A fresh job, whose rate is 1."""
+    """A fresh job at rate 1."""
     specs = ps.shard_specs(
         TABLE,
         shards=shards,
@@ -74,7 +74,7 @@ def everywhere(value: float) -> Array:
 @pytest.mark.parametrize("shards", [(2, 3), (3, 1), (1, 4)])
 @pytest.mark.parametrize("bound", [1, None])
 def test_nothing_is_lost_or_doubled(shards: tuple[int, int], bound: int | None) -> None:
-    """Three workers push through two moves: the sum proves the count."""
+    """Three workers push through two reshards: the sum proves the count."""
     workers, pushes = 3, 40
     begun = threading.Barrier(workers + 1)
 
@@ -107,7 +107,7 @@ def test_nothing_is_lost_or_doubled(shards: tuple[int, int], bound: int | None) 
 
 @pytest.mark.parametrize("rule", [SGD(), Momentum(momentum=0.5), Adam()], ids=str)
 def test_a_move_changes_no_bit(rule: Rule) -> None:
-    """What one worker learns is the same with moves on the way, optimiser slots and all."""
+    """One worker learns the same with reshards in between, including optimiser slots."""
 
     def learned(moves: dict[int, int]) -> Array:
         rng = np.random.default_rng(5)
@@ -126,7 +126,7 @@ def test_a_move_changes_no_bit(rule: Rule) -> None:
 
 @pytest.mark.parametrize("push", ["int8", "topk:0.1", "4bit,zstd"])
 def test_a_residual_goes_along(push: str) -> None:
-    """Compressed pushes that no shard had applied arrive once, and what they left out is kept."""
+    """Compressed pushes that no shard had applied arrive once, and their residual is kept."""
     how = Compression.parse(push)
     rng = np.random.default_rng(5)
     gradients = rng.standard_normal((6, TABLE.size), np.float32)
@@ -151,7 +151,7 @@ def test_a_residual_goes_along(push: str) -> None:
 
 
 def test_a_worker_that_starts_late_is_sent_on() -> None:
-    """Whoever knows only where the job began finds where it is."""
+    """A worker that only knows the first cluster finds the present one."""
     with job(2) as home:
         home.move(3)
         home.move(1)
@@ -163,7 +163,7 @@ def test_a_worker_that_starts_late_is_sent_on() -> None:
 
 
 def test_what_was_asked_for_early_arrives() -> None:
-    """A prefetched pull is asked for again where the job has gone, at the same clock."""
+    """A prefetched pull is requested again at the new shards, at the same clock."""
     with job(1, bound=4) as home, Client(home.first, worker="w") as client:
         client.pull()
         client.push(everywhere(1.0), prefetch=client.clock + 1)
@@ -175,7 +175,7 @@ def test_what_was_asked_for_early_arrives() -> None:
 
 
 def test_a_standstill_ends_by_itself() -> None:
-    """An operator that dies holds nobody up; and one that comes too late changes nothing."""
+    """A dead operator does not stop the workers; one that is too late changes nothing."""
     with job(2) as home, Client(home.first, worker="w") as client:
         client.pull()
         cut = home.console.quiesce(0.5)
@@ -190,7 +190,7 @@ def test_a_standstill_ends_by_itself() -> None:
 
 
 def test_the_shards_of_a_standstill_agree() -> None:
-    """What they export then is of one moment: the same pushes of every worker at each of them."""
+    """Their exports form one cut: the same pushes of every worker at each of them."""
     ended, begun = threading.Event(), threading.Barrier(3)
 
     def work(cluster: Cluster, worker: str) -> None:
@@ -219,14 +219,15 @@ def test_the_shards_of_a_standstill_agree() -> None:
 
 
 def test_a_push_that_died_half_way_is_never_applied_twice() -> None:
-    """Of a worker that is gone, one shard has the last push and one lacks it: the next life goes on
-    behind it, and no part counts twice."""
+    """Of a dead worker's last push one shard has its part and one lacks it: the next life continues
+    after it, and no part counts twice.
+    """
     with job(2, lease_s=4.0) as home:
         client = Client(home.first, worker="w")
         client.pull()
         client.push(everywhere(1.0))
         client.flush()
-        # The next one reaches shard 0 alone.
+        # The next one reaches only shard 0.
         links = client._current.links
         whole, links.send_together = links.send_together, lambda *_: None  # type: ignore[method-assign]
         client.push(everywhere(1.0))
@@ -244,7 +245,7 @@ def test_a_push_that_died_half_way_is_never_applied_twice() -> None:
 
 
 def test_a_residual_is_kept_after_a_move(tmp_path: Path) -> None:
-    """What compression leaves behind is written for snapshots of the new shards, too."""
+    """The residual is written for snapshots of the new shards, too."""
     compression = Compression.parse("topk:0.01", "none")
     with job(2) as home:
         with Client(home.first, worker="w", compression=compression, keep=tmp_path) as client:

@@ -1,4 +1,4 @@
-"""Tables of a few floats on several shards: ordinary input, whatever is done with them."""
+"""Tables of a few floats on several shards are ordinary input to every operation."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def gradient(table: ps.DenseTable, seed: int) -> np.ndarray:
 
 
 def train(cluster: ps.Cluster, steps: int, incarnation: int = 0, **options: object) -> np.ndarray:
-    """Push the gradients of so many steps; the weights after the last."""
+    """Push the gradients of `steps` steps; returns the weights after the last."""
     with ps.Client(cluster, worker="w", incarnation=incarnation, **options) as client:  # type: ignore[arg-type]
         for _ in range(steps):
             client.pull()
@@ -59,7 +59,7 @@ def test_the_number_of_shards_changes_no_weight(size: int, shards: int, rule: Ru
 )
 @pytest.mark.parametrize("pull", ["none", "bf16", "int8", "topk:0.1"])
 def test_small_parts_are_compressed(size: int, compression: str, pull: str) -> None:
-    """Every codec takes the few floats that a shard has, and training gets somewhere near."""
+    """Every codec handles a shard's few floats, and training approaches the optimum."""
     table = small(size)
     kind = ps.Compression.parse(compression, pull)
     with ps.local_shards(ps.shard_specs(table, shards=4, schedule=RATE)) as cluster:
@@ -72,7 +72,9 @@ def test_small_parts_are_compressed(size: int, compression: str, pull: str) -> N
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_snapshot_and_a_move(size: int, tmp_path: Path) -> None:
-    """Two shards of a small table go into a snapshot, back into two, and on to three and to one."""
+    """Two shards of a small table go into a snapshot, back into two, and are resharded to three and
+    one.
+    """
     table = small(size)
     specs = ps.shard_specs(table, shards=2, rule="adam", schedule=RATE)
     with ps.local_shards(specs) as cluster, ps.AdminClient(cluster) as console:
@@ -106,7 +108,7 @@ def _serial(table: ps.DenseTable, steps: int) -> np.ndarray:
 
 @pytest.mark.slow
 def test_replicated_shards_of_three_floats() -> None:
-    """Two copies each of two shards; a norm beyond the guard's is refused there, too."""
+    """Two copies each of two shards; a norm above the guard's cap is refused there, too."""
     table = small(3)
     specs = ps.shard_specs(table, shards=2, schedule=RATE, guard=ps.Guard(max_norm=10.0))
     with ps.replicated_shards(specs) as hosts, ps.AdminClient(hosts.cluster) as console:

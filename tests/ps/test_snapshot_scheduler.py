@@ -1,4 +1,4 @@
-"""Snapshots beside the training: when one is taken, and what a failure changes: nothing."""
+"""Snapshots during training: when one is taken, and that a failure changes nothing."""
 
 import threading
 import time
@@ -44,8 +44,9 @@ def push(cluster: Cluster, count: int) -> None:
 
 
 def test_every_so_many_iterations(cluster: Cluster, tmp_path: Path) -> None:
-    """One is due when its number has been reached, and not again before the next; it is named by
-    the steps that it holds, and holds the same pushes of all shards when nobody pushes."""
+    """One is due when its number has been reached, and not again before the next; it is named after
+    the steps that it holds, and holds the same pushes of all shards while no worker pushes.
+    """
     with snapshotter(cluster, tmp_path, every=4) as taker:
         for pushes, seen in ((3, []), (2, ["5"]), (2, ["5"]), (1, ["5", "8"])):
             push(cluster, pushes)
@@ -60,7 +61,7 @@ def test_every_so_many_iterations(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_a_resumed_job_has_the_one_that_it_goes_on_from(cluster: Cluster, tmp_path: Path) -> None:
-    """It is not written anew at the first look; the next is due where it would have been."""
+    """The first look does not write it again; the next is due at the usual iteration."""
     with snapshotter(cluster, tmp_path, every=4, begins_at=10) as taker:
         for iteration, seen in ((10, []), (11, []), (12, ["0"])):
             taker.look(iteration)
@@ -69,7 +70,7 @@ def test_a_resumed_job_has_the_one_that_it_goes_on_from(cluster: Cluster, tmp_pa
 
 
 def test_every_so_many_seconds(cluster: Cluster, tmp_path: Path) -> None:
-    """By the clock alone, whether anybody pushes or not."""
+    """By the clock only, whether workers push or not."""
     with snapshotter(cluster, tmp_path, every_s=0.01) as taker:
         until = time.monotonic() + DEADLINE_S
         while not names(tmp_path) and time.monotonic() < until:
@@ -79,7 +80,7 @@ def test_every_so_many_seconds(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_when_somebody_asks(cluster: Cluster, tmp_path: Path) -> None:
-    """What is asked for while another is under way is taken next; who asked is told where."""
+    """A request during a snapshot is served next; the answer reports its path."""
     told: list[str] = []
     with snapshotter(cluster, tmp_path, told=told.append) as taker:
         taker.look(0)
@@ -96,7 +97,7 @@ def test_when_somebody_asks(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_a_failure_is_told_and_changes_nothing(cluster: Cluster, tmp_path: Path) -> None:
-    """On a full disk the last good one stays, the shards serve on, and the next one succeeds."""
+    """On a full disk the last good one stays, the shards keep serving, the next one succeeds."""
     told: list[str] = []
     with snapshotter(cluster, tmp_path, every=1, told=told.append) as taker:
         push(cluster, 1)
@@ -124,7 +125,7 @@ def test_a_failure_is_told_and_changes_nothing(cluster: Cluster, tmp_path: Path)
 
 
 def test_the_last_is_written_behind_the_one_under_way(cluster: Cluster, tmp_path: Path) -> None:
-    """At the end the states that a job ended with are the newest."""
+    """At the end the newest snapshot holds the job's final states."""
     with snapshotter(cluster, tmp_path, every=1) as taker, ps.AdminClient(cluster) as console:
         push(cluster, 1)
         taker.look(1)
@@ -135,7 +136,7 @@ def test_the_last_is_written_behind_the_one_under_way(cluster: Cluster, tmp_path
 
 
 def test_aligned_while_workers_push(cluster: Cluster, tmp_path: Path) -> None:
-    """Shards that stand still for it hold the very same pushes, and the worker loses none."""
+    """Quiesced shards hold exactly the same pushes, and the worker loses none."""
     done = threading.Event()
 
     def train() -> None:

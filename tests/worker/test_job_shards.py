@@ -192,7 +192,7 @@ def test_deaths_at_memory(monkeypatch: pytest.MonkeyPatch) -> None:
             before(patch, "HandOver", 1, lambda: job.started[2].die(0))
             moved = job.moved(2)
         assert moved is not None
-        assert "the new shards hold what it had" in str(moved.unconfirmed)
+        assert "the new shards hold its state" in str(moved.unconfirmed)
         assert job.total() == acknowledged
         assert job_shards.cluster.map.shards == 2
 

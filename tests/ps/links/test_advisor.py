@@ -1,6 +1,6 @@
-"""The advice does what it says: a simulated pipeline with it takes the step that it reckons.
+"""The advice holds: a simulated pipeline with it takes the step time that it predicts.
 
-The simulation knows nothing of the formulae: it plays a worker, its twin, the line each way and the
+The simulation does not use the formulae: it plays a worker, its twin, the line each way and the
 gate, event by event.
 """
 
@@ -41,7 +41,7 @@ def told(rtt_s: float, rate: float, compute_s: float, size: int = _MB) -> Advice
 
 
 def played(advice: Advice, rtt_s: float, push_s: float, pull_s: float) -> float:
-    """Seconds a step in the steady state of a worker whose twin does the same at the same time.
+    """Seconds per step in the steady state of a worker with a twin that does the same.
 
     `push_s` and `pull_s` occupy the line one way each; all of it arrives half an `rtt_s` later.
     """
@@ -81,7 +81,7 @@ def played(advice: Advice, rtt_s: float, push_s: float, pull_s: float) -> float:
 def test_a_step_takes_what_is_reckoned(
     rtt_s: float, rate: float, compute_s: float, size: int
 ) -> None:
-    """Where the line is not the slowest part, a step costs its computing and at most 6 % more."""
+    """Where the line is not the slowest part, a step takes its computing and at most 6 % more."""
     advice = told(rtt_s, rate, compute_s, size)
     push_s = advice.push_s * dict(CODECS)[advice.push_codec]
     pull_s = advice.pull_s * dict(CODECS)[advice.pull_codec]
@@ -101,7 +101,7 @@ def test_a_fast_link_wants_nothing() -> None:
 
 
 def test_latency_is_hidden_ahead() -> None:
-    """100 ms and 12.5 MB/s under 60 ms of computing: reckoned by hand; much less will not do."""
+    """100 ms and 12.5 MB/s with 60 ms of computing, by hand; much less does not suffice."""
     advice = told(0.1, 12.5e6, 0.06, size=_MB // 2)
     assert (advice.push_s, advice.pull_s) == pytest.approx((0.04, 0.04))
     assert advice.plain_step_s == pytest.approx(0.06 + 0.1 + 0.04 + 0.04)
@@ -115,7 +115,7 @@ def test_latency_is_hidden_ahead() -> None:
 
 
 def test_the_mildest_codec_that_fits_is_told() -> None:
-    """What outlasts a step is compressed as little as will do, then spread over steps."""
+    """Transfers longer than a step get the mildest codec that fits, then are spread over steps."""
     advices = [told(0.05, 1e6, compute_s) for compute_s in (1.0, 0.6, 0.3, 0.2, 0.03)]
     wanted = ["none", "bf16", "int8", "4bit", "topk:0.01"]
     assert [advice.push_codec for advice in advices] == wanted
@@ -127,7 +127,7 @@ def test_the_mildest_codec_that_fits_is_told() -> None:
 
 
 def test_each_way_is_compressed_by_itself() -> None:
-    """A line that is slow one way only, as lines at home are, wants a codec for that way only."""
+    """A line that is slow one way only, as home lines are, needs a codec for that way only."""
     home = link(0.02, 2e6, down=20e6, striped_down=20e6)
     advice = advise([home], [_MB], ["tcp://10.0.0.1:7400"], 0.2)
     assert (advice.push_s, advice.pull_s) == pytest.approx((0.5, 0.05))
@@ -135,7 +135,7 @@ def test_each_way_is_compressed_by_itself() -> None:
 
 
 def test_a_short_window_is_told() -> None:
-    """Twice the pipe's content where several connections were faster; not for what noise feigns."""
+    """Twice the pipe's content where several connections were faster, but not within noise."""
     endpoints = ["tcp://10.0.0.1:7400"]
     short = link(0.015, 100e6, striped_up=300e6, striped_down=200e6)
     advice = advise([short], [_MB], endpoints, 0.1)
@@ -146,7 +146,7 @@ def test_a_short_window_is_told() -> None:
 
 
 def test_a_long_link_is_reckoned_over_several_connections() -> None:
-    """Clients open them by themselves, so no window is to be raised; not for a small model."""
+    """Clients open them by themselves, so no window needs raising; not for a small model."""
     endpoints = ["tcp://10.0.0.1:7400"]
     long = link(0.1, 20e6, striped_up=100e6, striped_down=80e6)
     advice = advise([long], [_MB], endpoints, 0.1)
@@ -158,7 +158,9 @@ def test_a_long_link_is_reckoned_over_several_connections() -> None:
 
 
 def test_shards_share_the_line() -> None:
-    """Parts of a step cross the worker's line one after another; the longest way counts once."""
+    """Parts of a step cross the worker's line one after another; the longest round trip counts
+    once.
+    """
     advice = advise(
         [link(0.02, 10e6), link(0.08, 5e6)], [_MB, _MB], ["tcp://a:1", "ipc:///tmp/s"], 1.0
     )
@@ -168,7 +170,7 @@ def test_shards_share_the_line() -> None:
 
 
 def test_what_is_amiss_is_told() -> None:
-    """Another build and a clock that is off are named with their shard; small skews are not."""
+    """Another build and a wrong clock are reported with their shard; small skews are not."""
     fine = link(0.1, 1e6, skew_s=0.9)
     odd = replace(link(0.1, 1e6, skew_s=-90.0), shard=1, build="x")
     build, clock = remarks([fine, odd], "b")
@@ -177,7 +179,7 @@ def test_what_is_amiss_is_told() -> None:
 
 
 def test_the_codecs_exist() -> None:
-    """What is advised can be set."""
+    """Every recommended codec can be set."""
     for push, _ in CODECS:
         for pull, _ in CODECS:
             Compression.parse(push, pull)

@@ -1,4 +1,4 @@
-"""What the prober says of a link is what the link is; and what a shard answers to a probe."""
+"""The prober's figures match the link; and a shard's answers to probes."""
 
 import time
 from collections.abc import Iterator
@@ -39,8 +39,9 @@ TRIES_S = 240.0
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("text", ["rtt=100ms,rate=100Mbit", "rtt=60ms,rate=20Mbit"])
 def test_a_link_is_found_as_it_is(cluster: ps.Cluster, text: str) -> None:
-    """Round trip and both rates are within 15 % of the link's, if not each at the first try; and
-    clocks do not differ, for there is one."""
+    """Round trip and both rates are within 15 % of the link's, perhaps not at the first try; the
+    clock skew is zero, because there is only one clock.
+    """
     model = parse_link(text)
     truth = {"rtt_s": model.rtt_s, "up": model.rate, "down": model.rate}
     tries, until = list[LinkFigures](), time.monotonic() + TRIES_S
@@ -56,7 +57,7 @@ def test_a_link_is_found_as_it_is(cluster: ps.Cluster, text: str) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_short_window_is_found(cluster: ps.Cluster) -> None:
-    """Where a connection's window limits it, several together are found to be faster."""
+    """Where a connection's window limits it, several together are measured as faster."""
     model, doubled = parse_link("rtt=25ms,rate=200Mbit,window=160KB"), (False, False)
     until = time.monotonic() + TRIES_S
     while time.monotonic() < until:
@@ -70,14 +71,14 @@ def test_a_short_window_is_found(cluster: ps.Cluster) -> None:
 
 
 def test_a_silent_shard_is_named(cluster: ps.Cluster) -> None:
-    """Patience ends with the shard's number and its own address."""
+    """When patience ends, the error has the shard's number and its own address."""
     silent = ["tcp://127.0.0.1:1"] * 2
     with pytest.raises(ps.Unreachable, match=rf"shard 1 at {cluster.endpoints[1]} .* for 0.3 s"):
         measure_link(cluster, 1, silent, patience_s=0.3)
 
 
 def test_a_lost_probe_goes_out_again(cluster: ps.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that broke took a message along: that delays the prober, and no more."""
+    """A connection that broke lost a message: that delays the prober, and no more."""
     monkeypatch.setattr("ps.links.benchmark._REPEAT_S", 0.2)
     send, lost = Links.send, list[object]()
 
@@ -98,7 +99,7 @@ def probe(job: str, payload_bytes: int = 5) -> Probe:
 
 
 def test_a_probe_is_answered_with_what_it_asks() -> None:
-    """The answer has as many bytes as were asked for, and counts those that came."""
+    """The answer has as many bytes as requested, and counts those received."""
     (spec,) = ps.shard_specs(_TABLE)
     shard = Shard(spec, boot=3)
     asked = probe(spec.job)
@@ -109,7 +110,7 @@ def test_a_probe_is_answered_with_what_it_asks() -> None:
 
 
 def test_a_stranger_is_told_nothing() -> None:
-    """Who does not know the job's id gets no build, no clock and no bytes."""
+    """Without the job's id a client gets no build, no clock and no bytes."""
     (spec,) = ps.shard_specs(_TABLE)
     out = Shard(spec, boot=3).probed(b"me", probe("other"), [], unix_s=12.5, cpu_s=0.25)
     assert isinstance(out.message, Refusal)
@@ -118,7 +119,7 @@ def test_a_stranger_is_told_nothing() -> None:
 
 
 def test_no_probe_asks_for_much() -> None:
-    """A header that asks for more than the limit is no message."""
+    """A header that requests more than the limit is rejected."""
     header = wire_format.encode(probe("job", MAX_PROBE_BYTES))
     assert wire_format.decode_asked(header) == probe("job", MAX_PROBE_BYTES)
     with pytest.raises(BadMessage, match="payload_bytes"):
@@ -126,7 +127,7 @@ def test_no_probe_asks_for_much() -> None:
 
 
 def test_a_server_tells_its_clock(cluster: ps.Cluster) -> None:
-    """The host's own clock and CPU time come back, not what the shard would make up."""
+    """The answer has the host's own clock and CPU time, not values from the shard."""
     before = time.time()
     found = measure_link(cluster, 0, cluster.endpoints, patience_s=20.0)
     assert abs(found.skew_s) < 1 + time.time() - before

@@ -1,4 +1,4 @@
-"""Sessions by hand, and what shards answer them: what the session's tests are told in."""
+"""Support for the session's tests: sessions without a driver, and the shards' answers."""
 
 from collections.abc import Sequence
 
@@ -39,7 +39,7 @@ def a_session(shards: int = 2, patience_s: float = 30.0) -> Session:
 
 
 def welcome(shard: int, request: int, seq: int = 0, boot: int = 1) -> Welcome:
-    """A shard's memory: `seq` pushes of ten steps each, a version for each of two workers'."""
+    """A Welcome of a shard with `seq` pushes of ten steps each, and as many of another worker."""
     return Welcome(request, shard, boot, 1, 2 * seq, seq, 10 * seq, 10.0)
 
 
@@ -60,10 +60,10 @@ def refused(shard: int, request: int, remedy: Remedy, expected: int = 0) -> Refu
     return Refusal(request, shard, 1, remedy, "because", expected)
 
 
-def tell(
+def deliver(
     session: Session, reply: Reply, now: float = 0.0, frames: Sequence[Buffer] = ()
 ) -> tuple[list[tuple[int, FromWorker]], list[Event]]:
-    """Hand it one answer; what it then sends, without frames, and what has come to pass."""
+    """Hand the session one answer; returns what it then sends, without frames, and its events."""
     sends, events = session.receive(reply.shard, reply, frames, now)
     return brief(sends), events
 
@@ -73,13 +73,13 @@ def brief(sends: Sequence[Send]) -> list[tuple[int, FromWorker]]:
 
 
 def ready_session(shards: int = 2, patience_s: float = 30.0) -> Session:
-    """A session that has joined fresh shards at clock 0; two requests a shard are behind it."""
+    """A session that has joined fresh shards at clock 0; it has made two requests to each shard."""
     session = a_session(shards, patience_s)
     session.hello(0.0)
     for shard in range(shards):
-        tell(session, welcome(shard, shard + 1))
+        deliver(session, welcome(shard, shard + 1))
     for shard in range(shards):
-        tell(session, joined(shard, shards + shard + 1))
+        deliver(session, joined(shard, shards + shard + 1))
     assert session.ready == Ready(0, 0, 0, 10.0)
     return session
 

@@ -1,4 +1,4 @@
-"""What a worker notes for a snapshot: each push that the shards' exported state may lack, once."""
+"""The recorder notes each push that the shards' exported state may lack, once."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def push(seq: int) -> Push:
 
 
 def test_the_push_that_brings_the_news_is_noted() -> None:
-    """A shard's first acknowledgement since then is for a push that its state does not hold."""
+    """A shard's first acknowledgement after an export is for a push that the export lacks."""
     unsaved = ChannelRecorder(1)
     assert unsaved.record_export(0, 0, [(0, push(3), FRAMES)]) is None
     on_their_way = [(0, push(4), FRAMES), (0, push(5), FRAMES)]
@@ -22,11 +22,13 @@ def test_the_push_that_brings_the_news_is_noted() -> None:
         3, {4: {0: (push(4), FRAMES)}, 5: {0: (push(5), FRAMES)}}
     )
     assert unsaved.record_export(0, 3, [(0, push(5), FRAMES)]) is None
-    assert unsaved.record_export(0, 2, [(0, push(6), FRAMES)]) is None  # an answer that was late
+    assert unsaved.record_export(0, 2, [(0, push(6), FRAMES)]) is None  # a late answer
 
 
 def test_shards_export_at_pushes_of_their_own() -> None:
-    """The smallest counts; pushes made between the shards' news are noted whole, and only once."""
+    """The smallest export counts; pushes between the shards' exports are recorded whole, and only
+    once.
+    """
     unsaved = ChannelRecorder(2)
     unsaved.pushed(0, push(4), FRAMES)
     assert unsaved.record_export(0, 3, [(0, push(4), FRAMES)]) is None
@@ -45,7 +47,7 @@ def test_shards_export_at_pushes_of_their_own() -> None:
 
 
 def test_a_shard_that_was_not_asked_costs_no_memory() -> None:
-    """When one stays silent, notes stop after a while; the next export is noted like any."""
+    """When one shard reports no export, recording stops; the next export is recorded as usual."""
     unsaved = ChannelRecorder(2)
     assert unsaved.record_export(0, 3, [(0, push(4), FRAMES)]) is None
     for seq in range(5, 1000):

@@ -1,4 +1,4 @@
-"""Compression as people write it, and as a value."""
+"""Compression parsed from a user's text, and as a value."""
 
 from itertools import pairwise
 
@@ -31,7 +31,7 @@ from shards.messages import Kind
     ],
 )
 def test_a_compression_as_people_write_it(push: str, pull: str, meant: Compression) -> None:
-    """Names, numbers and options come out as the value; and the value travels as JSON."""
+    """Names, numbers and options are parsed into the value, and the value survives JSON."""
     assert Compression.parse(push, pull) == meant
     assert msgspec.json.decode(msgspec.json.encode(meant), type=Compression) == meant
 
@@ -71,7 +71,7 @@ def test_a_compression_as_people_write_it(push: str, pull: str, meant: Compressi
     ],
 )
 def test_what_is_no_compression(push: str, pull: str, complaint: str) -> None:
-    """One line that says what was expected and what came."""
+    """The error is one line that states what was expected and what was found."""
     with pytest.raises(BadInput, match=complaint) as caught:
         Compression.parse(push, pull)
     assert "\n" not in str(caught.value)
@@ -89,7 +89,7 @@ def test_a_value_is_checked_too() -> None:
 
 
 def test_the_share_comes_down_over_the_warm_up() -> None:
-    """From a quarter to the share in equal ratios, and there it stays."""
+    """The share falls from a quarter in equal ratios, and then stays."""
     shares = [TopK(0.001, warm_up=4).share_at(seq) for seq in range(1, 8)]
     assert shares[0] == 0.25
     assert shares[4:] == [0.001] * 3

@@ -1,4 +1,4 @@
-"""The residual: what is written and what is left behind add up, push after push."""
+"""The residual: what is sent and what is kept add up to the gradients, push after push."""
 
 import math
 from typing import Any
@@ -26,7 +26,7 @@ def gradients(count: int) -> Any:
 
 
 def decoded(writer: ErrorFeedback, written: Any, zstd: bool) -> Any:
-    """What the shards read in these frames, as one arena."""
+    """The floats that the shards decode from these frames, as one arena."""
     arena = np.full(SIZE, np.nan, np.float32)
     for owned, frames in zip(RANGES, written, strict=True):
         parts = payloads.checked("push", writer.kind, zstd, owned, frames)
@@ -61,7 +61,7 @@ def test_in_the_long_run_everything_arrives(push: str) -> None:
 
 @pytest.mark.parametrize("share", [0.004, 0.01, 0.3])
 def test_topk_sends_the_largest_of_each_range(share: float) -> None:
-    """So many of each range as the share says, and none that is kept is larger."""
+    """Each range sends as many values as the share allows, and keeps none that is larger."""
     writer, gradient = feedback(f"topk:{share}"), gradients(1)[0]
     sent = decoded(writer, writer.encode(gradient, 1, RANGES), False)
     for keys in (keys for owned in RANGES for keys in owned):
@@ -72,7 +72,7 @@ def test_topk_sends_the_largest_of_each_range(share: float) -> None:
 
 
 def test_topk_of_equal_values_sends_the_first() -> None:
-    """Ties are no reason to send none of them, or all."""
+    """Ties lead neither to none being sent, nor to all."""
     writer = feedback("topk:0.25")
     sent = decoded(writer, writer.encode(np.full(SIZE, -3, np.float32), 1, RANGES), False)
     assert np.flatnonzero(sent[:512]).tolist() == list(range(128))
@@ -81,30 +81,30 @@ def test_topk_of_equal_values_sends_the_first() -> None:
 
 
 def test_nothing_to_send_is_an_empty_frame() -> None:
-    """Zeros are not sent, however many values there is room for."""
+    """Zeros are not sent, even where the share leaves room for them."""
     written = feedback("topk:0.1").encode(np.zeros(SIZE, np.float32), 1, RANGES)
     assert [frame.size for frames in written for frame in frames] == [0, 0, 0]
 
 
 def test_the_warm_up_sends_more_at_first() -> None:
-    """A quarter of the first push, less of each later one, the share in the end."""
+    """A quarter of the first push is sent, less of each later one, and finally the share."""
     writer, gradient = feedback("topk:0.01,warm_up=3"), gradients(1)[0]
     sizes = [writer.encode(gradient, seq, RANGES)[1][0].size // 8 for seq in (1, 2, 3, 4, 5)]
     assert sizes == [128, 44, 15, 5, 5]
 
 
 def test_momentum_is_kept_where_nothing_is_sent() -> None:
-    """u = 0.5 u + g, v += u, as the paper has it; both begin anew where a value went."""
+    """u = 0.5 u + g, v += u, as in the paper; both restart from zero where a value was sent."""
     writer, g = feedback("threshold:5,momentum=0.5"), np.zeros(SIZE, np.float32)
     g[[3, 700]] = 2, 4
     arrived = [decoded(writer, writer.encode(g, seq, RANGES), False)[[3, 700]] for seq in (1, 2, 3)]
-    # At 3: v = 2, 2 + 3, 5 + 3.5; at 700: v = 4, then 4 + 6 goes, then 4 again.
+    # At 3: v = 2, 2 + 3, 5 + 3.5; at 700: v = 4, then 4 + 6 is sent, then 4 again.
     assert [values.tolist() for values in arrived] == [[0, 0], [0, 10], [8.5, 0]]
     assert writer.state()[VELOCITY][[3, 700]].tolist() == [0, 4]
 
 
 def test_a_gradient_is_clipped_before_it_is_added() -> None:
-    """A norm of 50 under `clip=5` counts a tenth; one below counts whole."""
+    """A norm of 50 under `clip=5` is scaled by a tenth; a smaller norm is not scaled."""
     writer, g = feedback("threshold:100,clip=5"), np.zeros(SIZE, np.float32)
     g[[1, 2]] = 30, 40
     writer.encode(g, 1, RANGES)
@@ -116,7 +116,7 @@ def test_a_gradient_is_clipped_before_it_is_added() -> None:
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf, 3e38])
 @pytest.mark.parametrize("push", PUSHES)
 def test_what_is_not_finite_is_refused_and_leaves_no_trace(push: str, poison: float) -> None:
-    """As a shard would refuse it, and before the residual is touched."""
+    """The gradient is refused with the shard's text, before the residual changes."""
     writer, good = feedback(push), gradients(1)[0]
     writer.encode(good, 1, RANGES)
     before = {name: array.copy() for name, array in writer.state().items()}
@@ -132,7 +132,7 @@ def test_what_is_not_finite_is_refused_and_leaves_no_trace(push: str, poison: fl
 
 @pytest.mark.parametrize("push", [*PUSHES, "topk:0.01,momentum=0.9"])
 def test_a_restored_residual_goes_on_as_if_nothing_had_been(push: str) -> None:
-    """The frames after a restart are those that would have come without it, byte for byte."""
+    """The frames after a restart equal those without it, byte for byte."""
     first, second = feedback(push), feedback(push)
     series = gradients(6)
     for seq in range(1, 4):
@@ -146,7 +146,7 @@ def test_a_restored_residual_goes_on_as_if_nothing_had_been(push: str) -> None:
 
 
 def test_a_residual_that_does_not_fit_is_refused() -> None:
-    """Another codec's arrays, or another table's."""
+    """Another codec's arrays are refused, and another table's."""
     with pytest.raises(BadInput, match="residual: expected error, got error, velocity"):
         feedback("int8").restore(feedback("topk:0.1,momentum=0.5").state())
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""When a connection is given up for a new one: by what its system says of it, and by a dial."""
+"""When a connection is replaced: decided by its system's report, and by a dial."""
 
 import pytest
 
@@ -14,18 +14,18 @@ def line(in_vain: int = 0, heard: int = 100, taken: int = 100, rtt_s: float = 0.
 def looks(
     doubt: LinkFailureDetector, seen: list[tuple[float, TcpInfo | None, float | None]]
 ) -> list[LinkAction]:
-    """What is to be done at each of these times."""
+    """The detector's actions at each of these times."""
     return [doubt.look(one, through_s, now) for now, one, through_s in seen]
 
 
 def dials(doubt: LinkFailureDetector, one: TcpInfo | None, until_s: float) -> list[float]:
-    """When a link that stays cut is dialled, looked at every tenth of a second."""
+    """The times at which a link that stays cut is dialled, checked every tenth of a second."""
     times = [tenth / 10 for tenth in range(int(10 * until_s))]
     return [now for now in times if doubt.look(one, None, now) is DIAL]
 
 
 def test_silence_alone_is_no_reason() -> None:
-    """A connection over which nothing is said, or only one thing got lost, is left in peace."""
+    """An idle connection, or one that lost a single packet, is kept."""
     doubt = LinkFailureDetector()
     moves = looks(doubt, [(now / 10, line(in_vain=now % 2), None) for now in range(100)])
     assert set(moves) == {NOTHING}
@@ -33,7 +33,7 @@ def test_silence_alone_is_no_reason() -> None:
 
 
 def test_a_slow_link_is_never_given_up() -> None:
-    """Minutes for one message, as long as its bytes are acknowledged, however late."""
+    """A message may take minutes, as long as its bytes are acknowledged, however late."""
     moves = looks(
         LinkFailureDetector(), [(now / 10, line(taken=now, rtt_s=5.0), None) for now in range(3000)]
     )
@@ -41,7 +41,7 @@ def test_a_slow_link_is_never_given_up() -> None:
 
 
 def test_a_cut_link_is_dialled_until_it_is_whole_and_then_renewed() -> None:
-    """Sent twice in vain: dials go out, and when one is through, the connection is given up."""
+    """After two failed transmissions dials begin; once one is through, the link is renewed."""
     moves = looks(
         LinkFailureDetector(),
         [
@@ -56,19 +56,21 @@ def test_a_cut_link_is_dialled_until_it_is_whole_and_then_renewed() -> None:
 
 
 def test_a_link_that_is_cut_for_long_is_dialled_ever_less_often() -> None:
-    """Four times a second at first, once a second after a quarter of a minute."""
+    """Four dials a second at first, one a second after a quarter of a minute."""
     times = dials(LinkFailureDetector(), line(in_vain=2), 60.0)
     assert times[:3] == [0.0, 0.3, 0.6]
     assert sum(now >= 50.0 for now in times) == 10
 
 
 def test_a_far_peer_is_dialled_no_sooner_than_it_can_answer() -> None:
-    """At a round trip of half a second, two of those lie between dials."""
+    """With a round trip of half a second, dials are two round trips apart."""
     assert dials(LinkFailureDetector(), line(in_vain=2, rtt_s=0.5), 3.05) == [0.0, 1.0, 2.0]
 
 
 def test_what_is_acknowledged_after_all_is_kept_while_it_moves() -> None:
-    """A sudden queue of seconds looks like a cut; what moves again stays, though nothing comes."""
+    """A sudden queue of seconds looks like a cut; a connection that moves again is kept, though
+    nothing arrives.
+    """
     doubt = LinkFailureDetector()
     assert doubt.look(line(in_vain=2), None, 0.0) is DIAL
     moves = looks(
@@ -81,7 +83,9 @@ def test_what_is_acknowledged_after_all_is_kept_while_it_moves() -> None:
 
 
 def test_the_other_side_may_be_the_one_that_waits() -> None:
-    """All of ours is acknowledged and nothing comes: given up after a little time, once."""
+    """If all our data is acknowledged and nothing arrives, the link is replaced after a while,
+    once.
+    """
     doubt = LinkFailureDetector()
     assert looks(
         doubt,
@@ -100,7 +104,7 @@ def test_the_other_side_may_be_the_one_that_waits() -> None:
 
 @pytest.mark.parametrize("one", [None, line(in_vain=2)])
 def test_a_new_connection_has_time_for_its_greetings(one: TcpInfo | None) -> None:
-    """It is not dialled again while it is being made; if nothing comes of it, it is."""
+    """It is not dialled during its handshakes, but afterwards if nothing comes of them."""
     doubt = LinkFailureDetector()
     assert looks(doubt, [(0.0, one, None), (0.1, one, 0.1)]) == [DIAL, RENEW]
     moves = looks(doubt, [(now / 10, None, None) for now in range(2, 16)])
@@ -108,12 +112,12 @@ def test_a_new_connection_has_time_for_its_greetings(one: TcpInfo | None) -> Non
 
 
 def test_what_was_found_out_before_an_absence_says_nothing_of_now() -> None:
-    """Whoever comes back from computing begins anew, though a dial got through meanwhile."""
+    """After an absence the detector starts afresh, though a dial got through meanwhile."""
     doubt, cut = LinkFailureDetector(), line(in_vain=2)
     assert looks(doubt, [(0.0, cut, None), (5.0, cut, 0.1), (5.1, cut, 0.1)]) == [DIAL, DIAL, RENEW]
     assert looks(doubt, [(8.0, line(), None)]) == [NOTHING]
 
 
 def test_no_connection_is_a_reason_to_dial() -> None:
-    """ZeroMQ's own next attempt may be far off, or wait for an answer to one that was lost."""
+    """ZeroMQ's own next attempt may be far off, or wait for the answer to a lost one."""
     assert looks(LinkFailureDetector(), [(0.0, None, None), (0.3, None, 0.2)]) == [DIAL, RENEW]

@@ -1,4 +1,4 @@
-"""A worker's view of a shard's weights, whatever order the answers come in."""
+"""A worker's view of a shard's weights, in whatever order the answers arrive."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from ps.session.events import Pulled
 from ps.session.pulled_view import PulledView, advanced
 from shards import payloads
 from shards.messages import Kind, Pull, Weights
-from tests.ps.session.answers import ready_session, tell, weights
+from tests.ps.session.answers import deliver, ready_session, weights
 
 KEYS = [0, 256]
 
@@ -30,7 +30,7 @@ def change(place: int, value: float) -> list[Any]:
 
 
 def test_changes_are_added_to_a_view_that_stays_as_it_was() -> None:
-    """An earlier answer may still be read, so every view is an array of its own."""
+    """The caller may still read an earlier answer, so every view is an array of its own."""
     first = advanced(None, reply(0, 10, 4), whole(1.0))
     assert first is not None
     second = advanced(first, reply(10, 11, 6), change(3, 0.5))
@@ -43,8 +43,9 @@ def test_changes_are_added_to_a_view_that_stays_as_it_was() -> None:
 
 @pytest.mark.parametrize(("number", "boot"), [(11, 2), (1, 3), (1, 1), (10, 1)])
 def test_a_whole_answer_replaces_the_view(number: int, boot: int) -> None:
-    """From another life of the shard too, which counts from 1, and whose boot may be the lower
-    one: a backup may be older than the primary that it follows."""
+    """This includes one from another life of the shard, which counts from 1 and may have the lower
+    boot number: a backup may be older than the primary that it follows.
+    """
     first = advanced(None, reply(0, 10, 4), whole(1.0))
     later = advanced(first, reply(0, number, 5, boot), whole(2.0))
     assert later is not None
@@ -57,14 +58,14 @@ def test_a_whole_answer_replaces_the_view(number: int, boot: int) -> None:
 @pytest.mark.parametrize("number", [9, 10, 11])
 @pytest.mark.parametrize("boot", [1, 3])
 def test_changes_of_another_life(number: int, boot: int) -> None:
-    """They are of no use, even where the numbers would fit."""
+    """They cannot be applied, even where the numbers would fit."""
     first = advanced(None, reply(0, 10, 4), whole(1.0))
     assert advanced(first, reply(number, number + 1, 5, boot), change(0, 1.0)) is None
 
 
 @pytest.mark.parametrize("late", [reply(10, 11, 5), reply(0, 11, 5), reply(9, 10, 4)])
 def test_what_was_overtaken_changes_nothing(late: Weights) -> None:
-    """The view that the worker has is newer than what the late answer led to."""
+    """The worker's view is newer than the one that the late answer leads to."""
     newer = PulledView(2, 12, 7, (np.ones(256, np.float32),))
     frames = change(0, 1.0) if late.base else whole(3.0)
     assert advanced(newer, late, frames) is newer
@@ -72,24 +73,24 @@ def test_what_was_overtaken_changes_nothing(late: Weights) -> None:
 
 @pytest.mark.parametrize("number", [None, 9, 8])
 def test_changes_to_a_view_that_never_came(number: int | None) -> None:
-    """An answer before them was lost: they are of no use."""
+    """An earlier answer was lost, so they cannot be applied."""
     mine = None if number is None else PulledView(2, number, 7, (np.ones(256, np.float32),))
     assert advanced(mine, reply(10, 11, 8), change(0, 1.0)) is None
 
 
 def test_weights_are_asked_for_again_when_changes_are_of_no_use() -> None:
-    """As changes to nothing, under a new number, and the answer to that answers the pull."""
+    """They are requested in full under a new number, and that answer completes the pull."""
     session = ready_session(1)
     session.cargo.compression = Compression(pull=Kind.INT8)
     request, sends = session.pull(0, 0.0)
     lost = msgspec.structs.replace(
         weights(0, sends[0].message.request), kind=Kind.INT8, base=7, number=8, keys=[0, 512]
     )
-    ((_, again),), events = tell(session, lost, 1.0, [bytes(520)])
+    ((_, again),), events = deliver(session, lost, 1.0, [bytes(520)])
     assert isinstance(again, Pull)
     assert (again.base, again.kind, again.request > sends[0].message.request) == (0, "int8", True)
     assert events == []
     whole_answer = msgspec.structs.replace(lost, request=again.request, kind=Kind.F4, base=0)
-    _, (pulled,) = tell(session, whole_answer, 2.0, [bytes(2048)])
+    _, (pulled,) = deliver(session, whole_answer, 2.0, [bytes(2048)])
     assert isinstance(pulled, Pulled)
     assert (pulled.request, pulled.kind) == (request, Kind.F4)

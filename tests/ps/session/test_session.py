@@ -1,4 +1,4 @@
-"""The session by plain calls: what it sends to which shard, and when; every answer is a literal."""
+"""The session by plain calls: what it sends to each shard, and when; every answer is a literal."""
 
 import msgspec
 import numpy as np
@@ -23,11 +23,11 @@ from tests.ps.session.answers import (
     a_session,
     ack,
     brief,
+    deliver,
     joined,
     ready_session,
     refused,
     send_push,
-    tell,
     weights,
     welcome,
 )
@@ -36,48 +36,51 @@ from tests.ps.session.answers import (
 
 
 def test_the_greeting() -> None:
-    """Hello to all; Join to shard 0, which says the clock; Join to the others; then ready.
+    """Hello goes to all; Join to shard 0, which reports the clock; Join to the others; then it is
+    ready.
 
-    It goes on after the smallest push number that any shard knows, and at that shard's step.
+    It continues after the smallest push number that any shard knows, and at that shard's step.
     """
     session = a_session()
     assert brief(session.hello(0.0)) == [
         (0, Hello(1, "job", "w", 2, PROTOCOL, "build")),
         (1, Hello(2, "job", "w", 2, PROTOCOL, "build")),
     ]
-    assert tell(session, welcome(1, 2, seq=3, boot=8)) == ([], [])
-    assert tell(session, welcome(0, 1, seq=5, boot=9)) == (
+    assert deliver(session, welcome(1, 2, seq=3, boot=8)) == ([], [])
+    assert deliver(session, welcome(0, 1, seq=5, boot=9)) == (
         [(0, Join(3, "job", "w", 2, 9, 0))],
         [],
     )
-    assert tell(session, joined(0, 3, clock=41)) == ([(1, Join(4, "job", "w", 2, 8, 41))], [])
-    assert tell(session, joined(1, 4, clock=41)) == ([], [Ready(3, 30, 41, 10.0)])
+    assert deliver(session, joined(0, 3, clock=41)) == ([(1, Join(4, "job", "w", 2, 8, 41))], [])
+    assert deliver(session, joined(1, 4, clock=41)) == ([], [Ready(3, 30, 41, 10.0)])
     assert (session.seq, session.boots) == (3, (9, 8))
 
 
 def test_a_worker_starts_at_the_largest_clock_that_a_shard_admits_it_at() -> None:
-    """Shard 1 admits it at a later clock than shard 0: it is ready once shard 0 has that, too."""
+    """Shard 1 admits it at a later clock than shard 0: it is ready once shard 0 has that clock,
+    too.
+    """
     session = a_session()
     session.hello(0.0)
-    tell(session, welcome(0, 1))
-    tell(session, welcome(1, 2))
-    tell(session, joined(0, 3, clock=41))
-    assert tell(session, joined(1, 4, clock=44)) == (
+    deliver(session, welcome(0, 1))
+    deliver(session, welcome(1, 2))
+    deliver(session, joined(0, 3, clock=41))
+    assert deliver(session, joined(1, 4, clock=44)) == (
         [(0, Join(5, "job", "w", 2, 1, 44))],
         [],
     )
-    assert tell(session, joined(0, 5, clock=44)) == ([], [Ready(0, 0, 44, 10.0)])
+    assert deliver(session, joined(0, 5, clock=44)) == ([], [Ready(0, 0, 44, 10.0)])
 
 
 def test_a_shard_that_admits_a_worker_again_at_a_later_clock_is_believed() -> None:
-    """Not shard 0 alone: the others count it there, too, and its next pull is for that clock."""
+    """The other shards are joined at that clock, too, and the next pull is for it."""
     session = ready_session()
     session.hello(0.0)
-    tell(session, welcome(0, 5))
-    joins, _ = tell(session, welcome(1, 6))
+    deliver(session, welcome(0, 5))
+    joins, _ = deliver(session, welcome(1, 6))
     assert joins == [(1, Join(8, "job", "w", 2, 1, 0, again=True))]
-    tell(session, joined(0, 7, clock=0))
-    assert tell(session, joined(1, 8, clock=4))[0] == [
+    deliver(session, joined(0, 7, clock=0))
+    assert deliver(session, joined(1, 8, clock=4))[0] == [
         (0, Join(9, "job", "w", 2, 1, 4, again=True))
     ]
     _, sends = session.pull(0, now=0.0)
@@ -85,45 +88,49 @@ def test_a_shard_that_admits_a_worker_again_at_a_later_clock_is_believed() -> No
 
 
 def test_a_greeting_whose_lease_ran_out() -> None:
-    """While shard 0 kept it waiting, shard 1 forgot it: only shard 1 is greeted again."""
+    """While shard 0 deferred the worker, its lease at shard 1 expired: only shard 1 is greeted
+    again.
+    """
     session = a_session()
     session.hello(0.0)
-    tell(session, welcome(0, 1))
-    tell(session, welcome(1, 2))
-    assert tell(session, Parked(3, 0, 1, 0), now=60.0) == ([], [])
-    assert tell(session, joined(0, 3, clock=5), now=61.0)[0] == [(1, Join(4, "job", "w", 2, 1, 5))]
-    assert tell(session, refused(1, 4, Remedy.RESYNCHRONISE), now=61.1) == (
+    deliver(session, welcome(0, 1))
+    deliver(session, welcome(1, 2))
+    assert deliver(session, Parked(3, 0, 1, 0), now=60.0) == ([], [])
+    assert deliver(session, joined(0, 3, clock=5), now=61.0)[0] == [
+        (1, Join(4, "job", "w", 2, 1, 5))
+    ]
+    assert deliver(session, refused(1, 4, Remedy.RESYNCHRONISE), now=61.1) == (
         [(1, Hello(5, "job", "w", 2, PROTOCOL, "build"))],
         [],
     )
-    assert tell(session, welcome(1, 5))[0] == [(1, Join(6, "job", "w", 2, 1, 5))]
-    assert tell(session, joined(1, 6, clock=5))[1] == [Ready(0, 0, 5, 10.0)]
+    assert deliver(session, welcome(1, 5))[0] == [(1, Join(6, "job", "w", 2, 1, 5))]
+    assert deliver(session, joined(1, 6, clock=5))[1] == [Ready(0, 0, 5, 10.0)]
 
 
 def test_a_refused_renewal_makes_a_worker_greet() -> None:
-    """A worker that owes a shard nothing greets its next life; once, and not while it leaves."""
+    """A worker with nothing outstanding greets a shard's next life; once, and not while leaving."""
     session = ready_session()
-    assert tell(session, refused(1, 0, Remedy.RESYNCHRONISE))[0] == [
+    assert deliver(session, refused(1, 0, Remedy.RESYNCHRONISE))[0] == [
         (1, Hello(5, "job", "w", 2, PROTOCOL, "build"))
     ]
-    assert tell(session, refused(1, 0, Remedy.RESYNCHRONISE)) == ([], [])
+    assert deliver(session, refused(1, 0, Remedy.RESYNCHRONISE)) == ([], [])
     session = ready_session()
     session.leave(0.0)
-    assert tell(session, refused(1, 0, Remedy.RESYNCHRONISE)) == ([], [])
+    assert deliver(session, refused(1, 0, Remedy.RESYNCHRONISE)) == ([], [])
 
 
 def test_a_shard_that_lacks_what_all_had_acknowledged_is_named() -> None:
-    """A new life does not begin, unless the shard says that it was rolled back."""
+    """A new life does not start, unless the shard reports a rollback."""
     session = a_session()
     session.hello(0.0)
     whole = welcome(1, 2, seq=120)
-    tell(session, msgspec.structs.replace(whole, acknowledged=118))
+    deliver(session, msgspec.structs.replace(whole, acknowledged=118))
     with pytest.raises(GiveUp, match=r"pushes of w: shard 0 has 59, but all .* acknowledged 118"):
-        tell(session, welcome(0, 1, seq=59))
+        deliver(session, welcome(0, 1, seq=59))
     session = a_session()
     session.hello(0.0)
-    tell(session, msgspec.structs.replace(whole, acknowledged=118))
-    joins, _ = tell(session, msgspec.structs.replace(welcome(0, 1, seq=59), rolled_back=True))
+    deliver(session, msgspec.structs.replace(whole, acknowledged=118))
+    joins, _ = deliver(session, msgspec.structs.replace(welcome(0, 1, seq=59), rolled_back=True))
     assert joins == [(0, Join(3, "job", "w", 2, 1, 0))]
 
 
@@ -131,26 +138,28 @@ def test_a_shard_that_lacks_what_all_had_acknowledged_is_named() -> None:
 
 
 def test_a_pull() -> None:
-    """It asks every shard, and is answered when each has; answers to nothing change nothing."""
+    """It asks every shard, and is complete when each has answered; unexpected answers change
+    nothing.
+    """
     session = ready_session()
     request, sends = session.pull(3, now=0.0)
     assert brief(sends) == [
         (0, Pull(6, "job", "w", 2, 1, 1, "net", 3)),
         (1, Pull(6, "job", "w", 2, 1, 1, "net", 3)),
     ]
-    assert tell(session, weights(1, 6, 8, waited_s=0.5), frames=[bytes(1024)]) == ([], [])
-    assert tell(session, weights(1, 6, 9), frames=[bytes(1024)]) == ([], []), "a second answer"
-    assert tell(session, weights(0, 77), frames=[bytes(1024)]) == ([], []), "to no question"
-    assert tell(session, weights(0, 6, 7), frames=[bytes(1024)]) == (
+    assert deliver(session, weights(1, 6, 8, waited_s=0.5), frames=[bytes(1024)]) == ([], [])
+    assert deliver(session, weights(1, 6, 9), frames=[bytes(1024)]) == ([], []), "a second answer"
+    assert deliver(session, weights(0, 77), frames=[bytes(1024)]) == ([], []), "to no question"
+    assert deliver(session, weights(0, 6, 7), frames=[bytes(1024)]) == (
         [],
         [Pulled(request, (7, 8), ((bytes(1024),), (bytes(1024),)), 0.5)],
     )
-    assert tell(session, weights(0, 6, 7), frames=[bytes(1024)]) == ([], [])
+    assert deliver(session, weights(0, 6, 7), frames=[bytes(1024)]) == ([], [])
     assert session.next_deadline is None
 
 
 def test_a_push() -> None:
-    """Each shard is sent its part, as a view; it is pushed once both have it."""
+    """Each shard is sent its part, as a view; it is pushed once both have acknowledged it."""
     session = ready_session()
     gradient: Array = np.arange(512, dtype=np.float32)
     request, sends = session.push(
@@ -215,21 +224,21 @@ def test_a_push() -> None:
     assert all(np.shares_memory(gradient, send.frames[0]) for send in sends)
     assert [send.frames[0][0] for send in sends] == [0, 256]
     assert session.unacknowledged == 1
-    assert tell(session, ack(1, 5, 1)) == ([], [])
+    assert deliver(session, ack(1, 5, 1)) == ([], [])
     assert session.unacknowledged == 1
-    assert tell(session, ack(0, 5, 1), now=1.5) == ([], [Pushed(request, 1, 5, 0, 0.5)])
+    assert deliver(session, ack(0, 5, 1), now=1.5) == ([], [Pushed(request, 1, 5, 0, 0.5)])
     assert session.unacknowledged == 0
 
 
 def test_leaving() -> None:
-    """It has departed when every shard says so."""
+    """It has departed once every shard confirms it."""
     session = ready_session()
     assert brief(session.leave(0.0)) == [
         (0, Leave(5, "job", "w", 2, 1)),
         (1, Leave(5, "job", "w", 2, 1)),
     ]
-    assert tell(session, Left(5, 1, 1)) == ([], [])
-    assert tell(session, Left(5, 0, 1)) == ([], [Departed()])
+    assert deliver(session, Left(5, 1, 1)) == ([], [])
+    assert deliver(session, Left(5, 0, 1)) == ([], [Departed()])
 
 
 @pytest.mark.parametrize(
@@ -264,7 +273,7 @@ def test_a_gradient_that_does_not_fit(
 
 
 def test_weights_that_do_not_fit() -> None:
-    """A frame of another length than the shard's keys is not handed on."""
+    """A frame with a length that differs from the shard's keys is rejected."""
     session = ready_session(1)
     session.pull(0, now=0.0)
     with pytest.raises(BadMessage, match=r"weights: keys \[0, 512\) as f4 take 2048 bytes, got 9"):
@@ -286,28 +295,28 @@ def test_a_final_refusal_is_raised(remedy: Remedy, error: type[DownpourError]) -
     session = a_session()
     session.hello(0.0)
     with pytest.raises(error, match=r"^because$"):
-        tell(session, refused(0, 1, remedy))
+        deliver(session, refused(0, 1, remedy))
 
 
 def test_a_message_that_a_shard_cannot_read_is_told() -> None:
-    """The shard cannot say which request it refuses, but nobody waits for its answer for ever."""
+    """The shard cannot name the request that it refuses, but the error is raised at once."""
     session = a_session()
     session.hello(0.0)
-    assert tell(session, refused(0, 0, Remedy.RESYNCHRONISE)) == ([], []), "a renewal's"
+    assert deliver(session, refused(0, 0, Remedy.RESYNCHRONISE)) == ([], []), "a renewal's"
     with pytest.raises(BadMessage, match="because"):
-        tell(session, refused(0, 0, Remedy.BAD_MESSAGE))
+        deliver(session, refused(0, 0, Remedy.BAD_MESSAGE))
 
 
 def test_later_is_later() -> None:
-    """A shard that has no weights yet is asked again in its time."""
+    """A shard that has no weights yet is asked again after its wait."""
     session = a_session(1)
     session.hello(0.0)
-    assert tell(session, refused(0, 1, Remedy.RETRY), now=0.1) == ([], [])
+    assert deliver(session, refused(0, 1, Remedy.RETRY), now=0.1) == ([], [])
     assert brief(session.tick(1.0)) == [(0, Hello(1, "job", "w", 2, PROTOCOL, "build"))]
 
 
 def test_what_a_life_says_is_numbered_once() -> None:
-    """No request number is used for two things, or a late answer would be taken for another's."""
+    """No request number is used twice, because a late answer would be taken for another's."""
     session = ready_session(1)
     sends = [*send_push(session), *session.pull(1, 0.0)[1], *session.leave(0.0)]
     numbers = [send.message.request for send in sends]
@@ -316,7 +325,7 @@ def test_what_a_life_says_is_numbered_once() -> None:
 
 
 def test_silence_is_named() -> None:
-    """Who is silent, what it was asked, and for how long."""
+    """The error names the shard, the unanswered message, and the time."""
     session = a_session(1, patience_s=3.0)
     session.hello(0.0)
     for now in (1.0, 2.0, 3.0):
@@ -326,7 +335,7 @@ def test_silence_is_named() -> None:
 
 
 def test_an_endpoint_that_leads_to_another_shard() -> None:
-    """Weights would be put together in the wrong places: the endpoints' order is at fault."""
+    """Weights would be assembled in the wrong places: the order of the endpoints is wrong."""
     session = a_session()
     session.hello(0.0)
     with pytest.raises(BadInput, match="endpoint of shard 0: expected that shard"):

@@ -1,4 +1,4 @@
-"""The session when things go wrong: silence, gaps, lost leases, restarted shards."""
+"""The session when something fails: silence, gaps, lost leases, restarted shards."""
 
 import weakref
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ from tests.ps.session.answers import (
     a_session,
     ack,
     brief,
+    deliver,
     joined,
     ready_session,
     refused,
     send_push,
-    tell,
     weights,
     welcome,
 )
 
 
 def clocks(sends: Sequence[tuple[int, object]]) -> list[tuple[int, str, int]]:
-    """Shard, kind and clock of what is sent."""
+    """Shard, kind and clock of each message sent."""
     return [
         (shard, type(message).__name__, message.clock)
         for shard, message in sends
@@ -38,7 +38,7 @@ def clocks(sends: Sequence[tuple[int, object]]) -> list[tuple[int, str, int]]:
 
 
 def test_silence_is_answered_by_repeating_ever_later() -> None:
-    """After 1 s, then twice as late each time, up to eight times: a slow link is not flooded."""
+    """Repeats after 1 s, then at twice the wait, up to eight times: a slow link is not flooded."""
     session = ready_session(1, patience_s=100.0)
     send_push(session, now=0.0)
     repeated: list[float] = []
@@ -53,9 +53,10 @@ def test_silence_is_answered_by_repeating_ever_later() -> None:
 
 
 def test_a_slow_link_is_given_its_time() -> None:
-    """Pushes that take five seconds are soon waited for ten, but never a third of the patience.
+    """After pushes that take five seconds the wait rises to ten, but at most a third of the
+    patience.
 
-    One alone may have met an outage, and does not slow the next one down by more than twice.
+    A single slow push may have met an outage, and at most doubles the next wait.
     """
     for patience_s, first in ((100.0, [1.0, 2.0, 4.0, 8.0, 10.0]), (15.0, [1.0, 2.0, 4.0, 5.0])):
         session = ready_session(1, patience_s=patience_s)
@@ -63,14 +64,14 @@ def test_a_slow_link_is_given_its_time() -> None:
             now = 100.0 * clock
             (send,) = send_push(session, now=now, clock=clock)
             assert session.next_deadline == now + wait_s
-            tell(session, ack(0, send.message.request, clock), now=now + 5.0)
+            deliver(session, ack(0, send.message.request, clock), now=now + 5.0)
 
 
 def test_a_shard_is_given_up_when_it_stays_silent() -> None:
     """Only while it owes an answer, and only the shard that does."""
     session = ready_session(2, patience_s=6.0)
     _, _ = session.pull(0, now=100.0)
-    tell(session, weights(0, 6), now=100.1, frames=[bytes(1024)])
+    deliver(session, weights(0, 6), now=100.1, frames=[bytes(1024)])
     for now in (101.0, 103.0, 105.0):
         assert [shard for shard, _ in brief(session.tick(now))] == [1]
     with pytest.raises(Unreachable, match="shard 1 has not answered w's pull for 6 s"):
@@ -78,7 +79,7 @@ def test_a_shard_is_given_up_when_it_stays_silent() -> None:
 
 
 def test_a_driver_that_was_away_gives_a_shard_its_time_again() -> None:
-    """A push lost at the start of a minute's computing is sent again before anyone is given up."""
+    """A push lost at the start of a minute's computing is repeated before a shard is given up."""
     session = ready_session(1)
     send_push(session, now=0.0)
     for now in (60.0, 62.0, 66.0, 74.0, 82.0):
@@ -88,7 +89,7 @@ def test_a_driver_that_was_away_gives_a_shard_its_time_again() -> None:
 
 
 def test_a_driver_that_is_stopped_again_and_again_loses_no_shard() -> None:
-    """Of four times twenty seconds only those count in which it meant to listen: 1, 2, 4 and 8."""
+    """Of four absences of twenty seconds only the intended waits count: 1, 2, 4 and 8 s."""
     session = ready_session(1)
     send_push(session, now=0.0)
     for now in (20.0, 40.0, 60.0, 80.0):
@@ -96,21 +97,21 @@ def test_a_driver_that_is_stopped_again_and_again_loses_no_shard() -> None:
 
 
 def test_being_parked_is_no_silence() -> None:
-    """A shard that says "wait" is alive, however long it says so."""
+    """A shard that answers "wait" is alive, however often it does."""
     session = ready_session(1, patience_s=6.0)
     session.pull(9, now=0.0)
     for second in range(2, 60, 2):
         session.tick(float(second))
-        tell(session, Parked(4, 0, 1, 3), now=second + 0.1)
-    (event,) = tell(session, weights(0, 4), now=60.0, frames=[bytes(2048)])[1]
+        deliver(session, Parked(4, 0, 1, 3), now=second + 0.1)
+    (event,) = deliver(session, weights(0, 4), now=60.0, frames=[bytes(2048)])[1]
     assert isinstance(event, Pulled)
 
 
 def test_a_quick_shard_may_be_slow_to_be_waited_for() -> None:
-    """The minute of computing before a pull that is then parked is not counted as silence."""
+    """The minute of computing before a pull that is then parked does not count as silence."""
     session = ready_session(1)
     session.pull(0, now=0.0)
-    tell(session, weights(0, 4), now=0.1, frames=[bytes(2048)])
+    deliver(session, weights(0, 4), now=0.1, frames=[bytes(2048)])
     session.pull(1, now=60.0)
     assert len(session.tick(61.0)) == 1
 
@@ -119,15 +120,15 @@ def test_a_quick_shard_may_be_slow_to_be_waited_for() -> None:
 
 
 def known(shard: int, request: int, seq: int) -> Ack:
-    """The shard has that push already."""
+    """An acknowledgement of a push that the shard already has."""
     return msgspec.structs.replace(ack(shard, request, seq), duplicate=True)
 
 
 def test_a_push_that_left_once_and_is_known_is_anothers() -> None:
-    """Two clients speak for one worker: this one is told that its push counted for nothing."""
+    """Two clients use one worker name: this one learns that its push was not applied."""
     session = ready_session(1)
     (send,) = send_push(session)
-    usurped, _ = tell(session, known(0, send.message.request, 1))[1]
+    usurped, _ = deliver(session, known(0, send.message.request, 1))[1]
     assert isinstance(usurped, Usurped)
     assert usurped.text.startswith("worker w: another client uses incarnation 2 of this worker:")
 
@@ -137,22 +138,22 @@ def test_a_push_may_be_known_that_was_repeated_or_is_of_a_former_life() -> None:
     session = ready_session(1)
     (send,) = send_push(session)
     session.tick(5.0)
-    (event,) = tell(session, known(0, send.message.request, 1))[1]
+    (event,) = deliver(session, known(0, send.message.request, 1))[1]
     assert isinstance(event, Pushed)
     (send,) = send_push(session, clock=2)
     session.renewed(0, 6.0)
-    (event,) = tell(session, known(0, send.message.request, 2))[1]
+    (event,) = deliver(session, known(0, send.message.request, 2))[1]
     assert isinstance(event, Pushed)
 
     session = a_session(2)
     session.hello(0.0)
     for shard in range(2):
-        tell(session, welcome(shard, shard + 1, seq=4 + shard))
+        deliver(session, welcome(shard, shard + 1, seq=4 + shard))
     for shard in range(2):
-        tell(session, joined(shard, shard + 3))
+        deliver(session, joined(shard, shard + 3))
     first, second = send_push(session, clock=5)
-    tell(session, ack(0, first.message.request, 5))
-    (event,) = tell(session, known(1, second.message.request, 5))[1]
+    deliver(session, ack(0, first.message.request, 5))
+    (event,) = deliver(session, known(1, second.message.request, 5))[1]
     assert isinstance(event, Pushed)
 
 
@@ -160,36 +161,36 @@ def test_a_push_may_be_known_that_was_repeated_or_is_of_a_former_life() -> None:
 
 
 def test_a_part_that_is_refused_is_made_up_for_by_none() -> None:
-    """The driver is told of the first; the shards get that push without values, and it is over."""
+    """The driver learns of the first refusal; the shards get that push without values."""
     session = ready_session(2)
     (first, second) = send_push(session)
     request = first.message.request
     with pytest.raises(BadInput, match=r"^shard 0: because$"):
-        tell(session, refused(0, request, Remedy.BAD_INPUT))
-    assert tell(session, refused(1, request, Remedy.BAD_INPUT)) == ([], [])
+        deliver(session, refused(0, request, Remedy.BAD_INPUT))
+    assert deliver(session, refused(1, request, Remedy.BAD_INPUT)) == ([], [])
     for shard, send in enumerate(session.tick(0.0)):
         bare = msgspec.structs.replace((first, second)[shard].message, kind=Kind.SPARSE)
         assert (send.shard, send.message) == (shard, bare)
         assert [bytes(frame) for frame in send.frames] == [b""]
-    assert tell(session, ack(0, request, 1)) == ([], [])
-    (event,) = tell(session, ack(1, request, 1))[1]
+    assert deliver(session, ack(0, request, 1)) == ([], [])
+    (event,) = deliver(session, ack(1, request, 1))[1]
     assert isinstance(event, Pushed)
     assert session.unacknowledged == 0
 
 
 def test_memory_that_was_refused_is_not_written_while_a_copy_is_on_its_way() -> None:
-    """A late copy of the push may refer there, until the shard has what took its place."""
+    """A late copy of the push may refer to it, until the shard has the replacement."""
     session = ready_session(1)
     gradient = TABLE.empty()
     (send,) = send_push(session, gradient=gradient)
     request = send.message.request
     del send
     with pytest.raises(BadInput):
-        tell(session, refused(0, request, Remedy.BAD_INPUT))
+        deliver(session, refused(0, request, Remedy.BAD_INPUT))
     held = weakref.ref(gradient)
     del gradient
     assert held() is not None
-    tell(session, ack(0, request, 1))
+    deliver(session, ack(0, request, 1))
     assert held() is None
 
 
@@ -197,11 +198,11 @@ def test_memory_that_was_refused_is_not_written_while_a_copy_is_on_its_way() -> 
 
 
 def test_a_link_that_was_renewed_is_told_all_that_is_outstanding() -> None:
-    """To that shard, in the order asked, and it is given its time for the answer from then on."""
+    """Everything to that shard is repeated in the order asked, and its waits start afresh."""
     session = ready_session(2)
     send_push(session, now=0.0)
     session.pull(1, now=0.5)
-    tell(session, ack(0, 5, 1), now=0.6)
+    deliver(session, ack(0, 5, 1), now=0.6)
     assert [type(message) for _, message in brief(session.renewed(0, 0.7))] == [Pull]
     again = brief(session.renewed(1, 0.9))
     assert [(shard, type(message)) for shard, message in again] == [(1, Push), (1, Pull)]
@@ -210,7 +211,7 @@ def test_a_link_that_was_renewed_is_told_all_that_is_outstanding() -> None:
 
 
 def test_over_a_renewed_link_greetings_come_first_as_ever() -> None:
-    """Before it has joined, a worker may say nothing else, and a shard it never met is greeted."""
+    """Before it has joined, a worker sends nothing else; an unregistered shard is greeted."""
     session = a_session(1)
     session.hello(0.0)
     assert [type(message) for _, message in brief(session.renewed(0, 0.5))] == [Hello]
@@ -224,16 +225,17 @@ def test_over_a_renewed_link_greetings_come_first_as_ever() -> None:
 
 
 def test_a_gap_is_mended_once() -> None:
-    """Every push from the missing one on is sent again, in order; the refusals behind the first
-    one, which say the same, cause nothing more."""
+    """Every push from the missing one on is sent again, in order; the refusals of later pushes,
+    which state the same gap, cause nothing more.
+    """
     session = ready_session(1)
     for clock in (1, 2, 3):
         send_push(session, clock=clock)
-    sends, _ = tell(session, refused(0, 4, Remedy.GAP, expected=1), now=0.2)
+    sends, _ = deliver(session, refused(0, 4, Remedy.GAP, expected=1), now=0.2)
     assert [(s, m.seq) for s, m in sends if isinstance(m, Push)] == [(0, 1), (0, 2), (0, 3)]
-    assert tell(session, refused(0, 5, Remedy.GAP, expected=1), now=0.2) == ([], [])
-    tell(session, ack(0, 3, 1), now=0.3)
-    sends, _ = tell(session, refused(0, 5, Remedy.GAP, expected=2), now=0.4)
+    assert deliver(session, refused(0, 5, Remedy.GAP, expected=1), now=0.2) == ([], [])
+    deliver(session, ack(0, 3, 1), now=0.3)
+    sends, _ = deliver(session, refused(0, 5, Remedy.GAP, expected=2), now=0.4)
     assert [(s, m.seq) for s, m in sends if isinstance(m, Push)] == [(0, 2), (0, 3)]
 
 
@@ -246,68 +248,72 @@ def test_a_restarted_shard_is_greeted_and_sent_everything_again() -> None:
     send_push(session, clock=1)
     session.pull(1, now=0.0)
     hello = (1, Hello(8, "job", "w", 2, PROTOCOL, "build"))
-    assert tell(session, refused(1, 5, Remedy.RESYNCHRONISE)) == ([hello], [])
-    assert tell(session, refused(1, 7, Remedy.RESYNCHRONISE)) == ([], [])
+    assert deliver(session, refused(1, 5, Remedy.RESYNCHRONISE)) == ([hello], [])
+    assert deliver(session, refused(1, 7, Remedy.RESYNCHRONISE)) == ([], [])
     assert send_push(session, clock=2)[0].shard == 0, "nothing goes there before it has joined"
-    assert tell(session, welcome(1, 8, boot=2))[0] == [
+    assert deliver(session, welcome(1, 8, boot=2))[0] == [
         (1, Join(10, "job", "w", 2, 2, 0, again=True))
     ]
-    sends, events = tell(session, joined(1, 10, boot=2))
+    sends, events = deliver(session, joined(1, 10, boot=2))
     assert [(s, type(m), m.boot) for s, m in sends if isinstance(m, Push | Pull)] == [
         (1, Push, 2),
         (1, Pull, 2),
         (1, Push, 2),
     ]
     assert events == []
-    assert tell(session, refused(1, 5, Remedy.RESYNCHRONISE))[0] != [], "refused anew"
+    assert deliver(session, refused(1, 5, Remedy.RESYNCHRONISE))[0] != [], "refused anew"
 
 
 def test_a_shard_that_has_forgotten_is_given_up() -> None:
-    """One that comes back without a push it had acknowledged cannot be mended from here."""
+    """A shard that returns without a push that it had acknowledged cannot be repaired from here."""
     session = ready_session(1)
     send_push(session, clock=1)
-    tell(session, ack(0, 3, 1))
+    deliver(session, ack(0, 3, 1))
     session.pull(1, now=0.0)
-    tell(session, refused(0, 5, Remedy.RESYNCHRONISE))
+    deliver(session, refused(0, 5, Remedy.RESYNCHRONISE))
     with pytest.raises(GiveUp, match="shard 0 came back at push 0 of w but had acknowledged 1:"):
-        tell(session, welcome(0, 6, seq=0, boot=2))
+        deliver(session, welcome(0, 6, seq=0, boot=2))
 
 
 def test_an_acknowledgement_may_overtake_a_welcome() -> None:
     """Found by simulation: a push in flight is applied after the greeting was answered, and its
-    acknowledgement arrives before that answer, which then seems to have forgotten it."""
+    acknowledgement arrives before that answer, which then seems to have forgotten it.
+    """
     session = ready_session(1)
     send_push(session, clock=1)
     session.pull(1, now=0.0)
-    tell(session, refused(0, 5, Remedy.RESYNCHRONISE))
-    tell(session, ack(0, 3, 1))
-    assert tell(session, welcome(0, 6, seq=0))[0] == [
+    deliver(session, refused(0, 5, Remedy.RESYNCHRONISE))
+    deliver(session, ack(0, 3, 1))
+    assert deliver(session, welcome(0, 6, seq=0))[0] == [
         (0, Join(7, "job", "w", 2, 1, 1, again=True, seq=1, step=1))
     ]
 
 
 def test_a_worker_that_was_overtaken_counts_on_beside_the_others() -> None:
-    """Its lease ran out and they are at clock 100: every clock it sends moves up, at all shards.
+    """Its lease ran out and the others are at clock 100: every clock it sends moves up, at all
+    shards.
 
     Without this the others would wait at the bound until it had taken every step that it missed.
-    The other shard is told by a Join; the pull is asked anew, under a new number, because an answer
-    to its old clock may have passed a gate that the new one must not.
+    The other shard learns it from a Join; the pull is requested again under a new number, because
+    an answer to its old clock may have passed a gate that the new one must not.
     """
     session = ready_session()
     send_push(session, clock=1)
     asked, _ = session.pull(1, now=0.0)
-    tell(session, weights(1, 7), frames=[bytes(1024)])
-    tell(session, refused(0, 5, Remedy.RESYNCHRONISE))
-    tell(session, welcome(0, 8))
-    sends, _ = tell(session, joined(0, 9, clock=100))
+    deliver(session, weights(1, 7), frames=[bytes(1024)])
+    deliver(session, refused(0, 5, Remedy.RESYNCHRONISE))
+    deliver(session, welcome(0, 8))
+    sends, _ = deliver(session, joined(0, 9, clock=100))
     assert clocks(sends) == [(1, "Join", 100), (1, "Pull", 100), (0, "Push", 100), (0, "Pull", 100)]
     pulls = {message.request for _, message in sends if isinstance(message, Pull)}
     assert len(pulls) == 1
     assert 7 not in pulls
     (pull,) = pulls
-    assert tell(session, weights(0, 7), frames=[bytes(1024)]) == ([], []), "the old one is nothing"
-    tell(session, weights(0, pull), frames=[bytes(1024)])
-    _, (pulled,) = tell(session, weights(1, pull), frames=[bytes(1024)])
+    assert deliver(session, weights(0, 7), frames=[bytes(1024)]) == ([], []), (
+        "the old one is nothing"
+    )
+    deliver(session, weights(0, pull), frames=[bytes(1024)])
+    _, (pulled,) = deliver(session, weights(1, pull), frames=[bytes(1024)])
     assert isinstance(pulled, Pulled)
     assert pulled.request == asked
     assert clocks(brief(send_push(session, clock=2)))[0] == (0, "Push", 101)
@@ -317,34 +323,34 @@ def test_a_worker_that_was_overtaken_counts_on_beside_the_others() -> None:
 def test_a_step_that_was_let_through_is_counted_before_it_is_pushed() -> None:
     """Found by simulation: a worker that is overtaken while it computes still pushes that step.
 
-    So it counts on from beside the others with the step done, or it would come out one ahead of
-    them without having passed a gate.
+    So it continues level with the others with that step done; otherwise it would end up one ahead
+    of them without having passed a gate.
     """
     session = ready_session(1)
     session.pull(0, now=0.0)
-    _, (pulled,) = tell(session, weights(0, 4), frames=[bytes(2048)])
+    _, (pulled,) = deliver(session, weights(0, 4), frames=[bytes(2048)])
     assert isinstance(pulled, Pulled)
     session.pull(1, now=0.0)
-    tell(session, refused(0, 6, Remedy.RESYNCHRONISE))
-    tell(session, welcome(0, 7))
-    sends, _ = tell(session, joined(0, 8, clock=100))
+    deliver(session, refused(0, 6, Remedy.RESYNCHRONISE))
+    deliver(session, welcome(0, 7))
+    sends, _ = deliver(session, joined(0, 8, clock=100))
     assert clocks(sends) == [(0, "Pull", 100)]
     assert clocks(brief(send_push(session, clock=1))) == [(0, "Push", 100)]
 
 
 def test_a_worker_that_was_not_overtaken_keeps_its_clock() -> None:
-    """What is in flight counts as its own: shard 0 has not applied it yet."""
+    """Its pushes in flight count: shard 0 has not applied them yet."""
     session = ready_session()
     send_push(session, clock=1)
     send_push(session, clock=2)
-    tell(session, refused(0, 5, Remedy.RESYNCHRONISE))
-    tell(session, welcome(0, 7))
-    sends, _ = tell(session, joined(0, 8, clock=1))
+    deliver(session, refused(0, 5, Remedy.RESYNCHRONISE))
+    deliver(session, welcome(0, 7))
+    sends, _ = deliver(session, joined(0, 8, clock=1))
     assert clocks(sends) == [(0, "Push", 1), (0, "Push", 2)]
 
 
 def test_frames_are_sent_again_as_they_are() -> None:
-    """A repeated push carries the very array that the driver must not change before it is acked."""
+    """A repeated push has the same array; the driver must not change it before it is acked."""
     session = ready_session(1)
     first = send_push(session)[0].frames[0]
     (again,) = session.tick(1.0)
@@ -355,16 +361,17 @@ def test_frames_are_sent_again_as_they_are() -> None:
 
 
 def test_another_copy_is_greeted_and_sent_what_was_not_acknowledged() -> None:
-    """And soon again if it says nothing: it may not have been ready. Silence until then was not its
-    own."""
+    """The greeting is repeated soon, as the copy may not have been ready. The earlier silence was
+    not its own.
+    """
     session = ready_session(1, patience_s=30.0)
     send_push(session, now=100.0)
     ((shard, hello),) = brief(session.moved(0, now=200.0))
     assert (shard, type(hello)) == (0, Hello)
     assert brief(session.tick(200.05)) == []
     assert brief(session.tick(200.1)) == [(0, hello)]
-    (((_, join),), _) = tell(session, welcome(0, hello.request, boot=8), now=200.2)
+    (((_, join),), _) = deliver(session, welcome(0, hello.request, boot=8), now=200.2)
     assert isinstance(join, Join)
-    (((_, push),), _) = tell(session, joined(0, join.request, boot=8), now=200.3)
+    (((_, push),), _) = deliver(session, joined(0, join.request, boot=8), now=200.3)
     assert isinstance(push, Push)
     assert (push.seq, push.boot) == (1, 8)

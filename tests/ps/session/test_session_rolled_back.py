@@ -1,4 +1,4 @@
-"""A worker whose shard was rolled back: it goes on, and says what that shard had."""
+"""A worker after a shard's rollback: it continues, and reports what that shard had."""
 
 import pytest
 
@@ -7,11 +7,11 @@ from shards.errors import GiveUp
 from shards.messages import Join, Pull, Push, Remedy, Welcome
 from tests.ps.session.answers import (
     ack,
+    deliver,
     joined,
     ready_session,
     refused,
     send_push,
-    tell,
     weights,
     welcome,
 )
@@ -23,18 +23,20 @@ def rolled_back(shard: int, request: int, seq: int, boot: int = 2) -> Welcome:
 
 
 def test_a_rolled_back_shard_is_told_what_it_had() -> None:
-    """The last push that it acknowledged, with its step and clock; what it owes goes out again."""
+    """It receives the last push that it acknowledged, with step and clock; everything outstanding
+    follows.
+    """
     session = ready_session(1)
     for clock in (1, 2, 3):
         send_push(session, clock=clock)
     for seq, request in ((1, 3), (2, 4)):
-        tell(session, ack(0, request, seq))
+        deliver(session, ack(0, request, seq))
     session.pull(3, now=0.0)
-    tell(session, refused(0, 7, Remedy.RESYNCHRONISE))
-    sends, events = tell(session, rolled_back(0, 8, seq=1))
+    deliver(session, refused(0, 7, Remedy.RESYNCHRONISE))
+    sends, events = deliver(session, rolled_back(0, 8, seq=1))
     assert sends == [(0, Join(9, "job", "w", 2, 2, 2, again=True, seq=2, step=2))]
     assert events == [RolledBack(0, 2, 2, lost=1)]
-    sends, _ = tell(session, joined(0, 9, clock=2, boot=2))
+    sends, _ = deliver(session, joined(0, 9, clock=2, boot=2))
     owed = [message for _, message in sends if isinstance(message, Push | Pull)]
     assert [(type(message), message.boot) for message in owed] == [(Push, 2), (Pull, 2)]
     assert isinstance(owed[0], Push)
@@ -42,46 +44,48 @@ def test_a_rolled_back_shard_is_told_what_it_had() -> None:
 
 
 def test_pushes_of_a_life_before_count_as_well() -> None:
-    """Who began after a shard's fifth push tells it so, though it has pushed nothing itself."""
+    """A worker that began after a shard's fifth push reports it, though it has pushed nothing
+    itself.
+    """
     session = ready_session(1)
     session.moved(0, 0.0)
-    tell(session, welcome(0, 3, seq=5, boot=2))
-    tell(session, joined(0, 4, boot=2))
+    deliver(session, welcome(0, 3, seq=5, boot=2))
+    deliver(session, joined(0, 4, boot=2))
     session.moved(0, 1.0)
-    sends, events = tell(session, rolled_back(0, 5, seq=3, boot=3))
+    sends, events = deliver(session, rolled_back(0, 5, seq=3, boot=3))
     assert sends == [(0, Join(6, "job", "w", 2, 3, 0, again=True, seq=5, step=50))]
     assert events == [RolledBack(0, 3, 6, lost=2)]
 
 
 def test_an_answer_of_the_former_life_is_none() -> None:
-    """It acknowledges what may be lost, and shows weights that are: both are asked for again."""
+    """It may acknowledge lost pushes, and show lost weights: both are requested again."""
     session = ready_session(1)
     send_push(session, clock=1)
     session.pull(1, now=0.0)
-    tell(session, refused(0, 5, Remedy.RESYNCHRONISE))
-    tell(session, rolled_back(0, 6, seq=0))
-    assert tell(session, ack(0, 3, 1)) == ([], [])
-    assert tell(session, weights(0, 5), frames=[bytes(1024)]) == ([], [])
-    sends, _ = tell(session, joined(0, 7, boot=2))
+    deliver(session, refused(0, 5, Remedy.RESYNCHRONISE))
+    deliver(session, rolled_back(0, 6, seq=0))
+    assert deliver(session, ack(0, 3, 1)) == ([], [])
+    assert deliver(session, weights(0, 5), frames=[bytes(1024)]) == ([], [])
+    sends, _ = deliver(session, joined(0, 7, boot=2))
     assert [type(message) for _, message in sends] == [Push, Pull]
 
 
 def test_it_is_told_once() -> None:
-    """The same life that welcomes again, after a lease ran out, has lost nothing more."""
+    """When the same life welcomes again, after a lease ran out, nothing more is lost."""
     session = ready_session(1)
     send_push(session, clock=1)
-    tell(session, ack(0, 3, 1))
+    deliver(session, ack(0, 3, 1))
     for request, events in ((4, [RolledBack(0, 2, 0, lost=1)]), (6, [])):
         session.moved(0, 1.0)
-        assert tell(session, rolled_back(0, request, seq=0))[1] == events
-        tell(session, joined(0, request + 1, boot=2))
+        assert deliver(session, rolled_back(0, request, seq=0))[1] == events
+        deliver(session, joined(0, request + 1, boot=2))
 
 
 def test_a_shard_that_does_not_say_so_is_given_up() -> None:
-    """What it acknowledged is gone, and nobody says why."""
+    """It lost acknowledged pushes without reporting a rollback."""
     session = ready_session(2)
     send_push(session, clock=1)
-    tell(session, ack(1, 5, 1))
+    deliver(session, ack(1, 5, 1))
     session.moved(1, 1.0)
     with pytest.raises(GiveUp, match="shard 1 came back at push 0 of w but had acknowledged 1"):
-        tell(session, welcome(1, 6, seq=0, boot=2))
+        deliver(session, welcome(1, 6, seq=0, boot=2))

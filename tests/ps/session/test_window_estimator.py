@@ -1,6 +1,6 @@
-"""The pace finds how many requests a link needs in flight, played against a link that it can't see.
+"""The estimator finds how many requests a link needs in flight, on a link played by the test.
 
-The link: a line that one request occupies for `line_s`, and a way of `rtt_s` there and back. The
+The link is a line that one request occupies for `line_s`, and a way of `rtt_s` there and back. The
 caller computes for `own_s` between two requests, and waits when too many are unanswered.
 """
 
@@ -16,7 +16,7 @@ from shards.messages import Push
 def played(
     pace: WindowEstimator, own_s: float, rtt_s: float, line_s: float, steps: int = 300
 ) -> list[float]:
-    """When the caller began each step; requests may be in flight as `pace` says."""
+    """The times at which the caller began each step; `pace` limits the requests in flight."""
     now = line_free = 0.0
     flying: list[tuple[int, float]] = []  # requests, and when they are answered
     begun = []
@@ -37,7 +37,7 @@ def played(
 
 
 def step_s(begun: list[float]) -> float:
-    """How long a step takes on average."""
+    """The average time of a step, in seconds."""
     return (begun[-1] - begun[0]) / (len(begun) - 1)
 
 
@@ -46,7 +46,7 @@ def step_s(begun: list[float]) -> float:
     [(0.1, 0.001, 0.001), (0.05, 0.1, 0.02), (0.01, 0.2, 0.004), (0.01, 0.1, 0.03), (0.2, 0.15, 0)],
 )
 def test_neither_caller_nor_line_waits(own_s: float, rtt_s: float, line_s: float) -> None:
-    """A step takes what the slower of the two needs, with few more than that in flight."""
+    """A step takes the time of the slower of the two, with few more in flight than that needs."""
     pace = WindowEstimator(64)
     begun = played(pace, own_s, rtt_s, line_s)
     assert step_s(begun[150:]) == pytest.approx(max(own_s, line_s), rel=0.03)
@@ -58,28 +58,29 @@ def test_neither_caller_nor_line_waits(own_s: float, rtt_s: float, line_s: float
     ("own_s", "rtt_s", "line_s", "most"), [(0.045, 0.28, 0.138, 1.05), (0.01, 0.2, 0.004, 2.0)]
 )
 def test_it_finds_out_soon(own_s: float, rtt_s: float, line_s: float, most: float) -> None:
-    """A hundred steps take little longer than they would had it known all along; one more request
-    in flight every eight answers made that 1.2 and 3.5 times."""
+    """A hundred steps take little longer than with the right number from the start; one more
+    request in flight every eight answers made that 1.2 and 3.5 times.
+    """
     took = step_s(played(WindowEstimator(64), own_s, rtt_s, line_s, steps=100))
     assert took < most * max(own_s, line_s)
 
 
 def test_a_near_shard_wants_one() -> None:
-    """Where answers come at once nothing is asked for earlier than a step ahead."""
+    """Where answers come at once, weights are requested one step ahead."""
     pace = WindowEstimator(64)
     played(pace, 0.1, 0.001, 0.001)
     assert pace.early == 1
 
 
 def test_no_more_than_is_allowed() -> None:
-    """Memory or the bound has the last word."""
+    """The limit of memory or the bound always holds."""
     pace = WindowEstimator(3)
     played(pace, 0.001, 0.5, 0.001)
     assert pace.early == 3
 
 
 def test_it_follows_a_link_that_changes() -> None:
-    """When the way gets longer, requests are sent earlier, within the window of what it forgets."""
+    """When the round trip grows, requests are sent earlier, within the window of the estimator."""
     pace = WindowEstimator(64)
     played(pace, 0.05, 0.02, 0.001)
     before = pace.early
@@ -89,7 +90,7 @@ def test_it_follows_a_link_that_changes() -> None:
 
 
 def test_what_nobody_heard_is_not_believed() -> None:
-    """An answer that lay there while its caller computed says nothing of the link."""
+    """An answer that waited while the caller computed does not measure the link."""
     pace = WindowEstimator(64)
     pace.record_compute(0.01)
     pace.record_send(1, 1.0)
@@ -98,7 +99,7 @@ def test_what_nobody_heard_is_not_believed() -> None:
 
 
 def test_what_the_caller_does_between_two_requests_counts_once() -> None:
-    """Also when it comes for something else in between, whose own time is not the caller's."""
+    """Also when it calls for something else in between, which is not its own time."""
     pacing = FlowControl(None, 0.0)
     pacing.begin(1000, shared=False)
     came = []

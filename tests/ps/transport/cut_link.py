@@ -1,8 +1,8 @@
-"""A client whose packets vanish under a push, `python -m tests.ps.transport.cut_link`, which needs
+"""A client with packets that vanish under a push, `python -m tests.ps.transport.cut_link`; needs
 root.
 
-Says so if a push was acknowledged over another connection than it was begun on, and fails if any
-was not applied once.
+It prints whether a push was acknowledged over another connection than it began on, and fails if any
+was not applied exactly once.
 """
 
 import time
@@ -15,7 +15,7 @@ from tests.chaos.namespaces import Ports, move_into_own
 from tests.ps.transport.test_cut_links import SIZE, client_of, shards_of_one
 
 _CUT_S, _TRIES = 2.2, 5
-_CONNECTIONS = 2  # a client's: its own, and its lease's, which is silent here
+_CONNECTIONS = 2  # a client's: its own, and the idle one of its lease
 
 
 def connections(port: int) -> set[int]:
@@ -28,9 +28,9 @@ def connections(port: int) -> set[int]:
 
 
 def another(client: ps.Client, ports: Ports, port: int) -> bool:
-    """Cut the link under a push; whether another connection is in its place when it is applied.
+    """Cut the link under a push; whether a new connection has replaced it when the push is applied.
 
-    The system sends again after about 0.2 s, 0.4 s more, 0.8 s, 1.6 s: it may be the quicker one.
+    The system retransmits after about 0.2 s, 0.4 s more, 0.8 s, 1.6 s: it may be the quicker one.
     """
     while len(before := connections(port)) != _CONNECTIONS:
         time.sleep(0.01)
@@ -39,7 +39,7 @@ def another(client: ps.Client, ports: Ports, port: int) -> bool:
         time.sleep(_CUT_S)
     client.flush()
     while len(after := connections(port)) != _CONNECTIONS:
-        client.pull()  # a dial on the side is hung up in passing
+        client.pull()  # a dial may be hung up at this moment
     return after != before
 
 

@@ -10,7 +10,7 @@ from shards.errors import BadInput
 
 
 def test_first_that_answers() -> None:
-    """A dead address is passed over for a living one; what comes back is the near end's IP."""
+    """A dead address is skipped for a living one; the result is the local IP address."""
     with socket.socket() as dead, socket.create_server(("127.0.0.1", 0)) as living:
         dead.bind(("127.0.0.1", 0))
         addresses = [dead.getsockname(), living.getsockname()]
@@ -25,7 +25,7 @@ def test_first_that_answers() -> None:
     ],
 )
 def test_nobody_there(address: tuple[str, int], problem: str) -> None:
-    """The error is one line that names the server and what went wrong."""
+    """The error is one line that names the server and the cause."""
     line = f"^the thing: expected a server that accepts connections, got: {problem}$"
     with pytest.raises(BadInput, match=line):
         check_reachable("the thing", [address])
@@ -48,7 +48,7 @@ def test_silence_is_bounded() -> None:
 
 
 def test_a_free_port_passes_and_is_given_back() -> None:
-    """A port that could be listened on raises nothing, and is free again afterwards."""
+    """A free port raises nothing, and is free again afterwards."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -60,7 +60,7 @@ def test_a_free_port_passes_and_is_given_back() -> None:
 
 @pytest.mark.parametrize("bind", ["xyz.example", "256.1.1.1", "192.0.2.1", "", "a b"])
 def test_a_host_that_is_not_this_machine_is_named(bind: str) -> None:
-    """An address that cannot be listened on is quoted in one line, whatever the ports."""
+    """An address of another machine is quoted in one line, whatever the ports."""
     line = f"^expected an IPv4 address of this machine, or 0.0.0.0 for all, got {bind!r}$"
     for ports in ([], [0], [7000, 7001]):
         with pytest.raises(BadInput, match=line):
@@ -78,6 +78,6 @@ def test_a_port_in_use_is_named() -> None:
 
 @pytest.mark.parametrize("port", [-1, 65_536, 2**40])
 def test_a_port_that_none_can_be_is_named(port: int) -> None:
-    """A number beyond the ports is refused; ZeroMQ would take it modulo 65,536."""
+    """An invalid port number is refused; ZeroMQ would take it modulo 65,536."""
     with pytest.raises(BadInput, match=f"^expected ports from 0 to 65535, got {port}$"):
         check_listen("127.0.0.1", [port])

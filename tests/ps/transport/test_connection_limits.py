@@ -1,4 +1,4 @@
-"""What a connection can have of unfinished messages in a process that listens."""
+"""The memory that a connection's unfinished messages can take in a listening process."""
 
 import contextlib
 import socket
@@ -19,7 +19,7 @@ GREETING = b"\x01\x02hi\x00\x00"  # a whole message
 
 
 def eventually(holds: Callable[[], bool]) -> bool:
-    """Whether it comes to hold, within a minute."""
+    """Whether the condition becomes true within a minute."""
     until = time.monotonic() + 10
     while not holds():
         if time.monotonic() > until:
@@ -29,7 +29,7 @@ def eventually(holds: Callable[[], bool]) -> bool:
 
 
 class Memory:
-    """How much this process seems to take."""
+    """The resident memory that this process pretends to have."""
 
     def __init__(self) -> None:
         self.resident = 100 * MB
@@ -39,7 +39,7 @@ class Memory:
 
 
 class Door:
-    """A ROUTER that strangers and a good peer connect to."""
+    """A ROUTER that strangers and a legitimate peer connect to."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", memory: Memory) -> None:
         self.socket = context.socket(zmq.ROUTER)
@@ -49,14 +49,14 @@ class Door:
         self.endpoint = f"tcp://127.0.0.1:{self.port}"
 
     def heard(self) -> list[list[bytes]]:
-        """What has come, in whole messages; and unfinished ones are weighed."""
+        """The number of whole messages that have come; unfinished ones are checked."""
         came = [[frame.bytes for frame in one[1:]] for one in self.accepted.arrived(16)]
         self.accepted._look_at = 0.0
         self.accepted.look()
         return came
 
     def grow(self, by: int) -> None:
-        """The process seems to take so much more, and looks."""
+        """The process seems to take more memory, and checks its connections."""
         self.memory.resident += by
         self.heard()
 
@@ -67,7 +67,7 @@ def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
     monkeypatch.setattr(connection_limits, "resident_bytes", memory)
     with zmq.Context() as context:
         one = Door(context, memory)
-        one.heard()  # what it takes by now is nobody's doing
+        one.heard()  # the memory so far is not caused by any peer
         yield one
         one.socket.disable_monitor()
         context.destroy(linger=0)
@@ -75,7 +75,7 @@ def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
 
 @contextlib.contextmanager
 def stranger(door: Door) -> Iterator[socket.socket]:
-    """One who has shaken hands, and whose first whole message has been heard."""
+    """A peer that has shaken hands, and has sent one whole message."""
     with spoken_to(door.endpoint) as connection:
         connection.sendall(GREETING)
         assert eventually(lambda: [b"hi", b""] in door.heard())
@@ -84,7 +84,7 @@ def stranger(door: Door) -> Iterator[socket.socket]:
 
 
 def dropped(connection: socket.socket) -> bool:
-    """Whether the other side has reset it."""
+    """Whether the other side has reset the connection."""
     connection.setblocking(False)
     try:
         while connection.recv(1 << 16):
@@ -97,7 +97,9 @@ def dropped(connection: socket.socket) -> bool:
 
 
 def send_until(connection: socket.socket, piece: bytes, enough: Callable[[], bool]) -> bool:
-    """Send the same again and again, as fast as it is taken, until `enough` or it is dropped."""
+    """Send the same bytes repeatedly, as fast as possible, until `enough` or the connection is
+    reset.
+    """
     connection.setblocking(False)
     rest = memoryview(piece)
 
@@ -115,7 +117,7 @@ def send_until(connection: socket.socket, piece: bytes, enough: Callable[[], boo
 
 
 def test_a_message_without_an_end_is_dropped_with_its_sender(door: Door) -> None:
-    """Nobody can send more than a message may take, and a good peer is not disturbed."""
+    """A peer cannot send more than a message may take, and a legitimate peer is not disturbed."""
     good = door.socket.context.socket(zmq.DEALER)
     good.connect(door.endpoint)
     sent = 0
@@ -136,7 +138,7 @@ def test_a_message_without_an_end_is_dropped_with_its_sender(door: Door) -> None
 
 
 def test_empty_frames_take_more_than_they_weigh(door: Door) -> None:
-    """Who sends little, and has the process grow by far more, is dropped long before the limit."""
+    """A peer that sends little, but makes the process grow far more, is reset before the limit."""
     with stranger(door) as connection:
         connection.sendall(EMPTY * 200_000)
         door.grow(5 * MB)
@@ -148,7 +150,7 @@ def test_empty_frames_take_more_than_they_weigh(door: Door) -> None:
 
 
 def test_a_peer_that_knows_the_job_is_not_blamed_for_other_memory(door: Door) -> None:
-    """Its large message is on its way while the process grows for a reason of its own."""
+    """Its large message is in flight while the process grows for another reason."""
     with spoken_to(door.endpoint) as connection:
         connection.sendall(GREETING)
         heard: list[zmq.Frame] = []
@@ -171,7 +173,7 @@ def test_a_peer_that_knows_the_job_is_not_blamed_for_other_memory(door: Door) ->
 
 
 def test_many_connections_share_one_bound(door: Door) -> None:
-    """A crowd of strangers, each below the limit of one, is dropped down to that of all."""
+    """Many strangers, each below its own limit, are reset until they are below the common one."""
     with contextlib.ExitStack() as stack:
         crowd = [stack.enter_context(stranger(door)) for _ in range(5)]
         for connection in crowd:
@@ -184,7 +186,7 @@ def test_many_connections_share_one_bound(door: Door) -> None:
 
 
 def test_too_many_frames_are_not_kept(door: Door) -> None:
-    """A whole message of more frames than any of ours has is never seen, and its sender dropped."""
+    """A message with more frames than any of ours is never delivered, and its sender is reset."""
     with stranger(door) as connection:
         connection.sendall(EMPTY * 2000 + b"\x00\x00")
         assert eventually(lambda: bool(door.heard() or door.accepted.reset))
@@ -192,7 +194,7 @@ def test_too_many_frames_are_not_kept(door: Door) -> None:
 
 
 def unfinished(door: Door) -> int:
-    """What is unfinished of all, as it was counted just now."""
+    """The unfinished bytes of all connections, at the last count."""
     door.heard()
     door.accepted._count()
     return sum(one.unfinished for one in door.accepted._connections.values())

@@ -1,4 +1,4 @@
-"""Links that are cut under a client: in a network of its own, and by whoever stands between."""
+"""Links that are cut under a client: in a network namespace, and by a proxy in between."""
 
 import os
 import socket
@@ -30,12 +30,12 @@ def shards_of_one() -> list[ShardSpec]:
 
 
 def client_of(cluster: ps.Cluster) -> ps.Client:
-    """One that never repeats anything of its own accord."""
+    """A client that never repeats anything because of a timeout."""
     return ps.Client(cluster, worker="w", transport="tcp", retry_s=NEVER_S, patience_s=3 * NEVER_S)
 
 
 class Cutter:
-    """Stands between a client and a shard, and drops what it holds when told."""
+    """A proxy between a client and a shard that drops what it holds on request."""
 
     def __init__(self, endpoint: str) -> None:
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
@@ -62,7 +62,7 @@ class Cutter:
                     sink.sendall(piece)
 
     def cut(self) -> None:
-        """End every connection; new ones are carried."""
+        """End every connection; new ones are forwarded."""
         self.deaf.clear()
         for end in self._ends:
             with suppress(OSError):
@@ -83,7 +83,7 @@ def cutter(cluster: ps.Cluster) -> Iterator[tuple[Cutter, ps.Cluster]]:
 
 
 def test_what_was_lost_with_a_connection_is_repeated_when_there_is_another() -> None:
-    """A push that vanished is said again as soon as the link is whole, whatever the clock says."""
+    """A push that vanished is sent again as soon as the link works, before any timeout."""
     with (
         ps.local_shards(shards_of_one()) as cluster,
         cutter(cluster) as (between, through),
@@ -99,7 +99,8 @@ def test_what_was_lost_with_a_connection_is_repeated_when_there_is_another() -> 
 
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
 def test_a_link_that_is_cut_and_whole_again_has_another_connection(tmp_path: Path) -> None:
-    """Not the old one's patience decides when a push is acknowledged, nor the client's.
+    """The push is acknowledged without waiting for the old connection's retransmission or a
+    timeout.
 
     The rest happens in a process with a network of its own.
     """

@@ -1,4 +1,4 @@
-"""The forwarder carries real bytes as the model says, and ends when it is told to."""
+"""The emulator carries real bytes as the model computes, and ends when it is closed."""
 
 import select
 import socket
@@ -21,7 +21,7 @@ _TABLE = ps.DenseTable("far", (ps.TensorSpec("w", (3000,)),))
 
 @contextmanager
 def echo(server: socket.socket) -> Iterator[None]:
-    """Answers each connection with what it sends, until its end."""
+    """Returns to each connection what it sends, until its end."""
 
     def serve() -> None:
         while True:
@@ -59,7 +59,7 @@ def read_all(end: socket.socket, size: int) -> bytes:
 
 @pytest.mark.parametrize("kind", ["tcp", "ipc"])
 def test_bytes_come_back_as_they_were(kind: str, tmp_path: Path) -> None:
-    """Whatever the link does to their timing, no byte is lost, added, changed or moved."""
+    """Whatever the link does to their timing, no byte is lost, added, changed or reordered."""
     if kind == "tcp":
         server = socket.create_server(("127.0.0.1", 0))
         endpoint = f"tcp://127.0.0.1:{server.getsockname()[1]}"
@@ -89,7 +89,7 @@ def pour(end: socket.socket, size: int) -> None:
 
 
 def test_connections_share_the_line_evenly() -> None:
-    """Of what comes out while all four have more to send, each brings its part."""
+    """While all four have more to send, each has its share of the output."""
     each, counted = 4_000_000, 800_000
     with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as stack:
         endpoint = f"tcp://127.0.0.1:{server.getsockname()[1]}"
@@ -99,7 +99,7 @@ def test_connections_share_the_line_evenly() -> None:
         senders = [threading.Thread(target=pour, args=(end, each)) for end in near]
         for sender in senders:
             sender.start()
-        # Until the last has begun too, and nothing lies at the far ends.
+        # Until the last has begun too, and nothing waits at the far ends.
         begun: set[socket.socket] = set()
         while len(begun) < len(far) or select.select(far, [], [], 0)[0]:
             for end in select.select(far, [], [], 60)[0]:
@@ -117,7 +117,7 @@ def test_connections_share_the_line_evenly() -> None:
 
 
 def test_an_end_is_passed_on() -> None:
-    """When one side closes, the other hears of it after everything that was sent before."""
+    """When one side closes, the other sees it after everything that was sent before."""
     server = socket.create_server(("127.0.0.1", 0))
     endpoint = f"tcp://127.0.0.1:{server.getsockname()[1]}"
     with server, closing(LinkEmulator([endpoint], parse_link("rtt=20ms"))) as slow:
@@ -132,7 +132,7 @@ def test_an_end_is_passed_on() -> None:
 
 
 def test_a_shard_that_is_not_there_refuses() -> None:
-    """A connection to an address where nobody listens ends at once, and the next is tried anew."""
+    """A connection to an address without a listener ends at once; the next is tried again."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         endpoint = f"tcp://127.0.0.1:{server.getsockname()[1]}"
     with closing(LinkEmulator([endpoint], parse_link("rtt=10ms"))) as slow:
@@ -149,7 +149,7 @@ def test_what_is_no_endpoint_is_named(endpoint: str) -> None:
 
 
 def test_a_client_behind_a_link_learns_the_same() -> None:
-    """A client behind a link pays the round trip and comes to the very same weights."""
+    """A client behind a link pays the round trip and computes exactly the same weights."""
     specs = ps.shard_specs(_TABLE, shards=2)
     model = parse_link("rtt=30ms,jitter=2ms,rate=100Mbit")
     gradient = np.zeros(_TABLE.size, np.float32)
@@ -169,8 +169,9 @@ def test_a_client_behind_a_link_learns_the_same() -> None:
 
 
 def test_weights_are_asked_for_as_early_as_the_link_needs() -> None:
-    """Behind a round trip of many steps, pulls are asked for several steps ahead, up to the bound;
-    each is answered for its own clock, none holds an older version than the one before."""
+    """With a round trip of many steps, pulls are requested several steps ahead, up to the bound;
+    each is answered for its own clock, none with an older version than the one before.
+    """
     bound, steps, versions, ahead = 3, 30, [0], 0
     gradient = np.zeros(_TABLE.size, np.float32)
     gradient[:3000] = 1

@@ -1,4 +1,4 @@
-"""The link model keeps its word: rate, delay, order, loss, outages and window, all from a seed."""
+"""The link model keeps its promises: rate, delay, order, loss, outages and window, from a seed."""
 
 import math
 import statistics
@@ -14,7 +14,7 @@ def stream(model: LinkModel, seed: str = "s") -> Stream:
 
 
 def test_a_link_is_written_as_people_do() -> None:
-    """Every part is read with its unit, and what is left out costs nothing."""
+    """Every part is read with its unit, and an omitted part has no effect."""
     text = "rtt=100ms, jitter=500us,shape=pareto,rate=1.5Gbit,loss=0.1%,outage=2s/60s"
     assert parse_link(f"{text},window=4MB,seed=7") == LinkModel(
         rtt_s=0.1,
@@ -48,7 +48,7 @@ def test_a_link_is_written_as_people_do() -> None:
     ],
 )
 def test_what_is_no_link_is_named(text: str, complaint: str) -> None:
-    """A part that cannot be read is told, with what was expected."""
+    """The error quotes the invalid part, and what was expected."""
     with pytest.raises(BadInput, match=complaint):
         parse_link(text)
 
@@ -74,7 +74,8 @@ def test_connections_share_a_line() -> None:
 
 def test_a_late_driver_costs_the_line_nothing() -> None:
     """Bytes that waited for the line leave at its rate, however late their driver wakes; those that
-    come to an idle one find no more than what the bucket holds."""
+    come to an idle line get no more than the bucket holds.
+    """
     one = stream(parse_link("rate=8Mbit"))
     one.enter(0, 10.0)
     now, carried = 10.0, 0
@@ -109,14 +110,16 @@ def test_nothing_overtakes() -> None:
 
 
 def test_loss_costs_a_round_trip() -> None:
-    """The share of chunks that come a round trip late is that of chunks with a lost packet."""
+    """The share of chunks a round trip late equals that of chunks with a lost packet."""
     one = stream(parse_link("rtt=100ms,loss=1%"))
     late = [one.enter(14480, float(number)) - number > 0.1 for number in range(20_000)]
     assert sum(late) / len(late) == pytest.approx(1 - 0.99**10, rel=0.05)
 
 
 def test_nothing_leaves_in_an_outage() -> None:
-    """Bytes sent in an outage leave at its end, the same for both ways, for the share it takes."""
+    """Bytes sent in an outage leave at its end, equally both ways, for the configured share of
+    time.
+    """
     model = parse_link("outage=2s/20s")
     up, down = (stream(model) for _ in range(2))
     held = []
@@ -130,7 +133,7 @@ def test_nothing_leaves_in_an_outage() -> None:
 
 
 def test_a_window_bounds_a_connection() -> None:
-    """A connection whose window is short of rate times RTT carries a window a round trip."""
+    """A connection with a window below rate times RTT carries one window per round trip."""
     one, now, sent = stream(parse_link("rtt=100ms,rate=1Gbit,window=1MB")), 0.0, 0
     while now < 10.0:
         if one.may_enter(50_000, now):
@@ -142,7 +145,7 @@ def test_a_window_bounds_a_connection() -> None:
 
 
 def test_the_queue_is_short() -> None:
-    """What waits before the line is bounded, so that a full link does not add seconds."""
+    """The queue before the line is bounded, so that a full link does not add seconds."""
     one, sent = stream(parse_link("rate=80Mbit")), 0
     while one.may_enter(10_000, 0.0):
         one.enter(10_000, 0.0)
@@ -152,7 +155,7 @@ def test_the_queue_is_short() -> None:
 
 
 def test_one_seed_is_one_link() -> None:
-    """The same seed gives the same arrivals, another one others."""
+    """The same seed gives the same arrivals, another seed different ones."""
     model = parse_link("rtt=50ms,jitter=10ms,loss=1%,outage=1s/10s")
 
     def arrivals(seed: str) -> list[float]:

@@ -1,4 +1,4 @@
-"""Large blocks stay with the process, unless somebody has decided otherwise."""
+"""Large blocks stay with the process, unless the user has configured glibc otherwise."""
 
 import os
 import platform
@@ -65,7 +65,7 @@ def _run(**environment: str) -> tuple[bool, int]:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library is left alone")
 def test_a_large_block_is_faulted_in_once() -> None:
-    """What is freed is there for the next message; a page would be a fault for each 4 KB of it."""
+    """A freed block serves the next message; a returned one would cost a fault for each 4 KB."""
     tuned, faults = _run()
     assert tuned
     assert faults < 100
@@ -79,8 +79,8 @@ def test_who_sets_glibcs_variables_decides() -> None:
 
 
 def _resident_with_holes(*arguments: str) -> tuple[int, int, int]:
-    """Bytes of a process with a hundred holes of a megabyte: before it receives, then before and
-    after the message after which it should look.
+    """Resident bytes of a process with a hundred free megabytes between used ones: before it
+    receives, then before and after the message that triggers the check.
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
     command = [sys.executable, "-c", _HOLES, *arguments]
@@ -92,8 +92,7 @@ def _resident_with_holes(*arguments: str) -> tuple[int, int, int]:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library is left alone")
 @pytest.mark.parametrize(("size", "least"), [(1 << 16, 64), (1 << 20, 1)])
 def test_what_lies_free_between_others_is_given_back(size: int, least: int) -> None:
-    """Where room is wanted for two messages: looked at every 64 of them, or after each that is
-    large."""
+    """Room for two messages is kept; the check comes every 64 messages, or after a large one."""
     full, before, after = _resident_with_holes(str(size), str(least))
     assert before > full - (10 << 20)
     assert after < before - (80 << 20)
@@ -101,7 +100,7 @@ def test_what_lies_free_between_others_is_given_back(size: int, least: int) -> N
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library is left alone")
 def test_room_is_kept_for_what_was_in_use_at_once() -> None:
-    """As the messages of many peers are, which come again; after 64 looks it was long ago."""
+    """Many peers' messages come again, so their room is kept; after 64 checks it is released."""
     full, before, after = _resident_with_holes("--seen", str(1 << 20), "64")
     assert before > full - (10 << 20)
     assert after < before - (80 << 20)

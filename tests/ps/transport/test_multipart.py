@@ -1,4 +1,4 @@
-"""Frames go into a socket and come out of it as they were."""
+"""Frames leave a socket as they entered it."""
 
 import contextlib
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def taken(socket: "zmq.Socket[bytes]", most: int = 16) -> list[list[bytes]]:
 
 
 def test_messages_come_out_as_they_went_in(pair: Pair) -> None:
-    """Their frames, empty and small ones and ones too large to be copied, in order."""
+    """All frames arrive in order: empty ones, small ones and ones too large to be copied."""
     one, two = pair
     sent = [[b"alone"], [b"", b"x" * 200, b"y" * 70_000], [b"last", b""]]
     for message in sent:
@@ -38,7 +38,7 @@ def test_messages_come_out_as_they_went_in(pair: Pair) -> None:
 
 
 def test_no_more_are_taken_than_are_wanted(pair: Pair) -> None:
-    """The others wait; and where none does, none is made up and nothing is waited for."""
+    """The others wait; without any, none is returned and the call does not wait."""
     one, two = pair
     for number in range(5):
         multipart.send(one, [b"%d" % number])
@@ -48,7 +48,7 @@ def test_no_more_are_taken_than_are_wanted(pair: Pair) -> None:
 
 
 def test_a_frame_outlives_what_comes_after_it(pair: Pair) -> None:
-    """It is a view of memory of its own, small or large."""
+    """It is a view of its own memory, whether small or large."""
     one, two = pair
     kept: list[Buffer] = []
     for size in (10, 100_000, 10, 100_000):
@@ -60,7 +60,7 @@ def test_a_frame_outlives_what_comes_after_it(pair: Pair) -> None:
 
 
 def test_a_full_socket_takes_nothing_of_a_message(pair: Pair) -> None:
-    """It says so, and those it took before are whole."""
+    """It raises, and the earlier messages are complete."""
     one, two = pair
     room = 0
     with contextlib.suppress(zmq.Again):
@@ -72,7 +72,7 @@ def test_a_full_socket_takes_nothing_of_a_message(pair: Pair) -> None:
 
 
 def test_one_that_is_tracked_tells_when_it_has_left(pair: Pair) -> None:
-    """Which it has when its receiver has dropped it; one that is not tracked tells nothing new."""
+    """It has left when its receiver has dropped it; without tracking there is no report."""
     one, two = pair
     tracker = multipart.send(one, [b"head", b"x" * 100_000], track=True)
     assert tracker is not None
@@ -84,8 +84,9 @@ def test_one_that_is_tracked_tells_when_it_has_left(pair: Pair) -> None:
 def test_a_message_of_too_many_frames_is_dropped(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None of it is handed on, its sender is named by a frame, and what follows comes whole; a very
-    long one takes several turns."""
+    """None of it is delivered, one of its frames identifies the sender, and the next message is
+    whole; a very long one takes several calls.
+    """
     monkeypatch.setattr(multipart, "_DROPPED_A_TURN", 30)
     one, two = pair
     refused: list[zmq.Frame] = []

@@ -1,4 +1,4 @@
-"""A large message on a slow link is sent once, however impatient whoever waits for its answer."""
+"""A large message on a slow link is sent once, however short the sender's timeout."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ class Tracker:
 
 
 class Socket:
-    """Counts what it is given."""
+    """A socket that counts what it is given."""
 
     def __init__(self) -> None:
         self.sent: list[bool] = []
@@ -41,7 +41,7 @@ def test_only_what_is_large_is_looked_at() -> None:
 
 
 def test_it_has_left_a_while_after_the_system_took_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quarter of the time that it took ZeroMQ to hand it over."""
+    """The extra time is a quarter of the time in which ZeroMQ handed it over."""
     now = 100.0
     monkeypatch.setattr("ps.transport.send_tracker.time.monotonic", lambda: now)
     socket, outgoing = Socket(), SendTracker()
@@ -58,8 +58,9 @@ def test_it_has_left_a_while_after_the_system_took_it(monkeypatch: pytest.Monkey
 
 
 def test_a_slow_link_carries_each_array_once() -> None:
-    """40 MB at 200 Mbit/s take 1.6 s each way, and an answer is missed after 0.1 s: the line is not
-    filled with copies, neither of what is pushed nor of what is pulled."""
+    """40 MB at 200 Mbit/s take 1.6 s each way, and the timeout is 0.1 s: the line is filled neither
+    with copies of pushes nor of pulled weights.
+    """
     table = ps.DenseTable("weights", (ps.TensorSpec("all", (10_000_000,)),))
     with ps.local_shards(ps.shard_specs(table)) as cluster:
         link = parse_link("rtt=10ms,rate=200Mbit")

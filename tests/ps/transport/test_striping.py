@@ -1,4 +1,4 @@
-"""Messages in parts over several connections: whole, in order, bounded, whatever comes how."""
+"""Messages in parts over several connections: whole, in order and bounded."""
 
 import itertools
 import random
@@ -37,7 +37,7 @@ PLENTY = 1 << 30
 
 
 def message(dice: random.Random, number: int) -> list[bytes]:
-    """One that tells its number, of no, few or many bytes, in one frame or several."""
+    """A message that contains its number, of no, few or many bytes, in one frame or several."""
     sizes = [dice.choice((0, 1, 100, LEAST_BYTES + 3, 2 * LEAST_BYTES)) for _ in range(3)]
     frames = [dice.randbytes(size) for size in sizes[: dice.randrange(4)]]
     return [struct.pack("<I", number), *frames]
@@ -53,19 +53,19 @@ def number_of(parts: Parts) -> int:
 
 
 def over_the_wire(part: Parts) -> Parts:
-    """What the other side has: the same bytes elsewhere."""
+    """What the other side receives: the same bytes in other memory."""
     return [memoryview(bytes(frame)) for frame in part]
 
 
 def lanes_of(messages: list[list[bytes]], stripes: int) -> list[list[Parts]]:
-    """What each connection carries, in its order."""
+    """The parts that each connection carries, in order."""
     cutter = Cutter(TOKEN)
     cut = [cutter.cut(list(one), stripes) for one in messages]
     return [[over_the_wire(parts[index]) for parts in cut] for index in range(stripes)]
 
 
 def received(gatherer: Gatherer, lanes: list[list[Parts]], dice: random.Random) -> list[Parts]:
-    """Take the connections' parts in some order that keeps each one's own."""
+    """Take the connections' parts in an order that keeps each connection's own."""
     found = []
     lanes = [list(lane) for lane in lanes]
     while any(lanes):
@@ -79,7 +79,7 @@ def received(gatherer: Gatherer, lanes: list[list[Parts]], dice: random.Random) 
 
 @pytest.mark.parametrize("stripes", [2, 3, 8, MOST])
 def test_whatever_arrives_when_messages_come_whole_and_in_order(stripes: int) -> None:
-    """Each connection keeps its own order, and nothing else is known: all come as they were."""
+    """If only each connection keeps its order, all messages arrive intact."""
     dice = random.Random(SEED + stripes)
     for _ in range(10):
         messages = [message(dice, number) for number in range(8)]
@@ -90,7 +90,7 @@ def test_whatever_arrives_when_messages_come_whole_and_in_order(stripes: int) ->
 
 
 def test_what_is_lost_holds_back_nothing() -> None:
-    """Parts are lost and doubled: what is whole comes once and in order, the others never."""
+    """Parts are lost and doubled: complete messages come once and in order, the others never."""
     dice = random.Random(SEED)
     for _ in range(30):
         messages = [message(dice, number) for number in range(10)]
@@ -109,7 +109,7 @@ def test_what_is_lost_holds_back_nothing() -> None:
 
 
 def test_connections_that_break_may_mix_up_anything() -> None:
-    """In any order at all, what comes out is whole, once each, and never an earlier one later."""
+    """In any order at all, each message comes out whole and once, and never after a later one."""
     dice = random.Random(SEED)
     for _ in range(50):
         messages = [message(dice, number) for number in range(5)]
@@ -123,7 +123,7 @@ def test_connections_that_break_may_mix_up_anything() -> None:
 
 
 def test_only_what_is_cut_is_copied() -> None:
-    """What is sent are views of the arrays; what was not cut comes out as it came in."""
+    """Views of the arrays are sent; a frame that was not cut comes out without a copy."""
     gradient = np.arange(LEAST_BYTES, dtype=np.float32)
     small = b"small"
     lanes = Cutter(TOKEN).cut([small, gradient.data], 4)
@@ -145,7 +145,7 @@ def test_only_what_is_cut_is_copied() -> None:
 
 
 def test_one_connection_needs_no_parts() -> None:
-    """Over one a message goes as it is, and one that came whole is from where it came."""
+    """Over one connection a message goes whole, and its sender is its address."""
     envelope: Parts = [wire_format.encode(AskStatus(1, "job", "table")), b"frame"]
     assert Cutter(TOKEN).cut(envelope, 1) == [envelope]
     assert Gatherer(PLENTY).take(b"peer", envelope) == (b"peer", envelope)
@@ -153,7 +153,7 @@ def test_one_connection_needs_no_parts() -> None:
 
 
 def test_answers_go_where_the_parts_come_from() -> None:
-    """A sender is answered over its latest connections; one that sent no parts, where it is."""
+    """A sender is answered over its latest connections; one without parts, at its address."""
     gatherer = Gatherer(PLENTY)
     first, second = (list(lane) for lane in lanes_of([[b"a"], [b"b"]], 2))
     gatherer.take(b"x", first[0])
@@ -168,7 +168,7 @@ def test_answers_go_where_the_parts_come_from() -> None:
 
 
 def test_a_receiver_that_begins_anew_goes_on() -> None:
-    """A shard that comes back takes a worker's next message, whatever its number."""
+    """A restarted shard accepts a worker's next message, whatever its number."""
     first, second = lanes_of([[b"%d" % number] for number in range(3)], 2)
     gatherer = Gatherer(PLENTY)
     assert gatherer.take(b"", first[2]) is None
@@ -176,7 +176,7 @@ def test_a_receiver_that_begins_anew_goes_on() -> None:
 
 
 def test_unfinished_messages_are_bounded() -> None:
-    """One sender holds its limit, its oldest giving way; many hold four times that."""
+    """One sender may hold its limit, evicting its oldest; many hold four times that."""
     most = 4 * LEAST_BYTES
     first, second = lanes_of([[bytes(2 * LEAST_BYTES)] for _ in range(10)], 2)
     gatherer = Gatherer(most)
@@ -197,7 +197,7 @@ def test_unfinished_messages_are_bounded() -> None:
 
 
 def test_empty_parts_and_many_senders_are_bounded() -> None:
-    """Parts of no bytes count, too, and of senders the one longest silent is forgotten."""
+    """Empty parts count, too, and the sender that was silent longest is forgotten."""
     gatherer = Gatherer(100_000)
     for part in lanes_of([[b""]] * 1000, 2)[1]:
         gatherer.take(b"", part)
@@ -210,7 +210,7 @@ def test_empty_parts_and_many_senders_are_bounded() -> None:
 
 
 def test_a_new_sender_puts_out_the_one_longest_silent() -> None:
-    """With room for one, what a shard left unfinished goes when its next life talks."""
+    """With room for one sender, a shard's unfinished parts go when its next life sends."""
     gatherer = Gatherer(PLENTY, 1)
     gatherer.take(b"", Cutter(TOKEN).cut([bytes(LEAST_BYTES)], 2)[0])
     held = gatherer.held_bytes
@@ -219,7 +219,7 @@ def test_a_new_sender_puts_out_the_one_longest_silent() -> None:
 
 
 def test_what_does_not_move_is_dropped() -> None:
-    """A sender that dies in the midst of a message costs nothing soon after."""
+    """The parts of a sender that dies in the middle of a message are soon dropped."""
     first, second = lanes_of([[b"a"], [b"b"]], 2)
     gatherer = Gatherer(PLENTY)
     gatherer.take(b"", first[0])
@@ -233,8 +233,9 @@ def test_what_does_not_move_is_dropped() -> None:
 
 
 def test_a_sender_that_was_put_out_is_answered_nowhere() -> None:
-    """Nor once some of its connections are known again: its answer has no place to go until then.
-    An address as long as a token is none."""
+    """Nor once some of its connections are known again: until all are, its answer has no address.
+    An address as long as a token is none.
+    """
     first, second = (list(lane) for lane in lanes_of([[b"a"], [b"b"]], 2))
     gatherer = Gatherer(PLENTY, 1)
     gatherer.take(b"x", first[0])
@@ -249,7 +250,7 @@ def test_a_sender_that_was_put_out_is_answered_nowhere() -> None:
 
 
 def test_mangled_parts_are_refused() -> None:
-    """Headers that lie, or are none: BadMessage, and the sender's own messages go on."""
+    """Malformed or false headers raise BadMessage, and the sender's own messages still arrive."""
     header = struct.Struct(f"<2s{TOKEN_BYTES}sQBB")
     mark = b"\xff\xfe"
 
@@ -289,7 +290,7 @@ def test_mangled_parts_are_refused() -> None:
 
 
 def test_how_many_follows_from_the_round_trip() -> None:
-    """One on a short way or for small messages; 8 at 100 ms, and never more than the limit."""
+    """One for a short round trip or small messages; 8 at 100 ms, and never more than the limit."""
     assert stripes_for(0.02, PLENTY) == 1
     assert stripes_for(1.0, LEAST_BYTES - 1) == 1
     assert stripes_for(0.021, LEAST_BYTES) == 2
@@ -304,7 +305,7 @@ GRADIENT = np.arange(TABLE.size, dtype=np.float32) % 7
 
 
 def trained(client: ps.Client) -> NDArray[np.float32]:
-    """The weights after three updates that this client makes."""
+    """The weights after three updates by this client."""
     for _ in range(3):
         client.pull()
         client.push(GRADIENT)
@@ -317,7 +318,7 @@ def connections(client: ps.Client) -> list[int]:
 
 
 def test_a_client_over_several_connections_learns_the_same() -> None:
-    """Stripes change nothing but the way: three updates over one, four and sixteen."""
+    """Stripes change only the route: three updates over one, four and sixteen."""
     learned = []
     for stripes in (1, 4, MOST):
         with (
@@ -335,7 +336,7 @@ def test_a_client_over_several_connections_learns_the_same() -> None:
 
 
 def test_an_answer_larger_than_what_is_held_comes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What unfinished answers may take follows the shard's part: the largest ones come, too."""
+    """The limit for unfinished answers follows the shard's part, so the largest ones arrive."""
     monkeypatch.setattr(links, "_UNFINISHED_BYTES", 1000)
     with (
         ps.local_shards(ps.shard_specs(TABLE)) as cluster,
@@ -346,7 +347,7 @@ def test_an_answer_larger_than_what_is_held_comes_whole(monkeypatch: pytest.Monk
 
 
 def test_a_long_link_gets_as_many_as_its_round_trip_wants() -> None:
-    """Found at the start, by its latency; a small table has one connection on any link."""
+    """Measured at the start, by latency; a small table has one connection on any link."""
     small = ps.DenseTable("near", (ps.TensorSpec("w", (100,)),))
     found = []
     for table in (TABLE, small):
@@ -360,7 +361,7 @@ def test_a_long_link_gets_as_many_as_its_round_trip_wants() -> None:
 
 
 def test_memory_that_is_shared_needs_no_stripes() -> None:
-    """Only what goes over TCP is cut."""
+    """Only TCP traffic is cut."""
     with (
         ps.local_shards(ps.shard_specs(TABLE)) as cluster,
         ps.Client(cluster, worker="w", stripes=4) as client,
@@ -371,7 +372,7 @@ def test_memory_that_is_shared_needs_no_stripes() -> None:
 
 @pytest.mark.parametrize("stripes", [0, MOST + 1])
 def test_a_number_that_cannot_be_is_refused(stripes: int) -> None:
-    """From one to the most there are."""
+    """The valid numbers are one to the maximum."""
     with (
         ps.local_shards(ps.shard_specs(TABLE)) as cluster,
         pytest.raises(BadInput, match=f"stripes: expected 1 to {MOST}, got {stripes}"),
@@ -380,7 +381,7 @@ def test_a_number_that_cannot_be_is_refused(stripes: int) -> None:
 
 
 def test_connections_that_are_cut_cost_a_repetition() -> None:
-    """Some break in the midst of training: they come back, and each push counts once."""
+    """Some break during training: they come back, and each push counts once."""
     specs = ps.shard_specs(TABLE, lease_s=60)
     with ps.local_shards(specs) as cluster:
         with closing(LinkEmulator(cluster.endpoints, parse_link("rtt=10ms"))) as slow:
@@ -401,8 +402,9 @@ def test_connections_that_are_cut_cost_a_repetition() -> None:
 
 
 def test_a_crowd_of_senders_costs_an_answer_that_is_asked_for_again() -> None:
-    """A parked pull is let go after strangers have put its worker out: the shard goes on, and the
-    worker has its weights by asking once more."""
+    """A parked pull is answered after strangers have evicted its worker: the shard continues, and
+    the worker gets its weights by asking once more.
+    """
     spec = msgspec.structs.replace(ps.shard_specs(TABLE)[0], bound=0)
     with (
         ps.local_shards([spec]) as cluster,
@@ -425,7 +427,7 @@ def test_a_crowd_of_senders_costs_an_answer_that_is_asked_for_again() -> None:
 
 
 def crowd(endpoint: str, senders: int) -> None:
-    """So many strangers begin to say something, and all of it has been heard."""
+    """`senders` strangers begin messages, and all of it has been received."""
     context = zmq.Context()
     stranger = context.socket(zmq.DEALER)
     try:

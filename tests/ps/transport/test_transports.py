@@ -1,4 +1,4 @@
-"""Every transport carries the same job: the same bits, the same promises, and nothing left over."""
+"""Every transport carries the same job: the same bits, the same promises, and no leftovers."""
 
 import errno
 import os
@@ -28,7 +28,7 @@ LOCAL = [Transport.SHM, Transport.IPC]
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every name that a test makes in /dev/shm is gone when it ends."""
+    """Every name that a test creates in /dev/shm is gone when it ends."""
     made: list[Path] = []
     claim = shm_files.Claim.__init__
 
@@ -42,7 +42,7 @@ def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def trained(transport: Transport, rule: Rule, shards: int, merge: Merge) -> Array:
-    """All that one worker pulls in forty steps, some pushes' arrays being the caller's own."""
+    """All that one worker pulls in forty steps; some pushes' arrays are the caller's own."""
     start = np.random.default_rng(3).standard_normal(TABLE.size, np.float32)
     specs = ps.shard_specs(
         TABLE, shards=shards, rule=rule, schedule=Fixed(base_rate=0.05), bound=0, merge=merge
@@ -66,7 +66,7 @@ def trained(transport: Transport, rule: Rule, shards: int, merge: Merge) -> Arra
 @pytest.mark.parametrize("rule", [SGD(), Adam()], ids=lambda r: type(r).__name__)
 @pytest.mark.parametrize("shards", [1, 2])
 def test_all_transports_give_the_same_bits(rule: Rule, shards: int, merge: Merge) -> None:
-    """What a worker pulls, step by step, is over ipc and in shared memory what it is over TCP."""
+    """What a worker pulls, step by step, is the same over ipc and shared memory as over TCP."""
     expected = trained(Transport.TCP, rule, shards, merge)
     for transport in LOCAL:
         np.testing.assert_array_equal(trained(transport, rule, shards, merge), expected)
@@ -75,8 +75,9 @@ def test_all_transports_give_the_same_bits(rule: Rule, shards: int, merge: Merge
 @pytest.mark.parametrize("transport", [Transport.TCP, *LOCAL])
 @pytest.mark.parametrize("shards", [1, 2])
 def test_no_read_is_torn(shards: int, transport: Transport) -> None:
-    """Every push is constant, so each shard's part of every pull is: the oldest that is still held,
-    too, while two workers push as fast as they can."""
+    """Every push is constant, so each shard's part of every pull is constant: also the oldest pull
+    still held, while two workers push as fast as they can.
+    """
     pulls, held_at_once = 600, 6
     specs = ps.shard_specs(TABLE, shards=shards, schedule=Fixed(base_rate=1.0))
     done = threading.Event()
@@ -114,7 +115,7 @@ def check_whole(cluster: Cluster, replica: ps.PulledWeights) -> None:
 
 
 def test_what_is_pulled_cannot_be_written() -> None:
-    """On every transport alike, for in a shard's memory it cannot."""
+    """On every transport alike, because a shard's memory cannot be written."""
     for transport in Transport:
         with (
             ps.local_shards(ps.shard_specs(TABLE)) as cluster,
@@ -125,8 +126,9 @@ def test_what_is_pulled_cannot_be_written() -> None:
 
 
 def test_one_shard_is_read_where_it_writes() -> None:
-    """The weights of one shard are its own memory: two workers' pulls of a version share it, and
-    no arena is filled."""
+    """The weights of one shard are its own memory: two workers' pulls of a version share it, and no
+    arena is filled.
+    """
     with (
         ps.local_shards(ps.shard_specs(TABLE)) as cluster,
         Client(cluster, worker="a") as first,
@@ -143,8 +145,9 @@ def test_one_shard_is_read_where_it_writes() -> None:
 
 @pytest.mark.parametrize("shards", [2, 3])
 def test_several_shards_are_read_as_one_array(shards: int) -> None:
-    """A large table's parts lie side by side in a worker's addresses, never copied, and are what
-    they are over TCP, also while older ones are held."""
+    """A large table's parts are adjacent in a worker's address space, never copied, and equal those
+    over TCP, also while older ones are held.
+    """
     table = ps.DenseTable("large", (ps.TensorSpec("w", (3 * 65_536 + 500,)),))
     start = np.random.default_rng(5).standard_normal(table.size, np.float32)
     specs = ps.shard_specs(table, shards=shards, schedule=Fixed(base_rate=0.5), bound=0)
@@ -167,7 +170,7 @@ def test_several_shards_are_read_as_one_array(shards: int) -> None:
 
 
 def test_held_weights_last_longer_than_everything() -> None:
-    """Client and shard end; what was pulled stays as it was."""
+    """Client and shard end; the pulled weights stay as they were."""
     with ps.local_shards(ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0))) as cluster:
         client = Client(cluster, worker="w")
         held = client.pull().weights
@@ -180,7 +183,7 @@ def test_held_weights_last_longer_than_everything() -> None:
 
 
 def by_socket(replica: ps.PulledWeights) -> bool:
-    """Whether its weights lie in a message rather than in the shard's memory."""
+    """Whether its weights are in a message rather than in the shard's memory."""
     memory: object = replica.weights
     while isinstance(memory, np.ndarray | memoryview):
         memory = memory.base if isinstance(memory, np.ndarray) else memory.obj
@@ -188,8 +191,9 @@ def by_socket(replica: ps.PulledWeights) -> bool:
 
 
 def test_who_holds_too_much_is_served_by_the_socket() -> None:
-    """Twenty held pulls are all right, the shard's memory stays within bounds, and afterwards
-    there is shared memory again."""
+    """Twenty held pulls still work, the shard's memory stays bounded, and afterwards there is
+    shared memory again.
+    """
     specs = ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0))
     with ShardServer(specs[0], boot=1) as server:
         cluster = ps.make_cluster(specs, [server.endpoint])
@@ -213,8 +217,9 @@ def test_who_holds_too_much_is_served_by_the_socket() -> None:
 
 
 def test_where_sharing_cannot_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without /dev/shm, with a full one, with another one than the shard's, or with a shard that
-    does not share: `auto` goes on with what there is, `shm` and `ipc` say what they lack."""
+    """Without /dev/shm, with a full or another /dev/shm than the shard's, or with a shard that does
+    not share: `auto` continues with what there is, `shm` and `ipc` report what is missing.
+    """
 
     def attempt(cluster: Cluster, carried: str, lacks: dict[Transport, str]) -> None:
         with Client(cluster, worker="w") as client:
@@ -259,7 +264,7 @@ def installed(server: ShardServer) -> Cluster:
 
 @pytest.mark.parametrize("transport", ["ipc", "shm"])
 def test_a_shard_that_is_being_started_is_waited_for(transport: str) -> None:
-    """A client that wants its Unix socket by name waits until there is one, within its patience."""
+    """A client that requires the Unix socket waits until there is one, within its patience."""
     (spec,) = ps.shard_specs(TABLE)
     port = free_port()
     cluster = ps.make_cluster([spec], [f"tcp://127.0.0.1:{port}"])
@@ -281,7 +286,7 @@ def test_a_shard_that_is_being_started_is_waited_for(transport: str) -> None:
 
 
 def test_a_shard_without_a_unix_socket_is_not_waited_for() -> None:
-    """It listens and has none: waiting, however patient the client, would be in vain."""
+    """It listens without a socket, so the client fails at once, however long its patience."""
     (spec,) = ps.shard_specs(TABLE)
     with ShardServer(spec, 1, transport=Transport.TCP) as server:
         cluster = ps.make_cluster([spec], [server.endpoint])
