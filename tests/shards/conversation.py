@@ -1,4 +1,4 @@
-"""One seeded conversation with a shard, to be had wherever its arrays live; needs no pytest."""
+"""One seeded conversation with a shard, for arrays on any backend; needs no pytest."""
 
 from functools import partial
 from typing import Any
@@ -30,7 +30,7 @@ RANGES = (KeyRange(0, 256), KeyRange(512, TENSORS.size))
 
 
 def converse(place: Backend, rule: Rule, decay: Decay, merge: Merge) -> tuple[list[Any], Shard]:
-    """A seeded conversation with a shard of two key ranges; all that it answered, as bytes."""
+    """Hold a seeded conversation with a shard of two key ranges; return its answers as bytes."""
     dice = np.random.default_rng(SEED)
     talk = Talk(installed=False)
     talk.shard = Shard(

@@ -1,4 +1,4 @@
-"""A shard, and a short way to say things to it: what its tests speak."""
+"""A shard for tests, with short functions that make messages and send them to it."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -65,7 +65,7 @@ class Talk:
     """A shard in its first life. `frames` are the frames of the last answer that had any."""
 
     place: ClassVar[Backend] = HOST
-    """Where the shards live that are talked to."""
+    """The backend that holds the arrays of these shards."""
 
     def __init__(self, *, installed: bool = True, boot: int = 1, **options: Any) -> None:
         self.shard = Shard(spec(**options), boot, place=self.place)
@@ -75,7 +75,7 @@ class Talk:
             self.say(Install(1, "job", "net", []), fresh())
 
     def say(self, message: Request, frames: Sequence[bytes] = ()) -> Said:
-        """What it answers, and to whom; a worker's address is its name."""
+        """Send a message; return the answers with their addresses (a worker's is its name)."""
         sender = message.worker if isinstance(message, FromWorker) else "operator"
         return self.heard(self.shard.handle(sender.encode(), message, frames, self.now))
 
@@ -94,7 +94,7 @@ class Talk:
             self.say(join(worker, incarnation=incarnation))
 
     def weights(self) -> NDArray[np.float32]:
-        """The frame that was served last."""
+        """The single frame that was served last."""
         (frame,) = self.frames
         assert isinstance(frame, np.ndarray)
         return frame
@@ -119,7 +119,7 @@ def pull(worker: str, clock: int, request: int = 12, **changes: Any) -> Pull:
 
 
 def push(worker: str, seq: int, **changes: Any) -> Push:
-    """Push `seq` of one step, read at version 0, unless told otherwise."""
+    """Push `seq` of one step, read at version 0, unless `changes` say otherwise."""
     plain = Push(
         *(100 + seq, "job", worker, 0, 1, 1, "net", seq, seq, seq, 1, 64, 0, Kind.F4, KEYS),
         loss=0.5,
@@ -130,7 +130,7 @@ def push(worker: str, seq: int, **changes: Any) -> Push:
 
 
 def gradient(value: float) -> list[bytes]:
-    """The one frame of a gradient that is `value` in every tensor, and zero between them."""
+    """The one frame of a gradient that is `value` in every tensor, and zero in the padding."""
     flat = np.zeros(SIZE, np.float32)
     flat[REAL] = value
     return [flat.tobytes()]
@@ -157,7 +157,7 @@ def served(
 
 
 def refusal(said: Said) -> Refusal:
-    """The one answer, which must be a Refusal."""
+    """The single answer, which must be a Refusal."""
     ((_, reply),) = said
     assert isinstance(reply, Refusal), reply
     return reply

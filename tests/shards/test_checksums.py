@@ -1,4 +1,4 @@
-"""The checksum: what it tells of, at the sizes where a block or a page ends."""
+"""The errors that the checksum finds, at the sizes where a block or a page ends."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def noise(size: int, seed: int) -> bytes:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_page_that_is_not_what_was_written_shows(size: int) -> None:
-    """Pages of a frame, zeroed, or what the page held in a former use; and two exchanged."""
+    """Pages that are zeroed, that hold data of a former use, or that are exchanged, are found."""
     written, former = noise(size, 1), noise(size, 2)
     right = checksum([memoryview(written)])
     for start in range(0, size, PAGE * (1 + size // (32 * PAGE))):
@@ -34,7 +34,7 @@ def test_a_page_that_is_not_what_was_written_shows(size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_what_is_cut_off_shows(size: int) -> None:
-    """A frame whose end, from any byte on, is still what lay there before. (Seed 5.)"""
+    """A frame that ends, from any byte on, with the former contents is found. (Seed 5.)"""
     written, former = noise(size, 3), noise(size, 4)
     right = checksum([memoryview(written)])
     places = np.random.default_rng(5).integers(size, size=20).tolist()
@@ -45,7 +45,7 @@ def test_what_is_cut_off_shows(size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_each_flipped_bit_shows(size: int) -> None:
-    """`checksum` tells of any one; some of every kind of place. (Seed 6.)"""
+    """A flipped bit is found, in a sample of every kind of place. (Seed 6.)"""
     written = bytearray(noise(size, 6))
     right = checksum([memoryview(written)])
     rng = np.random.default_rng(6)
@@ -68,13 +68,13 @@ def test_every_bit_of_a_frame_of_two_pages() -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_compiled_sums_give_the_same_check(size: int) -> None:
-    """What one process has written down another can read, whichever sums it has."""
+    """A process can verify what another has written, whichever sums each uses."""
     frames = [memoryview(noise(size, 10)), memoryview(noise(size, 11))]
     assert checksum(frames, table_sums) == checksum(frames)
 
 
-def test_frames_are_one_behind_another() -> None:
-    """Their order counts."""
+def test_the_order_of_frames_counts() -> None:
+    """Exchanged frames have another checksum."""
     a, b = memoryview(noise(PAGE + 100, 8)), memoryview(noise(PAGE, 9))
     assert checksum([b, a]) != checksum([a, b])
     assert checksum([]) == 0

@@ -1,4 +1,4 @@
-"""Pulled changes: both ends hold the same floats, and near them what the shard serves."""
+"""Pulls of changes: both ends hold the same floats, close to the weights that are served."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ SIZE = 768
 
 
 def drift(steps: int) -> list[Any]:
-    """Weights on their way: a walk whose steps grow smaller."""
+    """Weights during training: a random walk with ever smaller steps."""
     dice = np.random.default_rng(2)
     walk = [dice.standard_normal(SIZE)]
     for step in range(1, steps):
@@ -26,7 +26,7 @@ def drift(steps: int) -> list[Any]:
 
 
 def received(view: Any, change: Change) -> Any:
-    """What a worker that has `view` has after the change."""
+    """The floats of a worker with `view` after it has applied the change."""
     if change.base == 0:
         return np.concatenate([frame.view(np.float32) for frame in change.frames])
     parts = payloads.checked("change", change.kind, False, RANGES, [f.data for f in change.frames])
@@ -40,7 +40,7 @@ def received(view: Any, change: Change) -> Any:
 
 @pytest.mark.parametrize("kind", delta_pulls.KINDS)
 def test_both_ends_hold_the_same_view(kind: Kind) -> None:
-    """Whole at first, changes from then on; to the bit the same, and ever nearer to the weights."""
+    """Whole weights first, then changes; views agree bit for bit and approach the weights."""
     served, number = DeltaViews(RANGES), 0
     mine: Any = None
     for weights in drift(12):
@@ -48,7 +48,7 @@ def test_both_ends_hold_the_same_view(kind: Kind) -> None:
         assert (change.base, change.kind) == ((number, kind) if number else (0, Kind.F4))
         mine, number = received(mine, change), change.number
         assert mine.tobytes() == served._views["w"].weights.tobytes()
-    for _ in range(40):  # the weights stand still
+    for _ in range(40):  # the weights do not change
         change = served.serve("w", weights, kind, 0.1, number)
         mine, number = received(mine, change), change.number
     np.testing.assert_allclose(mine, weights, atol=1e-6)
@@ -66,7 +66,7 @@ def test_the_first_change_is_small() -> None:
 
 @pytest.mark.parametrize("base", [0, 1, 2**32, 2**62])
 def test_a_view_that_is_not_the_one_kept(base: int) -> None:
-    """After a lost answer, or in another life, the weights are sent whole: a new view."""
+    """After a lost answer, or in another life, whole weights are sent as a new view."""
     first, second, third = drift(3)
     served = DeltaViews(RANGES)
     served.serve("another", first, Kind.INT8, 0.0, 0)
@@ -79,7 +79,7 @@ def test_a_view_that_is_not_the_one_kept(base: int) -> None:
 
 
 def test_pulls_that_are_on_their_way_together() -> None:
-    """Each answer follows the one before, though all were asked for with one view."""
+    """Each answer builds on the one before, although all pulls named the same view."""
     weights = drift(4)
     served = DeltaViews(RANGES)
     whole = served.serve("w", weights[0], Kind.INT8, 0.0, 0)
@@ -92,16 +92,16 @@ def test_pulls_that_are_on_their_way_together() -> None:
 
 
 def test_numbers_are_never_used_twice() -> None:
-    """Whatever worker and pull: each view of a life has a number of its own, and they rise."""
+    """Each view of a life has its own number, whatever the worker, and the numbers rise."""
     served = DeltaViews(RANGES)
     numbers = [served.serve(worker, drift(1)[0], Kind.INT8, 0.0, 7).number for worker in "aba"]
     assert numbers == [1, 2, 3]
 
 
 @pytest.mark.parametrize("boot", [1_790_000_000_000_000, 2**62])
-def test_any_life_can_tell_its_changes(boot: int) -> None:
+def test_any_life_can_number_its_changes(boot: int) -> None:
     """A process numbers its life by the microseconds since 1970, and messages hold no more than
-    2**62: what a shard answers can be written whatever its life's number."""
+    2**62: a shard's answers can be encoded whatever the number of its life."""
     talk = Talk(bound=None, boot=boot)
     talk.say(hello("a"))
     talk.say(msgspec.structs.replace(join("a"), boot=boot))
@@ -120,8 +120,8 @@ def changes(talk: Talk, worker: str, base: int) -> Weights:
     return reply
 
 
-def test_a_shard_serves_changes_and_keeps_views_of_those_who_stay() -> None:
-    """A view lives from its worker's first such pull to its leave, silence or next hello."""
+def test_a_shard_serves_changes_and_keeps_the_views_of_active_workers() -> None:
+    """A view is kept from the first pull of changes to a Leave, expired lease or next Hello."""
     talk = Talk(bound=None)
     talk.enter("a", "b")
     first = changes(talk, "a", 0)

@@ -7,7 +7,7 @@ from shards.errors import BadInput, Gap, Retry, quoted
 
 @pytest.mark.parametrize("kind", [BadInput, Retry])
 def test_a_long_text_loses_its_middle(kind: type[Exception]) -> None:
-    """The beginning says what is wrong, the end what to do; a text of the usual length is whole."""
+    """The beginning says what is wrong, the end what to do; a usual text is not shortened."""
     text = str(kind("x.prototxt: expected a number, got " + "9" * 8_000_000 + ": remove it"))
     assert len(text) < 2_100
     assert text.startswith("x.prototxt: expected a number, got 999")
@@ -17,7 +17,7 @@ def test_a_long_text_loses_its_middle(kind: type[Exception]) -> None:
 
 
 def test_other_arguments_stay() -> None:
-    """An error with more to say than its text still says it."""
+    """An error with further attributes keeps them."""
     assert Gap("x" * 5_000, 7).expected == 7
 
 
@@ -32,5 +32,5 @@ def test_other_arguments_stay() -> None:
     ],
 )
 def test_foreign_text_is_quoted_in_one_short_line(value: object, expected: str) -> None:
-    """Control characters are not repeated, and of a long text only its beginning is."""
+    """Control characters are replaced, and only the beginning of a long text is quoted."""
     assert quoted(value) == expected

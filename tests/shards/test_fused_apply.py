@@ -1,4 +1,4 @@
-"""Pushes that have come by the same moment: one pass, and still each counts by itself."""
+"""Pushes that arrive together: they share one pass, and each still counts separately."""
 
 from typing import Any
 
@@ -24,13 +24,13 @@ def talk_of(**options: Any) -> Talk:
 
 
 def together(talk: Talk, *said: tuple[Push | Pull, list[bytes]]) -> Said:
-    """What the shard answers to messages that have come by the same moment."""
+    """The shard's answers to messages that arrive together."""
     arrivals = [Arrival(one.worker.encode(), one, frames) for one, frames in said]
     return talk.heard(talk.shard.handle_together(arrivals, talk.now))
 
 
 def test_every_push_of_a_run_counts_by_itself() -> None:
-    """Each has a version, a staleness and a record; pulls among them see all that came."""
+    """Each has a version, a staleness and a record; pulls among them see all pushes."""
     talk = talk_of()
     assert together(
         talk,
@@ -47,7 +47,7 @@ def test_every_push_of_a_run_counts_by_itself() -> None:
         served("b", 3),
     ]
     assert set(talk.weights()[REAL]) == {-7}
-    assert len(talk.shard.held._buffers) == 2, "no version between was ever written"
+    assert len(talk.shard.held._buffers) == 2, "no version in between was ever written"
     _, rows = talk.shard.journal.since(0)
     assert rows.dtype == RECORD
     assert rows["apply_version"].tolist() == [1, 2, 3]
@@ -86,7 +86,7 @@ def test_a_run_equals_one_after_another(rule: SGD, decay: float) -> None:
 
 
 def test_one_that_is_not_finite_is_refused_alone() -> None:
-    """The others of its run are applied as if it had not come, and it may be sent again."""
+    """The others of its run are applied as if it had not arrived, and it may be repeated."""
     talk = talk_of()
     poisoned = gradient(1)
     poisoned[0] = poisoned[0][:-4] + np.float32(np.inf).tobytes()
@@ -104,7 +104,7 @@ def test_one_that_is_not_finite_is_refused_alone() -> None:
 
 
 def test_a_worker_has_one_push_in_a_run() -> None:
-    """Its second is judged after its first, a copy of it is a duplicate, and a gap is named."""
+    """Its second push is judged after the first, a copy is a duplicate, and a gap is named."""
     talk = talk_of()
     answers = together(
         talk,
@@ -125,7 +125,7 @@ def test_a_worker_has_one_push_in_a_run() -> None:
 
 
 def test_a_lone_push_is_measured_as_it_is_applied() -> None:
-    """The same bits as the rule's own way, the rest is copied, and all of it counts."""
+    """The bits equal those of the rule itself, gaps are copied, and the norm covers all of it."""
     rng = np.random.default_rng(5)
     weights, gradient, out, alone = rng.standard_normal((4, 100), np.float32)
     segments = (RateRun(3, 40, 1.0, 1.0), RateRun(40, 77, 2.0, 0.0), RateRun(80, 99, 0.5, 1.0))

@@ -1,4 +1,4 @@
-"""Bounded staleness: who passes, who waits, and who is let go."""
+"""Bounded staleness: which requests pass, which wait, and which are released."""
 
 import pytest
 
@@ -26,12 +26,12 @@ def pull(worker: str, clock: int, request: int = 1) -> Pull:
     ],
 )
 def test_the_bound(bound: int | None, clock: int, slowest: int | None, passes: bool) -> None:
-    """A step at clock c waits until all have reached c - s; without bound or others, not at all."""
+    """A step at clock c waits until all have reached c - s; without bound or others, it passes."""
     assert Gate(bound).passes(clock, slowest) is passes
 
 
 def test_a_request_is_parked_once() -> None:
-    """A repetition keeps its place under its number, and is answered where it now comes from."""
+    """A repetition keeps its place, and is answered at the address that it now comes from."""
     gate = Gate(0)
     assert gate.park(b"old", pull("w", 3), 1.0)
     assert not gate.park(b"new", pull("w", 3), 2.0)
@@ -44,8 +44,8 @@ def test_a_request_is_parked_once() -> None:
     assert list(gate.release(lambda _: True)) == []
 
 
-def test_everyone_below_the_limit_is_let_go() -> None:
-    """Not only those exactly at it: in the order of clocks, then of arrival."""
+def test_every_request_below_the_limit_is_released() -> None:
+    """Not only those exactly at the limit are released: in the order of clocks, then of arrival."""
     gate = Gate(1)
     for now, (worker, clock) in enumerate([("a", 7), ("b", 5), ("c", 4), ("d", 5)]):
         gate.park(worker.encode(), pull(worker, clock), float(now))
@@ -55,8 +55,8 @@ def test_everyone_below_the_limit_is_let_go() -> None:
     assert [gate.waits(worker) for worker in "abcd"] == [True, False, False, False]
 
 
-def test_letting_one_go_can_keep_the_next_waiting() -> None:
-    """Each is asked for after the one before was dealt with: of two joins, one warms up."""
+def test_releasing_one_can_keep_the_next_waiting() -> None:
+    """Each is tested after the one before was dealt with: of two joins, one warms up."""
     gate = Gate(0)
     gate.park(b"a", Join(1, "job", "a", 0, 1, 0), 0.0)
     gate.park(b"b", Join(1, "job", "b", 0, 1, 0), 1.0)
@@ -68,7 +68,7 @@ def test_letting_one_go_can_keep_the_next_waiting() -> None:
 
 
 def test_a_worker_that_is_gone_waits_no_more() -> None:
-    """Everything it asked for is dropped, and nothing of the others."""
+    """All its requests are dropped, and none of the others."""
     gate = Gate(0)
     for request in (1, 2):
         gate.park(b"gone", pull("gone", 9, request), 0.0)
@@ -79,7 +79,7 @@ def test_a_worker_that_is_gone_waits_no_more() -> None:
 
 
 def test_a_worker_waits_a_bounded_number_of_times() -> None:
-    """One that asks for ever is refused, and changes nothing for the others."""
+    """A worker that parks too many requests is refused; the others are not affected."""
     gate = Gate(0)
     for request in range(MOST_PARKED):
         assert gate.park(b"a", pull("greedy", 3, request), 1.0)

@@ -1,4 +1,4 @@
-"""Who is known, what is applied, and who is waited for."""
+"""The ledger: which workers are known, which pushes are applied, and which clocks count."""
 
 from math import inf, nan
 
@@ -59,7 +59,7 @@ def test_a_newer_life_fences_the_older() -> None:
 
 
 def test_a_takeover_is_counted_when_a_life_was_lost() -> None:
-    """One that had left handed over in peace, as every worker of a resumed job did."""
+    """A life that had left in order, as in a resumed job, is not counted as lost."""
     ledger = ledger_of(a=0, b=0, c=0)
     ledger.leave("a")
     ledger.expire(ledger.silent(10.0))
@@ -86,7 +86,7 @@ def test_a_takeover_is_counted_when_a_life_was_lost() -> None:
         (Standing.EXPIRED, Renew, "worker w: the lease ran out at step 0"),
     ],
 )
-def test_who_may_say_what(
+def test_which_messages_a_standing_allows(
     standing: Standing, message: type[FromWorker], answer: str | None
 ) -> None:
     """A late copy of a message from before a departure is refused, and changes nothing."""
@@ -106,8 +106,8 @@ def test_who_may_say_what(
         assert ledger.entries["w"] == LedgerEntry(0, standing=standing, lease_until=5.0)
 
 
-def test_a_stranger_is_told_to_say_hello() -> None:
-    """Nobody is known before a Hello, and a higher incarnation not before its own."""
+def test_a_stranger_must_say_hello() -> None:
+    """No worker is known before a Hello, and no incarnation before its own."""
     for stranger in (renew("x"), renew("w", 1)):
         with pytest.raises(Resynchronise, match="has not said hello to this shard"):
             ledger_of(w=0).identify(stranger, 1.0)
@@ -125,7 +125,7 @@ def test_a_loss_without_a_number_is_not_kept() -> None:
 
 
 def test_the_slowest_registered_clock() -> None:
-    """Only who has joined counts; who leaves or falls silent does not hold the others back."""
+    """Only workers that have joined count; one that leaves or expires holds back no other."""
     ledger = ledger_of(a=3, b=5, c=9)
     ledger.greet("d", 0, 10.0)
     assert (ledger.min_clock, ledger.clock_gap) == (3, 6)
@@ -140,8 +140,8 @@ def test_the_slowest_registered_clock() -> None:
     assert (ledger.min_clock, ledger.clock_gap) == (None, 0)
 
 
-def test_a_latecomer_starts_beside_the_slowest() -> None:
-    """It neither holds back those who run nor is let run ahead of its own word."""
+def test_a_latecomer_starts_at_the_slowest_clock() -> None:
+    """It holds back no running worker; if it names a later clock itself, it starts there."""
     ledger = ledger_of(a=3, b=5)
     for worker, word, clock in (("late", 0, 3), ("later", 4, 4)):
         ledger.greet(worker, 0, 10.0)
@@ -150,10 +150,10 @@ def test_a_latecomer_starts_beside_the_slowest() -> None:
 
 
 def test_the_slowest_clock_never_goes_back() -> None:
-    """Two that return one after the other, when nobody is left, are not apart by what they missed.
+    """Two workers that return one after the other, when none is left, start at one clock.
 
-    Without a floor the first to return would count from its own old clock, and the other, who had
-    run on alone, would find itself 97 steps ahead of it: far more than any bound.
+    Without a floor the first to return would count from its own old clock, and the other, which had
+    run alone, would be 97 steps ahead of it: far more than any bound.
     """
     ledger = ledger_of(slow=3, fast=4)
     ledger.identify(renew("fast"), 99.0)
@@ -167,9 +167,9 @@ def test_the_slowest_clock_never_goes_back() -> None:
     assert ledger.clock_gap == 0
 
 
-def test_those_that_fall_silent_together_go_at_one_moment() -> None:
-    """In whatever order they are named, nobody of them runs on alone meanwhile: the slowest clock
-    stays where it was if nobody is left, or is that of those who are.
+def test_leases_that_run_out_together_end_at_one_moment() -> None:
+    """In whatever order they are named, none of them counts alone in between: the slowest clock
+    stays the same if no worker is left, otherwise it is that of the remaining ones.
     """
     for names in (["slow", "fast"], ["fast", "slow"]):
         ledger = ledger_of(slow=3, fast=40)
@@ -181,7 +181,7 @@ def test_those_that_fall_silent_together_go_at_one_moment() -> None:
 
 
 def test_clocks_only_rise() -> None:
-    """A push that comes late, or a worker that has been put ahead, cannot lower a clock."""
+    """Neither a late push nor a push of a worker that was put ahead lowers its clock."""
     ledger = ledger_of(w=7)
     ledger.record("w", 1, clock=5, step=1, loss=0.0)
     assert (ledger.entries["w"].clock, ledger.entries["w"].step) == (7, 1)

@@ -1,4 +1,4 @@
-"""What a shard remembers of what happened: records, counters and the rate they lead to."""
+"""A shard's metrics: records, counters and the learning rate that follows from them."""
 
 import numpy as np
 import pytest
@@ -19,8 +19,8 @@ from shards.update_records import RECORD
 from tests.shards.shard_dsl import REAL, SIZE, Talk, as_bytes, gradient, pull, push
 
 
-def test_records_are_numbered_and_kept_until_told() -> None:
-    """Asking for those after n forgets those up to n; asking again for the same gives the same."""
+def test_records_are_numbered_and_kept_until_collected() -> None:
+    """A request for records from n on drops those before n; repeating it gives the same."""
     talk = Talk(bound=None)
     talk.enter("w")
     for seq in range(1, 6):
@@ -40,7 +40,7 @@ def test_records_are_numbered_and_kept_until_told() -> None:
 
 
 def test_what_a_record_says() -> None:
-    """Staleness, age, gap, rate and norm are measured, the rest is what the worker told."""
+    """The shard measures staleness, age, gap, rate and norm; the worker reports the rest."""
     talk = Talk(schedule=Step(base_rate=0.5, gamma=0.5, step_size=1), workers=2)
     talk.enter("a", "b")
     talk.now = 2.0
@@ -72,8 +72,8 @@ def test_what_a_record_says() -> None:
     assert {name: row[name] for name in expected} == pytest.approx(expected)
 
 
-def test_records_that_nobody_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The newest are kept, under the numbers that they have."""
+def test_records_that_nobody_collects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest records are kept, under their own numbers."""
     assert MAX_RECORDS >= 100_000
     talk = Talk(bound=None)
     monkeypatch.setattr("shards.metrics.MAX_RECORDS", 3)
@@ -87,7 +87,7 @@ def test_records_that_nobody_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_status() -> None:
-    """Counters count payload bytes and answers; workers stand as they do."""
+    """Counters count payload bytes and answers; each worker has its standing."""
     talk = Talk(bound=0, workers=1)
     talk.enter("a", "b")
     talk.say(pull("a", 0))
@@ -118,7 +118,7 @@ def test_the_status() -> None:
 
 
 def test_a_rate_that_grows_beyond_numbers() -> None:
-    """It comes to infinity, as Caffe's does, and the shard goes on answering."""
+    """The rate becomes infinite, as Caffe's does, and the shard still answers."""
     talk = Talk(schedule=Exp(base_rate=1.0, gamma=10.0), bound=None)
     talk.enter("w")
     talk.say(push("w", 1, steps=2**32), gradient(0))
@@ -127,7 +127,7 @@ def test_a_rate_that_grows_beyond_numbers() -> None:
 
 
 def test_the_schedule_counts_steps_of_the_whole_system() -> None:
-    """With two workers the iteration rises by one every two steps, whoever takes them."""
+    """With two workers the iteration rises by one every two steps, whichever worker takes them."""
     talk = Talk(schedule=Step(base_rate=1.0, gamma=0.5, step_size=1), workers=2, bound=None)
     talk.enter("a", "b")
     rates = []

@@ -1,4 +1,4 @@
-"""What a shard reads in the frames of a push, and what it refuses before it reads it."""
+"""The frames of a push that a shard decodes, and those that it refuses before decoding."""
 
 import tracemalloc
 from collections.abc import Callable
@@ -71,13 +71,13 @@ def test_payloads_of_another_shape(sizes: list[int], complaint: str) -> None:
 
 
 def test_every_kind_has_its_row() -> None:
-    """No kind can be named in a header that nobody can read."""
+    """Every kind that a header can name has a decoder."""
     assert set(PAYLOADS) == set(Kind)
 
 
 @pytest.mark.parametrize("zstd", [False, True])
 @pytest.mark.parametrize("kind", Kind)
-def test_several_ranges_are_read_one_behind_the_other(kind: Kind, zstd: bool) -> None:
+def test_several_ranges_are_decoded_consecutively(kind: Kind, zstd: bool) -> None:
     """Each range's payload is decoded into its place, at odd addresses too."""
     dice = np.random.default_rng(1)
     parts = [dice.standard_normal(len(keys)).astype(np.float32) for keys in WIDE]
@@ -107,8 +107,8 @@ def test_a_length_that_the_kind_does_not_have(kind: Kind, excess: int) -> None:
 
 @pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf, -1.0, -1e-30])
 @pytest.mark.parametrize("kind", [Kind.INT8, Kind.INT4, Kind.SIGN])
-def test_a_scale_that_is_none(kind: Kind, scale: float) -> None:
-    """A scale must be finite and not negative, wherever it stands."""
+def test_an_invalid_scale_is_refused(kind: Kind, scale: float) -> None:
+    """Every scale must be finite and not negative."""
     frames = [bytearray(PAYLOADS[kind].most_bytes(len(keys))) for keys in WIDE]
     payloads.checked("push 1", kind, False, WIDE, frames)
     frames[0][-8:-4] = np.float32(scale).tobytes()
@@ -132,14 +132,14 @@ def pairs(*indices: int) -> list[bytes]:
         (pairs(*range(385)), r"as sparse take up to 3072 bytes, got 3080"),
     ],
 )
-def test_indices_that_lie(frames: list[bytes], complaint: str) -> None:
+def test_invalid_indices_are_refused(frames: list[bytes], complaint: str) -> None:
     """Sparse indices ascend within the range, and are not more than half of it."""
     with pytest.raises(BadMessage, match=complaint):
         payloads.checked("push 1", Kind.SPARSE, False, WIDE, frames)
 
 
 def test_a_sparse_payload_may_be_empty_or_half_full() -> None:
-    """Nothing to send is a payload too; what is not named is zero."""
+    """An empty payload is valid too; values without an index are zero."""
     assert not read(Kind.SPARSE, [b"", b""]).any()
     some = payloads.sparse(np.array([1, 767], np.uint32), np.array([2, -3], np.float32))
     got = read(Kind.SPARSE, [some, b""])
@@ -170,8 +170,8 @@ def unlabelled(size: int) -> bytes:
     ],
     ids=["bomb", "unlabelled", "cut", "longer", "two", "empty", "magic", "zeros", "too much"],
 )
-def test_a_packed_frame_that_lies_allocates_nothing(frame: bytes) -> None:
-    """What it says it unpacks to is held against the kind first; a bomb costs no memory."""
+def test_a_packed_frame_with_a_false_size_allocates_nothing(frame: bytes) -> None:
+    """Its stated size is compared with the kind's limit first, so a bomb costs no memory."""
     frames = [frame, bomb(1028)]
     tracemalloc.start()
     try:
@@ -192,7 +192,7 @@ def test_a_label_that_promises_less_than_follows() -> None:
 
 
 def test_without_zstandard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A base install says what is missing."""
+    """A base install names the missing package."""
     monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
     with pytest.raises(BadInput, match=r"expected the package zstandard .*got none"):
         payloads.checked("push 1", Kind.F4, True, WIDE, [b"", b""])
@@ -218,7 +218,7 @@ MUTATIONS: tuple[Callable[[bytearray, Any], None], ...] = (
 def test_hostile_payloads_are_refused_or_decode(
     kind: Kind, seed: int, mutation: Callable[[bytearray, Any], None], zstd: bool
 ) -> None:
-    """Whatever is done to a frame, it is a BadMessage or decodes to as many floats as it should."""
+    """A mutated frame either raises BadMessage or decodes to the right number of floats."""
     dice = np.random.default_rng(seed)
     frames = []
     for keys in WIDE:

@@ -1,4 +1,4 @@
-"""The forms of a version: each made once, none that outlives it, and only those that there are."""
+"""The encodings of a version: each is made once, none outlives it, others are refused."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ RANGES = (KeyRange(0, 256), KeyRange(512, 1024))
 WEIGHTS = np.random.default_rng(1).standard_normal(768).astype(np.float32)
 
 
-def test_a_version_is_rounded_once_for_all_who_pull_it() -> None:
+def test_a_version_is_rounded_once_for_all_workers() -> None:
     """The second worker's frames are the first one's memory, for each kind and with zstd."""
     forms = PullEncodings(RANGES)
     for kind in (Kind.FP16, Kind.BF16):
@@ -35,7 +35,7 @@ def test_plain_floats_are_views_of_the_version() -> None:
 
 
 def test_other_weights_under_an_old_number() -> None:
-    """After an install nothing of the former weights is served."""
+    """After an Install none of the former weights are served."""
     forms = PullEncodings(RANGES)
     before = forms.frames(WEIGHTS, 0, Kind.BF16, False)
     forms.forget()
@@ -47,7 +47,7 @@ def test_other_weights_under_an_old_number() -> None:
 @pytest.mark.parametrize(
     "kind", [kind for kind in Kind if kind not in pull_encodings.KINDS + delta_pulls.KINDS]
 )
-def test_weights_that_nobody_serves(kind: Kind) -> None:
+def test_encodings_that_are_not_served(kind: Kind) -> None:
     """Such a pull is refused at once, even one that would have to wait at the gate."""
     talk = Talk()
     talk.enter("a", "b")
@@ -59,14 +59,14 @@ def test_weights_that_nobody_serves(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, -1.0, 0.51, float("nan"), float("inf")])
-def test_a_share_that_is_none(share: float) -> None:
-    """Of changes up to half can be the largest."""
+def test_an_invalid_share_is_refused(share: float) -> None:
+    """The share of largest changes may be up to one half."""
     with pytest.raises(BadMessage, match="pull as sparse: expected a share above 0"):
         pull_encodings.check(Kind.SPARSE, False, share)
 
 
 def test_a_parked_pull_keeps_its_kind() -> None:
-    """Who waited at the gate is served what it asked for, of the version that opened it."""
+    """A pull that waited at the gate gets its own kind, of the version that opened it."""
     talk = Talk(bound=0)
     talk.enter("a", "b")
     talk.say(push("a", 1), gradient(1.0))

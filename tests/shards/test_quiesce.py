@@ -1,4 +1,4 @@
-"""A shard that stands still, or has handed over its part, goes no further than the cut."""
+"""A shard that is quiesced, or has handed over its part, applies no push beyond the cut."""
 
 from typing import Any
 
@@ -20,13 +20,13 @@ def standing(**changes: Any) -> Shard:
     return shard
 
 
-def test_only_the_first_operator_sends_the_workers_on() -> None:
+def test_only_the_first_operator_redirects_the_workers() -> None:
     """A repetition is answered as before; another operator's successors are refused."""
     shard = standing()
     shard.handle(b"one", Quiesce(2, "job", "net", 60.0), (), 0.0)
     for _ in range(2):
-        (told,) = shard.handle(b"one", HandOver(3, "job", "net", 4), [b"here"], 1.0)
-        assert isinstance(told.message, HandedOver)
+        (answer,) = shard.handle(b"one", HandOver(3, "job", "net", 4), [b"here"], 1.0)
+        assert isinstance(answer.message, HandedOver)
     (refused,) = shard.handle(b"two", HandOver(3, "job", "net", 5), [b"there"], 1.0)
     assert isinstance(refused.message, Refusal)
     assert "has handed over its part to others" in refused.message.text
@@ -35,7 +35,7 @@ def test_only_the_first_operator_sends_the_workers_on() -> None:
 
 
 def test_successors_that_were_cut_short_are_refused() -> None:
-    """Workers who were sent to half an address would be lost."""
+    """Workers that were redirected to half an address would be lost."""
     shard = standing()
     shard.handle(b"one", Quiesce(2, "job", "net", 60.0), (), 0.0)
     (refused,) = shard.handle(b"one", HandOver(3, "job", "net", 4), [b"her"], 1.0)
@@ -47,7 +47,7 @@ def test_successors_that_were_cut_short_are_refused() -> None:
 
 
 def test_a_round_beyond_the_cut_stays_open() -> None:
-    """It does not close because the other worker leaves; when the standstill is over, it does."""
+    """It does not close when the other worker leaves, but only after the quiesce."""
     shard = standing(merge=Merge.ROUND, bound=0)
     shard.handle(b"a", push("a", 1), GRADIENT, 0.0)
     shard.handle(b"one", Quiesce(2, "job", "net", 60.0), (), 0.0)
@@ -58,8 +58,8 @@ def test_a_round_beyond_the_cut_stays_open() -> None:
     assert shard.version == 1
 
 
-def test_a_retired_shard_closes_no_round() -> None:
-    """Its workers have gone, and their leases run out here: that applies nothing."""
+def test_a_shard_that_handed_over_closes_no_round() -> None:
+    """Its workers are at the new shards; their leases expire here, and that applies nothing."""
     shard = standing(merge=Merge.ROUND, bound=0)
     shard.handle(b"a", push("a", 1), GRADIENT, 0.0)
     shard.handle(b"one", Quiesce(2, "job", "net", 60.0), (), 0.0)

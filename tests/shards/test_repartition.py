@@ -1,4 +1,4 @@
-"""A job's state, cut anew."""
+"""A job's state, cut for another number of shards."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ TABLE = DenseTable("net", (TensorSpec("w", (2000,)),))
 
 
 def states(shard_map: ShardMap, saved: SavedProgress) -> list[ShardState]:
-    """A state a shard: each weight is its own key, each slot's value its negative."""
+    """A state for each shard: each weight is its own key, each slot's value its negative."""
     keys = np.arange(TABLE.size, dtype=np.float32)
     parts = [np.concatenate(shard_map.cut(keys, shard)) for shard in range(shard_map.shards)]
     return [ShardState(saved, part, {"history": -part}) for part in parts]
@@ -33,7 +33,7 @@ def saved(version: int = 7, **seqs: int) -> SavedProgress:
 
 @given(st.integers(1, 8), st.integers(1, 8))
 def test_every_float_goes_where_its_key_goes(before: int, after: int) -> None:
-    """However it is cut, the parts are those that the map says; and all know the same."""
+    """The parts are those of the new map, and all shards have the same ledger and counts."""
     known = saved(a=3, b=4)
     old, new = cut_evenly(TABLE, before), cut_evenly(TABLE, after, epoch=2)
     moved = repartition(states(old, known), old, new)
@@ -45,7 +45,7 @@ def test_every_float_goes_where_its_key_goes(before: int, after: int) -> None:
 
 
 def test_a_shard_may_have_several_ranges() -> None:
-    """Ranges that lie apart are put behind one another, in the map's own order."""
+    """Separate ranges are concatenated, in the order of the map."""
     odd = ShardMap(
         1, "net", ((KeyRange(0, 256), KeyRange(1024, TABLE.size)), (KeyRange(256, 1024),))
     )
@@ -56,7 +56,7 @@ def test_a_shard_may_have_several_ranges() -> None:
 
 
 def test_a_newer_life_may_be_known_where_less_is_applied() -> None:
-    """It greeted one shard, and another has a push more of the life before: both are told."""
+    """One shard knows the newer life, another a further push of the older: both are kept."""
     old, new = cut_evenly(TABLE, 2), cut_evenly(TABLE, 1, epoch=2)
     first, second = states(old, saved())
     before = LedgerEntry(1, 2, clock=4, step=20, standing=Standing.EXPIRED)
@@ -69,8 +69,8 @@ def test_a_newer_life_may_be_known_where_less_is_applied() -> None:
     assert moved.saved.ledger.entries["a"] == replace(newer, seq=2, clock=4, step=20)
 
 
-def test_the_furthest_is_told_of_a_worker_that_died() -> None:
-    """Its last push, which not every shard has, counts as applied: no part is applied twice."""
+def test_the_furthest_push_of_a_worker_that_died_counts() -> None:
+    """A last push that only some shards have counts as applied: no part is applied twice."""
     old, new = cut_evenly(TABLE, 2), cut_evenly(TABLE, 1, epoch=2)
     first, second = states(old, saved(8, a=4, b=4))[0], states(old, saved(7, a=4, b=3))[1]
     (moved,) = repartition([first, second], old, new)
@@ -78,21 +78,21 @@ def test_the_furthest_is_told_of_a_worker_that_died() -> None:
     assert moved.saved.ledger.cut == {"a": 4, "b": 4}
 
 
-def test_the_most_that_was_refused_is_told() -> None:
-    """Of a worker whose part for one shard alone held NaN; whoever is furthest with it."""
+def test_the_highest_count_of_refusals_is_kept() -> None:
+    """A worker may have sent NaN to one shard only, and that need not be the furthest one."""
     old, new = cut_evenly(TABLE, 2), cut_evenly(TABLE, 3, epoch=2)
     parts = [states(old, saved(a=seq))[shard] for shard, seq in enumerate((4, 3))]
     parts[1].saved.ledger.entries["a"].refused = 9
     moved = repartition(parts, old, new)
-    told = [
+    entries = [
         (state.saved.ledger.entries["a"].seq, state.saved.ledger.entries["a"].refused)
         for state in moved
     ]
-    assert told == [(4, 9)] * 3
+    assert entries == [(4, 9)] * 3
 
 
 def test_maps_must_hold_the_same_keys() -> None:
-    """Neither a gap nor another size is taken."""
+    """A gap and another size are both refused."""
     even = cut_evenly(TABLE, 2)
     gap = ShardMap(1, "net", ((KeyRange(0, 256),), (KeyRange(512, TABLE.size),)))
     with pytest.raises(BadInput, match=r"expected a range from key 256, got \[512, 2048\)"):
@@ -103,7 +103,7 @@ def test_maps_must_hold_the_same_keys() -> None:
 
 
 def test_a_state_that_is_not_whole_is_refused() -> None:
-    """Neither weights nor a slot may lack floats, as of an answer that was cut short."""
+    """Neither weights nor a slot may lack floats, as they do in a truncated answer."""
     old, new = cut_evenly(TABLE, 2), cut_evenly(TABLE, 1, epoch=2)
     first, second = states(old, saved())
     for short, what in (

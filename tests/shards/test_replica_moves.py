@@ -1,4 +1,4 @@
-"""Copies of a shard that moves: whoever takes over is as far in it as the primary had said."""
+"""Copies during a reshard: a successor has the progress that the primary had reported."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -38,14 +38,14 @@ HERE = b"here"
 
 
 class Copies:
-    """Copies of one shard by their boots; what one posts arrives at once, unless it is cut off."""
+    """Copies of one shard by boot number; posts arrive at once, unless a copy is cut off."""
 
     def __init__(
         self, merge: Merge = Merge.EACH, given: tuple[Install, Sequence[Buffer]] | None = None
     ) -> None:
         """Copy 1 is the primary and has two workers, copy 2 its backup.
 
-        Or it has been `given` something, and nobody has greeted it.
+        With a `given` Install there are no workers.
         """
         self._spec = spec(merge=merge, bound=None if merge is Merge.EACH else 0)
         self._epoch = 0
@@ -59,7 +59,7 @@ class Copies:
         self.configure(1, 2)
 
     def configure(self, primary: int, backup: int | None = None, now: float = 0.0) -> None:
-        """Have the coordinator decide who holds the shard, and tell those who hear it."""
+        """Send the copies a new configuration, first unconfirmed, then confirmed."""
         self._epoch += 1
         decided = Configuration(0, self._epoch, primary, backup)
         for boot in sorted(decided.members):
@@ -72,12 +72,12 @@ class Copies:
     def say(
         self, boot: int, message: Request, frames: Sequence[Buffer] = (), now: float = 0.0
     ) -> list[FromShard]:
-        """What this copy lets go by it."""
+        """The answers that this copy releases after a request."""
         effects = self.copies[boot].handle(b"sender", message, frames, now)
         return [answer.message for answer in self._carry(boot, effects, now)]
 
     def pushed(self, boot: int, worker: str, seq: int, now: float = 0.0) -> FromShard:
-        """The answer to a push, of a worker that knows this copy's boot number."""
+        """The answer to the push of a worker that knows this copy's boot number."""
         (answer,) = self.say(boot, push(worker, seq, boot=boot), GRADIENT, now)
         return answer
 
@@ -107,9 +107,9 @@ def cut(**pushes: int) -> list[bytes]:
 WAITS = (Remedy.RETRY, "worker a: push 2 waits while the shards are quiesced")
 
 
-@pytest.mark.parametrize("later", [False, True], ids=["told of it", "brought up to date later"])
-def test_a_successor_stands_still_where_its_predecessor_did(later: bool) -> None:
-    """Nothing goes beyond the cut, for as long again by the successor's clock; then it does."""
+@pytest.mark.parametrize("later", [False, True], ids=["replicated", "synchronised later"])
+def test_a_successor_is_quiesced_where_its_predecessor_was(later: bool) -> None:
+    """No push beyond the cut is applied for the full duration by the successor's clock."""
     group = Copies()
     group.pushed(1, "a", 1)
     (held,) = group.say(1, hold(), cut(a=1, b=1))
@@ -128,8 +128,8 @@ def test_a_successor_stands_still_where_its_predecessor_did(later: bool) -> None
     assert isinstance(group.pushed(successor, "a", 2, now=1060.0), Ack)
 
 
-def test_a_standstill_is_not_told_before_a_successor_would_keep_it() -> None:
-    """What the backup has not reported is not answered, and its like is not in force there."""
+def test_a_quiesce_is_not_reported_before_a_successor_would_keep_it() -> None:
+    """A quiesce that the backup has not reported is not answered, and not in force there."""
     group = Copies()
     group.cut_off = {2}
     assert group.say(1, hold()) == []
@@ -138,13 +138,13 @@ def test_a_standstill_is_not_told_before_a_successor_would_keep_it() -> None:
     assert isinstance(group.pushed(2, "a", 1, now=10.0), Ack)
 
 
-@pytest.mark.parametrize("later", [False, True], ids=["told of it", "brought up to date later"])
-def test_a_successor_sends_workers_on(later: bool) -> None:
-    """To where its predecessor had been told to send them; another operator is refused there."""
+@pytest.mark.parametrize("later", [False, True], ids=["replicated", "synchronised later"])
+def test_a_successor_redirects_workers(later: bool) -> None:
+    """It redirects to the shards its predecessor was given; another operator is refused."""
     group = Copies()
     group.say(1, hold())
-    (told,) = group.say(1, HandOver(3, "job", "net", len(HERE)), [HERE])
-    assert isinstance(told, HandedOver)
+    (answer,) = group.say(1, HandOver(3, "job", "net", len(HERE)), [HERE])
+    assert isinstance(answer, HandedOver)
     if later:
         group.configure(1, 3)
     successor = 3 if later else 2
@@ -157,8 +157,8 @@ def test_a_successor_sends_workers_on(later: bool) -> None:
     assert refused(other)[1] == "hand over: shard 0 has handed over its part to others"
 
 
-def test_nobody_is_sent_on_before_a_successor_would() -> None:
-    """A retirement that the backup has not reported shows in no answer, and dies with its copy."""
+def test_no_worker_is_redirected_before_a_successor_would() -> None:
+    """A handover that the backup has not reported shows in no answer, and dies with its copy."""
     group = Copies()
     group.say(1, hold())
     group.cut_off = {2}
@@ -167,11 +167,11 @@ def test_nobody_is_sent_on_before_a_successor_would() -> None:
     group.configure(2, now=10.0)
     (welcome,) = group.say(2, hello("a"), now=10.0)
     assert isinstance(welcome, Welcome)
-    assert refused(group.pushed(2, "a", 1, now=10.0))[0] is Remedy.RETRY, "it still stands still"
+    assert refused(group.pushed(2, "a", 1, now=10.0))[0] is Remedy.RETRY, "it is still quiesced"
 
 
 def test_a_round_beyond_the_cut_stays_open_at_a_new_copy() -> None:
-    """It would have closed when the other left; both copies close it after the standstill."""
+    """It stays open when the other worker leaves; both copies close it after the quiesce."""
     group = Copies(Merge.ROUND)
     group.say(1, push("a", 1), GRADIENT)
     group.say(1, hold())
@@ -184,10 +184,10 @@ def test_a_round_beyond_the_cut_stays_open_at_a_new_copy() -> None:
     assert [group.copies[boot].shard.version for boot in (1, 3)] == [1, 1]
 
 
-def test_a_successor_knows_again_what_its_predecessor_was_given() -> None:
-    """An operator who was not answered asks again, and hears that the shard has it.
+def test_a_successor_recognises_a_state_that_its_predecessor_installed() -> None:
+    """An operator that got no answer repeats the Install, and learns that the shard has the state.
 
-    Where a worker has pushed since, a late copy is refused: it would undo that.
+    If a worker has pushed since, a late copy is refused: it would undo that push.
     """
     given = [wire_format.encode_state(SavedProgress(7, 7, 7, ledger())), *fresh()[1:]]
     group = Copies(given=(Install(1, "job", "net", [], True), given))
@@ -201,17 +201,17 @@ def test_a_successor_knows_again_what_its_predecessor_was_given() -> None:
         shard = group.copies[boot].shard
         assert (shard.version, shard.ledger.cut) == (7, {"a": 7})
     other = [given[0], np.full(SIZE, 2, np.float32).tobytes()]
-    told = "install: shard 0 serves workers by now; expected a fresh one"
+    text = "install: shard 0 serves workers by now; expected a fresh one"
     (answer,) = group.say(2, again, other, now=50.0)
-    assert refused(answer) == (Remedy.GIVE_UP, told)
+    assert refused(answer) == (Remedy.GIVE_UP, text)
     group.say(2, hello("a"), now=50.0)
     assert isinstance(group.pushed(2, "a", 8, now=50.0), Ack)
     (answer,) = group.say(2, again, given, now=50.0)
-    assert refused(answer) == (Remedy.GIVE_UP, told)
+    assert refused(answer) == (Remedy.GIVE_UP, text)
 
 
 def ledger() -> Ledger:
-    """That of worker a, of whom 7 pushes were applied elsewhere."""
+    """The ledger of worker a, after 7 of its pushes were applied elsewhere."""
     return Ledger(
         {"a": LedgerEntry(0, seq=7, clock=7, step=7, standing=Standing.ACTIVE, admitted=True)}
     )

@@ -16,7 +16,7 @@ from tests.shards.shard_dsl import SIZE, fresh, hello, join, push, spec
 
 GRADIENT = [np.ones(SIZE, np.float32).tobytes()]
 P, B = 1, 2
-ENTRY_S = 0.001  # that an entry takes on a link
+ENTRY_S = 0.001  # the time that an entry takes on a link
 
 
 class Pair:
@@ -51,7 +51,7 @@ class Pair:
         self._keep(self.primary.tick(now))
 
     def deliver(self, post: Post, now: float = 0.0) -> None:
-        """Bring a post to the backup, and its report back."""
+        """Deliver a post to the backup, and the backup's report to the primary."""
         frames = [f.tobytes() if isinstance(f, np.ndarray) else f for f in post.frames]
         for back in self.backup.receive(P, post.message, frames, now).posts:
             self._keep(self.primary.receive(B, back.message, (), now))
@@ -66,9 +66,9 @@ class Pair:
 
 
 class Link:
-    """From primary to backup, for one thing at a time: a state takes `state_s`, an entry `entry_s`.
+    """A link from primary to backup; a state occupies it for `state_s`, an entry for `entry_s`.
 
-    With `one_state` none is taken up while another is on its way.
+    With `one_state` a second state is dropped while another is on its way.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Link:
         self._free_at = 0.0
 
     def carry(self, now: float) -> None:
-        """Tick, bring what has arrived by now, and take up what is sent."""
+        """Tick, deliver what has arrived by now, and accept what is sent."""
         self._pair.tick(now)
         while self._carried and self._carried[0][0] <= now:
             self._pair.deliver(self._carried.popleft()[1], now)
@@ -98,7 +98,7 @@ class Link:
         return any(isinstance(post.message, Sync) for _, post in self._carried)
 
 
-def told(posts: list[Post]) -> list[tuple[type, int]]:
+def summary(posts: list[Post]) -> list[tuple[type, int]]:
     return [
         (type(post.message), post.message.position)
         for post in posts
@@ -116,13 +116,13 @@ def same(pair: Pair) -> bool:
 
 
 def test_the_report_of_an_earlier_state_counts() -> None:
-    """A second one is on its way; what came between the two was sent, and the backup has it."""
+    """A second state is on its way; the backup has the entries that were sent between the two."""
     pair = Pair()
     pair.push()
     pair.tick(0.5)
     pair.push(0.5)
     first, between, again, after = pair.take()
-    assert told([first, between, again, after]) == [
+    assert summary([first, between, again, after]) == [
         (Sync, 3), (Replicate, 4), (Sync, 4), (Replicate, 5),
     ]  # fmt: skip
     pair.deliver(first)
@@ -134,12 +134,12 @@ def test_the_report_of_an_earlier_state_counts() -> None:
     assert (in_sync(pair), pair.acknowledged) == (True, 3)
     assert same(pair)
     pair.deliver(again)
-    assert told(pair.take()) == []
+    assert summary(pair.take()) == []
     assert same(pair)
 
 
 def test_what_was_lost_between_two_states_is_sent_again() -> None:
-    """The second state is lost, too: the first one and all entries behind it do."""
+    """The second state is lost too: the first one and the repeated entries suffice."""
     pair = Pair()
     pair.push()
     pair.tick(0.5)
@@ -150,7 +150,7 @@ def test_what_was_lost_between_two_states_is_sent_again() -> None:
     assert not in_sync(pair)
     pair.tick(1.0)
     repeated = pair.take()
-    assert told(repeated) == [(Replicate, 4), (Replicate, 5)]
+    assert summary(repeated) == [(Replicate, 4), (Replicate, 5)]
     for post in repeated:
         pair.deliver(post, 1.0)
     assert in_sync(pair)
@@ -158,13 +158,13 @@ def test_what_was_lost_between_two_states_is_sent_again() -> None:
 
 
 def test_a_state_is_sent_again_ever_later() -> None:
-    """To a backup that is never heard, while pushes go on: after twice as long each time."""
+    """If the backup never reports and pushes continue, each resend waits twice as long."""
     pair = Pair()
     sent = []
     for tenth in range(200):
         pair.tick(tenth / 10)
         pair.push(tenth / 10)
-        sent += [tenth / 10 for kind, _ in told(pair.take()) if kind is Sync]
+        sent += [tenth / 10 for kind, _ in summary(pair.take()) if kind is Sync]
     assert sent == [0.0, 0.5, 1.5, 3.5, 7.5, 15.5]
     assert pair.acknowledged == 200, "without a backup that counts they are committed alone"
 
@@ -173,8 +173,8 @@ def test_a_state_is_sent_again_ever_later() -> None:
     ("takes_s", "states", "in_sync_at"), [(0.3, 1, 0.31), (1.2, 2, 2.51), (2.4, 3, 7.55)]
 )
 def test_a_slow_state_comes_in_sync(takes_s: float, states: int, in_sync_at: float) -> None:
-    """With a push each 50 ms of which none waits for an answer; the states that were sent again in
-    vain are in the way, but once each."""
+    """The worker pushes every 50 ms without waiting for answers; each state that was resent
+    needlessly delays the entries, but only once."""
     pair = Pair()
     link, now = Link(pair, takes_s, ENTRY_S), 0.0
     for hundredth in range(6000):
@@ -190,13 +190,13 @@ def test_a_slow_state_comes_in_sync(takes_s: float, states: int, in_sync_at: flo
 @pytest.mark.parametrize(
     ("entry_s", "in_sync_at", "longest_s"), [(0.04, 52.0, 0.08), (0.1, 100.0, 0.21)]
 )
-def test_workers_go_on_while_a_backup_works_off_a_backlog(
+def test_workers_continue_while_a_backup_works_off_a_backlog(
     entry_s: float, in_sync_at: float, longest_s: float
 ) -> None:
-    """A state takes 20 s on its way, and a worker with two pushes in flight pushes each 50 ms, over
-    a link that is faster than it or slower: the backup catches up, and no answer waits for long."""
+    """A state travels for 20 s, and a worker with two pushes in flight pushes every 50 ms, over a
+    faster or a slower link: the backup catches up, and no answer waits for long."""
     pair = Pair()
-    link = Link(pair, 20.0, entry_s, one_state=True)  # as the driver queues none behind another
+    link = Link(pair, 20.0, entry_s, one_state=True)  # the driver queues no second state
     now = last = longest = 0.0
     seen = 0
     for hundredth in range(20000):
@@ -211,9 +211,9 @@ def test_workers_go_on_while_a_backup_works_off_a_backlog(
     assert (now, round(max(longest, now - last), 2)) == (in_sync_at, longest_s)
 
 
-def test_leases_that_run_out_together_are_told_in_pieces() -> None:
-    """As when every worker is cut off at once: no entry has more names than a copy accepts, the
-    backup follows, and nothing is repeated for ever."""
+def test_leases_that_run_out_together_are_replicated_in_pieces() -> None:
+    """Every worker is cut off at once: no entry has more names than a copy accepts, the backup
+    follows, and nothing is repeated for ever."""
     pair = Pair()
     for post in pair.take():
         pair.deliver(post)

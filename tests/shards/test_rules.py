@@ -1,4 +1,4 @@
-"""Update rules against a serial NumPy loop, the real Caffe's numbers, and their own promises."""
+"""Update rules against a serial NumPy loop, the real Caffe's numbers, and their contracts."""
 
 from pathlib import Path
 
@@ -118,7 +118,7 @@ def test_padding_stays_zero_and_every_float_is_written(name: str) -> None:
 
 
 def test_an_output_that_overlaps_the_weights_is_refused() -> None:
-    """A version may be on its way to a worker, so an update in place is our own mistake."""
+    """A version may be on its way to a worker, so an update in place is a bug of ours."""
     weights, whole = normal(64, SEED), (RateRun(0, 64, 1.0, 1.0),)
     with pytest.raises(AssertionError, match="version"):
         SGD().apply(weights, normal(64, 1), (), weights, whole, rate=0.1, decay=NO_DECAY, count=1)
@@ -171,7 +171,7 @@ def tiny_gradient(
 
 
 def fill(flat: NDArray[np.float32]) -> Floats:
-    """An arena of TINY holding the tensors that lie end to end in `flat`."""
+    """An arena of TINY with the tensors that `flat` holds consecutively."""
     arena, start = TINY.empty(), 0
     for view in TINY.views(arena).values():
         view[...] = flat[start : start + view.size].reshape(view.shape)
@@ -227,6 +227,6 @@ def test_a_rule_is_found_by_name_and_survives_the_wire() -> None:
     ],
 )
 def test_a_senseless_rule_is_refused(rule: type[Rule], fields: dict[str, float], text: str) -> None:
-    """Hyperparameters that would divide zero by zero or diverge by themselves are named."""
+    """A hyperparameter that would divide zero by zero or diverge by itself is named."""
     with pytest.raises(BadInput, match=text):
         rule(**fields)

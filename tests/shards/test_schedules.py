@@ -47,7 +47,7 @@ from shards.schedules import (
     ],
 )
 def test_rates(schedule: Schedule, expected: dict[int, float]) -> None:
-    """Each policy gives the rate that its formula says, at its steps and beside them."""
+    """Each policy gives the rate that its formula says, at its steps and next to them."""
     for iteration, rate in expected.items():
         assert schedule.rate(iteration) == pytest.approx(rate, rel=1e-6), iteration
 

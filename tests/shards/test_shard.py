@@ -1,4 +1,4 @@
-"""The shard by plain calls: what it answers to each thing said, and what that changes."""
+"""The shard by plain calls: its answer to each message, and the change of its state."""
 
 import pytest
 
@@ -51,7 +51,7 @@ def test_the_life_of_a_worker() -> None:
 
 
 def test_a_repeated_push_is_applied_once() -> None:
-    """It is acknowledged as a duplicate, with the version that there is now."""
+    """A repeated push is acknowledged as a duplicate, with the present version."""
     talk = Talk()
     talk.enter("w")
     talk.say(push("w", 1), gradient(1))
@@ -62,7 +62,7 @@ def test_a_repeated_push_is_applied_once() -> None:
 
 
 def test_a_push_ahead_of_a_lost_one_is_not_applied() -> None:
-    """The refusal names the number that is missing."""
+    """The refusal of a push beyond the next one names the number that is missing."""
     talk = Talk()
     talk.enter("w")
     said = talk.say(push("w", 3), gradient(1))
@@ -72,8 +72,8 @@ def test_a_push_ahead_of_a_lost_one_is_not_applied() -> None:
     assert talk.shard.version == 0
 
 
-def test_a_new_life_goes_on_where_the_old_one_was_applied() -> None:
-    """It is told seq and step; the old life is fenced; its repetition of a push is a duplicate."""
+def test_a_new_life_continues_after_the_pushes_of_the_old_one() -> None:
+    """Its Welcome has seq and step; the old life is fenced; a push repeated is a duplicate."""
     talk = Talk()
     talk.enter("w")
     talk.say(push("w", 1, clock=4, step=4, steps=4), gradient(1))
@@ -90,7 +90,7 @@ def test_a_new_life_goes_on_where_the_old_one_was_applied() -> None:
 
 
 def test_a_duplicate_raises_the_clock() -> None:
-    """A new life that one shard is ahead of catches up there too, and the others may go on."""
+    """A new life that lags behind one shard catches up there too, and the others may continue."""
     talk = Talk(bound=0)
     talk.enter("a", "b")
     talk.say(push("a", 1), gradient(1))
@@ -133,7 +133,7 @@ def test_the_bound(bound: int | None) -> None:
 
 
 def test_whatever_raises_the_slowest_clock_opens_the_gate() -> None:
-    """A departure, a lease that ran out and a takeover free everyone who waited for that one."""
+    """A departure, an expired lease and a takeover release every request that waited for it."""
     for how in ("leave", "expire", "takeover"):
         talk = Talk(bound=0)
         talk.enter("slow", "a", "b")
@@ -155,7 +155,7 @@ def test_whatever_raises_the_slowest_clock_opens_the_gate() -> None:
 
 
 def test_a_worker_that_is_gone_is_not_answered() -> None:
-    """What it was waiting for is forgotten with it."""
+    """The parked requests of a worker that left are forgotten."""
     talk = Talk(bound=0)
     talk.enter("slow", "fast")
     talk.say(push("fast", 1), gradient(1))
@@ -165,7 +165,7 @@ def test_a_worker_that_is_gone_is_not_answered() -> None:
 
 
 def test_a_lease_that_ran_out() -> None:
-    """Its worker is told to say hello, and then counts from the slowest clock."""
+    """A worker with an expired lease must say hello, and then counts from the slowest clock."""
     talk = Talk()
     talk.enter("lost", "w")
     talk.now = 9.0
@@ -182,9 +182,9 @@ def test_a_lease_that_ran_out() -> None:
     assert standing == {"lost": Standing.ACTIVE, "w": Standing.ACTIVE}
 
 
-def test_a_late_look_excuses_who_could_not_be_heard() -> None:
-    """Leases last as much longer as the driver was held up, and run out after that; the gate and
-    those who are gone are not touched."""
+def test_a_late_tick_extends_the_leases() -> None:
+    """Leases last longer by the time that the driver was held up, and then run out; the gate and
+    workers that have gone are not affected."""
     talk = Talk(bound=0)
     talk.enter("slow", "fast", "gone", "lost")
     talk.say(leave("gone"))
@@ -224,7 +224,7 @@ def test_any_message_renews_a_lease() -> None:
 
 
 def test_one_replica_warms_up_alone() -> None:
-    """The others are admitted when it has taken its steps, at its clock, in the order they came."""
+    """The others are admitted after its steps, at its clock, in the order of arrival."""
     talk = Talk(warm_steps=3)
     for worker in ("a", "b", "c"):
         talk.say(hello(worker))
@@ -241,7 +241,7 @@ def test_one_replica_warms_up_alone() -> None:
 
 
 def test_another_replica_warms_up_when_the_first_is_gone() -> None:
-    """Exactly one takes its place; and the first, if it returns, is let in beside it."""
+    """Exactly one takes its place; the first one, if it returns, is admitted as well."""
     talk = Talk(warm_steps=3)
     talk.say(hello("a"))
     talk.say(join("a"))

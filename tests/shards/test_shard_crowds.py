@@ -1,4 +1,4 @@
-"""Thousands of workers at one shard: what a transition costs, counted and not timed."""
+"""Hundreds of workers at one shard: the cost of a transition, in instructions, not time."""
 
 import sys
 from types import FrameType
@@ -11,7 +11,7 @@ from tests.shards.shard_dsl import Talk, pull, renew
 
 
 def crowd(size: int) -> Talk:
-    """So many workers at clock 0, who wait for something, and so many who wait for them."""
+    """A shard with `size` workers at clock 0, and `size` others that wait for them."""
     talk = Talk(bound=0, lease_s=10.0)
     for number in range(size):
         talk.enter(f"slow{number}", f"fast{number}")
@@ -25,7 +25,7 @@ def crowd(size: int) -> Talk:
 
 
 def steps(act: Any) -> int:
-    """How many of the interpreter's instructions `act` takes."""
+    """The number of interpreter instructions that `act` takes."""
     taken = 0
 
     def count(frame: FrameType, event: str, _: object) -> Any:
@@ -45,16 +45,16 @@ def steps(act: Any) -> int:
 
 @pytest.mark.skipif(sys.gettrace() is not None, reason="something else traces this run")
 def test_leases_that_run_out_together_cost_no_more_each() -> None:
-    """Eight times as many that fall silent at one moment, and that waited for them: eight times
-    the work and a little, not sixty-four times.
+    """With eight times as many expiring and waiting workers the work is about eight times as much,
+    not sixty-four times.
     """
     few, many = crowd(25), crowd(200)
     each = [steps(lambda talk=talk: talk.tick(10.0)) for talk in (few, many)]
     assert 1000 < each[0] < each[1] < 10 * each[0]
 
 
-def test_leases_that_run_out_together_free_who_waited() -> None:
-    """All who waited are answered, and what the silent ones asked for is dropped."""
+def test_leases_that_run_out_together_release_the_waiting_workers() -> None:
+    """All waiting workers are answered, and the requests of the silent ones are dropped."""
     talk = crowd(100)
     said = talk.tick(10.0)
     assert [name for name, _ in said] == [f"fast{number}" for number in range(100)]

@@ -1,6 +1,6 @@
-"""A shard whose weights and slots live on a device: the emulator, which runs the CUDA kernels.
+"""A shard with weights and slots on a device: the emulator, which runs the CUDA kernels.
 
-Its arrays refuse NumPy's arithmetic, so nothing of the shard can secretly compute on the host.
+Its arrays refuse NumPy's arithmetic, so no part of the shard can compute on the host unnoticed.
 """
 
 import inspect
@@ -55,10 +55,10 @@ def scenarios(*modules: ModuleType) -> Iterator[Callable[[], None]]:
     ],
     ids=lambda scenario: scenario.__name__,
 )
-def test_what_holds_of_shards_holds_of_this(
+def test_the_scenarios_of_a_host_shard_hold_on_a_device(
     scenario: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every scenario of the shard's own tests has the same end."""
+    """Every scenario of the shard's own tests ends in the same way."""
     monkeypatch.setattr(Talk, "place", EMULATOR)
     scenario()
 
@@ -72,7 +72,7 @@ def test_what_holds_of_shards_holds_of_this(
 def test_a_device_and_the_host_answer_alike(rule: type[Rule], decay: Decay, merge: Merge) -> None:
     """Weights, slots, acknowledgements, ledger: not a bit differs, over every rule and decay.
 
-    The records agree, too, but for the last bits of a gradient's norm, which is summed otherwise.
+    The records agree too, except for the last bits of the norms, which are summed differently.
     """
     on_host, host = converse(HOST, rule(), decay, merge)
     on_device, shard = converse(EMULATOR, rule(), decay, merge)
@@ -86,15 +86,14 @@ def test_a_device_and_the_host_answer_alike(rule: type[Rule], decay: Decay, merg
 @pytest.mark.gpu
 @pytest.mark.skipif(device.gpu() is None, reason="no GPU answers here")
 def test_every_rule_on_this_machines_gpu() -> None:
-    """If it has one: not a bit differs from the host."""
+    """On this machine's GPU, if there is one, not a bit differs from the host."""
     (goal,) = shards_on_gpu.run()
     assert goal.met
 
 
 def test_a_gpu_and_the_host_answer_alike(cupy: Any) -> None:
-    """The same through CuPy's own calls, here on a stand-in; what is sent lies in pinned memory.
-
-    And so says what `make gpu` runs.
+    """The same holds through CuPy's own calls, here on a stand-in; weights are sent from pinned
+    memory. `make gpu` runs the same on a real GPU.
     """
     on_gpu, shard = converse(GPU, Adam(), Decay(0.02), Merge.EACH)
     assert on_gpu == converse(HOST, Adam(), Decay(0.02), Merge.EACH)[0]
@@ -103,11 +102,11 @@ def test_a_gpu_and_the_host_answer_alike(cupy: Any) -> None:
     assert set(cupy.pinned_bytes) == {4 * shard.size}
 
 
-# --- what is moved, and when ----------------------------------------------------------------------
+# --- copies between host and device ---------------------------------------------------------------
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The moves between host and device, as they happen."""
+    """The copies between host and device, as they happen."""
     moves: list[str] = []
     for name in ("load", "store", "as_host"):
         real = getattr(EmulatorBackend, name)
@@ -139,7 +138,7 @@ def test_a_push_is_one_copy_in_and_a_version_at_most_one_out(
     assert len(moves) == 5
 
 
-def test_what_is_sent_lies_where_its_owner_wants_it() -> None:
+def test_sent_weights_are_in_the_memory_of_the_given_buffers() -> None:
     """The host copies come from the given buffers, the versions do not."""
     made = []
 
@@ -162,7 +161,7 @@ def test_what_is_sent_lies_where_its_owner_wants_it() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e38])
 def test_a_poisoned_push_changes_nothing(bad: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One value that is none, or whose square is none, anywhere: refused as on the host."""
+    """One value that is not finite, or has no finite square, is refused as on the host."""
     monkeypatch.setattr(Talk, "place", EMULATOR)
     for position in (0, 97, SIZE - 1):
         talk = Talk(rule=Adam())
@@ -179,10 +178,10 @@ def test_a_poisoned_push_changes_nothing(bad: float, monkeypatch: pytest.MonkeyP
 
 
 def test_a_rule_without_a_kernel() -> None:
-    """It is refused before anything is served; all of ours have one."""
+    """A rule without a kernel is refused before anything is served; our own rules have one."""
 
     class Own(SGD, frozen=True, tag="own"):
-        """A rule that nobody has written down yet."""
+        """A rule without a CUDA kernel."""
 
     with pytest.raises(BadInput, match="update rule own: expected one with a CUDA kernel"):
         Own().prepare(EMULATOR)

@@ -1,4 +1,4 @@
-"""What a shard will not take: each refused in one line, with its remedy, and nothing changed."""
+"""Invalid messages: each is refused in one line, with its remedy, and changes nothing."""
 
 from typing import Any
 
@@ -60,7 +60,7 @@ from tests.shards.shard_dsl import SIZE, Talk, gradient, hello, join, push, refu
 def test_a_push_that_does_not_fit(
     changes: dict[str, Any], frames: list[bytes] | None, remedy: Remedy, text: str
 ) -> None:
-    """It is refused in one line that says what was expected and got, and changes nothing."""
+    """An invalid push is refused in one line with the expected and the found value."""
     talk = Talk()
     talk.enter("w")
     said = refusal(talk.say(push("w", 1, **changes), gradient(1) if frames is None else frames))
@@ -72,21 +72,21 @@ def test_a_push_that_does_not_fit(
 
 @pytest.mark.parametrize("changes", [{"build": "other"}, {"protocol": 99}])
 def test_another_build_is_refused(changes: dict[str, Any]) -> None:
-    """A Hello from other code is told both builds."""
+    """A Hello from other code is refused with both builds."""
     said = refusal(Talk().say(hello("w", **changes)))
     assert said.remedy is Remedy.WRONG_BUILD
     assert said.text.startswith("shard 0 runs protocol 1 build build, worker w runs protocol ")
 
 
 def test_before_the_weights_are_there() -> None:
-    """A Hello is asked to come again."""
+    """A Hello before the Install is refused with the remedy to retry."""
     said = refusal(Talk(installed=False).say(hello("w")))
     assert said.remedy is Remedy.RETRY
     assert said.text == "shard 0 has no weights yet: give all shards theirs by AdminClient.install"
 
 
 def test_a_refusal_is_one_short_line() -> None:
-    """Whatever names the sender chose; and a stranger is not told the job's id."""
+    """Whatever names the sender chose; and the job's id is not revealed to a stranger."""
     job = "jib\njab\r" * 12 + "-7"
     said = refusal(Talk().say(hello("w", job=job)))
     named = " ".join(["jib jab"] * 12)
@@ -95,9 +95,9 @@ def test_a_refusal_is_one_short_line() -> None:
     assert len(said.text) == 256
 
 
-def test_a_clock_that_nobody_can_have_reached() -> None:
+def test_a_clock_that_no_worker_can_have_reached() -> None:
     """A worker that claims one is refused, at its Join and at a push, and no later worker inherits
-    it; a worker that is as far ahead as pushes on their way can explain is let in."""
+    it; a worker that is ahead by no more than the pushes on their way is admitted."""
     talk = Talk(bound=2)
     talk.say(hello("liar"))
     error = refusal(talk.say(join("liar", 2**62)))

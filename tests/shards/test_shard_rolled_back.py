@@ -1,4 +1,4 @@
-"""A shard that died and goes on from what it had saved: what it tells, and what it believes."""
+"""A shard that restarts from an older save: what it reports, and what it believes."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from tests.shards.shard_dsl import Talk, gradient, hello, join, pull, push, refu
 
 
 def rolled_back(former: Talk, **options: Any) -> Talk:
-    """The next life of a shard, in the state that the former one has now."""
+    """The next life of a shard, in the present state of the former one."""
     saved, weights, slots = former.shard.copy()
     as_written = wire_format.decode_state(wire_format.encode_state(saved), SavedProgress)
     talk = Talk(installed=False, boot=5_000_000, **options)
@@ -22,13 +22,13 @@ def rolled_back(former: Talk, **options: Any) -> Talk:
 
 
 def to(talk: Talk, message: Any, **changes: Any) -> Any:
-    """The same, said to this life."""
+    """The same message, addressed to this life."""
     return msgspec.structs.replace(message, boot=talk.shard.boot, **changes)
 
 
 def test_pushes_that_were_lost_are_not_waited_for() -> None:
-    """It says that it was rolled back, is told the last push that it had acknowledged, and takes
-    the next; the lost ones come no more, and one of them that is repeated is a duplicate."""
+    """The Welcome says `rolled_back`, the Join reports the last acknowledged push, and the shard
+    accepts the next. The lost pushes never come; a repetition of one is a duplicate."""
     former = Talk(bound=None)
     former.enter("w")
     former.say(push("w", 1), gradient(1))
@@ -46,8 +46,8 @@ def test_pushes_that_were_lost_are_not_waited_for() -> None:
     assert (entry.seq, entry.step, entry.clock) == (5, 50, 5)
 
 
-def test_who_was_not_rolled_back_believes_nothing() -> None:
-    """Pushes are missed at any other shard, whatever a worker says that it had acknowledged."""
+def test_a_shard_that_was_not_rolled_back_believes_nothing() -> None:
+    """Any other shard reports a gap, whatever a worker says about acknowledged pushes."""
     talk = Talk(bound=None)
     talk.enter("w")
     talk.say(msgspec.structs.replace(join("w"), again=True, seq=4, step=4))
@@ -55,7 +55,7 @@ def test_who_was_not_rolled_back_believes_nothing() -> None:
 
 
 def test_a_version_that_was_lost_may_have_been_read() -> None:
-    """A push computed from it counts as one that has read what there is now."""
+    """A push computed from a lost version counts as one that read the present version."""
     former = Talk(bound=None)
     former.enter("w")
     talk = rolled_back(former, bound=None)
@@ -69,8 +69,8 @@ def test_a_version_that_was_lost_may_have_been_read() -> None:
     )
 
 
-def test_who_has_not_come_back_is_no_further_behind_than_the_bound_allows() -> None:
-    """Others were let on in the former life, so this one was; but no pull goes by that alone."""
+def test_a_worker_that_has_not_come_back_is_no_further_behind_than_the_bound_allows() -> None:
+    """Its clock is raised by what the others passed in the former life; no pull passes by that."""
     former = Talk(bound=1)
     former.enter("w", "v")
     talk = rolled_back(former, bound=1)
@@ -88,8 +88,8 @@ def test_who_has_not_come_back_is_no_further_behind_than_the_bound_allows() -> N
     assert talk.shard.ledger.clock_gap == 1
 
 
-def test_who_was_let_in_is_let_in_again() -> None:
-    """Though this life does not know that the warm-up was over; a newcomer waits for it."""
+def test_a_worker_that_was_admitted_is_admitted_again() -> None:
+    """Even if this life does not know that the warm-up was over; a newcomer waits for it."""
     former = Talk(warm_steps=10)
     former.enter("w")
     talk = rolled_back(former, warm_steps=10)
@@ -102,8 +102,8 @@ def test_who_was_let_in_is_let_in_again() -> None:
     assert joined.clock == 3
 
 
-def test_whoever_collects_records_misses_none() -> None:
-    """The former life has numbered more of them than this one has pushes."""
+def test_a_collector_of_records_misses_none() -> None:
+    """Even if the former life has numbered more records than this one has pushes."""
     former = Talk(bound=None)
     former.enter("w")
     talk = rolled_back(former, bound=None)
@@ -124,13 +124,13 @@ def test_whoever_collects_records_misses_none() -> None:
 
 
 def test_a_join_is_as_short_as_it_was() -> None:
-    """What matters to shards that were rolled back has defaults that mean nothing."""
+    """The fields for shards that were rolled back have neutral defaults."""
     assert Join(1, "job", "w", 0, 1, 3) == Join(1, "job", "w", 0, 1, 3, False, 0, 0)
 
 
-def test_who_joined_too_early_joins_again() -> None:
-    """A newcomer that no other has returned before is let in at the clock of the save; once another
-    has said a later clock, it has to join again, and is admitted at that."""
+def test_a_worker_that_joined_too_early_joins_again() -> None:
+    """A newcomer that is the first to come is admitted at the clock of the save. Once another
+    worker reports a later clock, the newcomer must join again, and is admitted at that one."""
     former = Talk(bound=1)
     former.enter("w")
     talk = rolled_back(former, bound=1)

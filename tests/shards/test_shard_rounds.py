@@ -1,4 +1,4 @@
-"""Synchronous training: pushes gathered until every registered worker has brought one."""
+"""Synchronous training: pushes are collected until every active worker has sent one."""
 
 import numpy as np
 
@@ -27,7 +27,7 @@ def talk_of(*workers: str) -> Talk:
 
 
 def test_a_round_is_one_update_with_the_mean() -> None:
-    """Nobody is acknowledged, nor given weights, before everyone has pushed."""
+    """No worker gets an Ack or weights before every worker has pushed."""
     talk = talk_of("a", "b", "c")
     assert talk.say(push("b", 1), gradient(1)) == []
     assert talk.say(pull("b", 1)) == []
@@ -60,7 +60,7 @@ def test_the_order_of_arrival_does_not_matter() -> None:
 
 
 def test_a_repetition_waits_with_its_round() -> None:
-    """A push sent again while its round is open counts once, and once more it is a duplicate."""
+    """A push repeated while its round is open counts once; repeated later it is a duplicate."""
     talk = talk_of("a", "b")
     assert talk.say(push("a", 1), gradient(1)) == []
     assert talk.say(push("a", 1), gradient(1)) == []
@@ -73,7 +73,7 @@ def test_a_repetition_waits_with_its_round() -> None:
 
 
 def test_a_second_push_waits_behind_the_first() -> None:
-    """It is not asked for again and again: it is told to wait, and comes again by itself."""
+    """The second push is answered with Parked instead of a gap; its worker repeats it later."""
     talk = talk_of("a", "b")
     talk.say(push("a", 1), gradient(1))
     assert talk.say(push("a", 2), gradient(1)) == [("a", Parked(102, 0, 1, 0))]
@@ -82,7 +82,7 @@ def test_a_second_push_waits_behind_the_first() -> None:
 
 
 def _away(talk: Talk, how: str) -> Said:
-    """Have worker b, and b alone, leave, fall silent or be replaced."""
+    """Make worker b, and only b, leave, expire or be replaced."""
     talk.now = 9.0
     talk.say(renew("a"))
     if how == "leave":
@@ -90,8 +90,8 @@ def _away(talk: Talk, how: str) -> Said:
     return talk.tick(10.0) if how == "expire" else talk.say(hello("b", 1))[1:]
 
 
-def test_a_round_closes_without_who_is_gone() -> None:
-    """Departures, leases that ran out and takeovers leave the round to the others."""
+def test_a_round_closes_without_workers_that_are_gone() -> None:
+    """After a departure, an expired lease or a takeover the round closes with the others."""
     for how in ("leave", "expire", "takeover"):
         talk = talk_of("a", "b")
         talk.say(push("a", 1), gradient(1))
@@ -99,7 +99,7 @@ def test_a_round_closes_without_who_is_gone() -> None:
 
 
 def test_what_a_lost_worker_brought_still_counts() -> None:
-    """Its push was whole; only a life that begins anew is not answered for by the old one."""
+    """A complete push counts after its worker's lease has expired; only a new life drops it."""
     talk = talk_of("a", "b")
     talk.say(push("b", 1), gradient(1))
     _away(talk, "expire")
@@ -137,11 +137,11 @@ def test_a_latecomer_joins_the_open_round() -> None:
     assert [to for to, _ in talk.say(push("c", 1), gradient(4))] == ["a", "b", "c"]
 
 
-def test_a_round_does_not_wait_for_who_is_beyond_it() -> None:
-    """A worker let in at a later clock has nothing to bring to the rounds before.
+def test_a_round_does_not_wait_for_a_worker_beyond_it() -> None:
+    """A worker admitted at a later clock owes no push to the rounds before.
 
     Found by simulation: worker c lost its lease at shard 0 alone; there the others' round 1 closed
-    without it, and c came back at clock 1. This shard, where it had always counted, went on waiting
+    without it, and c came back at clock 1. This shard, where it had always counted, still waited
     for the push that c would never make, while c's next pull waited here for the round to close.
     """
     talk = talk_of("a", "b", "c")
@@ -176,7 +176,7 @@ def test_a_later_clock_does_not_hold_back_an_earlier_round() -> None:
 
 
 def test_leaving_in_the_middle_of_a_round() -> None:
-    """The last to leave closes the round with what it brought itself."""
+    """When a worker leaves, the round closes with the pushes that it has."""
     talk = talk_of("a", "b")
     talk.say(push("b", 1), gradient(2))
     assert talk.say(leave("a")) == [

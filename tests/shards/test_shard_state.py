@@ -1,4 +1,4 @@
-"""What operators ask of a shard: to install a state and to export one, whole and of one version."""
+"""Requests of operators: installing and exporting a state, whole and of one version."""
 
 import msgpack
 import numpy as np
@@ -36,7 +36,7 @@ from tests.shards.shard_dsl import (
 
 
 def test_a_served_version_never_changes() -> None:
-    """However many pushes follow, what was served stays as it was, and the next pull is newer."""
+    """However many pushes follow, the served arrays do not change, and the next pull is newer."""
     talk = Talk(bound=None)
     talk.enter("w")
     held = []
@@ -61,8 +61,8 @@ def test_pulls_of_one_version_share_its_memory() -> None:
 
 
 def test_what_was_exported_never_changes() -> None:
-    """Weights and slots of one version, not copied: they stay while pushes follow, and the shard
-    goes on as one that nobody looks at."""
+    """Exported weights and slots, which are not copied, do not change while pushes follow; and the
+    shard computes the same as one that is never exported."""
     talk, alone = Talk(rule=Adam(), bound=None), Talk(rule=Adam(), bound=None)
     for one in (talk, alone):
         one.enter("w")
@@ -72,7 +72,7 @@ def test_what_was_exported_never_changes() -> None:
             talk.say(Export(seq, "job", "net"))
             arrays = [frame for frame in talk.frames if isinstance(frame, np.ndarray)]
             held.append((arrays, [array.copy() for array in arrays]))
-            held = held[-2:]  # earlier ones are dropped, and used again
+            held = held[-2:]  # earlier arrays are dropped, and reused
         for one in (talk, alone):
             one.say(push("w", seq), gradient(seq))
         for arrays, copies in held:
@@ -86,7 +86,7 @@ def test_what_was_exported_never_changes() -> None:
 
 
 def test_a_state_goes_to_another_life_whole() -> None:
-    """Weights, slots, counters and ledger arrive; both lives then take the same push alike."""
+    """Weights, slots, counters and ledger arrive; both lives then apply the same push alike."""
     first = Talk(rule=Adam(), bound=0)
     first.enter("a", "b")
     for seq in (1, 2):
@@ -97,7 +97,7 @@ def test_a_state_goes_to_another_life_whole() -> None:
     ]
     exported = as_bytes(first.frames)
     second = Talk(rule=Adam(), bound=0, boot=2, installed=False)
-    # Slots are told by name, in any order.
+    # Slots are named, and may come in any order.
     frames = [exported[0], exported[1], exported[3], exported[2]]
     said = second.say(Install(4, "job", "net", ["square_mean", "mean"]), frames)
     assert said == [("operator", Installed(4, 0, 2, 4))]
@@ -110,8 +110,8 @@ def test_a_state_goes_to_another_life_whole() -> None:
     assert as_bytes(first.frames)[1:] == as_bytes(second.frames)[1:]
 
 
-def test_nobody_of_an_earlier_life_is_waited_for() -> None:
-    """After an install everyone has left, and may come back at the clock that they had."""
+def test_no_worker_of_an_earlier_job_is_waited_for() -> None:
+    """After an Install all workers have left, and each may return at the clock that it had."""
     ledger = Ledger(
         {"w": LedgerEntry(3, seq=5, clock=7, step=6, standing=Standing.ACTIVE)}, floor=7
     )
@@ -128,7 +128,7 @@ def test_nobody_of_an_earlier_life_is_waited_for() -> None:
 
 
 def test_an_install_that_comes_late_undoes_nothing() -> None:
-    """The console repeats what is slow to be answered; a copy must not reset a running job."""
+    """The admin client repeats a slow request; a late copy must not reset a running job."""
     talk = Talk()
     assert talk.say(Install(1, "job", "net", []), fresh()) == [("operator", Installed(1, 0, 1, 0))]
     talk.enter("w")
@@ -173,7 +173,7 @@ def test_an_install_that_comes_late_undoes_nothing() -> None:
 def test_an_install_that_does_not_fit(
     slots: list[str], frames: list[bytes], remedy: Remedy, text: str | None
 ) -> None:
-    """It is refused whole: the shard still has no weights."""
+    """An invalid Install is refused as a whole: the shard still has no weights."""
     talk = Talk(installed=False, rule=Momentum())
     said = refusal(talk.say(Install(1, "job", "net", slots), frames))
     assert said.remedy is remedy

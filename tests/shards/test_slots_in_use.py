@@ -1,4 +1,4 @@
-"""Slots that somebody reads while pushes go on: copied ahead, in pieces, or all at once."""
+"""Slots that are read while pushes continue: copied ahead, in pieces, or all at once."""
 
 import random
 
@@ -18,7 +18,7 @@ SEED = 2012
 
 @pytest.fixture(autouse=True)
 def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several to each slot, and the last is a small one."""
+    """Set the size of pieces so that each slot has several, the last one smaller."""
     assert SIZE % 50
     monkeypatch.setattr(parameters, "_PIECE", 50)
 
@@ -29,7 +29,7 @@ def exported(talk: Talk) -> list[NDArray[np.float32]]:
 
 
 def prepare(talk: Talk, most: int = 1000) -> int:
-    """Have the shard use free moments; how many it had a use for."""
+    """Let the shard use at most `most` idle moments; return the number that it used."""
     for used in range(most):
         if talk.shard.prepared:
             return used
@@ -39,10 +39,10 @@ def prepare(talk: Talk, most: int = 1000) -> int:
 
 @pytest.mark.parametrize("rule", WITH_SLOTS, ids=lambda rule: rule.__name__)
 def test_no_export_is_torn_and_no_push_is_changed(rule: type[Rule]) -> None:
-    """However exports, free moments, pushes and readers' ends fall, by a seeded draw.
+    """Exports, idle moments, pushes and dropped readers come in a seeded random order.
 
-    What was exported stays as it was until its reader drops it, and the shard is bit for bit one
-    that nobody ever looked at.
+    Exported arrays do not change until their reader drops them, and the shard equals, bit for bit,
+    one that was never exported.
     """
     for seed in range(SEED, SEED + 8):
         dice, rng = random.Random(seed), np.random.default_rng(seed)
@@ -71,7 +71,7 @@ def test_no_export_is_torn_and_no_push_is_changed(rule: type[Rule]) -> None:
         assert as_bytes(exported(talk)) == as_bytes(exported(alone)), f"seed {seed}"
 
 
-def test_a_push_after_free_moments_copies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_push_after_idle_moments_copies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each moment copies one piece of each slot; then the push finds nothing to copy."""
     copied: list[int] = []
     real = backends.copy
@@ -100,8 +100,8 @@ def test_a_push_after_free_moments_copies_nothing(monkeypatch: pytest.MonkeyPatc
     del held
 
 
-def test_nothing_is_done_for_nobody() -> None:
-    """Free moments are of no use without slots, without a reader, or once he has gone."""
+def test_nothing_is_copied_without_a_reader() -> None:
+    """Idle moments are unused without slots, without a reader, or once it has gone."""
     talk = Talk(bound=None)
     held = exported(talk)
     assert prepare(talk) == 0

@@ -1,4 +1,4 @@
-"""What a shard compiles before it is reached: all that the workers it expects will need."""
+"""A shard compiles all code that its expected workers need before it can be reached."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from shards.delta_pulls import KINDS as CHANGES
 from shards.messages import Kind
 from shards.pull_encodings import KINDS as WHOLE
 
-# In a process of its own: whatever another test has compiled is compiled here, too.
+# In a separate process, because code that another test has compiled would count as compiled here.
 SCRIPT = """
 import sys
 import numpy as np
@@ -54,14 +54,14 @@ for pushed, pulled in map(str.split, sys.argv[1:]):
 
 @pytest.mark.timeout(300)
 def test_nothing_is_compiled_while_messages_wait() -> None:
-    """Of each kind that a job may name, pushes and pulls find all compiled; plain floats need no
+    """Pushes and pulls of every kind that a job may name compile nothing; plain floats need no
     codec."""
     pushed = [kind for kind in Kind if kind is not Kind.F4]
     pulled = [kind for kind in (*WHOLE, *CHANGES) if kind is not Kind.F4]
     assert len(pushed) >= len(pulled)
     pairs = [f"{one} {pulled[at % len(pulled)]}" for at, one in enumerate(pushed)]
-    told = subprocess.run(
+    child = subprocess.run(
         [sys.executable, "-c", SCRIPT, *pairs], capture_output=True, text=True, check=False
     )
-    assert told.returncode == 0, told.stderr
-    assert told.stdout.splitlines() == pairs
+    assert child.returncode == 0, child.stderr
+    assert child.stdout.splitlines() == pairs

@@ -1,4 +1,4 @@
-"""How a dense table is laid out in its arena, and how an arena is cut into shards."""
+"""The layout of a dense table in its arena, and the cutting of an arena into shards."""
 
 import msgspec
 import numpy as np
@@ -58,7 +58,7 @@ def test_views_of_another_arena(shape: tuple[int, ...]) -> None:
 
 
 def test_a_table_of_nothing() -> None:
-    """A network without weights has one; there is nothing of it to share out among shards."""
+    """A network without weights has an empty table, which cannot be cut into shards."""
     table = DenseTable("t", ())
     assert table.size == 0
     with pytest.raises(BadInput, match=r"^table t: expected at least one tensor, got none$"):
@@ -95,7 +95,7 @@ def test_shards_share_out_the_whole_arena(table: DenseTable, data: st.DataObject
 @pytest.mark.parametrize("size", [1, 3, 109, 700])
 @pytest.mark.parametrize("shards", [2, 3, 4, 64])
 def test_a_small_table_has_several_shards(size: int, shards: int) -> None:
-    """A table of fewer than 256 floats a shard is cut into non-empty ranges on multiples of 4."""
+    """With fewer than 256 floats per shard the ranges are non-empty, on multiples of 4."""
     table = DenseTable("small", (TensorSpec("w", (size,)),))
     ranges = [keys for (keys,) in cut_evenly(table, shards).ranges]
     assert [keys.start for keys in ranges] == [0, *(keys.stop for keys in ranges[:-1])]
@@ -107,13 +107,13 @@ def test_a_small_table_has_several_shards(size: int, shards: int) -> None:
 
 @pytest.mark.parametrize("shards", [0, -1, 129])
 def test_no_more_shards_than_a_table_has_room_for(shards: int) -> None:
-    """A number of shards of which some would hold nothing is refused; the error says the limit."""
+    """More shards than there are non-empty ranges are refused; the error names the limit."""
     with pytest.raises(BadInput, match=f"table net: expected 1 to 128 shards, got {shards}"):
         cut_evenly(TABLE, shards)
 
 
 def test_cuts_are_views() -> None:
-    """What a shard is sent of an arena is the arena, not a copy of it."""
+    """The parts of an arena for a shard are views, not copies."""
     shard_map = ShardMap(1, "net", ((KeyRange(0, 256),), (KeyRange(256, 300), KeyRange(400, 512))))
     arena = TABLE.empty()
     first, second = shard_map.cut(arena, 1)
@@ -139,7 +139,7 @@ def test_segments_cover_the_tensors_exactly(table: DenseTable, data: st.DataObje
 
 
 def test_segments_of_several_ranges() -> None:
-    """Ranges of one shard lie behind each other in its own array, and segments are placed there."""
+    """A shard's ranges are concatenated in its array, and segments refer to that array."""
     assert segments(TABLE, (KeyRange(0, 64), KeyRange(128, 256))) == (
         RateRun(0, 64, 1.0, 1.0),
         RateRun(64, 65, 2.0, 0.0),
@@ -148,7 +148,7 @@ def test_segments_of_several_ranges() -> None:
 
 
 def test_tables_and_maps_travel() -> None:
-    """A table and a map come back from JSON and MessagePack as they were."""
+    """A table and a map come back from JSON and MessagePack unchanged."""
     shard_map = cut_evenly(TABLE, 2, epoch=7)
     for coder in (msgspec.json, msgspec.msgpack):
         assert coder.decode(coder.encode(TABLE), type=DenseTable) == TABLE

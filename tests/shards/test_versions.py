@@ -1,4 +1,4 @@
-"""A buffer is lent again only when nothing refers to it any more."""
+"""A buffer is reused only when nothing refers to it any more."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ def test_a_dropped_buffer_is_recycled() -> None:
 
 
 def test_held_buffers_are_distinct() -> None:
-    """Every buffer that is still held is another one, and they come back one by one."""
+    """All buffers in use are distinct, and they return one by one."""
     buffers = Buffers(100)
     held = [buffers.take() for _ in range(5)]
     assert len({array.ctypes.data for array in held}) == len(buffers) == 5
@@ -34,8 +34,8 @@ def test_held_buffers_are_distinct() -> None:
     assert len(buffers) == 5
 
 
-def test_a_rush_is_forgotten() -> None:
-    """What was lent at once, once, is let go when it has not been wanted for a while; one stays."""
+def test_surplus_buffers_are_freed() -> None:
+    """Buffers that were in use together once are freed after a while of disuse; one stays."""
     buffers = Buffers(100)
     held = [buffers.take() for _ in range(6)]
     kept = held.pop()
@@ -49,8 +49,8 @@ def test_a_rush_is_forgotten() -> None:
     assert kept.min() == 7
 
 
-def test_what_is_used_in_turns_is_kept() -> None:
-    """Four lent at once, over and over, stay the same four."""
+def test_buffers_in_regular_use_are_kept() -> None:
+    """Four buffers that are in use together again and again stay the same four."""
     buffers = Buffers(100)
     seen: set[int] = set()
     for _ in range(2 * _LATELY):
@@ -96,7 +96,7 @@ def test_any_reader_keeps_a_buffer(hold: Callable[[Any], Any]) -> None:
 
 
 def test_a_message_under_way_keeps_a_buffer() -> None:
-    """What ZeroMQ still sends is not written: it arrives as it was when it was sent."""
+    """A buffer that ZeroMQ still sends is not overwritten: it arrives as it was sent."""
     size, sent = 100_000, 8
     with zmq.Context() as context, context.socket(zmq.PUSH) as out, context.socket(zmq.PULL) as to:
         out.connect(f"tcp://127.0.0.1:{to.bind_to_random_port('tcp://127.0.0.1')}")
@@ -113,7 +113,7 @@ def test_a_message_under_way_keeps_a_buffer() -> None:
 
 
 def test_buffers_live_where_their_allocator_puts_them() -> None:
-    """It is asked once a buffer; slices of foreign memory keep their buffer like any other's."""
+    """The allocator is called once per buffer; slices of foreign memory keep it in use too."""
     sizes = []
 
     def foreign(size: int) -> NDArray[np.float32]:
@@ -133,7 +133,7 @@ def test_buffers_live_where_their_allocator_puts_them() -> None:
 
 
 def test_a_list_knows_whether_others_read_its_arrays() -> None:
-    """A view, a memoryview or another list counts; what is dropped does not."""
+    """A view, a memoryview or another list counts as a reader until it is dropped."""
     arrays = [np.zeros(8, np.float32), np.zeros(8, np.float32)]
     assert unshared(arrays)
     for reader in (arrays[1][2:4], arrays[0].data, list(arrays)):
@@ -144,7 +144,7 @@ def test_a_list_knows_whether_others_read_its_arrays() -> None:
 
 
 def test_slots_have_two_sets_of_arrays_and_no_more() -> None:
-    """However often a state is read: one set is in use, the other was read or waits."""
+    """However often a state is read, one set is in use, and the other is read or spare."""
     held, ones = ParameterStore(spec(rule=Momentum()), Buffers, HOST), np.ones(SIZE, np.float32)
     held.restore(0, ones, {"history": ones})
     seen = set()

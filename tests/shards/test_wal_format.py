@@ -1,7 +1,7 @@
-"""A shard's log: what is replayed from it is the shard that wrote it, bit for bit.
+"""A shard's WAL: replaying it makes the shard that wrote it, bit for bit.
 
-Random turns are taken up by a shard, written as records, read back, and replayed on an empty shard
-of another boot number. The seed of a failing run is the test's parameter.
+A shard handles random turns, which are written as records, read back, and replayed on an empty
+shard with another boot number. The seed of a failing run is the test's parameter.
 """
 
 import random
@@ -30,7 +30,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "warm": {"warm_steps": 6, "bound": 2},
 }
 NAMES = "abcd"
-NUMBER = 6  # of the file that all records are of
+NUMBER = 6  # the file number of all records
 Written = list[bytes]
 
 
@@ -39,7 +39,7 @@ def encoded(entry: Entry, frames: Frames = ()) -> bytes:
 
 
 def values(dice: random.Random) -> bytes:
-    """A gradient whose sums depend on their order; now and then one that is not finite."""
+    """A gradient with sums that depend on their order; now and then one that is not finite."""
     rng = np.random.default_rng(dice.randrange(2**32))
     flat = rng.standard_normal(SIZE).astype(np.float32)
     if dice.random() < 0.05:
@@ -48,7 +48,7 @@ def values(dice: random.Random) -> bytes:
 
 
 def said(shard: Shard, dice: random.Random) -> Arrival:
-    """Something that a worker may say, often what is in order and at times what is not."""
+    """A random message of a worker, usually a valid one."""
     worker = dice.choice(NAMES)
     entry = shard.ledger.entries.get(worker)
     life = entry.incarnation if entry else 0
@@ -72,14 +72,14 @@ def said(shard: Shard, dice: random.Random) -> Arrival:
             message = renew(worker)
         case _:
             message = AskStatus(1, "job", "net")
-    # Senders differ by request: a server hands on one copy of each.
+    # The requests of a turn differ: a server passes on one copy of each (`life`).
     if dice.random() < 0.03 and hasattr(message, "boot"):
         message = msgspec.structs.replace(message, boot=7)  # an earlier life's
     return Arrival(worker.encode(), message, frames)
 
 
 def life(shard: Shard, dice: random.Random, turns: int, written: Written) -> None:
-    """Take up random turns, and write what each changed."""
+    """Handle random turns, and write what each changed."""
     for turn in range(turns):
         now = float(turn)
         arrivals = {(one.sender, one.message.request): one for one in _some(shard, dice)}
@@ -101,7 +101,7 @@ def take(shard: Shard, arrivals: list[Arrival], now: float, written: Written) ->
 
 
 def begun(kind: str, written: Written) -> Shard:
-    """A shard with weights, whose log begins."""
+    """A shard with weights, and the beginning of its WAL in `written`."""
     shard = Shard(spec(**KINDS[kind]), boot=1)
     written.append(encoded(wal_format.opening(shard, 0, begins=True, now=0.0)))
     install = Arrival(b"operator", Install(1, "job", "net", []), fresh())
@@ -120,7 +120,7 @@ def replayed(kind: str, written: Written) -> Shard:
 
 
 def held(shard: Shard) -> tuple[Any, ...]:
-    """All that must be equal, to the bit; when a lease ends is each life's own."""
+    """Everything that must be equal, bit for bit; the ends of leases differ between lives."""
     saved, weights, slots = shard.copy()
     workers = {
         name: msgspec.structs.replace(entry, lease_until=0.0)
@@ -137,8 +137,8 @@ def held(shard: Shard) -> tuple[Any, ...]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(8))
 def test_replay_is_the_shard_that_wrote(kind: str, seed: int) -> None:
-    """Weights, slots, ledger, counters and open rounds, whatever was refused, repeated, not finite
-    or applied in one pass."""
+    """Weights, slots, ledger, counters and open rounds are equal, whatever was refused, repeated,
+    not finite or applied in one pass."""
     dice, written = random.Random(seed), Written()
     shard = begun(kind, written)
     life(shard, dice, 60, written)
@@ -148,8 +148,8 @@ def test_replay_is_the_shard_that_wrote(kind: str, seed: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_base_stands_for_what_came_before_it(kind: str, seed: int) -> None:
-    """The state when a file was opened, what waited then, and the file give the same shard; so do
-    all files without the base."""
+    """The state when a file was opened, the requests that waited then, and the file make the same
+    shard; so do all files without the base."""
     dice, written = random.Random(100 + seed), Written()
     shard = begun(kind, written)
     life(shard, dice, 40, written)
@@ -161,8 +161,8 @@ def test_a_base_stands_for_what_came_before_it(kind: str, seed: int) -> None:
     assert held(replayed(kind, written + second)) == held(shard)
 
 
-def test_what_waits_is_not_judged_again() -> None:
-    """A push in an open round still counts when its worker has fallen silent since."""
+def test_waiting_requests_are_not_judged_again() -> None:
+    """A push in an open round still counts when its worker's lease has expired since."""
     written = Written()
     shard = begun("rounds", written)
     for name in "ab":
@@ -178,7 +178,7 @@ def test_what_waits_is_not_judged_again() -> None:
 
 
 def test_pushes_in_one_pass_are_replayed_in_one() -> None:
-    """Their sum is rounded otherwise than one after another; a question between them parts them."""
+    """A sum rounds differently from single updates; a request between pushes ends a pass."""
     parts = [np.full(SIZE, value, np.float32).tobytes() for value in (1e8, -1e8, 1.0)]
     pushes = [
         Arrival(name.encode(), push(name, 1), [part])
@@ -195,11 +195,11 @@ def test_pushes_in_one_pass_are_replayed_in_one() -> None:
         take(shard, turn, 2.0, written)
         assert held(replayed("sums", written)) == held(shard)
         seen.add(shard.held.weights()[0])
-    assert seen == {np.float32(-1.0), np.float32(0.0)}, "it does matter"
+    assert seen == {np.float32(-1.0), np.float32(0.0)}, "the order of the passes matters"
 
 
 def test_a_quarantine_outlives_the_shard() -> None:
-    """The next life refuses the worker, too, and has made two passes of what its push parted."""
+    """The next life refuses the worker too, and replays the pass that its push split as two."""
     parts = {"a": 1e8, "x": 1.0, "b": -1e8, "c": 1.0}
     turn = [
         Arrival(name.encode(), push(name, 1), [np.full(SIZE, part, np.float32).tobytes()])
@@ -229,8 +229,8 @@ def test_a_quarantine_outlives_the_shard() -> None:
     assert parted == np.float32(0.0), "in one pass it would be -1"
 
 
-def test_who_waits_may_be_in_quarantine() -> None:
-    """What it brought to a round before counts, and no state or log that holds it is refused."""
+def test_a_waiting_worker_may_be_in_quarantine() -> None:
+    """Its earlier push to a round counts, and no state or WAL that holds it is refused."""
     written = Written()
     shard = Shard(spec(**KINDS["rounds"], guard=Guard(quarantine_after=1)), boot=1)
     take(shard, [Arrival(b"o", Install(1, "job", "net", []), fresh())], 0.0, written)
@@ -249,8 +249,8 @@ def test_who_waits_may_be_in_quarantine() -> None:
     assert held(other)[3] == ["a"]
 
 
-def test_a_new_life_forgets_who_waited() -> None:
-    """Its opening says so, for the worker asks again; and an install that comes late is refused."""
+def test_a_new_life_forgets_waiting_requests() -> None:
+    """Replaying its opening drops them, since workers ask again; a late Install is refused."""
     written = Written()
     shard = begun("warm", written)
     for name in "ab":
@@ -268,7 +268,7 @@ def test_a_new_life_forgets_who_waited() -> None:
 
 
 def test_what_changed_nothing_is_not_written() -> None:
-    """Reads, and turns whose every request was refused; of a repeated push only the header is."""
+    """Reads and fully refused turns are not written; of a repeated push only the header is."""
     shard = begun("sums", [])
     a = [Arrival(b"a", message) for message in (hello("a"), join("a"))]
     for one in a:
@@ -289,12 +289,12 @@ def test_what_changed_nothing_is_not_written() -> None:
     both = [Arrival(b"a", one, first.frames) for one in (ahead, second)]
     assert noted(*both) == ([0, 1], 4 * SIZE)
     third = Arrival(b"a", push("a", 3), first.frames)
-    assert noted(third, third) == ([1, 1], 8 * SIZE), "answers cannot tell two copies apart"
+    assert noted(third, third) == ([1, 1], 8 * SIZE), "answers do not distinguish two copies"
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 4096, (1 << 20) - 8, 1 << 20, 3 * (1 << 20) + 12345])
 def test_one_flipped_bit_shows(size: int) -> None:
-    """Anywhere in a record, head, description, frames; the padding between them is nobody's."""
+    """A flipped bit in head, description or frames is found; the padding is not checked."""
     rng = np.random.default_rng(size)
     frames = [rng.bytes(size), rng.bytes(17)]
     record = encoded(Expired(1.0, ["w"]), frames)
@@ -313,9 +313,9 @@ def test_one_flipped_bit_shows(size: int) -> None:
 
 @pytest.mark.parametrize("size", [1, 64, 500, 5000])
 def test_a_record_is_whole_or_none(size: int) -> None:
-    """A writer that was killed leaves the first bytes of its record, and behind them what the file
-    held before: a record of the same length, as it may be. However many there are, up to the last
-    that the record is not zero in, it is cut off; also at the end of a file."""
+    """A writer that was killed leaves the first bytes of its record, and after them the former
+    contents of the file, perhaps a record of the same length. Whatever their number, up to the last
+    byte of the record that is not zero, the record is refused; also at the end of a file."""
     entry = Expired(1.0, ["w"])
     frames, ones = [np.random.default_rng(size).bytes(size - 1) + b"e"], [b"\xff" * size]
     record = encoded(entry, frames)
@@ -335,7 +335,7 @@ def test_a_record_is_whole_or_none(size: int) -> None:
 
 
 def test_a_mark_is_read_whole_or_not_at_all() -> None:
-    """Every bit of it counts, and so does its length."""
+    """Every flipped bit of a mark is found, and so is another length."""
     mark = wal_format.Mark(7, 1 << 40)
     written = wal_format.encode_mark(mark)
     assert wal_format.decode_mark(written) == mark
@@ -348,7 +348,7 @@ def test_a_mark_is_read_whole_or_not_at_all() -> None:
 
 
 def test_what_follows_a_damaged_record_is_found() -> None:
-    """So that damage in the middle is told from the end of a log that was being written."""
+    """So damage in the middle can be distinguished from the end of an interrupted WAL."""
     one = encoded(Expired(1.0, ["w"]), [bytes(100)])
     content = memoryview(one[:64] + b"\x01" + one[65:] + one + one[:-64])
     assert wal_format.next_record(content, 0, number=NUMBER) == len(one)
@@ -361,8 +361,8 @@ def test_what_follows_a_damaged_record_is_found() -> None:
 
 
 def test_a_record_of_another_file_is_none() -> None:
-    """A file that is written over another one's bytes does not hold the other's records, whatever
-    they say and however close the numbers are."""
+    """A file that reuses another one's space does not contain the other's records, whatever they
+    hold and however close the numbers are."""
     entry, frames = Expired(1.0, ["w"]), [bytes(100)]
     content = memoryview(bytes(64) + encoded(entry, frames))
     assert wal_format.next_record(content, 0, number=NUMBER) == 64
@@ -373,13 +373,13 @@ def test_a_record_of_another_file_is_none() -> None:
 
 
 def test_random_bytes_are_no_record() -> None:
-    """Whatever stands in a file, the answer is Damage, not another error. (Seed 11.)"""
+    """Whatever a file contains, reading it raises Damage, not another error. (Seed 11.)"""
     rng = np.random.default_rng(11)
     turn = Turn(1.0, [wal_format.Call(b"header", 1)])
     record = encoded(turn, [bytes(200)])
     for _ in range(500):
         noise = rng.bytes(int(rng.integers(200)))
-        cut = int(rng.integers(len(record) - 64))  # what pads the end means nothing
+        cut = int(rng.integers(len(record) - 64))  # the padding at the end is not checked
         for content in (noise, wal_format.MAGIC + noise, record[:cut] + noise):
             if content[: len(record)] != record:
                 with pytest.raises(Damage):
@@ -387,13 +387,13 @@ def test_random_bytes_are_no_record() -> None:
 
 
 def test_the_spec_travels() -> None:
-    """A log tells whose it is, whatever its rule; what is no spec is refused, naming the file."""
-    told = spec(**KINDS["slots"])
-    packed = wal_format.encode_spec(told)
-    assert wal_format.decode_spec(packed, "x") == told
+    """A WAL contains the shard's spec, whatever its rule; an invalid spec names the file."""
+    slots = spec(**KINDS["slots"])
+    packed = wal_format.encode_spec(slots)
+    assert wal_format.decode_spec(packed, "x") == slots
     with pytest.raises(BadInput, match=r"^log f: "):
         wal_format.decode_spec(b"\x01", "log f")
     with pytest.raises(BadInput, match=r"^log f: 'utf-8' codec"):
         wal_format.decode_spec(packed.replace(b"job\xa3job", b"job\xa3\xff\xff\xff"), "log f")
-    opening = wal_format.opening(Shard(told, boot=5), 3, begins=True, now=1.0)
+    opening = wal_format.opening(Shard(slots, boot=5), 3, begins=True, now=1.0)
     assert opening == Opening(wal_format.FORMAT, 3, packed, 5, True, 1.0, 0)

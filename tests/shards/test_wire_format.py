@@ -1,4 +1,4 @@
-"""Headers and payloads: what our own ends say comes back as it was, and nothing else gets in."""
+"""Headers and envelopes: our own messages come back unchanged, and all others are refused."""
 
 import tracemalloc
 from typing import Any
@@ -122,7 +122,7 @@ def test_requests_come_back(message: Request) -> None:
 
 @pytest.mark.parametrize("message", REPLIES, ids=name_of)
 def test_replies_come_back(message: Reply) -> None:
-    """The same for what a shard says."""
+    """The largest reply of every kind fits in 4 KB and is read as it was written."""
     header = wire_format.encode(message)
     assert len(header) <= wire_format.MAX_HEADER_BYTES
     assert wire_format.decode_reply(header) == message
@@ -154,7 +154,7 @@ def test_replies_come_back(message: Reply) -> None:
     ],
 )
 def test_a_header_with_a_flaw(change: dict[str, Any], complaint: str) -> None:
-    """One field of a wrong type or size, or one too many, has the header refused for it."""
+    """A header with one field of a wrong type or size, or one too many, is refused for it."""
     assert wire_format.decode_asked(msgpack.packb(LEAVE)) == Leave(1, "j", "w", 0, 1)
     with pytest.raises(BadMessage, match=complaint):
         wire_format.decode_asked(msgpack.packb(LEAVE | change))
@@ -199,7 +199,7 @@ def test_a_header_with_a_hole(key: str) -> None:
     ],
 )
 def test_headers_that_are_none(header: bytes) -> None:
-    """No depth, length or type in a header does anything but have it refused in one line.
+    """An invalid depth, length or type in a header only leads to a refusal in one line.
 
     Whatever lengths it claims, it makes the parser allocate no more than a few times its own size.
     """
@@ -231,7 +231,7 @@ def test_any_bytes_are_a_message_or_refused(noise: bytes, at: int, message: Mess
 
 
 def test_a_loss_may_be_anything() -> None:
-    """Losses and times are told for the records alone, so that infinity and NaN pass."""
+    """Losses and times are only for the records, so infinity and NaN are accepted."""
     push = msgspec.structs.replace(REQUESTS[2], loss=float("inf"), rtt_s=float("nan"))
     came = wire_format.decode_asked(wire_format.encode(push))
     assert isinstance(came, Push)
@@ -239,7 +239,7 @@ def test_a_loss_may_be_anything() -> None:
     assert np.isnan(came.rtt_s)
 
 
-def test_states_outgrow_headers() -> None:
+def test_states_may_exceed_headers() -> None:
     """The ledger of a thousand workers travels; more than 64 MB does not."""
     entries = {f"{LONG[:100]}{n}": LedgerEntry(n, seq=n, clock=TOP) for n in range(1000)}
     saved = SavedProgress(7, 8, 9, Ledger(entries, floor=3))
@@ -300,7 +300,7 @@ def test_envelopes_that_do_not_add_up(first: bytes, frames: int) -> None:
 @settings(max_examples=300)
 @given(st.binary(max_size=80), st.integers(0, 4))
 def test_any_bytes_are_an_envelope_or_refused(noise: bytes, frames: int) -> None:
-    """What is handed out is never more than what came."""
+    """The messages returned never exceed the bytes and frames that arrived."""
     try:
         found = list(wire_format.disclose(noise, [b"f"] * frames))
     except BadMessage:
@@ -312,8 +312,8 @@ def test_any_bytes_are_an_envelope_or_refused(noise: bytes, frames: int) -> None
 RANGES = (KeyRange(0, 4), KeyRange(6, 8))
 
 
-def test_keys_as_headers_and_people_have_them() -> None:
-    """Ranges are flattened for a header, and shown in a message even when they are odd."""
+def test_keys_in_headers_and_in_errors() -> None:
+    """Ranges are flattened for a header, and shown in an error even if their number is odd."""
     assert wire_format.flatten(RANGES) == [0, 4, 6, 8]
     assert wire_format.show([0, 4, 6, 8]) == "[0, 4) [6, 8)"
     assert wire_format.show([0, 4, 6]) == "[0, 4)"
