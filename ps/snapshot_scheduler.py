@@ -23,7 +23,7 @@ from shards.parameters import ShardState
 
 _PATIENCE_S = 30.0  # for a large state over a slow link
 _RESIDUALS_S = 30.0  # a worker hears of a snapshot with the next push that is acknowledged
-_STANDSTILL_S = 5.0  # after which quiesced shards resume by themselves
+_QUIESCE_S = 5.0  # after which quiesced shards resume by themselves
 
 
 class SnapshotScheduler:
@@ -131,7 +131,7 @@ class SnapshotScheduler:
         with AdminClient(self._cluster, patience_s=_PATIENCE_S) as admin:
             if self._aligned:
                 with suppress(Unreachable):
-                    admin.quiesce(_STANDSTILL_S)
+                    admin.quiesce(_QUIESCE_S)
             self._write(admin.export(going_on=self._aligned), _RESIDUALS_S)
 
     def _write(self, states: Sequence[ShardState], patience_s: float) -> None:

@@ -47,7 +47,7 @@ from shards.tables import ShardMap
 from shards.wire_format import Buffer
 
 LOOK_S = 0.02
-STANDSTILL_S = 60.0
+QUIESCE_S = 60.0  # after which quiesced shards resume by themselves, if the operator dies
 TELLING_S = 60.0  # the time for the new shards' addresses to reach every old shard
 
 Frames = tuple[NDArray[np.float32] | bytes, ...]
@@ -190,7 +190,7 @@ def reshard(old: Side, new: Side, successors: bytes) -> Plan[None]:
     Raises what asking raises; then the job stays on the old shards, unless the error is
     UnconfirmedHandOver.
     """
-    cut = yield from quiesce(old, STANDSTILL_S)
+    cut = yield from quiesce(old, QUIESCE_S)
     try:
         states = yield from _held_at(old, cut)
         for shard, state in enumerate(repartition(states, old.map, new.map)):
@@ -218,7 +218,7 @@ def _held_at(side: Side, cut: Mapping[str, int]) -> Plan[list[ShardState]]:
         if not any(state.saved.ledger.short_of(cut) for state in states):
             return states
         until = heard.now + side.patience_s if until is None else until
-        yield from _reach_cut(side, STANDSTILL_S, cut, until)
+        yield from _reach_cut(side, QUIESCE_S, cut, until)
 
 
 # --- questions and answers ------------------------------------------------------------------------

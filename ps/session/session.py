@@ -65,7 +65,7 @@ from shards.messages import (
 from shards.tables import DenseTable, ShardMap
 from shards.wire_format import Buffer
 
-_NEWCOMER_S = 0.1  # the wait for the first answer of a copy that has just taken over
+_NEW_COPY_S = 0.1  # the wait for the first answer of a copy that has just taken over
 
 
 class Session:
@@ -110,7 +110,7 @@ class Session:
         self._unsaved = (
             ChannelRecorder(shard_map.shards) if self.cargo.feedback is not None else None
         )
-        self._mended: dict[int, tuple[int, float]] = {}
+        self._resent: dict[int, tuple[int, float]] = {}
         self._leaving = False
 
     # --- what a driver asks for -------------------------------------------------------------------
@@ -299,7 +299,7 @@ class Session:
                         f"endpoint of shard {shard}: expected that shard there, got shard"
                         f" {reply.shard} of the job: check the order of the endpoints"
                     )
-                self._mended.pop(shard, None)
+                self._resent.pop(shard, None)
                 self._outstanding.welcomed(shard)
                 rolled_back = self._registration.rolled_back(shard, reply)
                 sends = self._registration.on_welcome(shard, reply, now)
@@ -317,7 +317,7 @@ class Session:
         # may not be open, so its first wait is short.
         pending = self._outstanding.record_answer(shard, hello.message.request, now)
         assert pending is not None, "it has just been sent"
-        pending.wait_s = min(_NEWCOMER_S, pending.wait_s)
+        pending.wait_s = min(_NEW_COPY_S, pending.wait_s)
         pending.resend_at = now + pending.wait_s
         return [hello]
 
@@ -459,10 +459,10 @@ class Session:
 
     def _resend_pushes(self, shard: int, expected: int, now: float) -> list[Send]:
         # Every push behind the lost one is refused for the same reason: resend them once.
-        mended, until = self._mended.get(shard, (0, 0.0))
-        if mended == expected and now < until:
+        resent, until = self._resent.get(shard, (0, 0.0))
+        if resent == expected and now < until:
             return []
-        self._mended[shard] = (expected, now + self._outstanding.first_s)
+        self._resent[shard] = (expected, now + self._outstanding.first_s)
         return self._outstanding.repeated(shard, expected, now)
 
     def _readdressed(self, shard: int, now: float) -> list[Send]:

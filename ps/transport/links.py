@@ -73,16 +73,16 @@ class Links:
         self._watches: dict[int, LinkMonitor] = {}
         self._monitors: set[zmq.Socket[bytes]] = set()
         self._look_at = 0.0
-        self._coming: set[int] = set()  # links that are being renewed
+        self._renewing: set[int] = set()  # links that are being renewed
         self._renewed: set[int] = set()
         self._badge = badge
         self._joining: dict[int, EnrolmentRequest] = {}
         self._wanted: dict[int, int] = {}  # connections to open after an enrolment
-        self._guide = self._guide_to(guided)
-        self.endpoints = tuple(self._first_led(endpoints))
+        self._resolver = self._resolver_for(guided)
+        self.endpoints = tuple(self._first_endpoints(endpoints))
         self._stripes: list[list[zmq.Socket[bytes]]] = [[] for _ in self.endpoints]
         for shard, endpoint in enumerate(self.endpoints):
-            self._go(shard, endpoint, 1)
+            self._open_links(shard, endpoint, 1)
         self._cutter = Cutter(token_bytes(TOKEN_BYTES))
         # A restarted shard is a new sender: the limit evicts its former life.
         self._gatherer = Gatherer(_UNFINISHED_BYTES, max(1, len(endpoints)))
@@ -137,23 +137,23 @@ class Links:
         """The address that the shard's links lead to, for messages to users."""
         return address_of(self.endpoints[shard]).plain
 
-    def _guide_to(self, cluster: Cluster | None) -> PrimaryResolver | None:
+    def _resolver_for(self, cluster: Cluster | None) -> PrimaryResolver | None:
         if cluster is None or cluster.coordinator is None:
             return None
-        guide = PrimaryResolver(
+        resolver = PrimaryResolver(
             cluster, self._context, self._badge.token if self._badge else self._own
         )
-        self._poller.register(guide.socket, zmq.POLLIN)
-        return guide
+        self._poller.register(resolver.socket, zmq.POLLIN)
+        return resolver
 
-    def _first_led(self, endpoints: Sequence[str]) -> Sequence[str]:
+    def _first_endpoints(self, endpoints: Sequence[str]) -> Sequence[str]:
         """Where the coordinator says that the shards are; `endpoints` if it does not answer."""
-        if self._guide is None:
+        if self._resolver is None:
             return endpoints
-        if self._guide.poll(_FIRST_WORD_S):
-            return self._guide.replace_endpoints(endpoints)
+        if self._resolver.poll(_FIRST_WORD_S):
+            return self._resolver.replace_endpoints(endpoints)
         try:
-            self._guide.check()
+            self._resolver.check()
         except GiveUp:
             self._context.destroy(linger=0)
             raise
@@ -168,11 +168,11 @@ class Links:
                 continue
             wanted = len(self._stripes[shard]) if joining is None else self._wanted[shard]
             self._drop(shard, for_good=True)
-            fresh += self._go(shard, endpoint, wanted)
+            fresh += self._open_links(shard, endpoint, wanted)
         self._unreached(fresh, _NEW_LINK_S)
         self._take_greetings()
 
-    def _go(self, shard: int, endpoint: str, stripes: int) -> list[zmq.Socket[bytes]]:
+    def _open_links(self, shard: int, endpoint: str, stripes: int) -> list[zmq.Socket[bytes]]:
         """Open `stripes` connections there, at once or after the shard accepts our enrolment."""
         former = self._joining.pop(shard, None)
         if former is not None:
@@ -182,15 +182,15 @@ class Links:
             self._joining[shard].ask(time.monotonic())
             self._wanted[shard] = stripes
             return []
-        return self._arrive(shard, endpoint, stripes)
+        return self._redirect(shard, endpoint, stripes)
 
-    def _arrive(self, shard: int, endpoint: str, stripes: int) -> list[zmq.Socket[bytes]]:
+    def _redirect(self, shard: int, endpoint: str, stripes: int) -> list[zmq.Socket[bytes]]:
         if endpoint != self.endpoints[shard]:
             self._moved.add(shard)
         self.endpoints = (*self.endpoints[:shard], endpoint, *self.endpoints[shard + 1 :])
         return self._begin(shard, stripes)
 
-    def _let_in(self) -> None:
+    def _finish_enrolments(self) -> None:
         """Connect to the shards that have accepted our enrolment; raises GiveUp where one rejects
         it.
         """
@@ -199,7 +199,9 @@ class Links:
             if one.let_in():
                 one.close()
                 del self._joining[shard]
-                self._unreached(self._arrive(shard, one.endpoint, self._wanted[shard]), _NEW_LINK_S)
+                self._unreached(
+                    self._redirect(shard, one.endpoint, self._wanted[shard]), _NEW_LINK_S
+                )
                 self._take_greetings()
 
     def _renew(self, shard: int) -> None:
@@ -233,7 +235,7 @@ class Links:
         self._monitors.remove(watch.monitor)
         if for_good:
             self._watches.pop(shard).close()
-            self._coming.discard(shard)
+            self._renewing.discard(shard)
         else:
             watch.unwatch()
 
@@ -272,7 +274,7 @@ class Links:
         self._await_joining(timeout_s)
         unreached = self._unreached(self._shard_of, min(timeout_s, _LOOK_AFTER_S))
         if unreached:
-            self._look_into(unreached)
+            self._diagnose(unreached)
         self._unreached(unreached, timeout_s - _LOOK_AFTER_S)
         self._take_greetings()
 
@@ -287,7 +289,7 @@ class Links:
         while self._joining and (left_s := until - time.monotonic()) > 0:
             list(self.receive(min(_JOINING_LOOK_S, left_s)))
             for shard, one in self._joining.items():
-                if self._guide is None or shard not in self._guide.seats:
+                if self._resolver is None or shard not in self._resolver.seats:
                     one.check()
 
     def _take_greetings(self) -> None:
@@ -310,7 +312,7 @@ class Links:
                 waiting.unregister(socket)
         return {socket for socket, _ in waiting.sockets}
 
-    def _look_into(self, unreached: set[zmq.Socket[bytes]]) -> None:
+    def _diagnose(self, unreached: set[zmq.Socket[bytes]]) -> None:
         """Raise GiveUp where the handshake itself fails, because waiting does not help."""
         for shard, stripes in enumerate(self._stripes):
             missing = unreached.intersection(stripes)
@@ -368,14 +370,14 @@ class Links:
 
         It may return early with nothing, because a link has moved.
         """
-        if self._guide is not None:
-            self._guide.ask()
+        if self._resolver is not None:
+            self._resolver.ask()
             timeout_s = min(timeout_s, ASK_S)
         ready = self._await(timeout_s)
-        if self._guide is not None and self._guide.listen():
-            self.follow(self._guide.replace_endpoints(self.endpoints))
+        if self._resolver is not None and self._resolver.listen():
+            self.follow(self._resolver.replace_endpoints(self.endpoints))
         if self._joining:
-            self._let_in()
+            self._finish_enrolments()
         for socket, _ in ready:
             shard = self._shard_of.get(socket)
             if shard is None:  # the resolver, a monitor, or a link that has just been redirected
@@ -403,11 +405,11 @@ class Links:
         for shard, watch in self._watches.items():
             if watch.is_dead(now):
                 self._renew(shard)
-                self._coming.add(shard)
+                self._renewing.add(shard)
             elif watch.greeted():
-                self._coming.add(shard)
-        there = {one for one in self._coming if not self._unreached(self._stripes[one], 0.0)}
-        self._coming -= there
+                self._renewing.add(shard)
+        there = {one for one in self._renewing if not self._unreached(self._stripes[one], 0.0)}
+        self._renewing -= there
         self._renewed |= there
         return bool(there)
 

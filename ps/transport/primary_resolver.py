@@ -108,10 +108,10 @@ class PrimaryResolver:
 
     def replace_endpoints(self, endpoints: Sequence[str]) -> list[str]:
         """`endpoints`, replaced by the primaries' addresses as far as they are known."""
-        led = list(endpoints)
+        present = list(endpoints)
         for shard, seat in self.seats.items():
-            led[shard] = seat.endpoint
-        return led
+            present[shard] = seat.endpoint
+        return present
 
 
 def as_led(cluster: Cluster, own: KeyPair | None, timeout_s: float) -> Cluster | None:
@@ -121,11 +121,11 @@ def as_led(cluster: Cluster, own: KeyPair | None, timeout_s: float) -> Cluster |
     this process or fails its own authentication.
     """
     with zmq.Context() as context:
-        guide = PrimaryResolver(cluster, context, own)
-        with guide.socket:
-            if not guide.poll(timeout_s):
-                guide.check()
+        resolver = PrimaryResolver(cluster, context, own)
+        with resolver.socket:
+            if not resolver.poll(timeout_s):
+                resolver.check()
                 return None
             return msgspec.structs.replace(
-                cluster, endpoints=tuple(guide.replace_endpoints(cluster.endpoints))
+                cluster, endpoints=tuple(resolver.replace_endpoints(cluster.endpoints))
             )
