@@ -1,1 +1,1 @@
-"""What is kept on disks and in stores: snapshots, a worker's own state, secrets."""
+"""Persistent state on disks and in object stores: snapshots, worker states, secrets."""

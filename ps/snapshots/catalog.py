@@ -1,9 +1,9 @@
-"""The shelf: all snapshots of one job at one place, which is the newest, and which may go.
+"""The catalog of one job's snapshots at one place: finds the newest, and removes old ones.
 
-A snapshot is named by its number, the iteration it was taken at; which one is the newest the time
-says that its manifest holds, for a job that was taken back to an earlier snapshot counts its
-iterations again. One place belongs to one job: what is not whole there is taken for the remains of
-a snapshot that was being written, and removed.
+A snapshot is named by its number, the iteration at which it was taken. The time in the manifest
+decides which one is the newest: a job that resumed from an earlier snapshot repeats iteration
+numbers. A place belongs to one job: an incomplete snapshot there counts as the remains of an
+interrupted one, and is removed.
 """
 
 import time
@@ -33,9 +33,9 @@ _TICK_S = 1e-3  # between two snapshots' times, whatever the clock does
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """How many snapshots stay, and for how many seconds; None is without limit.
+    """How many snapshots to keep, and for how many seconds; None is no limit.
 
-    The newest stays in any case.
+    The newest is always kept.
     """
 
     count: int | None = None
@@ -46,7 +46,7 @@ EVERYTHING = Retention()
 
 
 class SnapshotStatus(StrEnum):
-    """A snapshot with a manifest; without one, as it is while it is written; with a bad one."""
+    """Whether a snapshot has a manifest, none (as while it is being written), or a bad one."""
 
     WHOLE = "whole"
     INCOMPLETE = "incomplete"
@@ -54,7 +54,7 @@ class SnapshotStatus(StrEnum):
 
 
 class CatalogEntry(msgspec.Struct, frozen=True):
-    """What stands under a name, as far as its manifest tells; `complaint` is what is wrong."""
+    """A snapshot, as far as its manifest describes it; `complaint` says what is wrong."""
 
     name: str
     state: SnapshotStatus
@@ -63,7 +63,7 @@ class CatalogEntry(msgspec.Struct, frozen=True):
 
 
 class LoadedSnapshot(msgspec.Struct, frozen=True):
-    """A snapshot that was read whole, where, and what was wrong with each newer one."""
+    """A snapshot that was read completely, its place, and why newer ones were passed over."""
 
     store: Store
     name: str
@@ -73,7 +73,7 @@ class LoadedSnapshot(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """Where it is, for people."""
+        """The place of the snapshot, for messages."""
         return self.store.place
 
 
@@ -81,7 +81,7 @@ class SnapshotCatalog:
     """The snapshots at a place, a path or URI."""
 
     def __init__(self, place: Place | Store, keep: Retention = EVERYTHING) -> None:
-        """Nothing is made, or looked at, yet. Raises BadInput for what names no place."""
+        """Does not access the place yet. Raises BadInput if `place` is not a valid path or URI."""
         self.store = open_store(place) if isinstance(place, Place) else place
         self._keep = keep
         self._newest: tuple[str, float] | None = None
@@ -91,9 +91,9 @@ class SnapshotCatalog:
             return MANIFEST in self.store.below(name).names()
 
     def check_writable(self) -> None:
-        """Raise BadInput for a folder of this machine that cannot be written to.
+        """Raise BadInput if a folder of this machine cannot be written to.
 
-        Stores elsewhere are not tried: they may be slow to say so.
+        Remote stores are not tried: they may be slow to fail.
         """
         if not isinstance(self.store, LocalStore):
             return
@@ -108,11 +108,11 @@ class SnapshotCatalog:
             raise BadInput(f"snapshots {self.store.place}: cannot be written: {why}") from None
 
     def entries(self) -> list[CatalogEntry]:
-        """All that stands here, the newest last; first what has no readable manifest."""
+        """All snapshots here, the newest last; those without a readable manifest come first."""
         return sorted(map(self._entry, self._names()), key=_age)
 
     def newest(self) -> CatalogEntry:
-        """The newest whole one, as its manifest says; raises BadInput if there is none."""
+        """The newest snapshot with a valid manifest; raises BadInput if there is none."""
         whole = [entry for entry in self.entries() if entry.manifest is not None]
         if not whole:
             raise BadInput(f"no snapshot in {self.store.place}")
@@ -131,8 +131,8 @@ class SnapshotCatalog:
     ) -> LoadedSnapshot:
         """The newest snapshot that reads back whole; damaged ones are passed over.
 
-        `check` is given each place and manifest before its files are read, and raises what is to
-        end the search. Raises BadInput naming what is wrong with the newest if none is good.
+        `check` is called with each place and manifest before the files are read; an error that it
+        raises ends the search. Raises BadInput naming the fault of the newest if none is good.
         """
         passed: list[str] = []
         entries = self.entries()
@@ -161,10 +161,10 @@ class SnapshotCatalog:
         workers: int,
         residuals: Sequence[tuple[str, SavedWorkerState]] = (),
     ) -> str:
-        """Write a snapshot, then remove what need not stay; returns its place.
+        """Write a snapshot, then remove those that need not be kept; returns its place.
 
-        `residuals` are files of workers, below this place. Raises GiveUp when it could not be
-        written; those before it are intact.
+        `residuals` are files of workers, below this place. Raises GiveUp if the snapshot cannot be
+        written; earlier ones stay intact.
         """
         taken_at = max(time.time(), self._latest_time() + _TICK_S)
         store = self.store.below(str(number))
@@ -184,7 +184,7 @@ class SnapshotCatalog:
         return store.place
 
     def tidy(self) -> None:
-        """Remove the remains of broken snapshots, and what `keep` does not want; or OSError."""
+        """Remove incomplete snapshots, and those beyond the retention. Raises OSError."""
         entries = self.entries()
         for entry in entries:
             if entry.state is SnapshotStatus.INCOMPLETE:
@@ -229,7 +229,7 @@ def _age(entry: CatalogEntry) -> tuple[float, int]:
 
 
 def _unwanted(whole: Sequence[CatalogEntry], keep: Retention, now: float) -> list[CatalogEntry]:
-    """Which may go, of snapshots that ascend by time; never the last."""
+    """The snapshots to remove, of a list in ascending order of time; never the last."""
     surplus = len(whole) - keep.count if keep.count is not None else 0
     out: list[CatalogEntry] = []
     for number, entry in enumerate(whole[:-1]):

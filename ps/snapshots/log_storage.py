@@ -1,10 +1,10 @@
-"""The folder that a shard's log or its saves lie in: all that they ask of a disk, and the real one.
+"""The folder of a shard's WAL or autosaves: the interface to a disk, and the real one.
 
-What is written reaches the page cache, and survives the process; what is synced survives the power.
-A name is as safe as its folder: a file that was created, renamed or removed may be under its former
-name after a power failure, until `settle` has returned.
+Written data reaches the page cache and survives the process; synced data survives a power failure.
+Names need a sync of their own: after a power failure, a file that was created, renamed or removed
+may still have its earlier name, unless `settle` has returned.
 
-Everything that fails raises OSError; whoever knows what the file is for says so.
+Failures raise OSError; callers add what the file is for.
 """
 
 import ctypes
@@ -23,33 +23,33 @@ from shards.wire_format import Buffer
 _LOCK = "lock"
 _LOCK_S = 10.0
 _LOOK_S = 0.05
-_PIECES = 512  # a call; systems take 1024
-_SLICE = 4 << 20  # bytes that the disk is given to begin with
+_PIECES = 512  # most pieces in one call; systems accept 1024
+_SLICE = 4 << 20  # bytes after which the disk is asked to start writing
 _SYNC_FILE_RANGE_WRITE = 2  # from <fcntl.h>: only begin
 
 
 class LogFileWriter(Protocol):
-    """A file that is written from its beginning on."""
+    """A file that is written from the beginning."""
 
     def write(self, pieces: Sequence[Buffer], *, soon: bool) -> int:
-        """Write all of them behind what is there; how many bytes that was.
+        """Append all pieces to what was written; returns the number of bytes.
 
-        `soon`: a sync follows, for which the disk may begin with the first while the others come.
+        `soon`: a sync will follow, so the disk may start on the first pieces at once.
         """
         ...
 
     def rewrite(self, content: bytes) -> None:
-        """Write a few bytes over its beginning, with one call; they are all of it."""
+        """Overwrite the beginning of the file, which is its whole content, with one call."""
         ...
 
     def sync(self) -> None:
-        """What is in it survives a power failure once this has returned."""
+        """Flush the file: on return its content survives a power failure."""
         ...
 
     def end(self, *, synced: bool) -> None:
-        """Nothing follows what was written, nor anything of a former use; when `synced`, for good.
+        """Cut off what an earlier use of the file has left; with `synced`, durably.
 
-        What was written must be safe by then, if it is to be.
+        If the written data is to be durable, `sync` it first.
         """
         ...
 
@@ -57,35 +57,35 @@ class LogFileWriter(Protocol):
 
 
 class LogStorage(Protocol):
-    """One folder, which its owner has alone. Names are of files directly in it."""
+    """One folder, locked by its owner. Names are those of files directly in it."""
 
     @property
     def where(self) -> Path:
-        """What a person calls it."""
+        """The path, for messages."""
         ...
 
     def names(self) -> list[str]:
-        """What is in it; nothing where it does not exist."""
+        """The names in the folder; empty if it does not exist."""
         ...
 
     def size(self, name: str) -> int:
-        """The bytes of a file."""
+        """The size of a file in bytes."""
         ...
 
     def content(self, name: str) -> memoryview:
-        """A file's bytes; they stay valid while referred to."""
+        """The bytes of a file; they stay valid while referred to."""
         ...
 
     def create(self, name: str, over: str | None = None) -> LogFileWriter:
-        """A file to write, in the place of any of this name.
+        """Open a file for writing, which replaces any of this name.
 
-        It is empty, or it is the file `over` by another name: written from its beginning on, and
-        behind that as it was until it ends.
+        It is empty, or the renamed file `over`: then it is overwritten from the beginning, and the
+        rest keeps its old content until `end`.
         """
         ...
 
     def cut(self, name: str, size: int, *, synced: bool) -> None:
-        """Leave a file's first `size` bytes; when `synced`, for good."""
+        """Truncate a file to `size` bytes; with `synced`, durably."""
         ...
 
     def rename(self, name: str, to: str) -> None: ...
@@ -93,16 +93,16 @@ class LogStorage(Protocol):
     def remove(self, name: str) -> None: ...
 
     def settle(self) -> None:
-        """Names are what they are also after a power failure, once this has returned."""
+        """Make the names durable: on return they survive a power failure."""
         ...
 
     def close(self) -> None:
-        """Let another have the folder."""
+        """Unlock the folder."""
         ...
 
 
 class LogFolder:
-    """A folder of this machine; `what` is what errors call that which lies there."""
+    """A folder of this machine; `what` names its content in errors."""
 
     def __init__(self, where: Path, what: str = "log") -> None:
         self.where = where
@@ -110,18 +110,18 @@ class LogFolder:
         self._lock = -1
 
     def make(self) -> None:
-        """Make it, for its owner alone; raises BadInput where that cannot be."""
+        """Create the folder for its owner only; raises BadInput if that fails."""
         try:
-            # Those above as well: mkdir makes parents with the rights of any folder.
+            # Create the parents explicitly: mkdir would give them the default mode.
             for own in (*reversed(self.where.parents[:2]), self.where):
                 own.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise BadInput(f"{self._what} {self.where}: {error.strerror}") from None
 
     def lock(self) -> None:
-        """Have it alone; raises BadInput where it is missing, GiveUp where another has it.
+        """Lock the folder; raises BadInput if it is missing, GiveUp if another process has it.
 
-        One who was killed a moment ago may not have let go yet, and is waited for.
+        Waits a while for a process that was just killed and has not released its lock yet.
         """
         until = time.monotonic() + _LOCK_S
         try:
@@ -147,7 +147,7 @@ class LogFolder:
         return (self.where / name).stat().st_size
 
     def content(self, name: str) -> memoryview:
-        """They lie in the page cache."""
+        """The bytes of a file, mapped from the page cache."""
         with (self.where / name).open("rb") as file:
             if not os.fstat(file.fileno()).st_size:
                 return memoryview(b"")
@@ -182,7 +182,7 @@ class LogFolder:
 
 class _File:
     def __init__(self, path: Path, *, empty: bool) -> None:
-        # One that a life created and died before it had written anything may lie there.
+        # An earlier process may have died after creating the file: truncate, do not fail.
         flags = os.O_CREAT | os.O_TRUNC if empty else 0
         self._descriptor = os.open(path, os.O_WRONLY | flags, 0o600)
         self._written = 0
@@ -212,7 +212,7 @@ class _File:
         os.pwrite(self._descriptor, content, 0)
 
     def sync(self) -> None:
-        os.fdatasync(self._descriptor)  # and its length with it
+        os.fdatasync(self._descriptor)  # flushes the length, too
 
     def end(self, *, synced: bool) -> None:
         if os.fstat(self._descriptor).st_size > self._written:
@@ -225,7 +225,7 @@ class _File:
 
 
 def _slice(pieces: list[memoryview]) -> list[memoryview]:
-    """The first of them, up to a slice and a little more."""
+    """The first pieces, until together they are at least a slice."""
     size = 0
     for number, piece in enumerate(pieces[:_PIECES], start=1):
         size += len(piece)
@@ -235,7 +235,7 @@ def _slice(pieces: list[memoryview]) -> list[memoryview]:
 
 
 def begin_flushing(descriptor: int, at: int, size: int) -> None:
-    """Have the disk take these bytes while others are written; whether it could, a sync tells."""
+    """Ask the disk to start writing these bytes; errors are left to the sync that follows."""
     begin = _sync_file_range()
     if begin is not None:
         begin(descriptor, at, size, _SYNC_FILE_RANGE_WRITE)
@@ -243,7 +243,7 @@ def begin_flushing(descriptor: int, at: int, size: int) -> None:
 
 @cache
 def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    """Linux's call, which Python has not; None elsewhere."""
+    """Linux's sync_file_range, which Python does not offer; None elsewhere."""
     try:
         call = ctypes.CDLL(None).sync_file_range
     except (OSError, AttributeError, TypeError):

@@ -1,14 +1,14 @@
-"""Snapshots: a folder that holds a whole job at one moment, or is none.
+"""Snapshots: a folder that holds a whole job's state at one moment.
 
-Each shard's state is one file (shard_file.py); `manifest.json` names the files with their
-checksums, says what they belong to, and has a checksum of its own (checked_json.py). The files come
-first and the manifest last: the moment it appears under its name is the moment the snapshot exists,
-on a disk as in an object store. So a crash, a full disk or a kill leaves the last good snapshot as
-it was. One that replaces another of its name is written next to it under other file names, and the
-new manifest is the moment of the exchange.
+Each shard's state is one file (shard_file.py). `manifest.json` names the files with their
+checksums, describes the job, and has a checksum of its own (checked_json.py). The files are written
+first and the manifest last: a snapshot exists from the moment when the manifest appears under its
+name, on a disk as in an object store. So a crash, a full disk or a kill leaves the last good
+snapshot unchanged. A snapshot that replaces another of its name is written into the same folder
+under other file names, and the new manifest completes the exchange.
 
-What is read back is checked against the manifest, and an error names the file. The snapshots of a
-job stand on a shelf (catalog.py).
+Files that are read are checked against the manifest, and errors name the file. catalog.py handles
+all snapshots of a job.
 """
 
 import re
@@ -36,11 +36,11 @@ _OURS = re.compile(rf"(shard|worker)-\d+(\.\d+)?\.safetensors|{re.escape(MANIFES
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a snapshot holds.
+    """The content of a snapshot.
 
-    `workers` is how many the job was run with, `taken_at` a Unix time. `aligned` says whether all
-    shards had applied the very same pushes of every worker. `residuals` are what workers that
-    compress their pushes had kept back.
+    `workers` is the number of workers of the job, `taken_at` a Unix time. `aligned` says whether
+    all shards had applied exactly the same pushes of every worker. `residuals` are those of workers
+    that compress their pushes.
     """
 
     format: int = FORMAT
@@ -56,17 +56,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def files(self) -> tuple[StateFile, ...]:
-        """All of its files but the manifest."""
+        """All files of the snapshot but the manifest."""
         return (*self.parts, *(kept.part for kept in self.residuals))
 
     @property
     def bytes(self) -> int:
-        """Of all of them."""
+        """The total size of these files."""
         return sum(part.bytes for part in self.files)
 
 
 class _Format(msgspec.Struct, frozen=True):
-    """What every manifest begins with, whatever else it says."""
+    """The field that manifests of all formats have."""
 
     format: int = FORMAT
 
@@ -84,14 +84,14 @@ def save_snapshot(
 ) -> Manifest:
     """Write the states of all shards as the snapshot `place`, a folder's path or URI.
 
-    `taken_at` is a Unix time (default: now); `residuals` are files of workers to have in it, by
-    their names below the folder that it is in, with their notes (residual_writer.py). Raises GiveUp
-    naming the place where it fails.
+    `taken_at` is a Unix time (default: now). `residuals` are files of workers to include, by their
+    names below the parent folder, with their notes (residual_writer.py). Raises GiveUp naming the
+    place if it fails.
     """
     store = _store(place)
     try:
         taken = set()
-        with suppress(BadInput):  # a damaged manifest keeps nothing
+        with suppress(BadInput):  # files of a damaged manifest need not be kept
             taken = _named_by_manifest(store)
         parts = tuple(
             write_state(store, _free_name(f"shard-{shard}", taken), state, shard_map.ranges[shard])
@@ -126,7 +126,7 @@ def save_snapshot(
 
 
 def load_snapshot(place: Place | Store) -> tuple[Manifest, list[ShardState]]:
-    """Read a snapshot back; raises BadInput naming the file that is missing or damaged."""
+    """Read a snapshot; raises BadInput naming the file that is missing or damaged."""
     store = _store(place)
     manifest = load_manifest(store)
     parts = zip(manifest.parts, manifest.map.ranges, strict=True)
@@ -134,14 +134,14 @@ def load_snapshot(place: Place | Store) -> tuple[Manifest, list[ShardState]]:
 
 
 def load_manifest(place: Place | Store) -> Manifest:
-    """What the snapshot at `place` says it is; raises BadInput."""
+    """The manifest of the snapshot at `place`; raises BadInput."""
     store = _store(place)
     path = f"snapshot {store.place}/{MANIFEST}"
     try:
         content = content_of(store, MANIFEST, _MAX_MANIFEST_BYTES)
-        told = msgspec.json.decode(content, type=_Format).format
-        if told != FORMAT:
-            raise BadInput(f"expected format {FORMAT}, got {told}")
+        found = msgspec.json.decode(content, type=_Format).format
+        if found != FORMAT:
+            raise BadInput(f"expected format {FORMAT}, got {found}")
         manifest = checked_json.decode(content, Manifest, required=True)
         _check_parts(manifest)
     except OSError as error:
@@ -152,7 +152,7 @@ def load_manifest(place: Place | Store) -> Manifest:
 
 
 def _check_parts(manifest: Manifest) -> None:
-    """Raise BadInput where its files cannot be those of its shards."""
+    """Raise BadInput if the files of a manifest cannot be those of its shards."""
     shards = manifest.map.shards
     if len(manifest.parts) != shards:
         raise BadInput(f"expected {shards} parts, one a shard, got {len(manifest.parts)}")
@@ -165,7 +165,7 @@ def _check_parts(manifest: Manifest) -> None:
 
 
 def damage(place: Place | Store) -> Iterator[str]:
-    """Read all of a snapshot, and say what is wrong with each of its files, in a line each."""
+    """Read all of a snapshot; yields a line for each file that is damaged."""
     store = _store(place)
     try:
         manifest = load_manifest(store)
@@ -185,10 +185,10 @@ def damage(place: Place | Store) -> Iterator[str]:
 
 
 def sweep(store: Store) -> None:
-    """Remove what a folder of ours holds beyond a whole snapshot: a broken one's remains.
+    """Remove the files of a snapshot folder that its manifest does not name: an incomplete one's.
 
-    What may not be ours stays. Raises OSError, and BadInput for a damaged manifest, beside which
-    nothing is touched.
+    Files that may not be ours stay. Raises OSError, and BadInput for a damaged manifest, in which
+    case nothing is removed.
     """
     kept = _named_by_manifest(store)
     for name in store.names():
@@ -198,7 +198,7 @@ def sweep(store: Store) -> None:
 
 
 def discard(store: Store) -> None:
-    """Remove a snapshot: first the manifest, so that it is never half of one. Raises OSError."""
+    """Remove a snapshot, the manifest first so that it is never half there. Raises OSError."""
     store.remove(MANIFEST)
     store.settle()
     sweep(store)
@@ -218,7 +218,7 @@ def _store(place: Place | Store) -> Store:
 
 
 def _named_by_manifest(store: Store) -> set[str]:
-    """The manifest and what it names; nothing where there is none."""
+    """The names of the manifest and the files that it names; empty if there is none."""
     if MANIFEST not in store.names():
         return set()
     return {MANIFEST} | {part.file for part in load_manifest(store).files}
@@ -230,6 +230,6 @@ def _free_name(what: str, taken: set[str]) -> str:
 
 
 def _taken(store: Store, name: str, file: str, kept: SavedWorkerState) -> SavedWorkerState:
-    """A worker's file, in this snapshot too."""
+    """Include a worker's file in this snapshot."""
     store.take(name, file)
     return msgspec.structs.replace(kept, part=msgspec.structs.replace(kept.part, file=name))

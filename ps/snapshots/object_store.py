@@ -1,12 +1,12 @@
-"""Where snapshots are put: a folder of this machine, or of a store that pyarrow reaches.
+"""Stores for snapshots: a folder of this machine, or of a store that pyarrow can reach.
 
-A place is named by a path or a URI. A path and `file://` are folders here, written with what makes
-a local file safe: another name first, flushed, renamed, and the folder flushed. `s3://`, `hdfs://`
-and the other schemes are `pyarrow.fs`'s, whose one door this file is. An object store has no
-rename that is not a copy, so a file goes there under its own name at once, and may be found half
-written (HDFS) or not at all (S3): whoever reads must know by other means whether it is whole.
+A place is named by a path or a URI. A path or `file://` is a local folder. Local files are written
+safely: under a temporary name, flushed, renamed, and the folder flushed. `s3://`, `hdfs://` and
+other schemes use `pyarrow.fs`, and only this file imports it. In an object store a rename is a
+copy, so a file is written under its own name at once, and a reader may find it half written (HDFS)
+or not at all (S3): a reader must know by other means whether a file is complete.
 
-What fails raises OSError; whoever knows what the file is for says so.
+Failures raise OSError; callers add what the file is for.
 """
 
 import errno
@@ -31,10 +31,10 @@ Place = str | Path
 
 
 class Reader(Protocol):
-    """An open file to read."""
+    """A file open for reading."""
 
     def readinto(self, buffer: memoryview, /) -> int | None:
-        """Fill as much of `buffer` as there is; returns how many bytes."""
+        """Read into `buffer` as much as is there; returns the number of bytes, 0 at the end."""
         ...
 
 
@@ -43,61 +43,64 @@ class Store(Protocol):
 
     @property
     def place(self) -> str:
-        """What a person calls it: a path or a URI, without secrets."""
+        """The path or URI for messages, without secrets."""
         ...
 
     @property
     def address(self) -> str:
-        """What opens it again in another process. A URI comes with its key and options: it is told
-        to those who are to read or write here, and shown to nobody."""
+        """The path or URI with which another process can open the store.
+
+        A URI includes its key and options: pass it only to processes that read or write here, and
+        never print it.
+        """
         ...
 
     def below(self, name: str) -> "Store":
-        """A folder in this one, which need not exist."""
+        """The store of a folder in this one, which need not exist."""
         ...
 
     def names(self) -> list[str]:
-        """What is in it, sorted; nothing where it does not exist."""
+        """The names in the folder, sorted; empty if it does not exist."""
         ...
 
     def put(self, name: str, content: Content) -> None:
-        """Write a file, making the folder where it is missing.
+        """Write a file, and create the folder if it is missing.
 
-        Here, it is on disk when this returns, and a file of that name is replaced at one moment.
+        On this machine the file is on disk on return, and replaces an earlier one atomically.
         """
         ...
 
     def take(self, name: str, source: str) -> None:
-        """Have the file `source`, its folder's and its name below this folder's parent, here too.
+        """Add the file `source`, FOLDER/NAME below this folder's parent, to this folder as `name`.
 
-        It need not be read for that where the store can do without. Another user may have put it
-        there, so here it must be a file itself, and no link to one.
+        The content is not copied if the store can do without. Another user may have written the
+        source, so on this machine it must be a regular file and not a link.
         """
         ...
 
     def settle(self) -> None:
-        """What was put, renamed or removed survives a power failure once this has returned."""
+        """Make earlier writes and removals durable: on return they survive a power failure."""
         ...
 
     def size(self, name: str) -> int:
-        """The bytes of a file."""
+        """The size of a file in bytes."""
         ...
 
     def open(self, name: str) -> AbstractContextManager[Reader]:
-        """A file to read, in a `with`."""
+        """Open a file for reading, in a `with` statement."""
         ...
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file if it exists."""
         ...
 
     def drop(self) -> None:
-        """Remove this folder if nothing is left in it."""
+        """Remove this folder if it is empty."""
         ...
 
 
 def open_store(place: Place) -> Store:
-    """The store at a path or URI; nothing is made yet. Raises BadInput for what names none."""
+    """The store at a path or URI; nothing is created yet. Raises BadInput for an invalid place."""
     scheme, separator, _ = str(place).partition("://")
     if isinstance(place, Path) or not separator:
         return LocalStore(Path(place))
@@ -110,7 +113,7 @@ def open_store(place: Place) -> Store:
 
 
 def content_of(store: Store, name: str, most: int) -> bytes:
-    """A small file; raises BadInput when it has more than `most` bytes, and OSError."""
+    """The content of a small file; raises BadInput if it exceeds `most` bytes, and OSError."""
     size = store.size(name)
     if size > most:
         raise BadInput(f"expected at most {most} bytes, got {size}")
@@ -130,18 +133,18 @@ def _reach(uri: str) -> "ArrowStore":
         raise BadInput(f"{shown}: expected pyarrow to reach it, got none installed") from None
     try:
         system, path = fs.FileSystem.from_uri(uri)
-    except (OSError, ValueError) as error:  # pyarrow's own are of these, and may quote the URI
-        # In one that cannot be parsed, a secret with a slash in it say, the path has the key.
+    except (OSError, ValueError) as error:  # pyarrow's errors, which may quote the URI
+        # If the URI cannot be parsed, as with a slash in the secret, its path contains the key.
         scheme, _, rest = uri.partition("://")
         key, _, place = rest.rpartition("@")
-        said = str(error).replace(uri, shown).replace(f"{key}@", "") if key else str(error)
+        text = str(error).replace(uri, shown).replace(f"{key}@", "") if key else str(error)
         shown = without_secrets(f"{scheme}://{place}")
-        raise BadInput(f"{shown}: {_line(said)}") from None
+        raise BadInput(f"{shown}: {_line(text)}") from None
     return ArrowStore(system, path, shown, uri)
 
 
 def without_secrets(place: Place) -> str:
-    """A path or URI as it may be shown: an S3 URI may carry a key and its secret, and options."""
+    """A path or URI that may be printed: without the key, secret and options of an S3 URI."""
     if "://" not in str(place):
         return str(place)
     parts = urlsplit(str(place))
@@ -153,10 +156,10 @@ def _line(error: BaseException | str) -> str:
 
 
 class LocalStore:
-    """A folder of this machine, or one below it.
+    """A folder of this machine, or a folder below it.
 
-    Where that folder does not exist it is made for its owner alone. One that exists keeps its mode,
-    and what is in it is as readable as the umask has it: so a person shares it or does not.
+    A missing root folder is created for its owner only. An existing one keeps its mode, and files
+    in it get the mode of the umask, so its owner decides whether to share it.
     """
 
     def __init__(self, path: Path, root: Path | None = None) -> None:
@@ -190,7 +193,7 @@ class LocalStore:
                 for part in content:
                     piece = memoryview(part).cast("B")
                     _write(file, piece)
-                    # The disk works while the next is made, and the flush waits for the rest only.
+    """Open a regular file for reading; not a pipe, which could block us for ever."""
                     begin_flushing(file.fileno(), written, len(piece))
                     written += len(piece)
                 os.fsync(file.fileno())
@@ -208,10 +211,10 @@ class LocalStore:
             own.hardlink_to(theirs)
         except FileNotFoundError:
             raise
-        except OSError:  # not every file system has them
+        except OSError:  # not every file system has hard links
             with _opened(theirs, os.O_NOFOLLOW) as file:
                 self.put(name, iter(lambda: file.read(_PIECE_BYTES), b""))
-        # Looked at here, where nobody can change any more what it is.
+        # Checked here and not at the source, which another user could replace after the check.
         if not stat.S_ISREG(own.lstat().st_mode):
             own.unlink()
             raise _no_file(theirs)
@@ -241,7 +244,7 @@ class LocalStore:
 
 
 def _opened(path: Path, flags: int = 0) -> FileIO:
-    """A file to read; a pipe, whose writer could have us wait for ever, is none."""
+    """Open a regular file for reading; a pipe is refused, as its writer could block us for ever."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -259,7 +262,7 @@ def _write(file: Any, content: memoryview) -> None:
 
 
 def flush(folder: Path) -> None:
-    """Have the names in a folder survive the power's failure."""
+    """Make the names in a folder durable, so that they survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -284,28 +287,28 @@ class ArrowStore:
     def names(self) -> list[str]:
         from pyarrow import fs
 
-        with _told():
+        with _one_line_errors():
             found = self._system.get_file_info(fs.FileSelector(self._path, allow_not_found=True))
         return sorted(info.base_name for info in found)
 
     def put(self, name: str, content: Content) -> None:
-        with _told():
+        with _one_line_errors():
             self._system.create_dir(self._path, recursive=True)
             with self._system.open_output_stream(f"{self._path}/{name}") as file:
                 for part in content:
                     file.write(memoryview(part).cast("B"))
 
     def take(self, name: str, source: str) -> None:
-        with _told():
+        with _one_line_errors():
             self._system.create_dir(self._path, recursive=True)
             parent = self._path.rpartition("/")[0]
             self._system.copy_file(f"{parent}/{source}", f"{self._path}/{name}")
 
     def settle(self) -> None:
-        """An object store answers once it holds what it was given."""
+        """Do nothing: an object store answers a write only when it holds the data."""
 
     def size(self, name: str) -> int:
-        with _told():
+        with _one_line_errors():
             info = self._system.get_file_info(f"{self._path}/{name}")
         if info.size is None:
             raise FileNotFoundError(2, "No such file", name)
@@ -313,11 +316,11 @@ class ArrowStore:
 
     @contextmanager
     def open(self, name: str) -> Iterator[Reader]:
-        with _told(), self._system.open_input_stream(f"{self._path}/{name}") as file:
+        with _one_line_errors(), self._system.open_input_stream(f"{self._path}/{name}") as file:
             yield file
 
     def remove(self, name: str) -> None:
-        with _told(), suppress(FileNotFoundError):
+        with _one_line_errors(), suppress(FileNotFoundError):
             self._system.delete_file(f"{self._path}/{name}")
 
     def drop(self) -> None:
@@ -327,8 +330,8 @@ class ArrowStore:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """pyarrow's errors as OSError in one line."""
+def _one_line_errors() -> Iterator[None]:
+    """Turn pyarrow's errors into OSError with one line."""
     try:
         yield
     except FileNotFoundError:

@@ -1,18 +1,18 @@
-"""Workers' residuals on their way into a snapshot, and out of it again.
+"""Adds workers' residuals to snapshots, and reads them back.
 
-A worker writes what it holds beside the snapshots, in the folder `workers`, whenever it hears that
-the shards have given away a state (channel_recorder.py), and at its end. First the arrays, then a
-note that says of whom and of when they are, and by which checksums to know them: with the note they
-are whole. Whoever writes the snapshot waits a while for those that belong to its states, and has
-them in the snapshot's own folder, named in its manifest. Files stay here until two newer ones of
-their worker are: one that was written for a snapshot may be wanted after the worker's last has
-come.
+A worker writes its residual next to the snapshots, in the folder `workers`, whenever it learns that
+the shards have exported a state (channel_recorder.py), and at its end. It writes the arrays first,
+then a note with the worker, the push numbers and the checksums: with the note the residual is
+complete. The snapshot's writer waits a while for the residuals that belong to its states, puts them
+into the snapshot's own folder, and names them in its manifest. A worker's file stays until it has
+written two newer ones: a residual that was written for a snapshot may still be needed after the
+worker's final one.
 
-Workers must reach the place where snapshots go. What cannot be written holds up nobody: the
-snapshot goes without, and its writer says so.
+Workers must be able to reach the place of the snapshots. A residual that cannot be written delays
+nothing: the snapshot is made without it, and its writer reports that.
 
-Whoever takes a file into a snapshot does so with its own rights, on the word of a worker. So a note
-can speak of one file alone: both are named after what the note says, and stand side by side.
+The snapshot's writer takes a file with its own rights, but on the word of a worker. So a note can
+only name one file: the names of both follow from the note's content, and both are in one folder.
 """
 
 import time
@@ -35,10 +35,10 @@ _LOOK_S = 0.1
 
 
 class ResidualWriter:
-    """Writes one worker's states beside the snapshots at `place`, in a thread of its own."""
+    """Writes one worker's states next to the snapshots at `place`, in a thread of its own."""
 
     def __init__(self, place: Place, worker: str) -> None:
-        """Raises BadInput for what names no place."""
+        """Raises BadInput if `place` is not a path or URI of a store."""
         self.failure = ""
         self._store = open_store(place).below(FOLDER)
         self._worker = worker
@@ -48,11 +48,11 @@ class ResidualWriter:
 
     @property
     def busy(self) -> bool:
-        """Whether the last one is still being written; another would have to wait in memory."""
+        """Whether a state is still being written; another would have to wait in memory."""
         return self._under_way is not None and not self._under_way.done()
 
     def keep(self, state: WorkerState, arrays: Arrays) -> None:
-        """Begin to write this state; the arrays are the keeper's from here on."""
+        """Start writing a state; the caller must not change the arrays afterwards."""
         self._under_way = self._pool.submit(self._write, state, arrays)
 
     def close(self) -> None:
@@ -75,9 +75,9 @@ class ResidualWriter:
 
 
 def awaited(states: Sequence[ShardState]) -> dict[str, tuple[int, int]]:
-    """Of whom a residual belongs to these states: incarnation, and the push that it goes on after.
+    """The residuals that belong to these states: each worker's incarnation and last applied push.
 
-    Who has pushed nothing has none.
+    A worker that has pushed nothing has no residual.
     """
     ledgers = [state.saved.ledger.entries for state in states]
     everywhere = set(ledgers[0]).intersection(*ledgers)
@@ -93,9 +93,10 @@ def awaited(states: Sequence[ShardState]) -> dict[str, tuple[int, int]]:
 def gathered(
     shelf: Store, wanted: Mapping[str, tuple[int, int]], patience_s: float
 ) -> tuple[list[tuple[str, SavedWorkerState]], list[str]]:
-    """What workers have written for states that `awaited` this: file and note of each, in order.
+    """Collect the residuals that `awaited` names; waits at most `patience_s` seconds.
 
-    Second, of whom nothing has come within `patience_s`. Raises OSError.
+    Returns file and note of each in the order of worker names, and the workers whose residual is
+    missing. Raises OSError.
     """
     store = shelf.below(FOLDER)
     until = time.monotonic() + patience_s
@@ -112,7 +113,7 @@ def gathered(
 
 
 def sweep_kept(shelf: Store) -> None:
-    """Remove what workers of this job have left, none of which live. Raises OSError."""
+    """Remove the files of this job's workers, none of which may be running. Raises OSError."""
     store = shelf.below(FOLDER)
     for name in store.names():
         if name.endswith((_NOTE, _ARRAYS)):
@@ -121,9 +122,9 @@ def sweep_kept(shelf: Store) -> None:
 
 
 def residual_in(snapshot: Place, worker: str) -> tuple[WorkerState, Arrays] | None:
-    """What the snapshot at a path or URI holds of a worker, if anything.
+    """The worker's state and arrays in the snapshot at a path or URI, if it has any.
 
-    Raises BadInput where it cannot be read, or is damaged.
+    Raises BadInput if they cannot be read, or are damaged.
     """
     store = open_store(snapshot)
     for kept in load_manifest(store).residuals:
@@ -140,12 +141,12 @@ def _fits(kept: SavedWorkerState, wanted: tuple[int, int] | None) -> bool:
 
 
 def _name(state: WorkerState | SavedWorkerState) -> str:
-    """What its note and its arrays are called, but for the ending."""
+    """The common name of the note and the arrays, without the suffix."""
     return f"{quote(state.worker, safe='')}.{state.incarnation}.{state.base}-{state.seq}"
 
 
 def _note(store: Store, name: str) -> SavedWorkerState | None:
-    """A note; None for one that has gone, is not whole yet, or is not of the file beside it."""
+    """A note; None if it is gone or incomplete, or does not match the file next to it."""
     try:
         content = content_of(store, name, _MAX_NOTE_BYTES)
         kept = checked_json.decode(content, SavedWorkerState, required=True)
@@ -158,5 +159,5 @@ def _note(store: Store, name: str) -> SavedWorkerState | None:
 
 
 def _remove(store: Store, name: str) -> None:
-    store.remove(name + _NOTE)  # first, for without it the arrays are nothing
+    store.remove(name + _NOTE)  # first: without their note the arrays do not count
     store.remove(name + _ARRAYS)

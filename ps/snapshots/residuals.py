@@ -1,9 +1,9 @@
-"""What compressed pushes leave behind, in the hands of a client: saved, kept, and gone on with.
+"""The residual of compressed pushes in a client: saving it, and resuming with it.
 
-The residual belongs to one push number (worker_state.py). A client saves it to a file, has it kept
-for a snapshot of the shards (residual_writer.py), and a later life of the worker takes it up: it
-restores the residual, and makes the pushes again that its shards have forgotten. What is to be sent
-for them is made here; sending is the client's.
+The residual belongs to one push number (worker_state.py). A client saves it to a file, or has it
+added to a snapshot of the shards (residual_writer.py). A restarted worker restores the residual,
+and repeats the pushes that its shards have lost. This file makes the messages for them; the client
+sends the messages.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from shards.errors import BadInput
 
 
 def feedback_of(session: Session, what: str) -> ErrorFeedback:
-    """What keeps the residual; raises BadInput for `what`, where pushes are not compressed."""
+    """The session's error feedback; raises BadInput naming `what` if pushes are not compressed."""
     if session.cargo.feedback is None:
         raise BadInput(f"{what}: expected compressed pushes, which leave a residual; got none")
     return session.cargo.feedback
@@ -31,9 +31,9 @@ def feedback_of(session: Session, what: str) -> ErrorFeedback:
 def state_of(
     session: Session, step: int, clock: int, base: int, pushes: Sequence[Repeated] = ()
 ) -> WorkerState:
-    """Whose residual this session's is, where its driver stands at `step` and `clock`."""
+    """The worker state of this session, at its driver's `step` and `clock`."""
     push = session.cargo.compression.push
-    assert push is not None, "there is a residual"
+    assert push is not None, "a residual implies compressed pushes"
     return WorkerState(
         worker=session.worker,
         incarnation=session.incarnation,
@@ -49,7 +49,7 @@ def state_of(
 
 
 def loaded(path: Path, session: Session) -> tuple[WorkerState, Arrays]:
-    """The file of a former life; raises BadInput where it is damaged, or another worker's."""
+    """Load the file of an earlier process; raises BadInput if damaged or another worker's."""
     feedback_of(session, "restore")
     state, arrays = load_state(path)
     check(state, session, f"worker state {path}")
@@ -57,7 +57,7 @@ def loaded(path: Path, session: Session) -> tuple[WorkerState, Arrays]:
 
 
 def check(state: WorkerState, session: Session, what: str) -> None:
-    """Raises BadInput naming `what` where `state` is no state of this session's worker."""
+    """Raise BadInput naming `what` unless `state` is of this session's worker."""
     state.check(state_of(session, 0, 0, 0), what)
 
 
@@ -68,24 +68,24 @@ def kept(
     base: int,
     pushes: Sequence[reshard_client.CarriedPush] = (),
 ) -> tuple[WorkerState, Arrays]:
-    """What a snapshot of the shards at push `base` wants of this worker; the arrays are copies."""
+    """This worker's state for a snapshot of the shards at push `base`; the arrays are copies."""
     feedback = feedback_of(session, "keep")
     arrays = {name: array.copy() for name, array in feedback.state().items()}
-    told = [_told(push) for push in pushes]
-    arrays |= {one.name: push.gradient for one, push in zip(told, pushes, strict=True)}
-    return state_of(session, step, clock, base, told), arrays
+    repeated = [_repeated(push) for push in pushes]
+    arrays |= {one.name: push.gradient for one, push in zip(repeated, pushes, strict=True)}
+    return state_of(session, step, clock, base, repeated), arrays
 
 
 def restored(session: Session, state: WorkerState, arrays: Arrays) -> list[Repeated]:
-    """Have `session` go on with this residual; the pushes that it is to make again, in order.
+    """Restore the residual into `session`; returns the pushes to repeat, in order.
 
-    Raises BadInput where the shards do not have the pushes that it follows.
+    Raises BadInput if the shards are not at a push from which the state can resume.
     """
     if session.seq not in state.follows:
         after = f"push {state.seq}" if state.base == state.seq else f"{state.follows}"
         raise BadInput(
             f"worker state of {session.worker}: expected one after push {session.seq}, which is the"
-            f" last that was applied, got one after {after}: go on without it"
+            f" last that was applied, got one after {after}: continue without it"
         )
     feedback = feedback_of(session, "restore")
     feedback.restore({name: arrays[name] for name in feedback.state()})
@@ -101,9 +101,9 @@ def made_again(
     step: int,
     now: float,
 ) -> tuple[int, list[Send]]:
-    """A push that an earlier life made, to shards that have forgotten it: what is to be sent.
+    """Repeat a push of an earlier process to shards that have lost it; returns what to send.
 
-    `clock` and `step` hold once it is applied.
+    `clock` and `step` are those once it is applied.
     """
     read = reshard_client.versions(push.read_versions, session.map.shards)
     return session.push(
@@ -121,8 +121,8 @@ def made_again(
     )
 
 
-def _told(push: reshard_client.CarriedPush) -> Repeated:
-    """A push as a worker's state tells of it."""
+def _repeated(push: reshard_client.CarriedPush) -> Repeated:
+    """The record of a push in a worker's state."""
     message = push.message
     return Repeated(
         seq=message.seq,

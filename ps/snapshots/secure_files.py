@@ -1,4 +1,4 @@
-"""Files that hold secrets: this user's alone, which is looked at and not hoped for."""
+"""Secret files: readable only by the current user. Permissions are verified, not assumed."""
 
 import os
 import stat
@@ -8,12 +8,12 @@ from ps.snapshots.object_store import flush
 from shards.errors import BadInput
 
 _PARTIAL = ".partial"
-_ANEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+_REPLACE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def check_private(path: Path, what: str) -> None:
-    """Raise BadInput unless `path` is a file of this user's that nobody else may read or write."""
+    """Raise BadInput unless `path` is this user's file and no other user may read or write it."""
     try:
         found = path.stat()
     except OSError as error:
@@ -29,17 +29,17 @@ def check_private(path: Path, what: str) -> None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only this user can read, at no moment otherwise."""
+    """Write a file that only this user can read at any moment."""
     path.touch(mode=0o600)
-    path.chmod(0o600)  # it may have been there
+    path.chmod(0o600)  # it may have existed with another mode
     path.write_bytes(content)
 
 
 def replace_private(path: Path, content: bytes) -> None:
-    """The same, whole or not at all; it survives the power's failure once this has returned."""
+    """Replace such a file atomically and durably: it survives a power failure on return."""
     partial = path.with_name(path.name + _PARTIAL)
     try:
-        with os.fdopen(os.open(partial, _ANEW, 0o600), "wb") as file:
+        with os.fdopen(os.open(partial, _REPLACE, 0o600), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -1,10 +1,10 @@
-"""One shard's saved state as a file: a safetensors file, and the checksums to know it by.
+"""One shard's saved state as a file: a safetensors file, and checksums that verify it.
 
 The file holds the weights, the rule's slots and, in one metadata value, the ledger and counters,
-all of one version; the `safetensors` library reads it. It is written straight from the arrays, a
-few megabytes at a time, and each such chunk has a checksum of its own, so that damage is told by
-its place. The checksums are no part of the file: they are in the `StateFile` that `write_state`
-returns, which whoever keeps the file keeps beside it, and which `read_state` is given.
+all of one version; the `safetensors` library can read it. It is written straight from the arrays, a
+few megabytes at a time. Each such chunk has its own checksum, so an error can name the damaged
+place. The checksums are not part of the file: `write_state` returns them in a `StateFile`, which
+the caller stores, and passes to `read_state`.
 
 The checksum is that of shards/checksums.py, which takes half the time of zlib's CRC-32; the base
 install has no faster one. It finds accidents, not malice.
@@ -34,14 +34,14 @@ CHUNK_BYTES = 4 << 20
 _WEIGHTS, _SLOT, _SAVED, _METADATA = "weights", "slot.", "saved", "__metadata__"
 _LENGTH_BYTES = 8
 _ALIGNMENT = 8
-_HELPERS = 2  # threads that compute checksums beside the one that reads
+_HELPERS = 2  # threads that compute checksums in parallel with the reading thread
 
 Floats = NDArray[np.float32]
 Check = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 
 class StateFile(msgspec.Struct, frozen=True):
-    """One file of saved state: its name, its length, and a checksum for each `chunk_bytes`."""
+    """A file of saved state: its name, length and version, and a checksum per `chunk_bytes`."""
 
     file: str
     bytes: Count
@@ -51,7 +51,7 @@ class StateFile(msgspec.Struct, frozen=True):
 
 
 class _Tensor(msgspec.Struct, frozen=True):
-    """What a safetensors header says of a tensor; offsets count from the header's end."""
+    """A tensor's entry in a safetensors header; offsets count from the end of the header."""
 
     dtype: str
     shape: tuple[Count, ...]
@@ -59,7 +59,7 @@ class _Tensor(msgspec.Struct, frozen=True):
 
 
 class _Owned(msgspec.Struct, frozen=True):
-    """What a shard's file says besides its arrays: whose keys they are, and its other state."""
+    """The metadata of a shard's file: its key ranges, and its state other than arrays."""
 
     ranges: tuple[KeyRange, ...]
     saved: SavedProgress
@@ -68,10 +68,10 @@ class _Owned(msgspec.Struct, frozen=True):
 def write_state(
     store: Store, name: str, state: ShardState, ranges: tuple[KeyRange, ...]
 ) -> StateFile:
-    """Write the state of the shard that owns `ranges` as the file `name`; returns what `read_state`
-    needs to check it.
+    """Write the state of the shard that owns `ranges` as the file `name`.
 
-    The arrays are not copied, and must not change meanwhile. Raises OSError where the store fails.
+    Returns the `StateFile` for `read_state`. The arrays are not copied, and must not change
+    meanwhile. Raises OSError if the store fails.
     """
     arrays = {_WEIGHTS: state.weights} | {
         _SLOT + slot: values for slot, values in state.slots.items()
@@ -81,24 +81,24 @@ def write_state(
 
 
 def write_arrays(
-    store: Store, name: str, arrays: Mapping[str, Floats], told: str, version: int
+    store: Store, name: str, arrays: Mapping[str, Floats], metadata: str, version: int
 ) -> StateFile:
-    """Write arrays and what is `told` of them, which are of `version`, as `write_state` does."""
-    content = _Checked(_chunks([_header(told, arrays), *map(_bytes, arrays.values())]))
+    """Write arrays of `version` and a metadata text, as `write_state` does."""
+    content = _Checked(_chunks([_header(metadata, arrays), *map(_bytes, arrays.values())]))
     store.put(name, content)
     return StateFile(name, content.bytes, version, tuple(content.sums), CHUNK_BYTES)
 
 
 def read_state(store: Store, part: StateFile, ranges: tuple[KeyRange, ...]) -> ShardState:
-    """Read the state of the shard that owns `ranges` back; its arrays are read-only.
+    """Read the state of the shard that owns `ranges`; its arrays are read-only.
 
-    Raises BadInput naming the file, also where it is another shard's, and the chunk where its
-    checksum is not what it was.
+    Raises BadInput naming the file if it is damaged or another shard's, and the chunk if its
+    checksum is wrong.
     """
     values = sum(map(len, ranges))
     with _expected(store, part):
-        told, arrays = read_arrays(store, part)
-        owned = msgspec.json.decode(told, type=_Owned)
+        metadata, arrays = read_arrays(store, part)
+        owned = msgspec.json.decode(metadata, type=_Owned)
         if owned.ranges != ranges or owned.saved.version != part.version:
             raise ValueError(
                 f"that of keys {_keys(owned.ranges)} at version {owned.saved.version} where the"
@@ -112,7 +112,7 @@ def read_state(store: Store, part: StateFile, ranges: tuple[KeyRange, ...]) -> S
 
 
 def read_arrays(store: Store, part: StateFile) -> tuple[str, dict[str, Floats]]:
-    """What `write_arrays` wrote: what was told, and the arrays. Raises as `read_state` does."""
+    """Read the metadata text and the arrays of `write_arrays`. Raises as `read_state` does."""
     content = _read(store, part).data.toreadonly()
     size = int.from_bytes(content[:_LENGTH_BYTES], "little")
     with _expected(store, part):
@@ -120,15 +120,15 @@ def read_arrays(store: Store, part: StateFile) -> tuple[str, dict[str, Floats]]:
         metadata = msgspec.json.decode(header.pop(_METADATA), type=dict[str, str])
         data = content[_LENGTH_BYTES + size :]
         arrays = {
-            key: _floats(data, msgspec.json.decode(told, type=_Tensor))
-            for key, told in header.items()
+            key: _floats(data, msgspec.json.decode(entry, type=_Tensor))
+            for key, entry in header.items()
         }
         return metadata[_SAVED], arrays
 
 
 @contextmanager
 def _expected(store: Store, part: StateFile) -> Iterator[None]:
-    """Whatever is wrong with the contents of a file is told of it."""
+    """Turn decoding errors into BadInput that names the file."""
     try:
         yield
     except BadInput:
@@ -146,11 +146,12 @@ def _keys(ranges: tuple[KeyRange, ...]) -> str:
 CHECK_LENGTH = 8
 
 
-def tensors_check(arrays: Mapping[str, NDArray[Any]], told: str) -> str:
-    """The checksum of named arrays and of what is `told` of them, for a file that holds its own:
-    CHECK_LENGTH hexadecimal digits.
+def tensors_check(arrays: Mapping[str, NDArray[Any]], metadata: str) -> str:
+    """The checksum of named arrays and their metadata, for a file that stores its own checksum.
+
+    It has CHECK_LENGTH hexadecimal digits.
     """
-    parts = [told.encode()]
+    parts = [metadata.encode()]
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
         content = checksum([array.reshape(-1).view(np.uint8).data])
@@ -162,25 +163,25 @@ def tensors_check(arrays: Mapping[str, NDArray[Any]], told: str) -> str:
 # --- the format -----------------------------------------------------------------------------------
 
 
-def _header(said: str, arrays: Mapping[str, Floats]) -> bytes:
-    # One metadata value: the library writes several in random order, and the file would differ.
-    told: dict[str, object] = {_METADATA: {_SAVED: said}}
+def _header(metadata: str, arrays: Mapping[str, Floats]) -> bytes:
+    # One metadata value: the library writes several in random order, and files would differ.
+    header: dict[str, object] = {_METADATA: {_SAVED: metadata}}
     start = 0
     for name, array in arrays.items():
         stop = start + array.nbytes
-        told[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [start, stop]}
+        header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [start, stop]}
         start = stop
-    text = json.dumps(told, separators=(",", ":")).encode()
+    text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
-def _floats(data: memoryview, told: _Tensor) -> Floats:
-    start, stop = told.data_offsets
-    if told.dtype != "F32" or len(told.shape) != 1:
-        raise ValueError(f"a tensor of {told.dtype} and shape {list(told.shape)}")
-    if not start <= stop <= len(data) or stop - start != 4 * told.shape[0]:
-        raise ValueError(f"a tensor of {told.shape[0]} floats at [{start}, {stop})")
+def _floats(data: memoryview, tensor: _Tensor) -> Floats:
+    start, stop = tensor.data_offsets
+    if tensor.dtype != "F32" or len(tensor.shape) != 1:
+        raise ValueError(f"a tensor of {tensor.dtype} and shape {list(tensor.shape)}")
+    if not start <= stop <= len(data) or stop - start != 4 * tensor.shape[0]:
+        raise ValueError(f"a tensor of {tensor.shape[0]} floats at [{start}, {stop})")
     return np.frombuffer(data[start:stop], "<f4")
 
 
@@ -192,14 +193,14 @@ def _bytes(array: Floats) -> memoryview:
 
 
 def _chunks(parts: Sequence[bytes | memoryview]) -> Iterator[tuple[memoryview, ...]]:
-    """The parts behind one another, cut where a chunk ends; a chunk is one piece, or several."""
+    """The concatenated parts, cut into chunks; a chunk is a tuple of one or more pieces."""
     chunk: list[memoryview] = []
     room = CHUNK_BYTES
     for whole in parts:
         part = memoryview(whole)
         while part:
             chunk.append(part[:room])
-            part, room = part[room:], room - len(chunk[-1])  # what is left of it
+            part, room = part[room:], room - len(chunk[-1])  # the rest of the part and of the chunk
             if not room:
                 yield tuple(chunk)
                 chunk, room = [], CHUNK_BYTES
@@ -208,15 +209,15 @@ def _chunks(parts: Sequence[bytes | memoryview]) -> Iterator[tuple[memoryview, .
 
 
 def _sum(chunk: Sequence[memoryview]) -> int:
-    """Of a chunk as one; few are of several pieces."""
+    """The checksum of a whole chunk; only few chunks have several pieces to join."""
     return checksum([chunk[0] if len(chunk) == 1 else memoryview(b"".join(chunk))])
 
 
 class _Checked:
-    """Chunks on their way to a store, whose checksums are computed as they pass.
+    """Chunks for a store, with checksums that are computed as they are consumed.
 
-    In the thread that writes: a snapshot is written beside a training, which would have to share
-    its cores with helpers; and what was just summed up is written from the cache.
+    The writing thread computes them: a snapshot is written during training, which would have to
+    share its cores with helper threads, and a chunk is still in the cache when it is written.
     """
 
     def __init__(self, chunks: Iterator[tuple[memoryview, ...]]) -> None:
@@ -233,7 +234,7 @@ class _Checked:
 
 
 def _read(store: Store, part: StateFile) -> NDArray[np.uint8]:
-    """The whole file, checked; raises BadInput naming it and what is wrong."""
+    """Read and check the whole file; raises BadInput naming the file and what is wrong."""
     path = _path(store, part)
     try:
         found = store.size(part.file)

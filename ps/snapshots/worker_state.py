@@ -1,9 +1,10 @@
 """A worker's own state on disk: the residual of its compressed pushes, and where that belongs.
 
-One safetensors file, replaced whole. The residual goes with one push number: a push later its
-values have been sent already, a push earlier they have not been taken yet. So whoever restores it
-must stand at that very number, or bring the shards there: a state for a snapshot also holds the
-pushes that the shards' state may lack (channel_recorder.py), as the floats that they stand for.
+It is one safetensors file, replaced as a whole. The residual belongs to one push number: one push
+later its values have been sent already, one push earlier they have not been kept back yet. So a
+worker that restores it must be at that very number, or bring the shards there. For this, a state
+for a snapshot also holds the pushes that the shards' state may lack (channel_recorder.py), as the
+decoded floats.
 """
 
 import os
@@ -34,7 +35,7 @@ Arrays = Mapping[str, NDArray[np.float32]]
 
 
 class Repeated(msgspec.Struct, frozen=True, kw_only=True):
-    """A push to make again; its gradient is the array `name`."""
+    """A push to repeat; its gradient is the array `name`."""
 
     seq: Count
     steps: Count
@@ -48,10 +49,10 @@ class Repeated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose residual it is, how its pushes are written, and after which push it was taken.
+    """The worker of a residual, how its pushes are encoded, and the push after which it was taken.
 
-    `pushes` are those from `base` to there. `step` and `clock` are told for people; a worker's are
-    what the shards have of it.
+    The residual was taken after push `seq`; `pushes` are those after `base` up to `seq`. `step` and
+    `clock` are only informative: a restored worker takes its own from the shards.
     """
 
     worker: Name
@@ -67,11 +68,11 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def follows(self) -> range:
-        """The numbers of the last applied push that a worker can go on after with this."""
+        """The numbers of the last applied push from which a worker can resume with this state."""
         return range(self.base, self.seq + 1)
 
     def check(self, own: "WorkerState", what: str) -> None:
-        """Raises BadInput naming `what` where this is no state of who has `own` now."""
+        """Raise BadInput naming `what` unless this is a state of the worker that has `own` now."""
         for field in ("worker", "table", "floats", "push"):
             expected, got = getattr(own, field), getattr(self, field)
             if expected != got:
@@ -79,7 +80,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavedWorkerState(msgspec.Struct, frozen=True, kw_only=True):
-    """A file with a state that goes into a snapshot, and whose it is (residual_writer.py)."""
+    """A file with a worker's state for a snapshot, and its worker (residual_writer.py)."""
 
     worker: Name
     incarnation: Count
@@ -89,23 +90,23 @@ class SavedWorkerState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_kept(store: Store, name: str, state: WorkerState, arrays: Arrays) -> SavedWorkerState:
-    """Write a state as the file `name`. Raises OSError where the store fails."""
-    told = msgspec.json.encode(state).decode()
+    """Write a state as the file `name`. Raises OSError if the store fails."""
+    metadata = msgspec.json.encode(state).decode()
     return SavedWorkerState(
         worker=state.worker,
         incarnation=state.incarnation,
         base=state.base,
         seq=state.seq,
-        part=write_arrays(store, name, arrays, told, state.seq),
+        part=write_arrays(store, name, arrays, metadata, state.seq),
     )
 
 
 def read_kept(store: Store, kept: SavedWorkerState) -> tuple[WorkerState, Arrays]:
-    """Read it back, checked; raises BadInput naming the file, also where it is another's."""
-    told, arrays = read_arrays(store, kept.part)
+    """Read and check a state; raises BadInput naming the file if damaged or another worker's."""
+    metadata, arrays = read_arrays(store, kept.part)
     what = f"worker state {store.place}/{kept.part.file}"
     try:
-        state = msgspec.json.decode(told, type=WorkerState)
+        state = msgspec.json.decode(metadata, type=WorkerState)
     except UNDECODABLE as error:
         raise BadInput(f"{what}: {error}") from None
     for field in ("worker", "incarnation", "base", "seq"):
@@ -116,9 +117,9 @@ def read_kept(store: Store, kept: SavedWorkerState) -> tuple[WorkerState, Arrays
 
 
 def save_state(path: Path, state: WorkerState, arrays: Arrays) -> None:
-    """Write the file, or leave the one that was there; raises GiveUp naming it."""
-    told = msgspec.json.encode(state).decode()
-    packed = save(dict(arrays), {_KEY: told + tensors_check(arrays, told)})
+    """Write the file, or leave the earlier one unchanged; raises GiveUp naming it."""
+    metadata = msgspec.json.encode(state).decode()
+    packed = save(dict(arrays), {_KEY: metadata + tensors_check(arrays, metadata)})
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:
@@ -132,18 +133,18 @@ def save_state(path: Path, state: WorkerState, arrays: Arrays) -> None:
 
 
 def load_state(path: Path) -> tuple[WorkerState, Arrays]:
-    """Read it back; raises BadInput naming the file."""
+    """Read the file of `save_state`; raises BadInput naming it."""
     try:
         with safe_open(path, "numpy") as file:
             whole = (file.metadata() or {}).get(_KEY, "")
-            told, check = whole[:-CHECK_LENGTH], whole[-CHECK_LENGTH:]
-            state = msgspec.json.decode(told, type=WorkerState)
+            metadata, check = whole[:-CHECK_LENGTH], whole[-CHECK_LENGTH:]
+            state = msgspec.json.decode(metadata, type=WorkerState)
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except OSError as error:
         raise BadInput(f"worker state {path}: {error.strerror or error}") from None
     except (SafetensorError, *UNDECODABLE) as error:
         detail = " ".join(str(error).split())[:120]
         raise BadInput(f"worker state {path}: expected what save wrote, got {detail}") from None
-    if check != tensors_check(arrays, told):
+    if check != tensors_check(arrays, metadata):
         raise BadInput(f"worker state {path}: it does not match its checksum")
     return state, arrays
