@@ -1,6 +1,6 @@
-"""Activations: functions of one element (`functions` lists them), and PReLU, whose slope is learnt.
+"""Activations: functions of one element (`functions` lists them), and PReLU with a learnt slope.
 
-Gradients at a kink are Caffe's. What is returned is valid until the next call with the workspace.
+Gradients at a kink are Caffe's. Results are valid until the next call with the same workspace.
 """
 
 from cupy_kernels.backends import pick
@@ -12,12 +12,12 @@ from cupy_kernels.workspace import Workspace
 
 
 def forward(function: Function, x: Array, work: Workspace) -> Array:
-    """Any shape in, the same out."""
+    """The function of each element of x, in x's shape."""
     return pick(x, on_host.forward, in_kernels.forward)(function, x, work)
 
 
 def backward(function: Smooth, dy: Array, x: Array, y: Array, work: Workspace) -> Array:
-    """dy times the derivative, from the input x or the output y, whichever says it better."""
+    """dy times the derivative, computed from the input x or the output y."""
     return pick(dy, on_host.backward, in_kernels.backward)(function, dy, x, y, work)
 
 
@@ -27,7 +27,7 @@ def relu(x: Array, slope: float, work: Workspace) -> Array:
 
 
 def relu_backward(dy: Array, x: Array, slope: float, work: Workspace) -> Array:
-    """The gradient by x; `x` is the layer's input (its output serves too while slope is 0)."""
+    """The gradient by x; `x` is the layer's input (or its output, if the slope is 0)."""
     return backward(Relu(slope), dy, x, x, work)
 
 
@@ -39,6 +39,6 @@ def prelu(x: Array, slope: Array, work: Workspace) -> Array:
 def prelu_backward(
     dy: Array, x: Array, slope: Array, dslope: Array | None, work: Workspace
 ) -> Array:
-    """The gradient by x; writes the slope's into `dslope`."""
+    """The gradient by x; writes the gradient by the slope into `dslope`."""
     body = pick(dy, on_host.prelu_backward, in_kernels.prelu_backward)
     return body(dy, x, slope, dslope, work)

@@ -1,9 +1,10 @@
-"""Where an array lives, and so which body of an operation runs on it.
+"""Backends: the device of an array, which selects the implementation of an operation.
 
-A NumPy array lives on the host, where the CPU twin computes. A CuPy array lives on its GPU, and an
-`Emulated` one in the emulator; there the CUDA kernels compute. `place_of` asks the array, and
-nothing else in this project does. A place allocates, and moves arrays to itself and back to the
-host; `pick` chooses between an operation's two bodies, so that whoever calls it need not know.
+A NumPy array is on the host, where NumPy code computes. A CuPy array is on its GPU, and an
+`Emulated` one in the emulator; there the CUDA kernels compute. `backend_of` is the only function of
+this project that inspects an array for this. A backend allocates arrays, and copies arrays to
+itself and back to the host; `pick` selects one of an operation's two implementations, so that
+callers do not depend on the device.
 """
 
 from dataclasses import dataclass
@@ -19,28 +20,31 @@ Body = TypeVar("Body")
 
 
 class Backend(Protocol):
-    """Memory and what computes on it. Places are equal where their arrays may meet in a kernel."""
+    """A kind of memory and the code that computes on it.
+
+    Backends are equal if a kernel may use arrays of both.
+    """
 
     def __hash__(self) -> int: ...
 
     @property
     def runs_kernels(self) -> bool:
-        """Whether the CUDA kernels compute here, and not NumPy."""
+        """Whether the CUDA kernels compute here, rather than NumPy."""
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> AnyArray:
         """A new C-contiguous array with undefined contents."""
 
     def load(self, source: NDArray[Any], out: AnyArray) -> None:
-        """Fill `out`, which lives here, from a host's array of its shape."""
+        """Fill `out`, which is on this backend, from a host array of its shape."""
 
     def as_host(self, array: AnyArray) -> NDArray[Any]:
-        """The array's values in NumPy; a copy, unless it lives on the host."""
+        """The array's values in NumPy; a copy, unless it is on the host."""
 
     def store(self, source: AnyArray, out: NDArray[Any]) -> None:
-        """Fill the host's `out`, of its shape, from an array that lives here."""
+        """Fill the host array `out` from an array of its shape on this backend."""
 
     def staging(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """A new zeroed array on the host, of the memory that is quickest to copy to and from."""
+        """A new zeroed host array, in memory that is fastest to copy to and from this backend."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ class GpuBackend:
         return values
 
     def store(self, source: AnyArray, out: NDArray[Any]) -> None:
-        """Waits as well; straight into `out` where no cast is needed."""
+        """Waits as well; copies directly into `out` if no cast is needed."""
         if source.dtype == out.dtype and out.flags.c_contiguous:
             held: Any = source
             held.get(out=out)
@@ -98,13 +102,13 @@ class GpuBackend:
 
 @dataclass(frozen=True)
 class EmulatorBackend:
-    """The emulator's arrays, by the engine that runs their kernels."""
+    """The arrays of one emulator; `engine` runs their kernels."""
 
     engine: Any
     runs_kernels = True
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> AnyArray:
-        from cupy_kernels.emulator import array  # which only tests and developers have a use for
+        from cupy_kernels.emulator import array  # only tests and developers need it
 
         return array.empty(shape, dtype, self.engine)
 
@@ -126,7 +130,7 @@ GPU = GpuBackend()
 
 
 def backend_of(array: Any) -> Backend:
-    """Where an array lives; numbers live on the host."""
+    """The backend of an array; numbers are on the host."""
     if type(array) is np.ndarray:
         return HOST
     if (engine := getattr(array, "engine", None)) is not None:
@@ -136,34 +140,34 @@ def backend_of(array: Any) -> Backend:
 
 
 def pick(array: Any, host: Body, kernels: Body) -> Body:
-    """The one of an operation's two bodies that computes where `array` lives."""
+    """The implementation of an operation, of two, for the backend of `array`."""
     return kernels if backend_of(array).runs_kernels else host
 
 
 def empty(shape: tuple[int, ...], dtype: DTypeLike, like: AnyArray) -> AnyArray:
-    """A new array where `like` lives, with undefined contents."""
+    """A new array on the backend of `like`, with undefined contents."""
     return backend_of(like).empty(shape, dtype)
 
 
 def zeros(shape: tuple[int, ...], dtype: DTypeLike, like: AnyArray) -> AnyArray:
-    """A new array where `like` lives, filled with zeros."""
+    """A new array on the backend of `like`, filled with zeros."""
     array = empty(shape, dtype, like)
     array.fill(0)
     return array
 
 
 def copied(array: AnyArray, to: Backend) -> AnyArray:
-    """A copy of an array of any place, C-contiguous, in the place `to`."""
+    """A C-contiguous copy of an array of any backend, on the backend `to`."""
     found = to.empty(array.shape, array.dtype)
     copy(array, found)
     return found
 
 
 def copy(source: AnyArray, out: AnyArray) -> None:
-    """Fill `out` with `source`, of one shape; each of any place, cast as NumPy assigns.
+    """Fill `out` with `source`, of the same shape, each on any backend, cast as NumPy assigns.
 
-    A copy within a GPU is queued on the current stream; one from the host has left `source` when
-    this returns (and wants a contiguous `out`), one to the host waits for what was queued before.
+    A copy within a GPU is queued on the current stream. A copy from the host has read `source` when
+    this returns, and needs a contiguous `out`. A copy to the host waits for the work queued before.
     """
     here, there = backend_of(source), backend_of(out)
     if here == there:
@@ -175,7 +179,7 @@ def copy(source: AnyArray, out: AnyArray) -> None:
 
 
 def as_host(array: AnyArray) -> NDArray[Any]:
-    """An array's values in NumPy: itself if it lives on the host, else a copy."""
+    """An array's values in NumPy: the array itself if it is on the host, else a copy."""
     return backend_of(array).as_host(array)
 
 

@@ -3,9 +3,9 @@
     y = (x - mean) * deviate, times scale, plus shift;  deviate = 1 / sqrt(variance + epsilon)
     dx = scale * deviate * (dy - sum(dy) / rows - xhat * sum(dy * xhat) / rows)
 
-Blobs are (..., channels); all but the channels are rows. Caffe's BatchNorm gives no scale and no
-shift; they are those of a Scale layer behind it. What is returned is valid until the next call
-with the workspace.
+Blobs are (..., channels); all axes but the channels are rows. Caffe's BatchNorm has no scale and no
+shift; they belong to a Scale layer behind it. Results are valid until the next call with the same
+workspace.
 """
 
 from cupy_kernels.backends import pick
@@ -19,9 +19,9 @@ from cupy_kernels.workspace import Workspace
 def statistics(
     x: Array, epsilon: float, running: RunningStatistics | None, work: Workspace
 ) -> tuple[Array, Array]:
-    """(mean, deviate) of this batch, (channels,) each; `running` takes them in, where it is given.
+    """(mean, deviate) of this batch, (channels,) each; adds them to `running`, if it is given.
 
-    The running variance takes the unbiased one, with rows / (rows - 1).
+    The unbiased variance, with rows / (rows - 1), is added to the running variance.
     """
     return pick(x, on_host.statistics, in_kernels.statistics)(x, epsilon, running, work)
 
@@ -29,7 +29,7 @@ def statistics(
 def running_statistics(
     running: RunningStatistics, epsilon: float, work: Workspace
 ) -> tuple[Array, Array]:
-    """(mean, deviate) of all batches so far, for test; zero and 1 / sqrt(epsilon) before any."""
+    """(mean, deviate) of all batches so far, for tests; before the first, 0 and 1 / sqrt(epsilon)."""
     body = pick(running.mean, on_host.running_statistics, in_kernels.running_statistics)
     return body(running, epsilon, work)
 
@@ -56,9 +56,9 @@ def backward(
     dshift: Array | None,
     work: Workspace,
 ) -> Array:
-    """dx, where mean and deviate are this batch's own; writes the gradients that are asked for.
+    """dx, where mean and deviate are this batch's own; writes the requested gradients.
 
-    With running statistics, which x has no part in, dx = dy * deviate: `channels.scale_backward`.
+    For running statistics, which do not depend on x, dx = dy * deviate: `channels.scale_backward`.
     """
     body = pick(dy, on_host.backward, in_kernels.backward)
     return body(dy, x, mean, deviate, scale, dscale, dshift, work)

@@ -1,7 +1,7 @@
-"""What is done channel by channel: scale and bias; and blobs put side by side and cut apart.
+"""Operations by channel: scale and bias; and blobs that are concatenated and split.
 
-Axes count as blobs lie in memory: an image's channels are its last. What is returned is valid
-until the next call with the workspace.
+Axes are in the order of memory: an image's channels are its last axis. Results are valid until the
+next call with the same workspace.
 """
 
 from collections.abc import Sequence
@@ -26,16 +26,16 @@ def scale_backward(
     dbias: Array | None,
     work: Workspace,
 ) -> Array:
-    """dx (dy itself without factors); writes the gradients of factors and bias, if asked for."""
+    """dx (dy itself without factors); writes the gradients of factors and bias, if requested."""
     body = pick(dy, on_host.scale_backward, in_kernels.scale_backward)
     return body(dy, x, factors, dfactors, dbias, work)
 
 
 def concatenate(parts: Sequence[Array], axis: int, work: Workspace) -> Array:
-    """Blobs side by side along an axis; they differ in size along that one only."""
+    """Blobs joined along an axis; they may differ in size along that axis only."""
     return pick(parts[0], on_host.concatenate, in_kernels.concatenate)(parts, axis, work)
 
 
 def split(x: Array, sizes: Sequence[int], axis: int, work: Workspace) -> list[Array]:
-    """A blob cut along an axis into contiguous ones of the sizes given, which add up to its own."""
+    """A blob split along an axis into contiguous blobs of the given sizes, which sum to its own."""
     return pick(x, on_host.split, in_kernels.split)(x, sizes, axis, work)

@@ -1,4 +1,4 @@
-"""The sums of checksum_sums.py in one compiled reading of the table; loaded where that pays."""
+"""The sums of checksum_sums.py in one compiled pass over the table; loaded only if needed."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ Array = Any  # numba infers the loop's types, not these annotations
 
 
 def summed(words: Words) -> tuple[Words, Words]:
-    """The sums of the columns and of the rows of aligned `words`, whose rows come by fours."""
+    """The sums of the columns and of the rows of aligned `words`; rows are a multiple of 4."""
     assert len(words) % 4 == 0
     columns, rows = (np.zeros(size, np.uint64) for size in reversed(words.shape))
     frozen = words.view()
@@ -23,7 +23,7 @@ def summed(words: Words) -> tuple[Words, Words]:
 
 @compiled
 def _add_up(words: Array, columns: Array, rows: Array) -> None:
-    """Four rows at once, so that the sums of columns are fetched and stored a quarter as often."""
+    """Sum four rows at once, so that the sums of columns are loaded and stored a quarter as often."""
     for first in range(0, len(rows), 4):
         a, b, c, d = words[first], words[first + 1], words[first + 2], words[first + 3]
         of_a = of_b = of_c = of_d = np.uint64(0)

@@ -1,8 +1,8 @@
 """The sums of a table of 64-bit words by its columns and its rows, modulo 2**64.
 
-Checksums are made of them (shards/checksums.py). NumPy reads the table twice. A log takes them of
-every byte that a shard is pushed: there the table is read once, at the speed of memory, by a loop
-that numba compiles. Both give the same bits, for sums of whole numbers may be taken in any order.
+Checksums are computed from them (shards/checksums.py). NumPy reads the table twice. A log computes
+them for every byte that is pushed to a shard: there a loop compiled by numba reads the table once,
+at the speed of memory. Both give the same bits, because integers may be summed in any order.
 """
 
 from collections.abc import Callable
@@ -20,15 +20,18 @@ def plain_sums(words: Words) -> tuple[Words, Words]:
 
 
 def table_sums(words: Words) -> tuple[Words, Words]:
-    """The same by the compiled loop, where numba is; rows come by fours. It loads numba, which
-    takes longer than to sum up a few gigabytes."""
+    """`plain_sums` by the compiled loop, if numba is installed; rows must be a multiple of 4.
+
+    The first call loads numba, which takes longer than summing a few gigabytes."""
     loop = _loop() if words.flags.aligned else None
     return plain_sums(words) if loop is None else loop(words)
 
 
 @cache
 def _loop() -> Callable[[Words], tuple[Words, Words]] | None:
-    """Loaded on first use: who only reads where a log ends does not load numba. None without it."""
+    """The compiled loop, or None without numba.
+
+    It is loaded on first use, so that a process that only finds a log's end does not load numba."""
     from cupy_kernels.checksum_loops import summed
     from cupy_kernels.update_loops import COMPILED
 

@@ -1,11 +1,11 @@
-"""The codecs in plain NumPy: what a base install runs, and what the compiled loops must equal.
+"""The codecs in plain NumPy: the base install runs them, and the compiled loops must equal them.
 
 Everything is float32 and rounded exactly where `cuda/codecs.cu` rounds, so that the bytes are the
-same from a GPU, from numba and from here. There is one exception: denormals, which a GPU takes for
-zeros and leaves out, and which here stay in the error. A scale is never denormal anywhere, so no
-decoded value is.
+same from a GPU, from numba and from here. The one exception are denormals, which a GPU treats as
+zeros and drops, and which stay in the error here. A scale is never denormal, so no decoded value
+is.
 
-Arenas are worked through in pieces of some blocks, which keeps the temporaries in the caches.
+Arenas are processed in pieces of some blocks, which keeps the temporaries in the caches.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from cupy_kernels.types import Array
 
 BLOCK = 256  # floats that share a scale
-LANES, EACH = 32, 8  # a block's mean is summed as a warp sums it: 8 floats a lane, then a tree
+LANES, EACH = 32, 8  # a block is summed in the order of a warp: 8 floats a lane, then a tree
 PIECE = 64 * BLOCK
 LEAST_NORMAL = np.float32(2.0**-126)
 GREATEST_FP16, LEAST_FP16 = np.float32(65504), np.float32(2.0**-14)
@@ -28,7 +28,7 @@ Bytes = NDArray[np.uint8]
 def quantise(
     g: Array, error: Array, q: Bytes, scales: Array, levels: int, factor: np.float32
 ) -> None:
-    """Codes within [-levels, levels], 127 of them to a byte each or 7 to half a byte."""
+    """Codes in [-levels, levels]: a byte each for 127 levels, half a byte each for 7."""
     for part, blocks in _pieces(len(g)):
         v = _corrected(g[part], error[part], factor)
         scale = _normal(np.abs(v).max(axis=1) / np.float32(levels))
@@ -46,7 +46,7 @@ def quantise(
 
 
 def quantise_sign(g: Array, error: Array, q: Bytes, scales: Array, factor: np.float32) -> None:
-    """One bit each, set where the value is negative; the scale is the mean magnitude."""
+    """One bit for each value, set if it is negative; the scale is the mean magnitude."""
     for part, blocks in _pieces(len(g)):
         v = _corrected(g[part], error[part], factor)
         lengths = np.minimum(BLOCK, len(g) - BLOCK * np.arange(blocks.start, blocks.stop))
@@ -85,7 +85,7 @@ def cast_bf16(g: Array, error: Array | None, q: NDArray[np.uint16], factor: np.f
         v = _flat(g[part], error, part, factor)
         bits = v.view(np.uint32)
         rounded = bits + (np.uint32(0x7FFF) + (bits >> 16 & 1))
-        most = np.uint32(0x7F7FFFFF)  # beyond the greatest one, that
+        most = np.uint32(0x7F7FFFFF)  # values beyond the largest bf16 are clipped to it
         beyond = (rounded & 0x7FFFFFFF) > most
         rounded = np.where(beyond, bits & 0x80000000 | most, rounded)
         half = (rounded >> 16).astype(np.uint16)
@@ -110,7 +110,7 @@ def uncast_bf16(q: NDArray[np.uint16], y: Array) -> None:
 
 
 def uncast_fp16(q: NDArray[np.uint16], y: Array) -> None:
-    """By the kernel's formula, which knows neither denormals nor infinity: nobody encodes any."""
+    """By the kernel's formula, without denormals and infinity: the encoders write neither."""
     for part, _ in _pieces(len(y)):
         half = q[part].astype(np.uint32)
         rest = half & 0x7FFF
@@ -138,7 +138,7 @@ def magnitude(v: Array, count: int) -> np.float32:
 def take_above(
     u: Array | None, v: Array, tau: np.float32, capacity: int
 ) -> tuple[NDArray[np.uint32], Array]:
-    """The first `capacity` indices where |v| > tau, with the values that are taken out of v."""
+    """The first `capacity` indices with |v| > tau, and the values there, which are taken out."""
     found = np.flatnonzero(np.abs(v) > tau)[:capacity]
     values = v[found]
     v[found] = 0
@@ -148,14 +148,14 @@ def take_above(
 
 
 def _pieces(n: int) -> Iterator[tuple[slice, slice]]:
-    """Which floats and which blocks to work on, piece by piece."""
+    """The slices of floats and of blocks to process, piece by piece."""
     for start in range(0, n, PIECE):
         stop = min(n, start + PIECE)
         yield slice(start, stop), slice(start // BLOCK, -(-stop // BLOCK))
 
 
 def _corrected(g: Array, error: Array, factor: np.float32) -> Array:
-    """factor * g + error by blocks, the last of them filled up with zeros."""
+    """factor * g + error as (blocks, 256), the last block padded with zeros."""
     v = factor * g + error
     if v.size % BLOCK:
         v = np.pad(v, (0, -v.size % BLOCK))

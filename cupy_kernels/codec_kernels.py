@@ -1,7 +1,8 @@
-"""The bodies of codecs.py where the CUDA kernels run: arenas, residuals and payloads on a device.
+"""codecs.py in CUDA kernels: arenas, residuals and payloads on a device.
 
-A payload is written there as it will be sent, so that what crosses to the host is what crosses the
-network. Sparse pushes have kernels too, but no body here: a device finds no k-th largest yet.
+A payload is written on the device in the form that is sent, so only the bytes for the network are
+copied to the host. Sparse pushes have kernels, too, but no implementation here: the k-th largest
+value cannot be found on a device yet.
 """
 
 from typing import TYPE_CHECKING, Any

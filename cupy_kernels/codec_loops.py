@@ -1,9 +1,9 @@
-"""The codecs as compiled loops: one pass over a block that is still in the caches.
+"""The codecs as compiled loops: one pass over each block while it is in the caches.
 
-The rule of `update_loops.py` holds: no fastmath, so that every result is the one that
-`codec_arrays.py` gives, bit for bit. What takes the place of a flag: the largest magnitude is found
-among the bits of the floats, read as whole numbers, because a maximum of floats is not vectorised
-while NaN has to be minded; and the k-th largest by counting bits, in two passes and without a sort.
+The rule of `update_loops.py` holds: no fastmath, so that every result equals that of
+`codec_arrays.py`, bit for bit. Two methods replace the flag. The largest magnitude is found among
+the bits of the floats, read as integers, because a maximum of floats that respects NaN is not
+vectorised. The k-th largest is found by counting bits, in two passes and without a sort.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ ONE, ZERO = np.float32(1), np.float32(0)
 
 @compiled
 def _load(g: Array, error: Array, factor: Any, v: Array) -> None:
-    """v = factor * g + error, and zeros behind."""
+    """v = factor * g + error, padded with zeros."""
     for i in range(len(g)):
         v[i] = factor * g[i] + error[i]
     for i in range(len(g), BLOCK):
@@ -32,7 +32,7 @@ def _load(g: Array, error: Array, factor: Any, v: Array) -> None:
 
 @compiled
 def _codes(v: Array, bits: Array, one: Array, levels: int, codes: Array, error: Array) -> Any:
-    """The codes of a block; its error; returns its scale."""
+    """Write the codes and the error of a block; returns its scale."""
     most = np.int32(0)
     for i in range(BLOCK):
         most = max(most, np.int32(bits[i] & np.int32(0x7FFFFFFF)))
@@ -141,7 +141,7 @@ def dequantise_sign(q: Array, scales: Array, y: Array) -> None:
 
 @compiled
 def _bf16(bits: Any) -> Any:
-    """The nearest, ties to even; beyond the greatest one, that."""
+    """The nearest bf16, ties to even; values beyond the largest are clipped to it."""
     rounded = np.uint32(bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1)))
     if rounded & MAGNITUDE > np.uint32(0x7F7FFFFF):
         rounded = np.uint32(bits & np.uint32(0x80000000) | np.uint32(0x7F7FFFFF))
@@ -162,14 +162,14 @@ def _fp16(bits: Any) -> Any:
 
 @compiled
 def _from_fp16(half: Any) -> Any:
-    """The bits of a float32."""
+    """The bits of the float32 that an fp16 encodes."""
     sign, rest = (half & np.uint32(0x8000)) << np.uint32(16), half & np.uint32(0x7FFF)
     bits = (rest << np.uint32(13)) + np.uint32(0x38000000) if rest else np.uint32(0)
     bits = sign | bits
     return np.uint32(0x7FFFFFFF if rest > np.uint32(0x7C00) else bits)
 
 
-# Values on their way between floats and bits pass through a block of memory, seen as both.
+# Conversions between floats and their bits go through a small buffer with views of both types.
 
 
 @compiled
@@ -205,7 +205,7 @@ def cast_fp16(g: Array, error: Array, q: Array, factor: Any) -> None:
 
 @compiled
 def plain_bf16(x: Array, q: Array) -> None:
-    """Without an error: what is lost is lost."""
+    """`cast_bf16` without keeping an error."""
     bits = x.view(np.uint32)
     for i in range(len(bits)):
         q[i] = _bf16(bits[i]) >> np.uint32(16)
@@ -248,7 +248,7 @@ def accumulate_momentum(g: Array, u: Array, v: Array, mu: Any, factor: Any) -> N
 
 @compiled
 def magnitude(v: Array, count: int) -> Any:
-    """The `count`-th largest magnitude: its upper 16 bits by counting, then its lower ones."""
+    """The `count`-th largest magnitude: counting finds its upper 16 bits, then its lower ones."""
     bits = v.view(np.uint32)
     found, left = np.empty(1, np.uint32), count
     highs = np.zeros(1 << 15, np.int64)

@@ -1,20 +1,20 @@
-"""What a gradient becomes on a slow link: the CPU twin of `cuda/codecs.cu`, byte for byte.
+"""Codecs that compress gradients: the CPU version of `cuda/codecs.cu`, equal byte for byte.
 
-A codec turns n floats into one payload, a flat array of bytes that can be sent as it is:
+A codec turns n floats into one payload, a flat array of bytes that can be sent unchanged:
 
     fp16, bf16     n halves
     int8           blocks * 256 bytes, then a float32 scale for each block of 256 floats
     int4           blocks * 128 bytes, two codes each, then the scales
     sign           blocks * 32 bytes, eight signs each, then the scales
 
-With v = error + factor * g, the payload stands for dq, and the error becomes v - dq, to be sent
+With v = error + factor * g, the payload decodes to dq, and the error becomes v - dq, to be sent
 with the next gradient (error feedback; Seide et al. 2014, Karimireddy et al. 2019). dq + error' is
-v exactly, but for a sign, whose error is rounded once. A sparse push (deep gradient compression,
-Lin et al. 2018) takes whole values out of v and leaves the others.
+exactly v, except for `sign`, where the error is rounded once. A sparse push (deep gradient
+compression, Lin et al. 2018) takes whole values out of v and leaves the others.
 
-Compiled where numba is installed, NumPy elsewhere, with the same bits; where arrays live on a
-device the kernels themselves run (codec_kernels.py), of the sparse part none yet. All arrays are
-flat and contiguous; what is given must be finite, which the caller has to know.
+The functions are compiled if numba is installed, and use NumPy otherwise, with the same bits. For
+arrays on a device the kernels run instead (codec_kernels.py), except for sparse pushes. All arrays
+are flat and contiguous. Inputs must be finite; the caller is responsible for that.
 """
 
 from typing import Any, Literal
@@ -36,19 +36,19 @@ ONE = np.float32(1)
 
 
 def blocks(n: int) -> int:
-    """How many scales n floats have."""
+    """The number of blocks, and so of scales, for n floats."""
     return -(-n // BLOCK)
 
 
 def payload_bytes(kind: Dense, n: int) -> int:
-    """How many bytes n floats take."""
+    """The size in bytes of the payload of n floats."""
     if kind in _CASTS:
         return 2 * n
     return blocks(n) * (BLOCK * _BITS[kind] // 8 + 4)
 
 
 def parts(kind: Dense, payload: Any, n: int) -> tuple[Any, Any]:
-    """The codes and the scales (none for a cast) in a payload, as views of it."""
+    """The codes and the scales (None for a cast) in a payload, as views of it."""
     if kind in _CASTS:
         return payload.view(np.uint16), None
     codes = blocks(n) * BLOCK * _BITS[kind] // 8
@@ -56,7 +56,7 @@ def parts(kind: Dense, payload: Any, n: int) -> tuple[Any, Any]:
 
 
 def encode(kind: Dense, g: Array, error: Array, payload: Bytes, factor: np.float32 = ONE) -> None:
-    """Write the payload of error + factor * g, and into `error` what it leaves behind.
+    """Write the payload of error + factor * g, and the remaining error into `error`.
 
     `g` and `error` are float32 (n,), `payload` uint8 (payload_bytes(kind, n),).
     """
@@ -80,7 +80,7 @@ def encode(kind: Dense, g: Array, error: Array, payload: Bytes, factor: np.float
 
 
 def cast(kind: Literal["fp16", "bf16"], x: Array, payload: Bytes) -> None:
-    """The nearest halves of x, without an error kept: for weights, which come again."""
+    """Write the nearest halves of x; no error is kept, because weights are sent again."""
     if backend_of(x).runs_kernels:
         from cupy_kernels import codec_kernels
 
@@ -96,9 +96,9 @@ def cast(kind: Literal["fp16", "bf16"], x: Array, payload: Bytes) -> None:
 
 
 def decode(kind: Dense, payload: Bytes, y: Array) -> None:
-    """Write what a payload stands for into `y`, float32 (n,). Any bytes decode to something.
+    """Decode a payload into `y`, float32 (n,). Any bytes decode without an error.
 
-    The payload lies at a multiple of four bytes: compiled loops take any array for aligned.
+    The payload's address must be a multiple of four: compiled loops assume aligned arrays.
     """
     if backend_of(y).runs_kernels:
         from cupy_kernels import codec_kernels
@@ -119,7 +119,7 @@ def decode(kind: Dense, payload: Bytes, y: Array) -> None:
 def accumulate(
     g: Array, u: Array | None, v: Array, mu: float = 0.0, factor: np.float32 = ONE
 ) -> None:
-    """u = mu * u + factor * g; v += u: momentum before sparsity. Without `u`, v += factor * g."""
+    """u = mu * u + factor * g; v += u: momentum before sparsifying. Without u, v += factor * g."""
     if _compiled():
         from cupy_kernels import codec_loops
 
@@ -143,9 +143,9 @@ def magnitude(v: Array, count: int) -> np.float32:
 def take_above(
     u: Array | None, v: Array, tau: np.float32, capacity: int
 ) -> tuple[NDArray[np.uint32], Array]:
-    """Take out of `v` its first `capacity` values with |v| > tau: their indices, and they.
+    """Take the first `capacity` values with |v| > tau out of `v`; returns their indices and them.
 
-    Both u and v are zero there afterwards; what does not fit stays for the next push.
+    Both u and v are then zero at these indices; further values stay for the next push.
     """
     if not _compiled():
         return codec_arrays.take_above(u, v, tau, capacity)
@@ -158,12 +158,12 @@ def take_above(
 
 
 def writer(kind: Dense) -> str:
-    """The function that writes it, by the name that it has as a kernel, as a loop and in NumPy."""
+    """The name of the function that encodes, the same as a kernel, as a loop and in NumPy."""
     return ("cast_" if kind in _CASTS else "quantise_") + kind
 
 
 def reader(kind: Dense) -> str:
-    """The function that reads it."""
+    """The name of the function that decodes; see `writer`."""
     return ("uncast_" if kind in _CASTS else "dequantise_") + kind
 
 
@@ -174,7 +174,7 @@ def _compiled() -> bool:
 
 
 def _frozen(array: Any) -> Any:
-    """Read-only, as frames off the wire are, so that one compilation serves both."""
+    """A read-only view, like received frames, so that numba compiles a function only once."""
     view = array.view()
     view.flags.writeable = False
     return view

@@ -1,4 +1,4 @@
-"""The fixed numbers of what slides a window over an image: convolution, pooling, LRN.
+"""The shapes of operations with a sliding window over an image: convolution, pooling, LRN.
 
 Each pair is (vertical, horizontal).
 """
@@ -10,7 +10,7 @@ from cupy_kernels.types import Precision
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution, but for its weights."""
+    """The shape of a convolution, without its weights."""
 
     kernel: tuple[int, int]
     stride: tuple[int, int] = (1, 1)
@@ -32,7 +32,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Pooling:
-    """A pooling by Caffe's rules for the border, which `pooling` tells."""
+    """The shape of a pooling, with Caffe's rules for the border; see `pooling`."""
 
     kernel: tuple[int, int]
     stride: tuple[int, int] = (1, 1)
@@ -47,20 +47,20 @@ class Pooling:
         stride, pad = self.stride[axis], self.pad[axis]
         span = size + 2 * pad - self.kernel[axis]
         count = (-(-span // stride) if self.round_up else span // stride) + 1
-        # Caffe asks whether there is padding on either axis, and then looks at both.
+        # As in Caffe: padding on either axis is enough to check both.
         if any(self.pad) and (count - 1) * stride >= size + pad:
             count -= 1
         return count
 
     def halves(self, height: int, width: int) -> bool:
-        """Whether this is the common case: 2x2 windows side by side that tile the image."""
+        """Whether this is the common case: adjacent 2x2 windows that tile the image."""
         plain = self.kernel == (2, 2) == self.stride and self.pad == (0, 0)
         return plain and height % 2 == 0 and width % 2 == 0
 
 
 @dataclass(frozen=True)
 class Lrn:
-    """A local response normalisation over `size` (odd) channels, or size x size places."""
+    """A local response normalisation over `size` (odd) channels, or size x size pixels."""
 
     size: int = 5
     alpha: float = 1.0

@@ -23,8 +23,8 @@ def forward(
 ) -> tuple[Array, Kept]:
     """Convolve x (n, h, w, c) with weight (out, c/group, kh, kw); with `relu`, negatives are 0.
 
-    Returns y (n, oh, ow, out) and what `backward` wants. Both are valid until the next call with
-    this workspace, and x must be left alone as long.
+    Returns y (n, oh, ow, out) and the values for `backward`. Both are valid until the next call
+    with this workspace, and x must not change until then.
     """
     body = pick(x, on_host.forward, in_kernels.forward)
     return body(x, weight, bias, shape, work, relu=relu)
@@ -44,7 +44,7 @@ def backward(
 ) -> Array | None:
     """Write dW (out, c/group, kh, kw) and db (out,); return dx (n, h, w, c) if `wanted`.
 
-    After a forward pass with `relu`, dy is the gradient behind it: zero where y is.
+    After a forward pass with `relu`, dy must already be zero where y is zero.
     """
     body = pick(dy, on_host.backward, in_kernels.backward)
     return body(dy, kept, x_shape, weight, dweight, dbias, shape, work, wanted=wanted)

@@ -1,8 +1,7 @@
-"""The one door to CuPy: is there a GPU that works, and the module if there is.
+"""The only file that imports CuPy; it detects whether there is a working GPU.
 
-`import cupy` succeeds without a driver and fails at the first device call, so the only honest
-question is a device call. It is asked once, when somebody first wants to know; importing this
-package imports no CuPy.
+`import cupy` succeeds without a driver and fails at the first device call, so only a device call
+can detect a GPU. It is made once, at the first request; importing this package imports no CuPy.
 """
 
 from functools import cache
@@ -32,8 +31,8 @@ def gpu() -> ModuleType | None:
 def function(source: str, name: str, shared_bytes: int = 0) -> Any:
     """The compiled kernel `name` of a source for the current device, compiled on first use.
 
-    Callable as CuPy's RawKernel. More than 48 KB of dynamic shared memory have to be asked for,
-    which this does.
+    It is called like CuPy's RawKernel. This also sets the attribute that CUDA needs for more than
+    48 KB of dynamic shared memory.
     """
     cupy = gpu()
     assert cupy is not None, "asked for a kernel where there is no GPU"
@@ -44,7 +43,7 @@ def function(source: str, name: str, shared_bytes: int = 0) -> Any:
 
 
 def pinned(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """Zeroed page-locked memory of the host, which a GPU copies from and to by itself."""
+    """Zeroed page-locked host memory, which a GPU copies asynchronously."""
     cupy = gpu()
     assert cupy is not None, "asked for pinned memory where there is no GPU"
     size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize

@@ -1,9 +1,9 @@
-"""Inverted dropout, with a mask that a repeated step draws again.
+"""Inverted dropout, with the same mask when a step is repeated.
 
-Srivastava et al. 2014, "Dropout"; scaled by 1 / (1 - ratio) while training, so that nothing
-remains to be done in test. The mask comes from a counter-based generator, Philox4x32-10 (Salmon et
-al. 2011), keyed by seed, step and layer: no generator state exists that a restart could lose, and
-both bodies draw the same mask.
+Srivastava et al. 2014, "Dropout"; scaled by 1 / (1 - ratio) while training, so that a test needs no
+scaling. The mask comes from a counter-based generator, Philox4x32-10 (Salmon et al. 2011), keyed by
+seed, step and layer: there is no generator state that a restart could lose, and both
+implementations draw the same mask.
 
 Element i takes word i % 4 of philox(counter = (i / 4, step >> 32, step, layer), key = seed), and is
 dropped where the word is below `limit(ratio)`.
@@ -18,10 +18,10 @@ from cupy_kernels.workspace import Workspace
 
 
 def forward(x: Array, ratio: float, draw: RngKey, work: Workspace) -> tuple[Array, Kept]:
-    """x with each element dropped with probability `ratio`, and what `backward` wants."""
+    """x with each element dropped with probability `ratio`, and the values for `backward`."""
     return pick(x, on_host.forward, in_kernels.forward)(x, ratio, draw, work)
 
 
 def backward(dy: Array, kept: Kept, work: Workspace) -> Array:
-    """dy dropped and scaled as x was."""
+    """dy, dropped and scaled in the same way as x."""
     return pick(dy, on_host.backward, in_kernels.backward)(dy, kept, work)

@@ -1,7 +1,7 @@
 """Sums, products and maxima of several blobs of one shape, and sums of gradients.
 
-What is returned is valid until the next call with the workspace; each blob's gradient has memory
-of its own, by its `index` among them.
+Results are valid until the next call with the same workspace. Each blob's gradient has its own
+memory, by the blob's `index`.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from cupy_kernels.workspace import Workspace
 
 
 def accumulate(x: Array, total: Array, factor: float = 1.0) -> None:
-    """total += factor * x, of one size."""
+    """total += factor * x; both have the same size."""
     pick(x, on_host.accumulate, in_kernels.accumulate)(x, total, factor)
 
 
@@ -35,16 +35,16 @@ def product(parts: Sequence[Array], work: Workspace) -> Array:
 
 
 def product_backward(dy: Array, parts: Sequence[Array], index: int, work: Workspace) -> Array:
-    """The gradient by one part: dy times all the others, so that zeros do no harm."""
+    """The gradient by one part: dy times all other parts. It divides by none, so zeros are safe."""
     body = pick(dy, on_host.product_backward, in_kernels.product_backward)
     return body(dy, parts, index, work)
 
 
 def maximum(parts: Sequence[Array], work: Workspace) -> tuple[Array, Kept]:
-    """The greatest of up to 256 parts, of equals the first; and what the way back wants."""
+    """The maximum of up to 256 parts, and the values for `maximum_backward`; the first tie wins."""
     return pick(parts[0], on_host.maximum, in_kernels.maximum)(parts, work)
 
 
 def maximum_backward(dy: Array, kept: Kept, index: int, work: Workspace) -> Array:
-    """dy where this part was the greatest, 0 elsewhere."""
+    """dy where this part was the maximum, 0 elsewhere."""
     return pick(dy, on_host.maximum_backward, in_kernels.maximum_backward)(dy, kept, index, work)

@@ -1,7 +1,7 @@
 """Embedding: rows of a table by id, and their gradient as sums over segments of equal ids.
 
-No atomics and no scatter: a batch's positions are sorted by id once, equal ids in batch order, and
-each distinct id's gradient is one sum in that order, the same bits on every run.
+It uses neither atomics nor scatter: a batch's positions are sorted by id once, equal ids in batch
+order, and each distinct id's gradient is one sum in that order, with the same bits in every run.
 """
 
 from typing import NamedTuple
@@ -27,14 +27,14 @@ class Segments(NamedTuple):
 
 
 def segments(ids: Ids) -> Segments:
-    """A batch's ids (count,), on the host, as segments of equal ones, none of them empty."""
+    """Sort a batch's ids (count,), on the host, into non-empty segments of equal ids."""
     order = np.argsort(ids, kind="stable")
     distinct, first = np.unique(ids[order], return_index=True)
     return Segments(distinct, order, np.append(first, len(ids)))
 
 
 def gather(table: Array, ids: Ids, work: Workspace) -> Array:
-    """y (count, width) with y[i] = table[ids[i]]; zeros where an id is not a row of the table."""
+    """y (count, width) with y[i] = table[ids[i]]; zeros if an id is not a row of the table."""
     return pick(table, on_host.gather, in_kernels.gather)(table, ids, work)
 
 

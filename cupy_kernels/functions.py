@@ -1,6 +1,6 @@
-"""The functions of one element that a network applies, as values: `activation` computes them.
+"""The elementwise functions of a network, as values; `activation` computes them.
 
-A kernel is called as its class is, and takes the fields as its settings.
+A function's kernel has the name of the class, and its fields as parameters.
 """
 
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ class Abs:
 
 @dataclass(frozen=True)
 class Clip:
-    """x held within [low, high]; the gradient is dy there, both ends included."""
+    """x limited to [low, high]; the gradient is dy within, both ends included."""
 
     low: float
     high: float

@@ -16,10 +16,10 @@ def forward(
     *,
     relu: bool = False,
 ) -> Array:
-    """y = x W^T + b for x (m, k) and W (out, k), with `relu` 0 where that is negative.
+    """y = x W^T + b for x (m, k) and W (out, k); with `relu`, negatives are 0.
 
     Returns (m, out), valid until the next call with this workspace.
-    W may be the transpose of a contiguous (k, out); kernels then take a slow product.
+    W may be the transpose of a contiguous (k, out); kernels then use a slow product.
     """
     body = pick(x, on_host.forward, in_kernels.forward)
     return body(x, weight, bias, work, precision, relu=relu)
@@ -36,6 +36,6 @@ def backward(
     *,
     wanted: bool,
 ) -> Array | None:
-    """dW = dy^T x and db = sum(dy) into the arrays given; returns dx = dy W if `wanted`."""
+    """Write dW = dy^T x and db = sum(dy) into the given arrays; return dx = dy W if `wanted`."""
     body = pick(dy, on_host.backward, in_kernels.backward)
     return body(dy, x, weight, dweight, dbias, work, precision, wanted=wanted)

@@ -1,9 +1,9 @@
-"""What is known of a kernel besides its CUDA source: one row of the registry.
+"""The description of a kernel, apart from its CUDA source: one row of the registry.
 
-A row is what everything else goes by: `launch` checks arguments against it, the emulator compares
-it with the C++ compiler's view of the source, tests run its reference, benchmarks count its bytes.
-A kernel sees flat arrays; shapes are scalars among its parameters, and each array's least number
-of elements is a product of them.
+All other code relies on the row: `launch` checks arguments against it, the emulator compares it
+with the C++ compiler's view of the source, tests run its reference, benchmarks count its bytes.
+A kernel sees flat arrays; shapes are scalars among its parameters, and the minimum number of
+elements of each array is a product of them.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 Sizes = Mapping[str, int]
-"""A launch's integer scalars by name."""
+"""The integer scalars of a launch, by name."""
 
 Size = str | Callable[[Sizes], int]
 """Elements of an array: "n*h*w*c", a product of scalars and numbers, or a function of them."""
 
 Dim3 = tuple[int, int, int]
 
-# Enough blocks to fill any GPU in use; a fixed cap, so that no result depends on the device.
+# Enough blocks to fill any GPU in use. The cap is fixed, so that no result depends on the device.
 MOST_BLOCKS = 1056
 
 
@@ -37,9 +37,9 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter; an optional array may be None, a null pointer in the kernel.
+    """One parameter of a kernel; an optional array may be None, a null pointer in the kernel.
 
-    A launch may leave out an optional array, and a scalar that has a `usual` value.
+    A launch may omit an optional array, and a scalar that has a `usual` value.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Parameter:
 
     @property
     def alignment(self) -> int:
-        """Bytes the address is a multiple of."""
+        """The required alignment of the address in bytes."""
         return self.align or self.dtype.alignment
 
     @property
@@ -77,7 +77,7 @@ class Parameter:
 
 
 def scalar(name: str, dtype: DTypeLike = "i8", *, usual: int | None = None) -> Parameter:
-    """A number, by default a long long; `usual` stands for it where a launch leaves it out."""
+    """A number, by default a long long; `usual` is its value if a launch omits it."""
     return Parameter(name, np.dtype(dtype), Role.SCALAR, usual=usual)
 
 
@@ -91,7 +91,7 @@ def reads(
 def writes(
     name: str, size: Size, dtype: DTypeLike = "f4", *, align: int = 0, optional: bool = False
 ) -> Parameter:
-    """A pointer to memory that the kernel fills and never reads before."""
+    """A pointer to memory that the kernel fills completely, without reading it first."""
     return Parameter(name, np.dtype(dtype), Role.WRITTEN, size, align, optional)
 
 
@@ -103,7 +103,7 @@ def changes(
 
 
 class Tolerance(NamedTuple):
-    """abs(got - reference) <= absolute + relative * abs(reference)."""
+    """The allowed error: abs(got - reference) <= absolute + relative * abs(reference)."""
 
     relative: float
     absolute: float
@@ -123,7 +123,7 @@ class Geometry:
 
 
 def over(size: Size, *, per_thread: int = 1, threads: int = 256) -> Geometry:
-    """A grid-stride loop over `size` things, `per_thread` of them at a time."""
+    """A grid-stride loop over `size` items, `per_thread` of them at a time."""
     counted = Parameter("", np.dtype("i8"), Role.SCALAR, size)
     each = per_thread * threads
 
@@ -143,11 +143,11 @@ class Kernel:
     """One `extern "C" __global__` function.
 
     `reference` takes the launch's arguments by name, floating arrays as float64, and returns the
-    expected contents of each written or changed array by name. `bytes_each` is the least memory
-    traffic an element, in bytes: the floor that a measured time is compared with. `in_place` names
-    pairs of parameters that may be the same array. `resident` is how many threads a multiprocessor
-    is to hold at once, so many that others work while some wait for memory; registers and shared
-    memory that leave no room for them fail the tests.
+    expected contents of each written or changed array by name. `bytes_each` is the minimum memory
+    traffic for each element, in bytes: a lower bound for the measured time. `in_place` names
+    pairs of parameters that may be the same array. `resident` is the number of threads that a
+    multiprocessor must hold at once, enough that some work while others wait for memory; the tests
+    fail if registers or shared memory leave no room for them.
     """
 
     name: str
@@ -161,7 +161,7 @@ class Kernel:
     resident: int = 1024
 
     def completed(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """A launch's arguments with what it may leave out: None, or a scalar's usual value."""
+        """A launch's arguments, completed by None for arrays and usual values for scalars."""
         may = {p.name: p.usual for p in self.parameters if p.optional or p.usual is not None}
         return {**may, **arguments}
 

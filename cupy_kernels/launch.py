@@ -1,10 +1,10 @@
-"""The one way to run a kernel: every argument is checked against the kernel's row first.
+"""The only way to run a kernel: every argument is checked against the kernel's row first.
 
-CuPy's raw call trusts its caller: it takes a Python float for a double, ignores strides, offsets
-and sizes, and lets a misaligned float4 fault somewhere later. So arguments go by name, arrays must
-be contiguous, large enough, aligned and of the parameter's own dtype, and scalars are cast here.
-Where it runs follows from the arrays: CuPy's run on their device, on the current stream; emulated
-ones in the emulator they carry. NumPy's run in the emulator, if the caller hands one in.
+CuPy's raw call trusts its caller: it passes a Python float as a double, ignores strides, offsets
+and sizes, and lets a misaligned float4 fault somewhere later. So here arguments are passed by name,
+arrays must be contiguous, large enough, aligned and of the parameter's own dtype, and scalars are
+cast. The arrays determine where the kernel runs: with CuPy's on their device, on the current
+stream; with emulated ones in their emulator; with NumPy's in the emulator that the caller passes.
 """
 
 from itertools import combinations
@@ -22,7 +22,7 @@ MOST_SHARED_BYTES = 227 * 1024
 
 
 class BadLaunch(ValueError):
-    """A launch whose arguments don't fit the kernel; names the kernel and the argument."""
+    """The arguments of a launch do not fit the kernel; the message names both."""
 
 
 class Engine(Protocol):
@@ -43,7 +43,7 @@ def launch(
 ) -> None:
     """Run a kernel on arguments given by name; on a GPU, queue it on the current stream.
 
-    `grid` and `block` replace the row's own. `engine` is for NumPy arrays only. Raises
+    `grid` and `block` override the row's own. `engine` is for NumPy arrays only. Raises
     BadLaunch before anything runs.
     """
     row = kernel if isinstance(kernel, Kernel) else _row(kernel)
@@ -111,7 +111,7 @@ def _checked(row: Kernel, parameter: Parameter, value: Any) -> Any:
 
 
 def _is_bytes_of(value: Any, parameter: Parameter) -> bool:
-    """Whether an array holds the parameter's structs as bytes: CuPy 14 has no arrays of structs."""
+    """Whether an array has the parameter's structs as bytes: CuPy 14 has no arrays of structs."""
     whole: bool = value.nbytes % parameter.dtype.itemsize == 0
     return parameter.dtype.names is not None and value.dtype == np.uint8 and whole
 
@@ -155,7 +155,10 @@ def _check_overlaps(row: Kernel, values: dict[str, Any]) -> None:
 
 
 def _shape(row: Kernel, grid: Dim3, block: Dim3, shared_bytes: int) -> tuple[Dim3, Dim3]:
-    """The grid with no dimension below 1: a grid of 0 is no launch for CUDA, and one for CuPy."""
+    """The checked grid and block, with grid dimensions of 0 raised to 1.
+
+    CUDA refuses a launch with a grid of 0, and CuPy accepts it.
+    """
     x, y, z = (max(count, 1) for count in grid)
     threads = block[0] * block[1] * block[2]
     if not 1 <= threads <= MOST_THREADS:
@@ -171,7 +174,7 @@ def _shape(row: Kernel, grid: Dim3, block: Dim3, shared_bytes: int) -> tuple[Dim
 
 
 def _engine_of(row: Kernel, values: dict[str, Any]) -> Engine:
-    """Where all of a launch's arrays live."""
+    """The engine of the device that holds all of a launch's arrays."""
     home: Backend | None = None
     for parameter in row.arrays:
         if (value := values[parameter.name]) is None:
@@ -186,7 +189,7 @@ def _engine_of(row: Kernel, values: dict[str, Any]) -> Engine:
 
 
 def address(array: Any) -> int:
-    """Where an array's memory starts, on its device."""
+    """The address of an array's first byte, on its device."""
     data = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
     return int(data)
 

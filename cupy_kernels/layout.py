@@ -1,6 +1,6 @@
-"""Memory orders of images: channels-last, as layers compute, and channels-first, as Caffe writes.
+"""Memory orders of images: channels-last, for computation, and channels-first, for Caffe's files.
 
-Everything here fills an array that the caller gives, contiguous and apart from the first.
+All functions fill an array of the caller, which must be contiguous and not overlap the input.
 """
 
 from cupy_kernels.backends import pick
@@ -10,18 +10,18 @@ from cupy_kernels.types import AnyArray, Array
 
 
 def channels_first(x: Array, out: Array) -> None:
-    """(n, h, w, c), contiguous, into `out` (n, c, h, w)."""
+    """Copy (n, h, w, c), contiguous, into `out` (n, c, h, w)."""
     pick(x, on_host.channels_first, in_kernels.channels_first)(x, out)
 
 
 def channels_last(x: Array, out: Array) -> None:
-    """(n, c, h, w) into `out` (n, h, w, c)."""
+    """Copy (n, c, h, w) into `out` (n, h, w, c)."""
     pick(x, on_host.channels_last, in_kernels.channels_last)(x, out)
 
 
 def images(pixels: AnyArray, mean: Array | None, scale: float, out: Array) -> None:
-    """(pixels - mean) * scale of (n, c, h, w) into `out` (n, h, w, c); mean (c,).
+    """Write (pixels - mean) * scale of (n, c, h, w) into `out` (n, h, w, c); mean is (c,).
 
-    Pixels are bytes or float32; on the host any numbers.
+    Pixels are bytes or float32; on the host they may be any numbers.
     """
     pick(pixels, on_host.images, in_kernels.images)(pixels, mean, scale, out)

@@ -1,11 +1,11 @@
-"""Local response normalisation (Krizhevsky et al. 2012), across channels and within one, as Caffe.
+"""Caffe's local response normalisation (Krizhevsky et al. 2012), across channels and within one.
 
 With s the scale, over images (n, h, w, c) and zero outside of them:
     across  s[c] = k + alpha / size * sum of x^2 over `size` channels around c
     within  s[p, q] = 1 + alpha / size^2 * sum of x^2 over size x size places around (p, q)
     y = x * s^-beta
     dx = dy * s^-beta - 2 * alpha * beta / size (or size^2) * x * sum of dy * y / s over the window
-What is returned is valid until the next call with the workspace.
+Results are valid until the next call with the same workspace.
 """
 
 from cupy_kernels.backends import pick
@@ -22,16 +22,16 @@ def across(x: Array, rule: Lrn, work: Workspace) -> Array:
 
 
 def across_backward(dy: Array, x: Array, rule: Lrn, work: Workspace) -> Array:
-    """dx; the scales are computed again."""
+    """dx; it computes the scales again."""
     return pick(dy, on_host.across_backward, in_kernels.across_backward)(dy, x, rule, work)
 
 
 def within(x: Array, rule: Lrn, work: Workspace) -> tuple[Array, Array]:
-    """(y, s) for x (n, h, w, c); the rule's k is 1."""
+    """(y, s) for x (n, h, w, c); k must be 1 in the rule."""
     return pick(x, on_host.within, in_kernels.within)(x, rule, work)
 
 
 def within_backward(dy: Array, x: Array, scale: Array, rule: Lrn, work: Workspace) -> Array:
-    """dx, from the scale s that the forward pass gave."""
+    """dx, given the scale s from the forward pass."""
     body = pick(dy, on_host.within_backward, in_kernels.within_backward)
     return body(dy, x, scale, rule, work)

@@ -1,7 +1,8 @@
-"""Compiles a kernel source for a GPU that need not be there, and reads what it costs.
+"""Compiles a kernel source for a GPU that need not be present, and reads its resource use.
 
-NVRTC is the compiler that CuPy uses; through `cuda-core` it runs without a driver. What it reports
-of each kernel (registers, shared memory, spills) decides how many threads a multiprocessor holds.
+NVRTC is the compiler that CuPy uses; through `cuda-core` it runs without a driver. The resources
+that it reports for each kernel (registers, shared memory, spills) determine how many threads a
+multiprocessor can hold.
 """
 
 import re
@@ -12,7 +13,7 @@ from cupy_kernels import sources
 
 
 class Resources(NamedTuple):
-    """What one thread (registers, spills) and one block (shared bytes) of a kernel takes."""
+    """The resources of a kernel: registers and spills of a thread, shared bytes of a block."""
 
     kernel: str
     arch: str
@@ -23,7 +24,7 @@ class Resources(NamedTuple):
 
 
 def compile_source(name: str, arch: str) -> list[Resources]:
-    """Compile a source of ours for `arch` ("sm_90"); one row a kernel.
+    """Compile a source of ours for `arch` ("sm_90"); returns the resources of each kernel.
 
     Raises ImportError without cuda-core, and its own error with NVRTC's log for bad source.
     """

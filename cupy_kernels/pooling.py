@@ -2,11 +2,11 @@
 
 The output size is rounded up (or down, on request). With padding on any side, a last window that
 would start past the image (at or past size + pad, counted from the padding's edge) is dropped. A
-maximum is taken over the window clipped to the image; an average divides by the window clipped to
-the image *with* its padding, and sums over what lies in the image.
+maximum is taken over the window clipped to the image. An average is the sum over the window clipped
+to the image, divided by the size of the window clipped to the image *with* its padding.
 
-The forward pass of the maximum notes where each maximum stood; of equal values the first in reading
-order wins. The backward pass adds each gradient there.
+The forward pass of the maximum records the position of each maximum; among equal values the first
+in reading order wins. The backward pass adds each gradient at that position.
 """
 
 from cupy_kernels.backends import pick
@@ -18,14 +18,14 @@ from cupy_kernels.workspace import Workspace
 
 
 def max_forward(x: Array, shape: Pooling, work: Workspace) -> tuple[Array, Kept]:
-    """Returns y (n, oh, ow, c) for x (n, h, w, c), and what `max_backward` must know of it."""
+    """Returns y (n, oh, ow, c) for x (n, h, w, c), and the positions for `max_backward`."""
     return pick(x, on_host.max_forward, in_kernels.max_forward)(x, shape, work)
 
 
 def max_backward(
     dy: Array, where: Kept, x_shape: tuple[int, ...], shape: Pooling, work: Workspace
 ) -> Array:
-    """dx (n, h, w, c): each gradient added where its maximum stood."""
+    """dx (n, h, w, c): each gradient is added at the position of its maximum."""
     body = pick(dy, on_host.max_backward, in_kernels.max_backward)
     return body(dy, where, x_shape, shape, work)
 
@@ -36,6 +36,6 @@ def average_forward(x: Array, shape: Pooling, work: Workspace) -> Array:
 
 
 def average_backward(dy: Array, x_shape: tuple[int, ...], shape: Pooling, work: Workspace) -> Array:
-    """dx (n, h, w, c): each gradient spread evenly over its window."""
+    """dx (n, h, w, c): each gradient is spread evenly over its window."""
     body = pick(dy, on_host.average_backward, in_kernels.average_backward)
     return body(dy, x_shape, shape, work)

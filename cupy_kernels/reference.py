@@ -1,8 +1,8 @@
-"""The kernels' oracle: every function in float64, written from its formula, in Caffe's order.
+"""The reference for the kernels: every function in float64, from its formula, in Caffe's order.
 
-Loops instead of tricks, channels-first (n, c, h, w), and no line shared with the fast twin. The
+It uses simple loops, is channels-first (n, c, h, w), and shares no code with the fast versions. The
 backward functions are checked against finite differences of the forward ones. Sources: Caffe's
-documented behaviour as restated in each docstring; for the border rules of pooling, `pooling`.
+documented behaviour as restated in each docstring; `pooling` has the border rules of pooling.
 """
 
 from itertools import product
@@ -55,7 +55,7 @@ def _taps(
     pad: Pair,
     dilation: Pair,
 ) -> list[tuple[int, int, int, int, int]]:
-    """(channel, row, column, i, j) of every input cell in the image that a group's (p, q) read."""
+    """(channel, row, column, i, j) of each cell in the image that a group reads for (p, q)."""
     _, _, h, w = x_shape
     _, per_group, kh, kw = w_shape
     first = group * per_group
@@ -69,7 +69,7 @@ def _taps(
 
 
 def pooled_size(size: Pair, kernel: Pair, stride: Pair, pad: Pair, round_up: bool) -> Pair:
-    """How many windows there are; with any padding, a last one must start before size + pad."""
+    """The number of windows; with any padding, the last one must start before size + pad."""
     counts = []
     for s, k, d, p in zip(size, kernel, stride, pad, strict=True):
         exact = (s + 2 * p - k) / d
@@ -81,7 +81,7 @@ def pooled_size(size: Pair, kernel: Pair, stride: Pair, pad: Pair, round_up: boo
 def pooling(
     x: Wide, mode: str, kernel: Pair, stride: Pair, pad: Pair, round_up: bool
 ) -> tuple[Wide, Wide]:
-    """(y, W) with `mode` "max" or "average", and W[n,c,p,q,a,b] the share of x[n,c,a,b] in it.
+    """(y, W) for `mode` "max" or "average"; W[n,c,p,q,a,b] is the share of x[n,c,a,b] in y.
 
     A maximum's W is 1 at the first greatest cell of the window in reading order; an average's is
     1 / (cells of the window within the padded image) at each cell within the image.
@@ -143,13 +143,13 @@ def softmax_backward(dy: Wide, p: Wide) -> Wide:
 
 
 def cross_entropy(x: Wide, labels: Labels, ignored: int | None, divisor: float) -> float:
-    """-sum log softmax(x)[label] / divisor over the rows whose label is not ignored."""
+    """-sum log softmax(x)[label] / divisor over the rows with a label that is not ignored."""
     rows = [m for m, label in enumerate(labels) if label != ignored]
     return float(sum(-np.log(softmax(x[m])[labels[m]]) for m in rows) / divisor)
 
 
 def cross_entropy_backward(x: Wide, labels: Labels, ignored: int | None, divisor: float) -> Wide:
-    """(softmax(x) - onehot(label)) / divisor; a zero row where the label is ignored."""
+    """(softmax(x) - onehot(label)) / divisor; a row of zeros if the label is ignored."""
     dx = np.zeros_like(x)
     for m, label in enumerate(labels):
         if label != ignored:

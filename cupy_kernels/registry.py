@@ -1,8 +1,8 @@
 """Every kernel, by name.
 
-A subject's rows stand in `cupy_kernels/kernel_specs/`, beside the float64 references they name; its
-CUDA source in `cupy_kernels/cuda/`. A new subject takes one line here. A test holds the rows
-against the sources: no kernel without a row, no row without a kernel, and the same C types in both.
+A subject's rows are in `cupy_kernels/kernel_specs/`, next to the float64 references that they name;
+its CUDA source is in `cupy_kernels/cuda/`. A new subject takes one line here. A test compares the
+rows with the sources: each kernel has a row, each row has a kernel, and their C types are the same.
 """
 
 from cupy_kernels.kernel import Kernel

@@ -1,4 +1,4 @@
-"""What a random draw is keyed by, and how many words of it are dropped."""
+"""The key of a random draw, and the limit below which its words are dropped."""
 
 from typing import NamedTuple
 
@@ -8,10 +8,10 @@ WORD = 2**32
 
 
 class RngKey(NamedTuple):
-    """The numbers that decide a mask: seed and step modulo 2^64, the layer's modulo 2^32.
+    """The numbers that determine a mask: seed and step modulo 2^64, the layer's modulo 2^32.
 
-    For kernels `step` may be a uint64 array of one element, where they live: a captured step
-    counts it there.
+    For kernels `step` may be a uint64 array of one element on their device, where a captured step
+    reads it.
     """
 
     seed: int
@@ -20,5 +20,5 @@ class RngKey(NamedTuple):
 
 
 def limit(ratio: float) -> int:
-    """The 32-bit words below which an element is dropped: `ratio` of them all."""
+    """The limit below which a 32-bit word drops its element: `ratio` of all words."""
     return min(round(ratio * WORD), WORD - 1)

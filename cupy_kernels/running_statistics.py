@@ -8,7 +8,7 @@ from cupy_kernels.types import Array
 class RunningStatistics(NamedTuple):
     """Caffe's three blobs: sums of means and variances (channels,), and of their weights (1,).
 
-    With each batch all three are multiplied by `fraction` and take it in with weight 1.
+    For each batch all three are multiplied by `fraction`, and the batch is added with weight 1.
     """
 
     mean: Array

@@ -2,8 +2,8 @@
 
 p = exp(x - max x) / sum exp(x - max x). Loss = -sum log(max(p[label], FLT_MIN)) / divisor, and its
 gradient by x is (p - onehot(label)) / divisor, zero where the label is ignored. The divisor is a
-number, or, given as None, the rows that count, and never below 1. Scores are (rows, classes),
-labels (rows,) of int64; results of no axes stay where the scores are until somebody reads them.
+number, or, for None, the number of rows that count, and at least 1. Scores are (rows, classes),
+labels (rows,) of int64. Scalar results are arrays without axes on the device of the scores.
 """
 
 from cupy_kernels.backends import pick
@@ -14,7 +14,7 @@ from cupy_kernels.workspace import Workspace
 
 
 def softmax(x: Array, work: Workspace) -> Array:
-    """(..., k) in, probabilities of the same shape out, valid until the next call."""
+    """The probabilities for scores (..., k), of the same shape, valid until the next call."""
     return pick(x, on_host.softmax, in_kernels.softmax)(x, work)
 
 
@@ -26,8 +26,8 @@ def softmax_backward(dy: Array, p: Array, work: Workspace) -> Array:
 def whole_labels(values: AnyArray, classes: int, ignored: int | None, work: Workspace) -> Labels:
     """Labels of any type as int64.
 
-    Each must be whole and in [0, classes), unless it is the ignored one. On the host one that is
-    not raises ValueError. In kernels nobody looks: it makes the loss NaN.
+    Each must be whole and in [0, classes), unless it is the ignored one. An invalid label raises
+    ValueError on the host. Kernels do not check; an invalid label makes the loss NaN.
     """
     body = pick(values, on_host.whole_labels, in_kernels.whole_labels)
     return body(values, classes, ignored, work)
@@ -36,13 +36,13 @@ def whole_labels(values: AnyArray, classes: int, ignored: int | None, work: Work
 def cross_entropy(
     x: Array, labels: Labels, ignored: int | None, divisor: float | None, work: Workspace
 ) -> tuple[AnyArray, Kept]:
-    """The loss of scores x, of no axes, and what `cross_entropy_backward` wants."""
+    """The loss of scores x, without axes, and the values for `cross_entropy_backward`."""
     body = pick(x, on_host.cross_entropy, in_kernels.cross_entropy)
     return body(x, labels, ignored, divisor, work)
 
 
 def cross_entropy_backward(like: Array, kept: Kept, weight: float, work: Workspace) -> Array:
-    """`weight` times the gradient by the scores, which `like` is an array of."""
+    """`weight` times the gradient by the scores; `like` is any array on their device."""
     body = pick(like, on_host.cross_entropy_backward, in_kernels.cross_entropy_backward)
     return body(kept, weight, work)
 
@@ -50,9 +50,9 @@ def cross_entropy_backward(like: Array, kept: Kept, weight: float, work: Workspa
 def accuracy(
     scores: Array, labels: Labels, ignored: int | None, top_k: int, work: Workspace
 ) -> AnyArray:
-    """The share, of no axes, of the counted rows whose true class is among the `top_k` best.
+    """The share of the counted rows with the true class among the `top_k` best, without axes.
 
-    A class that scores as much as the true one is taken to be better.
+    A class with the same score as the true one counts as better.
     """
     body = pick(scores, on_host.accuracy, in_kernels.accuracy)
     return body(scores, labels, ignored, top_k, work)
@@ -61,6 +61,6 @@ def accuracy(
 def class_accuracies(
     scores: Array, labels: Labels, ignored: int | None, top_k: int, work: Workspace
 ) -> Array:
-    """The same by true class: (classes,), 0 where a class has no rows."""
+    """`accuracy` by true class: (classes,), 0 for a class without rows."""
     body = pick(scores, on_host.class_accuracies, in_kernels.class_accuracies)
     return body(scores, labels, ignored, top_k, work)

@@ -1,8 +1,8 @@
-"""The CUDA C sources as one string each, the same for every compiler.
+"""The CUDA C sources, each as one string, the same for every compiler.
 
-CuPy's cache of compiled modules hashes the source text and not the files it includes, so a changed
-header would go unnoticed: `text` writes each included file of ours into the string, once. `#line`
-marks keep a compiler's messages pointing at the files.
+CuPy's cache of compiled modules hashes the source text but not the included files, so it would not
+notice a changed header. So `text` inserts each of our included files into the string, once. `#line`
+directives keep a compiler's messages pointing at the files.
 """
 
 import re
@@ -28,12 +28,12 @@ def names() -> tuple[str, ...]:
 
 @cache
 def text(name: str) -> str:
-    """The source of that name with its headers in it; `name` is a file of `cuda/`."""
+    """The source `name`, a file of `cuda/`, with its headers inserted."""
     return expand(_read(name), name)
 
 
 def expand(source: str, name: str = "kernel.cu") -> str:
-    """`source` with each header of ours written into it where it is first included."""
+    """`source` with each of our headers inserted where it is first included."""
     return "\n".join(_expanded(source, name, set())) + "\n"
 
 

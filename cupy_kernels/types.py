@@ -1,4 +1,4 @@
-"""The array types that the kernels' signatures use, and in what precision products are taken."""
+"""The array types of the kernels' signatures, and the precision of products."""
 
 from enum import StrEnum
 from typing import Any
@@ -7,22 +7,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
-"""A float32 array; of NumPy, or of a place whose arrays behave alike."""
+"""A float32 array of NumPy, or of another backend with arrays that behave alike."""
 
 Labels = NDArray[np.int64]
 """Class indices."""
 
 Wide = NDArray[np.float64]
-"""A float64 array, as the references use."""
+"""A float64 array, as in the references."""
 
 AnyArray = NDArray[Any]
 
 Kept = tuple[Any, ...]
-"""What a forward pass hands to its backward pass; only an operation's own bodies look inside."""
+"""The values that a forward pass keeps for its backward pass, opaque to callers."""
 
 
 class Precision(StrEnum):
-    """What a kernel rounds both factors of a product to; sums are float32. The host knows FP32."""
+    """The type that a kernel rounds both factors of a product to; sums are float32.
+
+    The host supports only FP32.
+    """
 
     FP32 = "fp32"
     TF32 = "tf32"

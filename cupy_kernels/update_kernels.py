@@ -1,8 +1,8 @@
-"""The bodies of updates.py where the CUDA kernels run: weights, gradients and slots on a device.
+"""updates.py in CUDA kernels: weights, gradients and slots on a device.
 
-The kernels of `updates.cu` find each chunk of 64 floats' rate and decay by its group. A run is a
-group here: which run a chunk belongs to is a table that stays on the device from one update to the
-next, and each update brings only the numbers that change, in one copy.
+The kernels of `updates.cu` find the rate and decay of each chunk of 64 floats by its group. Here a
+run is a group. The table with each chunk's run stays on the device between updates, and each update
+copies only the numbers that change, in one copy.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from cupy_kernels.types import AnyArray, Array
 if TYPE_CHECKING:
     from cupy_kernels.updates import Runs
 
-_MOST_RUNS = 2**16 - 1  # with a group for what lies between them
+_MOST_RUNS = 2**16 - 1  # including a group for the floats between runs
 
 
 def has_kernel(rule: str) -> bool:
@@ -70,7 +70,7 @@ def apply(
 
 
 def squared_norm(values: Array) -> float:
-    """`updates.squared_norm`: blocks' sums in float32, and theirs in float64. Waits for the sum."""
+    """`updates.squared_norm`: blocks are summed in float32, their sums in float64; this waits."""
     sums = backend_of(values).empty((partials(values.size),), np.float32)
     launch("square_sums", x=values, partials=sums, n=values.size)
     return float(as_host(sums).sum(dtype=np.float64))
@@ -87,7 +87,7 @@ def mean(arrays: Sequence[Array]) -> Array:
 
 @lru_cache(maxsize=16)
 def _groups(bounds: bytes, n: int, place: Backend) -> AnyArray:
-    """The run of each chunk, in memory of `place`; a shard asks for the same at every push."""
+    """The run of each chunk, on `place`; cached, because a shard needs the same at every push."""
     intervals: NDArray[np.int64] = np.frombuffer(bounds, np.int64).reshape(-1, 2)
     if len(intervals) > _MOST_RUNS or (intervals[:, 0] % CHUNK).any():
         raise ValueError(

@@ -1,18 +1,18 @@
 """The update formulas, and the loops that run them over an arena.
 
-Each rule's formula is written once, in float32, on values that may be scalars or arrays. Compiled,
-it is inlined into one pass over memory that reads weights and gradient, advances the slots in place
-and writes the new weights elsewhere, without the interpreter's lock. Where numba is not installed
-`updates.py` runs the same formula on short blocks of NumPy arrays.
+Each rule's formula is written once, in float32, on values that may be scalars or arrays. When
+compiled, it is inlined into one pass over memory that reads weights and gradient, advances the
+slots in place and writes the new weights elsewhere, without holding the interpreter's lock. Without
+numba `updates.py` runs the same formula on short blocks of NumPy arrays.
 
-The rule kept here: both give the same bits. So the compiler may neither contract a multiply and an
-add into one rounding nor reorder anything: no fastmath flag is set for a formula, and none is
-missed, since each is element by element and vectorises as it stands. Cutting an arena in two
-changes nothing. A norm is a sum, and may be taken in any order: that is the one flag there is.
+The invariant: both give the same bits. So the compiler may neither contract a multiply and an add
+into one rounding nor reorder anything. No fastmath flag is set for a formula, and none is needed,
+because each formula is elementwise and vectorises anyway. Splitting an arena in two changes
+nothing. Only a norm, which is a sum, may be computed in any order, and has such a flag.
 
-Formulas are those of Caffe's solvers, where `rate` already holds the tensor's multiplier and, for
-Adam, the bias correction. Formulas and loops share this file because numba's cache looks for
-changes in the file of the outermost function only.
+Formulas are those of Caffe's solvers; `rate` already includes the tensor's multiplier and, for
+Adam, the bias correction. Formulas and loops share this file because numba's cache checks for
+changes only the file of the outermost function.
 """
 
 from collections.abc import Callable
@@ -35,8 +35,9 @@ COMPILED = njit is not None
 
 
 def compiled(function: F, **fastmath: set[str]) -> F:
-    """`function` compiled by numba, without fastmath but what is said, or unchanged where numba is
-    absent.
+    """`function` compiled by numba, with no fastmath flags but the given ones.
+
+    Without numba it is returned unchanged.
     """
     if njit is None:
         return function
@@ -48,7 +49,7 @@ def compiled(function: F, **fastmath: set[str]) -> F:
 
 
 def plain(function: F) -> F:
-    """The Python function that `compiled` was given, for use on whole arrays."""
+    """The Python function behind a compiled one, for use on whole arrays."""
     return getattr(function, "py_func", function)
 
 
@@ -120,8 +121,8 @@ def adam(
     return w - rate * (m / (np.sqrt(v) + delta)), m, v
 
 
-# The loops; `runs` is an updates.Runs. Each run is sliced out first: an index that starts at 0 is
-# never negative, and without that knowledge the compiler wraps every index and vectorises nothing.
+# The loops; `runs` is an updates.Runs. Each run is sliced out first, so that indices start at 0 and
+# are never negative; otherwise the compiler would handle wrap-around and could not vectorise.
 
 
 @compiled
@@ -227,7 +228,7 @@ sgd_measured = compiled(_sgd_measured, fastmath=ANY_ORDER)
 
 
 class Update(NamedTuple):
-    """A formula by itself, for blocks of arrays, and its loop over a whole arena."""
+    """A formula, for blocks of arrays, and its loop over a whole arena."""
 
     formula: Callable[..., Any]
     loop: Callable[..., None]

@@ -1,8 +1,8 @@
-"""The update rules in float64 NumPy: what the loops and the CUDA kernels are compared with.
+"""The update rules in float64 NumPy, as a reference for the loops and the CUDA kernels.
 
-Each function takes float64 arrays and plain numbers, `grad` with its weight decay already in it,
+Each function takes float64 arrays and plain numbers, with the weight decay already added to `grad`,
 and returns the new weights and slots; nothing is changed in place. Formulas follow the papers and
-Caffe's documentation, written for reading, not for speed.
+Caffe's documentation, and are written for clarity, not for speed.
 """
 
 from collections.abc import Callable

@@ -1,12 +1,12 @@
-"""Applying one gradient to one shard's arena, where the arena lives.
+"""Applies one gradient to one shard's arena, on the arena's device.
 
-On the host this is the twin of the update kernels; on a device it runs them (update_kernels.py).
+On the host this is the CPU version of the update kernels; on a device it runs the kernels
+(update_kernels.py).
 
-`apply` writes new weights into another buffer than the one it reads, because a version of the
-weights is immutable while somebody may be sending it, and advances the slots in place. The compiled
-loops come from `update_loops.py`, imported on first use: a client that never applies an update does
-not load numba. Where numba is absent, NumPy runs the same formulas block by block, with the same
-result bit for bit.
+`apply` writes the new weights into a different buffer, because a version of the weights is
+immutable while it may still be being sent, and advances the slots in place. The compiled loops are
+in `update_loops.py`, imported on first use: a client that never applies an update does not load
+numba. Without numba, NumPy runs the same formulas block by block, with the same result bit for bit.
 """
 
 from collections.abc import Sequence
@@ -30,8 +30,8 @@ class Runs(NamedTuple):
     """The runs of an arena that are updated, each with its own multipliers.
 
     `bounds`: int64 (runs, 2), ascending and disjoint intervals [start, stop).
-    `rates`, `decays`: float32 (runs,), the rate and the decay weight with the multipliers in them.
-    `l1`: whether the decay is towards zero at a constant pace (L1) or in proportion (L2).
+    `rates`, `decays`: float32 (runs,), the rate and the decay, each times its multiplier.
+    `l1`: whether the decay is constant towards zero (L1), or proportional to the weight (L2).
     """
 
     bounds: NDArray[np.int64]
@@ -52,8 +52,8 @@ def apply(
     """Write `weights` updated by `gradient` into `out`; advance `slots` in place.
 
     All arrays are flat, contiguous, float32 and of one size; `out` overlaps none of the others.
-    What lies outside the runs is left as it was, in `out` too; on a device, see update_kernels.py.
-    `constants` are the formula's trailing arguments.
+    Floats outside the runs are not changed, nor written in `out`; for a device see
+    update_kernels.py. `constants` are the formula's trailing arguments.
     """
     if backend_of(weights).runs_kernels:
         from cupy_kernels import update_kernels
@@ -63,7 +63,7 @@ def apply(
     loops = _loops()
     update = loops.UPDATES[rule]
     if loops.COMPILED:
-        # One compilation serves both: frames off the wire are read-only, arenas are not.
+        # Received frames are read-only and arenas are not; views let numba compile only once.
         w, g = _frozen(weights), _frozen(gradient)
         update.loop(w, g, slots, out, runs, constants)
     else:
@@ -73,21 +73,21 @@ def apply(
 
 @cache
 def _loops() -> ModuleType:
-    """The compiled loops; found once, for an import inside a function costs as much as a loop."""
+    """The compiled loops, cached: an import inside a function costs as much as a small update."""
     from cupy_kernels import update_loops
 
     return update_loops
 
 
 def runs_on(place: Backend, rule: str) -> bool:
-    """Whether `apply` knows the rule there: a device needs a kernel for it."""
+    """Whether `apply` supports the rule on this backend: a device needs a kernel for it."""
     from cupy_kernels import update_kernels, update_loops
 
     return update_kernels.has_kernel(rule) if place.runs_kernels else rule in update_loops.UPDATES
 
 
 def engine() -> Literal["numba", "numpy"]:
-    """What runs the updates here."""
+    """The library that runs the updates on the host."""
     from cupy_kernels import update_loops
 
     return "numba" if update_loops.COMPILED else "numpy"
@@ -96,17 +96,17 @@ def engine() -> Literal["numba", "numpy"]:
 def squared_norm(values: Floats) -> float:
     """The sum of squares of a flat float32 array; NaN or infinite if any value is.
 
-    Blocks are summed in float32 by BLAS and their sums in float64, in a fixed order. A block whose
-    squares overflow float32 (values beyond about 1e17) also comes out infinite. On a device the
-    blocks are others, and so the last bits.
+    BLAS sums blocks in float32, and their sums are added in float64, in a fixed order. A block with
+    squares that overflow float32 (values beyond about 1e17) gives infinity, too. A device uses
+    different blocks, so the last bits differ there.
     """
     if backend_of(values).runs_kernels:
         from cupy_kernels import update_kernels
 
         return update_kernels.squared_norm(values)
-    if values.size <= _FEW * BLOCK:  # where calls cost more than sums
+    if values.size <= _FEW * BLOCK:  # for few blocks the calls below cost more than the sums
         parts = [values[low : low + BLOCK] for low in range(0, values.size, BLOCK)]
-        with np.errstate(all="ignore"):  # infinite is what comes out where it is beyond float32
+        with np.errstate(all="ignore"):  # an overflow gives infinity, as documented
             return sum([float(np.dot(part, part)) for part in parts])
     whole = values.size - values.size % BLOCK
     blocks, rest = values[:whole].reshape(-1, BLOCK), values[whole:]
@@ -115,20 +115,20 @@ def squared_norm(values: Floats) -> float:
 
 
 def sgd_measured(weights: Floats, gradient: Floats, out: Floats, runs: Runs) -> float:
-    """What `apply` does by SGD without decay; returns the gradient's `squared_norm` in the runs.
+    """Apply SGD without decay, and return the gradient's `squared_norm` within the runs.
 
-    Both read the gradient; where there are compiled loops it is read once. On the host only.
+    The compiled loop reads the gradient once for both. On the host only.
     """
     loops = _loops()
     if loops.COMPILED:
-        # For a small update, a struct that the compiled code must take apart costs as much as it.
+        # `runs` is passed as arrays: unpacking the struct costs as much as a small update.
         return float(loops.sgd_measured(weights, _frozen(gradient), out, runs.bounds, runs.rates))
     apply("sgd", weights, gradient, (), out, runs, ())
     return sum([squared_norm(gradient[start:stop]) for start, stop in runs.bounds.tolist()])
 
 
 def mean(arrays: Sequence[Floats]) -> Floats:
-    """A new array: theirs added one by one in float32, then divided by how many they are."""
+    """The mean, a new array: the arrays are added one by one in float32, then divided."""
     if backend_of(arrays[0]).runs_kernels:
         from cupy_kernels import update_kernels
 

@@ -1,9 +1,9 @@
-"""Memory that one layer uses again in every step.
+"""Memory that one layer reuses in every step.
 
-Fresh megabyte arrays come from the kernel page by page, and the page faults cost a training step
-more than its arithmetic on small networks; a captured step may not allocate at all. A workspace
-hands out the same memory for the same role each time. The rule: what `take` returns is valid until
-the same role is taken again, so an array that must outlive the step is copied by whoever keeps it.
+The kernel provides large new arrays page by page, and on small networks the page faults cost more
+than a step's arithmetic; a captured step may not allocate at all. A workspace returns the same
+memory for the same role each time. The rule: an array from `take` is valid until the same role is
+taken again, so code that keeps an array beyond the step must copy it.
 """
 
 from math import prod
@@ -17,10 +17,10 @@ from cupy_kernels.types import AnyArray, Array
 
 
 class Workspace:
-    """Arrays by role; each grows to the largest size asked for and never shrinks.
+    """Arrays by role; each grows to the largest size requested and never shrinks.
 
-    It lives where its latest arrays do: `like` is any array of that place, and without it the host
-    is meant. A role that moves to another place starts anew there.
+    Arrays are on the backend of `like`, any array of that backend, or without it on the host. A
+    role that moves to another backend gets new memory there.
     """
 
     def __init__(self) -> None:

@@ -1,1 +1,1 @@
-"""The CPU twin: each operation's body on NumPy arrays; its module above says what it computes."""
+"""Operations on NumPy arrays; the module of the same name one level up documents them."""

@@ -119,7 +119,7 @@ def _derivative(function: f.Smooth, x: Array, y: Array) -> Array:
 
 
 def _logistic(x: Array, out: Array) -> Array:
-    """1 / (1 + e^-x), never by the exponential of a large positive number."""
+    """1 / (1 + e^-x), without the exponential of a large positive number, which overflows."""
     small = np.exp(-np.abs(x))
     np.divide(np.where(x >= 0, ONE, small), ONE + small, out=out)
     return out

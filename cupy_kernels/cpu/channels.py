@@ -1,4 +1,4 @@
-"""Scale, bias, concatenation and cuts on the host."""
+"""Scale, bias, concatenation and splitting on the host."""
 
 from collections.abc import Sequence
 

@@ -1,13 +1,13 @@
 """Convolution on the host.
 
 Chellapilla et al. 2006: unroll the input's windows into a matrix, once, and leave the arithmetic
-to GEMM. Channels-last, the unrolling is a single strided copy whose contiguous runs are kw*c
-floats long. Where those runs are short (a first layer's 1 or 3 channels) the matrix is built
-transposed, with runs of a whole output row; GEMM takes either.
+to GEMM. Channels-last, the unrolling is a single strided copy with contiguous runs of kw*c floats.
+If those runs are short (a first layer's 1 or 3 channels) the matrix is built transposed, with runs
+of a whole output row; GEMM accepts both.
 
-The gradient by the input is gathered one kernel tap at a time: a GEMM into a buffer that stays in
-the cache, then one shifted addition. That reads and writes a fraction of what folding the whole
-unrolled gradient back would.
+The gradient by the input is summed over the kernel taps: for each a GEMM into a buffer that stays
+in the cache, then one shifted addition. That reads and writes far less memory than folding the
+whole unrolled gradient.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ def forward(
     *,
     relu: bool,
 ) -> tuple[Array, Kept]:
-    """Keeps the unrolled windows, one (n*oh*ow, kh*kw*c/group) matrix a group."""
+    """Keeps the unrolled windows, one (n*oh*ow, kh*kw*c/group) matrix for each group."""
     n, h, w, _ = x.shape
     oh, ow = shape.output(h, w)
     out = weight.shape[0]
@@ -75,9 +75,9 @@ def backward(
 
 
 def unroll(x: Array, output: tuple[int, int], shape: Convolution, work: Workspace) -> list[Array]:
-    """The windows of an already padded x, one matrix a group; rows (n, oh, ow), columns (i, j, c).
+    """The windows of a padded x, a matrix for each group; rows (n, oh, ow), columns (i, j, c).
 
-    The matrix is row-major, or column-major where a window's rows are short.
+    The matrix is row-major, or column-major if a window's rows are short.
     """
     n, _, _, c = x.shape
     (oh, ow), (kh, kw), each = output, shape.kernel, c // shape.group

@@ -1,4 +1,4 @@
-"""Dropout on the host: the mask is drawn once, by Philox over arrays, and kept for the way back."""
+"""Dropout on the host: Philox draws the mask once, over arrays; the backward pass uses it again."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ def philox(
 
 
 def words(size: int, draw: RngKey) -> NDArray[np.uint32]:
-    """One random word an element."""
+    """One random word for each element."""
     seed, step, layer = draw.seed, int(draw.step), draw.layer
     key = (seed % WORD, (seed >> 32) % WORD)
     found = np.empty((-(-size // 4), 4), np.uint32)

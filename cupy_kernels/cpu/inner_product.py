@@ -1,4 +1,4 @@
-"""The inner product on the host: BLAS, in float32 whatever precision is asked of kernels."""
+"""The inner product on the host: BLAS, always in float32, also if kernels use less precision."""
 
 import numpy as np
 

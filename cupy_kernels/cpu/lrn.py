@@ -1,4 +1,7 @@
-"""Local response normalisation on the host: windows summed by shifted additions, never running."""
+"""Local response normalisation on the host, with windows summed by shifted additions.
+
+A running sum would lose digits by cancellation.
+"""
 
 import numpy as np
 
@@ -44,7 +47,7 @@ def _gradient(
 
 
 def _raised(scale: Array, rule: Lrn) -> Array:
-    """scale^-beta; two roots are faster than a power."""
+    """scale^-beta, for beta 0.75 by two roots, which are faster than a power."""
     if rule.beta == 0.75:
         root = np.sqrt(scale)
         root *= np.sqrt(root)
@@ -53,7 +56,7 @@ def _raised(scale: Array, rule: Lrn) -> Array:
 
 
 def _window_sums(values: Array, size: int, axes: tuple[int, ...], out: Array) -> Array:
-    """The sum over `size` places around each, along each axis; `values` is used up."""
+    """The sum over the `size` elements around each, along each axis; overwrites `values`."""
     for axis in axes:
         lines, sums = np.moveaxis(values, axis, 0), np.moveaxis(out, axis, 0)
         np.copyto(sums, lines)

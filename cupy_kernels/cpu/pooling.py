@@ -1,7 +1,7 @@
-"""Pooling on the host: a pass over the image for each cell of the window.
+"""Pooling on the host: one pass over the image for each cell of the window.
 
-A maximum's place is kept as a uint8 offset in its window, uint16 for windows of more than 256
-cells. 2x2 windows that tile the image have a shorter way.
+A maximum's position is kept as a uint8 offset in its window, uint16 for windows of more than 256
+cells. 2x2 windows that tile the image have a faster implementation.
 """
 
 import numpy as np
@@ -32,7 +32,7 @@ def max_forward(x: Array, shape: Pooling, work: Workspace) -> tuple[Array, Kept]
             continue
         np.greater(value, y, out=better)
         np.maximum(value, y, out=y)
-        # The cells come in rising order, so the highest one that was better is the last winner.
+        # Cells are visited in rising order, so the highest cell that was better is the maximum's.
         np.multiply(better, kind(cell), out=offset)
         np.maximum(where, offset, out=where)
     return y, (where,)
@@ -78,7 +78,7 @@ def average_backward(dy: Array, x_shape: tuple[int, ...], shape: Pooling, work: 
 
 
 def _halve(x: Array, work: Workspace) -> tuple[Array, Kept]:
-    """Pairs in a row first, then the two rows: so that ties fall as in reading order."""
+    """The maxima of pairs in a row first, then of the two rows, so that the first tie wins."""
     n, h, w, c = x.shape
     pairs = x.reshape(n * h * w // 2, 2, c)
     rows = work.take("rows", (n, h, w // 2, c))
@@ -93,7 +93,10 @@ def _halve(x: Array, work: Workspace) -> tuple[Array, Kept]:
 
 
 def _halve_backward(dy: Array, where: Kept, x_shape: tuple[int, ...], work: Workspace) -> Array:
-    """What the winner did not get the other one does: a - a*1 = 0 and a - a*0 = a, both exact."""
+    """Give each gradient to one cell of a pair, the other gets the rest: a - a*1 = 0, a - a*0 = a.
+
+    Both differences are exact.
+    """
     right, below = where
     n, h, w, c = x_shape
     rows = work.take("drows", (n, h, w // 2, c))
@@ -109,7 +112,7 @@ def _halve_backward(dy: Array, where: Kept, x_shape: tuple[int, ...], work: Work
 def _wide_shape(
     x_shape: tuple[int, ...], output: tuple[int, int], shape: Pooling
 ) -> tuple[int, int, int, int]:
-    """The padded image, grown to what the last window reaches."""
+    """The shape of the padded image, extended to the end of the last window."""
     n, h, w, c = x_shape
     tall, broad = (
         max((count - 1) * stride + kernel, size + pad)
@@ -145,14 +148,14 @@ def _narrow(wide: Array, x_shape: tuple[int, ...], shape: Pooling, work: Workspa
 
 
 def _cell(wide: Array, cell: int, output: tuple[int, int], shape: Pooling) -> Array:
-    """The view of `wide` that every window sees at one of its cells, numbered in reading order."""
+    """The view of `wide` with one cell, numbered in reading order, of every window."""
     i, j = divmod(cell, shape.kernel[1])
     (oh, ow), (sh, sw) = output, shape.stride
     return wide[:, i : i + (oh - 1) * sh + 1 : sh, j : j + (ow - 1) * sw + 1 : sw]
 
 
 def _shares(size: tuple[int, int], output: tuple[int, int], shape: Pooling) -> Array:
-    """1 / cells of each window, as (oh, ow, 1): padding counts, what lies past it does not."""
+    """1 / cells of each window, as (oh, ow, 1); cells in the padding count, those past it don't."""
     counts = []
     for axis in (0, 1):
         start = np.arange(output[axis]) * shape.stride[axis]

@@ -1,6 +1,6 @@
 """Softmax, its loss and accuracy on the host.
 
-Caffe reduces in float32; the sums here run in float64, which costs nothing at these sizes.
+Caffe sums in float32; here sums are in float64, which costs nothing at these sizes.
 """
 
 import numpy as np
@@ -92,7 +92,7 @@ def class_accuracies(
 
 
 def hits(scores: Array, labels: Labels, top_k: int) -> NDArray[np.bool_]:
-    """(m,) bool: is the true class among the `top_k` best of (m, k)? A tie counts against it."""
+    """Whether the true class is among the `top_k` best of (m, k), as (m,) bool; a tie is a miss."""
     own = scores[np.arange(len(labels)), labels]
     at_least = np.count_nonzero(scores >= own[:, None], axis=1)
     return np.asarray(at_least <= top_k)

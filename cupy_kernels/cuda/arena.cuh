@@ -1,5 +1,5 @@
-// The small structs in device memory that kernels over the arena read: what changes from step to
-// step lies here, because a captured graph freezes its arguments. rows/updates.py mirrors them.
+// The small structs in device memory that kernels over the arena read. Values that change each step
+// are here, because a captured graph freezes its arguments. kernel_specs/updates.py mirrors them.
 #pragma once
 #include "device.cuh"
 

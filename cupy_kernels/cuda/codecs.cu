@@ -9,8 +9,8 @@
 // Layout: float32 arenas of n floats. A quantisation block is 256 floats, the arena's shard
 // boundary, with one float32 scale; the last block may be shorter, and its q is padded with zeros'
 // codes. int8: one signed byte each. 4 bits: q + 8, two to a byte, the low half first. Sign: one bit
-// each, lowest first, set where v < 0; zeros in the arena's gaps come out as +scale, and whoever
-// applies them skips the gaps.
+// each, lowest first, set where v < 0; zeros in the arena's gaps come out as +scale, so code that
+// applies them must skip the gaps.
 // Arrays of floats are 16-byte aligned.
 // Launch: blocks of 256 threads. A warp takes a quantisation block, in two halves of 128 floats: a
 // lane 4 of each, so that every access of a warp is one run of whole sectors. Casts and decoding take
@@ -135,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // The sum of |v| over a block in the order that codec_arrays.py and codec_loops.py have: 8
-// neighbours one by one, then a tree over the 32 sums. An odd lane goes on where the one below it
+// neighbours one by one, then a tree over the 32 sums. An odd lane continues where the one below it
 // ended; its two sums are those of neighbours l / 2 and 16 + l / 2.
 __device__ __forceinline__ float sum_of_magnitudes(const Values& v) {
   int lane = threadIdx.x % WARP;

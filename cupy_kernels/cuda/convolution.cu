@@ -39,7 +39,7 @@ struct Shape {
 #define SHAPE_VALUES {n, h, w, c, o, kh, kw, sh, sw, ph, pw, dh, dw, oh, ow, groups}
 
 // Where a pixel's window starts: its image's offset, and a row and column. One outside the product
-// lies so high that no tap reaches the image.
+// is so far above that no tap reaches the image.
 struct __align__(16) Window {
   i64 image;
   int top, left;

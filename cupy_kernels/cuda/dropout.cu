@@ -1,9 +1,9 @@
-// Inverted dropout whose mask is never stored: drawn again from a counter wherever it is wanted.
+// Inverted dropout without a stored mask: it is drawn again from a counter wherever it is needed.
 //
 // Layout: flat float32 arrays of n elements, n below 2^34; y may be x. Element i takes word i % 4 of
 //   philox(counter = (i / 4, step's high half, step's low half, layer), key = seed)
 // and is dropped where the word is below `limit` = ratio * 2^32, kept and scaled where not. `step`
-// lies in device memory: a captured graph draws a new mask in every step.
+// is in device memory, so that a captured graph draws a new mask in every step.
 // Launch: one-dimensional, a grid-stride loop, four elements a thread and turn; 8 bytes an element.
 // Rounding: one product.
 #include "philox.cuh"

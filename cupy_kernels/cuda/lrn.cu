@@ -5,14 +5,14 @@
 //   within: s[p, q] = 1 + alpha / size^2 * sum of x^2 over size x size places around (p, q)
 //   y = x * s^-beta
 //   dx = dy * s^-beta - 2 * alpha * beta / size (or size^2) * x * sum of dy * y / s over the window
-// `size` is odd; what lies outside the blob counts as zero. `share` is alpha / size (or size^2).
+// `size` is odd; elements outside the blob count as zero. `share` is alpha / size (or size^2).
 // Launch across: where channels are a multiple of 4 and the window is 3 or 5, a grid-stride loop over
-// quadruples of channels: a thread reads its own and the two beside it, 16 bytes each, the latter
-// from the cache that its neighbours fill; no barrier, and one division by the channels for four
+// quadruples of channels: a thread reads its own and both neighbours, 16 bytes each, the latter
+// from the cache, where other threads load them; no barrier, and one division by the channels for four
 // elements. Otherwise a tile of whole pixels in dynamic shared memory. Scales are computed again in
 // the backward pass: 8 bytes an element forward, 12 backward. Blobs are 16-byte aligned.
 // Within: a grid-stride loop, an element a thread and turn; the forward pass stores s.
-// Rounding: a window is summed anew for each element, since a running sum cancels.
+// Rounding: a window is summed separately for each element, since a running sum cancels.
 #include "device.cuh"
 
 __device__ __forceinline__ float raised(float s, float beta) {
@@ -103,7 +103,7 @@ __device__ __forceinline__ void across_backward(const float* dy, const float* x,
   }
 }
 
-// Pixels of a tile; rows/normalisation.py sizes the shared memory by the same rule.
+// Pixels of a tile; kernel_specs/normalisation.py sizes the shared memory by the same rule.
 __device__ __forceinline__ int tile_pixels(int channels) {
   return channels < 2048 ? 2048 / channels : 1;
 }

@@ -9,8 +9,8 @@
 // "Twice": each half of the warps takes half of every stage's depth, and the halves are added once,
 // in order, at the end: more warps at work on a product that has few tiles.
 //
-// An operand lies in a stage as it lies in memory, so that copies are 16 bytes wide wherever four
-// neighbours are (else 4): [row][k] if k runs fastest there, [k][row] if rows do. Chunks of four
+// An operand has the same order in a stage as in memory, so that copies are 16 bytes wide wherever
+// four neighbours are (else 4): [row][k] if k runs fastest there, [k][row] if rows do. Chunks of four
 // floats are permuted by exclusive or, so that neither a copy nor a fragment's read meets a bank
 // twice. A lane of a fragment takes four neighbouring k (one 16-byte read) where the instruction
 // means k = t, t + 4, ...: the order of the sum is free as long as both operands keep it.
@@ -332,7 +332,7 @@ struct Result {
 };
 
 // The side of a product's tiles: the greatest that is no waste and still gives a GPU enough blocks.
-// A rule of the sizes alone, so that results don't depend on the device; rows/convolution.py has
+// A rule of the sizes alone, so that results don't depend on the device; kernel_specs/convolution.py has
 // the same. `layers` are products of this size side by side.
 #define ENOUGH_BLOCKS 96
 __device__ __forceinline__ i64 tiles_of(i64 rows, i64 columns, int side) {

@@ -1,4 +1,4 @@
-// Max and average pooling with Caffe's rules for the border (pooling.py tells them).
+// Max and average pooling with Caffe's rules for the border (see pooling.py).
 //
 // Layout: float32 blobs, channels last: x (n, h, w, c), y (n, oh, ow, c). Where c is a multiple of
 // 4, four channels are moved at once: blobs are 16-byte aligned. `where` holds a maximum's place in
@@ -37,7 +37,7 @@ __device__ __forceinline__ void store(float* to, const Values<V>& from) {
   else *to = from.v[0];
 }
 
-// The part of window `p` that lies in the image, along one axis.
+// The part of window `p` within the image, along one axis.
 __device__ __forceinline__ int window_start(int p, int stride, int pad) {
   int start = p * stride - pad;
   return start > 0 ? start : 0;
@@ -47,7 +47,7 @@ __device__ __forceinline__ int window_stop(int p, int stride, int pad, int kerne
   return stop < size ? stop : size;
 }
 
-// 1 / cells of a window: padding counts, what lies past it does not.
+// 1 / cells of a window: cells in the padding count, those past it do not.
 __device__ __forceinline__ float share(const Pooling& s, int p, int q) {
   int top = p * s.sh - s.ph, left = q * s.sw - s.pw;
   int bottom = top + s.kh < s.h + s.ph ? top + s.kh : s.h + s.ph;

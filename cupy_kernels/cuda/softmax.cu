@@ -1,21 +1,21 @@
 // Softmax over the rows of a matrix, and the cross-entropy loss with its gradient in one launch.
 //
-// Layout: float32 matrices (rows, k), row-major; labels are 64-bit integers. A row whose label is
-// `ignored` (no label is: give -2^63) has no loss and no gradient; one whose label is outside
+// Layout: float32 matrices (rows, k), row-major; labels are 64-bit integers. A row with the label
+// `ignored` (to ignore none: -2^63) has no loss and no gradient; a row with a label outside
 // [0, k) has NaN for both.
 //   p = exp(x - max x) / sum exp(x - max x);  loss = -log(max(p[label], smallest float))
 //   dx = (p - onehot(label)) * scale
-// `scale`, loss_weight / divisor, lies in device memory, since the divisor may be the number of rows
+// `scale`, loss_weight / divisor, is in device memory, since the divisor may be the number of rows
 // that count. 8 bytes an element: x is read from memory once; no probability is ever stored.
 // Launch: narrow kernels give a row to a warp, 8 rows to a block of (32, 8). The wide one, for k from
 // about 1,000, gives a row to a block of 512 threads and keeps its first 40,000 floats in dynamic
-// shared memory: so many rows at work together would not stay in the cache until they are read
-// again, but what one block leaves over does. Matrices are 16-byte aligned there; with k a multiple
+// shared memory: whole rows of all blocks would not stay in the cache until they are read again,
+// but the rest that a block does not keep does. Matrices are 16-byte aligned there; with k a multiple
 // of 4, a thread has 64 bytes on their way at once.
 // Rounding: sums in a fixed order, in float32: a lane's own elements in turn, then a tree.
 #include "device.cuh"
 
-#define MOST_KEPT 40000  // floats: 160 KB, which an sm_80 has too; rows/softmax.py sizes it so
+#define MOST_KEPT 40000  // floats: 160 KB, which an sm_80 has too; kernel_specs/softmax.py sizes it so
 
 // A maximum so far and the sum of exponentials relative to it.
 struct Online {
@@ -79,7 +79,7 @@ __device__ __forceinline__ void take_four(Online& o, float4 v) {
 struct SharedRow {
   const float* x;
   float* kept;
-  int k, first;  // so many are kept
+  int k, first;  // `first` elements are kept
 
   __device__ __forceinline__ Online scan() const {
     Online o = {-infinity(), 0.0f};

@@ -197,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(256)
   update<Adam, 2>({w, g, mean, square_mean, out, groups, multipliers, hyper, verdict, n});
 }
 
-// `backup` becomes the new weights: whoever pushed pulls next.
+// `backup` becomes the new weights: the worker that pushed pulls them next.
 extern "C" __global__ void __launch_bounds__(256)
     update_dc_asgd(const float* w, const float* g, float* backup, float* out, const u16* groups,
                    const Multipliers* multipliers, const Hyper* hyper, const Verdict* verdict,

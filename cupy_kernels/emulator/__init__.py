@@ -1,9 +1,9 @@
-"""Runs the CUDA sources on the CPU and finds what a GPU would let pass.
+"""Runs the CUDA sources on the CPU and finds faults that a GPU would not report.
 
 `launch(..., engine=Emulator(Schedule.REVERSED))` executes a kernel on NumPy arrays. Each argument
-is copied between guard pages, aligned no better than its row promises; outputs start as NaN. What
-comes back is what the kernel wrote, or a KernelFault with one line: kernel, block, thread, source
-line and what it did. `state.cc` says what is found and what can't be.
+is copied between guard pages, aligned no better than its row promises; outputs start as NaN. The
+result is what the kernel wrote, or a KernelFault with one line: kernel, block, thread, source line
+and what it did. `state.cc` says which faults are found and which cannot be.
 """
 
 import ctypes
@@ -18,11 +18,11 @@ _TURN = Lock()  # the runtime knows one launch, and takes any call into a kernel
 
 
 class KernelFault(RuntimeError):
-    """A kernel did what it must not; says where."""
+    """A kernel did something illegal; the message says what and where."""
 
 
 class Schedule(IntEnum):
-    """The order in which threads and blocks get their turn."""
+    """The order in which threads and blocks run."""
 
     FORWARD = 0
     REVERSED = 1
@@ -66,7 +66,7 @@ class _Launch(ctypes.Structure):
 class Emulator:
     """An engine for `launch`. `seed` orders the threads of a random schedule.
 
-    `source` replaces the kernel's own file by an expanded text, for kernels that live in no file.
+    `source` is an expanded text that replaces the kernel's file, for kernels without a file.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Emulator:
     def run(
         self, kernel: Kernel, grid: Dim3, block: Dim3, shared_bytes: int, arguments: list[Any]
     ) -> None:
-        """Run a checked launch to its end. Raises KernelFault, and NoCompiler without g++."""
+        """Run a checked launch to its end; raises KernelFault, and NoCompiler without g++."""
         with _TURN:
             self._run(kernel, grid, block, shared_bytes, arguments)
 
@@ -118,7 +118,7 @@ class Emulator:
 
 
 def check_signature(kernel: Kernel, library: ctypes.CDLL) -> None:
-    """Raise KernelFault unless the compiled kernel takes just what its row says."""
+    """Raise KernelFault unless the compiled kernel has exactly the parameters of its row."""
     if signature(kernel.name, library) != kernel.signature:
         raise KernelFault(
             f"{kernel.name}: the source takes ({signature(kernel.name, library)}),"
@@ -148,7 +148,7 @@ class _Placed:
         self.pointers = (ctypes.c_void_p * len(pairs))(*addresses)
 
     def _hold(self, parameter: Parameter, value: Any, at_start: bool) -> Any:
-        """The parameter's own bytes: a scalar's value, or the address of an array's copy."""
+        """The bytes to pass for a parameter: a scalar's value, or an address of an array's copy."""
         if parameter.role is Role.SCALAR:
             return ctypes.create_string_buffer(value.tobytes(), value.nbytes)
         if value is None:
@@ -180,7 +180,7 @@ class _Placed:
         return begin
 
     def bring_back(self, kernel: str) -> None:
-        """Copy what the kernel may have written, after a look at the memory around it."""
+        """Copy back the arrays that the kernel may write, after checking the memory around them."""
         for buffer, (parameter, value) in zip(self.buffers, self.owners, strict=False):
             if not build.runtime().emulated_intact(ctypes.byref(buffer)):
                 raise KernelFault(f"{kernel}: wrote just outside argument `{parameter.name}`")
@@ -207,6 +207,6 @@ def _report(kernel: Kernel, library: ctypes.CDLL, launch: _Launch, placed: _Plac
 
 
 def _offset(library: ctypes.CDLL, launch: _Launch) -> int:
-    """Where in the library's file the reported code lies; one back, to be within the call."""
+    """The offset of the reported code in the library's file, minus one to be within the call."""
     library.emulated_base.restype = ctypes.c_uint64
     return int(launch.fault_code - library.emulated_base() - 1)

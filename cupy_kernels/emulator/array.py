@@ -1,9 +1,9 @@
-"""Arrays whose kernels run in the emulator: a GPU's arrays on a machine that has none.
+"""Arrays for kernels in the emulator: they replace a GPU's arrays on a machine without one.
 
-An `Emulated` array is NumPy memory that carries its engine, and hands it on to its views, slices
-and copies; so `launch` finds the engine from the arrays alone, as it finds a GPU. It is as strict
-as memory on a device: kernels compute on it, NumPy does not, and its values are read through
-`places.as_host`. What passes here does not secretly run on the host where there is a GPU.
+An `Emulated` array is NumPy memory that carries its engine, and passes it to its views, slices and
+copies; so `launch` finds the engine from the arrays alone, as it finds a GPU. It is as strict as
+device memory: kernels compute on it, NumPy does not, and its values are read through
+`backends.as_host`. So code that works here does not secretly compute on the host on a GPU machine.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from cupy_kernels.emulator import Emulator
 
 ALIGNMENT = 256  # of every allocation, as CUDA's
 
-# Neither arithmetic nor a look at values: views, memory, and moves within it.
+# The functions that are allowed: views, allocation and copies, without arithmetic on values.
 _ALLOWED = frozenset({
     np.copyto, np.empty_like, np.expand_dims, np.may_share_memory, np.moveaxis, np.ndim,
     np.reshape, np.shape, np.shares_memory, np.size, np.squeeze, np.swapaxes, np.transpose,
@@ -25,7 +25,7 @@ _ALLOWED = frozenset({
 
 
 class Emulated(np.ndarray[Any, Any]):
-    """Made by `empty`; `made` counts those with memory of their own."""
+    """An array made by `empty`; `made` counts those that own memory."""
 
     engine: Emulator
     made: ClassVar[int] = 0
@@ -47,7 +47,7 @@ class Emulated(np.ndarray[Any, Any]):
         return super().__array_function__(func, types, args, kwargs)
 
     def __getitem__(self, key: Any) -> Any:
-        """A view, of no axes where NumPy gives a number."""
+        """A view; it has no axes where NumPy would return a number."""
         found = super().__getitem__(key)
         if isinstance(found, np.ndarray):
             return found
@@ -64,7 +64,7 @@ class Emulated(np.ndarray[Any, Any]):
 
 
 def empty(shape: tuple[int, ...], dtype: DTypeLike, engine: Emulator) -> Emulated:
-    """A C-contiguous array with undefined contents whose kernels run in `engine`."""
+    """A C-contiguous array with undefined contents, for kernels that run in `engine`."""
     kind = np.dtype(dtype)
     size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
     memory = np.empty(size + ALIGNMENT, np.uint8)

@@ -1,8 +1,8 @@
-"""Turns a CUDA source into a shared library for the CPU, once for each text of it.
+"""Compiles a CUDA source into a shared library for the CPU, once for each version of its text.
 
-g++ reads the shim, the source and a line a kernel that opens it to the loader, with the two
-sanitizers' calls left in for `calls.cc` to answer; so the linker is not told of any sanitizer.
-What was built is kept in a folder under a hash of everything that went into it.
+g++ compiles the shim, the source and one line for each kernel that exports it. It inserts the calls
+of two sanitizers; `calls.cc` implements these, so no sanitizer is passed to the linker. A library
+is cached in a folder under a hash of all its inputs.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ _KERNELS = (
     "-ffp-contract=off",
     "-fno-strict-aliasing",
     "-ftrivial-auto-var-init=pattern",
-    # A frame of many pages touches each of them, so that none leaps over a fiber's guard page.
+    # A large stack frame touches each of its pages, so that it cannot skip a fiber's guard page.
     "-fstack-clash-protection",
     "-fsanitize=thread",
     "-fsanitize=alignment,bounds,signed-integer-overflow,integer-divide-by-zero,shift",
@@ -41,7 +41,7 @@ _PARTS = ("state.cc", "scheduler.cc", "checks.cc", "launch.cc", "calls.cc")
 
 
 class NoCompiler(RuntimeError):
-    """There is no g++ here that can build the emulator."""
+    """This machine has no g++ that can build the emulator."""
 
 
 @cache
@@ -54,7 +54,7 @@ def compiler() -> str:
 
 
 def folder() -> Path:
-    """Where libraries are kept: `downpour/emulator` in the user's cache folder."""
+    """The folder of the libraries: `downpour/emulator` in the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "downpour" / "emulator"
 
@@ -69,12 +69,12 @@ def runtime() -> ctypes.CDLL:
 
 @cache
 def library(name: str) -> ctypes.CDLL:
-    """The kernels of one of our sources."""
+    """The library with the kernels of one of our sources."""
     return load(sources.text(name), name)
 
 
 def load(text: str, name: str) -> ctypes.CDLL:
-    """The kernels of an expanded source text."""
+    """The library with the kernels of an expanded source text."""
     runtime()
     doors = "\n".join(f"EMULATED_KERNEL({kernel})" for kernel in sources.kernel_names(text))
     whole = f'#line 1 "shim.h"\n{_read("shim.h")}\n{text}\n#line 1 "doors"\n{doors}\n'
@@ -82,7 +82,7 @@ def load(text: str, name: str) -> ctypes.CDLL:
 
 
 def line_of(library: ctypes.CDLL, offset: int) -> str | None:
-    """`file:line` of an offset into a library's code, if binutils are there to say."""
+    """`file:line` of an offset in a library's code, if binutils are installed."""
     tool = shutil.which("addr2line")
     if tool is None:
         return None
@@ -104,7 +104,7 @@ def _built(stem: str, text: str, flags: tuple[str, ...], links: tuple[str, ...])
         _run(compiler(), *flags, "-o", str(made), str(source), *links)
         if "-c" in flags:
             _run(compiler(), "-shared", "-o", str(whole), str(made))
-        (whole if whole.exists() else made).replace(target)  # whoever comes second finds it whole
+        (whole if whole.exists() else made).replace(target)  # atomic, for concurrent builds
     return target
 
 

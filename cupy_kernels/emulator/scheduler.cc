@@ -1,4 +1,4 @@
-// The scheduler: which thread of a block goes on, which block comes next, and who waits for whom.
+// The scheduler: which thread of a block runs next, which block follows, and what each waits for.
 namespace {
 
 // Complete the collective that the lanes of a warp wait in, if all it names have come. Lanes that
@@ -49,7 +49,7 @@ const char* waits(const Fiber& fiber, char* out) {
   return out;
 }
 
-// Nobody can go on and not all have returned.
+// No thread can continue, and not all have returned.
 void report_deadlock() {
   Fiber* waiting = nullptr;
   for (unsigned i = 0; i < thread_count && !waiting; ++i)

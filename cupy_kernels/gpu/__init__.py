@@ -1,5 +1,5 @@
-"""Each operation's body in kernels: what is launched, with which sizes, into which memory.
+"""Operations by kernels: which kernels are launched, with which sizes and memory.
 
-Nothing here computes, reads a value back or waits; memory comes from the caller's workspace, so a
-step that was taken once can be taken again without an allocation, and captured.
+Nothing here computes, reads a value back or waits. Memory comes from the caller's workspace, so
+once a step has run it can be repeated without allocations, and captured.
 """

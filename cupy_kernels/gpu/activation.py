@@ -40,7 +40,7 @@ def prelu_backward(
 
 
 def _launch(function: Function, way: str, **arrays: AnyArray) -> None:
-    """Its kernel takes some of the arrays and of the function's fields, by name."""
+    """Launch the function's kernel with those arrays and fields that it has as parameters."""
     row = KERNELS[f"{type(function).__name__.lower()}_{way}"]
     offered = {**arrays, **asdict(function), "n": next(iter(arrays.values())).size}
     launch(row, **{p.name: offered[p.name] for p in row.parameters})

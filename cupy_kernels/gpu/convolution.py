@@ -10,13 +10,13 @@ from cupy_kernels.launch import launch
 from cupy_kernels.types import Array, Kept
 from cupy_kernels.workspace import Workspace
 
-# The weight's gradient is cut along its sum until it has this many tiles, as far as each part
-# keeps enough pixels to be worth its own tile. A function of the sizes: results repeat anywhere.
+# The weight's gradient is split along its sum until it has this many tiles, if each part keeps
+# enough pixels for a tile. It depends on the sizes alone, so all devices give the same result.
 BLOCKS, PART_PIXELS = 264, 256
 
-# From so many pixels on, weights whose windows hold whole quadruples of channels are first turned
-# so that these lie together: a launch more, and four times fewer reads in every block. An estimate,
-# not a measurement.
+# From this number of pixels on, weights with a multiple of four channels are first reordered so
+# that each four are adjacent: one more launch, and a quarter of the reads in every block. The
+# number is an estimate, not a measurement.
 PACKED_PIXELS = 8192
 
 
@@ -72,7 +72,7 @@ def backward(
 
 
 def numbers(x_shape: tuple[int, ...], outputs: int, shape: Convolution) -> dict[str, Any]:
-    """The scalars that say a convolution to its kernels."""
+    """The scalars that describe a convolution to its kernels."""
     n, h, w, c = x_shape
     (oh, ow), (kh, kw) = shape.output(h, w), shape.kernel
     (sh, sw), (ph, pw), (dh, dw) = shape.stride, shape.pad, shape.dilation
@@ -82,7 +82,7 @@ def numbers(x_shape: tuple[int, ...], outputs: int, shape: Convolution) -> dict[
 
 
 def _as_read(weight: Array, sizes: dict[str, Any], work: Workspace) -> tuple[Array, int]:
-    """The weights as the kernels are to read them, and whether they are packed."""
+    """The weights in the order for the kernels, and whether they are packed."""
     channels, window = weight.shape[1], sizes["kh"] * sizes["kw"]
     pixels = sizes["n"] * sizes["oh"] * sizes["ow"]
     if window == 1 or channels % 4 or pixels < PACKED_PIXELS:
@@ -96,7 +96,7 @@ def _as_read(weight: Array, sizes: dict[str, Any], work: Workspace) -> tuple[Arr
 def _weight_gradient(
     kernel: str, x: Array, dy: Array, dweight: Array, sizes: dict[str, Any], work: Workspace
 ) -> None:
-    """Straight into the tensor's slice of the arena, or in parts that are then added in order."""
+    """Write the weight's gradient into the arena, directly or as the ordered sum of its parts."""
     count, packed = _splits(sizes, dweight.shape), sizes["packed"]
     if count == 1 and not packed:
         launch(kernel, x=x, dy=dy, parts=dweight, splits=1, **sizes)
@@ -116,7 +116,7 @@ def _weight_gradient(
 
 
 def _splits(sizes: dict[str, Any], weight_shape: tuple[int, ...]) -> int:
-    """Into how many parts the sum over an output's pixels is cut."""
+    """The number of parts into which the sum over an output's pixels is split."""
     rows, columns = weight_shape[0] // sizes["groups"], prod(weight_shape[1:])
     tiles = -(-rows // TILE) * -(-columns // TILE) * sizes["groups"]
     pixels = sizes["n"] * sizes["oh"] * sizes["ow"]

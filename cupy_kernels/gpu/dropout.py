@@ -1,4 +1,4 @@
-"""Dropout in kernels: no mask is stored, the way back draws it again."""
+"""Dropout in kernels: no mask is stored, the backward pass draws it again."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def backward(dy: Array, kept: Kept, work: Workspace) -> Array:
 
 
 def _step(x: Array, draw: RngKey, work: Workspace) -> AnyArray:
-    """The step's number in memory that kernels read; copied there, unless it lives there."""
+    """The step number in device memory; copied there, unless it is there already."""
     if not isinstance(draw.step, int):
         return draw.step
     step = work.take_as("step", (1,), np.uint64, x)

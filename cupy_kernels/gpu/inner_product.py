@@ -1,6 +1,6 @@
 """The inner product in kernels: a convolution of single pixels.
 
-A transposed weight, (k, out) in memory, is not what those read; it goes through the plain product.
+Those kernels cannot read a transposed weight, (k, out) in memory; it uses the plain product.
 """
 
 from cupy_kernels.conv_shapes import Convolution
@@ -83,7 +83,7 @@ def _shape(precision: Precision) -> Convolution:
 def _product(
     a: Array, a_steps: tuple[int, int], b: Array, b_steps: tuple[int, int], y: Array, depth: int
 ) -> None:
-    """y[i, j] = sum over k of a[i, k] b[k, j], each by its own (step of i or k, step of k or j)."""
+    """y[i, j] = sum over k of a[i, k] b[k, j]; each matrix has its own (row step, column step)."""
     rows, columns = y.shape
     launch(
         "strided_product",

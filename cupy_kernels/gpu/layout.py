@@ -1,4 +1,4 @@
-"""Memory orders of images in kernels: each image a matrix, turned in tiles."""
+"""Memory orders of images in kernels: each image is a matrix, transposed in tiles."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Pooling in kernels; a maximum's place is kept in a byte, or in two for large windows."""
+"""Pooling in kernels; a maximum's position is kept in a byte, or in two for large windows."""
 
 from typing import Any
 

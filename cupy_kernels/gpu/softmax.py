@@ -14,7 +14,7 @@ from cupy_kernels.types import AnyArray, Array, Kept, Labels
 from cupy_kernels.workspace import Workspace
 
 WIDE = 1024
-"""Classes from which a row of scores is worth a block of its own."""
+"""From this number of classes on, each row of scores has its own block."""
 
 
 def softmax(x: Array, work: Workspace) -> Array:

@@ -1,1 +1,1 @@
-"""The rows of the registry, one file a subject: signatures, references, bytes and tolerances."""
+"""The rows of the registry, a file for each subject: signatures, references, bytes, tolerances."""

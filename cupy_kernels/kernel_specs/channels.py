@@ -1,4 +1,4 @@
-"""Rows of `channels.cu`: scale and bias, sums over all but the channels, moved columns."""
+"""Rows of `channels.cu`: scale and bias, sums over all axes but the channels, copied columns."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ MOST_CHUNKS = 128
 
 
 def chunks(rows: int) -> int:
-    """Into how many chunks sums over `rows` rows are cut; a function of the size alone."""
+    """The number of chunks for sums over `rows` rows; it depends on the size alone."""
     return max(1, min(MOST_CHUNKS, -(-rows // 64)))
 
 

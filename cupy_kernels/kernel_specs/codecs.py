@@ -1,12 +1,12 @@
 """Rows of `codecs.cu`: casts, block quantisation and sparse pushes, each with its error feedback.
 
-The bytes: a block is 256 floats with one float32 scale. int8, a signed byte each; int4, code + 8,
-two to a byte, the low half first; sign, a bit each, lowest first, set where negative. The last
-block is filled up with the codes of zeros. Casts are 16 bits each; a sparse push is ascending u32
+Format: a block is 256 floats with one float32 scale. int8 is a signed byte for each float; int4 is
+code + 8, two to a byte, the low half first; sign is one bit, lowest first, set if negative. The
+last block is padded with the codes of zeros. Casts are 16 bits each. A sparse push is ascending u32
 indices and their float32 values. `apply_*` adds what the decoder of that name would write.
 
-A reference rounds to float32 wherever the kernel says that it rounds, so most codes and errors are
-expected to the bit. Only a block's mean is summed in another order.
+A reference rounds to float32 wherever the kernel documents a rounding, so most codes and errors
+must be equal bit for bit. Only a block's mean is summed in a different order.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def blocks(sizes: Sizes) -> int:
 
 
 def _single(x: Any) -> Wide:
-    """Rounded to float32 and back."""
+    """x rounded to float32, as float64."""
     return np.asarray(x).astype(np.float32).astype(np.float64)
 
 
@@ -57,7 +57,7 @@ def _corrected(g: Wide, error: Any, verdict: Any) -> Wide:
 
 
 def _blockwise(v: Wide) -> Wide:
-    """(blocks, 256), the last one filled up with zeros."""
+    """The floats as (blocks, 256), the last block padded with zeros."""
     return np.pad(v, (0, -len(v) % BLOCK)).reshape(-1, BLOCK)
 
 
@@ -99,7 +99,7 @@ def _dequantise_sign(q: Any, scales: Wide, n: int, **_: Any) -> dict[str, Any]:
 
 
 def _to_bf16(v: Wide) -> tuple[Wide, Any]:
-    """By significand: 8 bits, ties to even."""
+    """Rounded to bf16, a significand of 8 bits, ties to even."""
     fraction, exponent = np.frexp(v)
     dq = np.ldexp(np.rint(np.ldexp(fraction, 8)), exponent - 8)
     dq = np.clip(dq, -GREATEST_BF16, GREATEST_BF16)
@@ -183,7 +183,7 @@ def _warps(
     bytes_each: float,
     tolerance: Tolerance,
 ) -> Kernel:
-    """A warp for 256 floats, 8 a thread."""
+    """A warp for each 256 floats, 8 floats a thread."""
     shape = over("n", per_thread=8)
     return Kernel(name, "codecs.cu", parameters, shape, expected, bytes_each, tolerance)
 
@@ -196,7 +196,7 @@ def _quadruples(
 
 
 def _onto(expected: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """y plus what is decoded, rounded once."""
+    """y plus the decoded values, rounded once."""
 
     def applied(y: Wide, n: int, **arguments: Any) -> dict[str, Any]:
         return {"y": _single(y[:n] + expected(n=n, **arguments)["y"])}
@@ -207,7 +207,7 @@ def _onto(expected: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, An
 def _decoders(
     names: tuple[str, str], codes: Any, expected: Callable[..., dict[str, Any]], bytes_each: float
 ) -> tuple[Kernel, Kernel]:
-    """The kernel that writes what it decodes, and the one that adds it to what is there."""
+    """The kernel that writes the decoded values, and the one that adds them to the output."""
     fresh, onto = writes("y", "n", align=16), changes("y", "n", align=16)
     return (
         _quadruples(names[0], (*codes, fresh, _N), expected, 4 + bytes_each),

@@ -1,7 +1,7 @@
 """Rows of `convolution.cu`: convolution and inner product, and the sums that end their gradients.
 
-Arithmetic bounds these kernels; `bytes_each` is one read or write of one output element. The
-references of the tf32 and bf16 kernels round both operands as the kernels say they do.
+Arithmetic limits these kernels; `bytes_each` is one read or write of one output element. The
+references of the tf32 and bf16 kernels round both operands as documented in the kernels.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ SHAPE = (
     *("ph", "pw", "dh", "dw", "oh", "ow", "groups"),
 )
 TILE = 64
-"""Rows and columns of a tile of middling size."""
+"""Rows and columns of a tile of medium size."""
 
 THREADS, DEPTH = 256, 32
 STAGES = {128: 3, 64: 4, 32: 4}
@@ -45,7 +45,7 @@ Round = Callable[[Wide], Wide]
 
 
 def rounded(x: Wide, kind: str) -> Wide:
-    """x with tf32's or bf16's significand: ties away from zero, or to even."""
+    """x rounded to tf32 (ties away from zero) or bf16 (ties to even)."""
     if kind == "fp32":
         return x
     fraction, exponent = np.frexp(x)
@@ -56,14 +56,14 @@ def rounded(x: Wide, kind: str) -> Wide:
 
 
 def _first(x: Wide, shape: Any, channels: str) -> Wide:
-    """Channels-last as the reference's channels-first."""
+    """A channels-last blob as channels-first, for the reference."""
     height, width = ("oh", "ow") if channels == "o" else ("h", "w")
     images = x.reshape(shape["n"], shape[height], shape[width], shape[channels])
     return images.transpose(0, 3, 1, 2)
 
 
 def _filters(weight: Wide, shape: Any) -> Wide:
-    """(o, c / groups, kh, kw), from that order or from the packed one."""
+    """The weights as (o, c / groups, kh, kw), from that order or from the packed one."""
     if shape["packed"]:
         return weight.reshape(shape["o"], shape["kh"], shape["kw"], -1).transpose(0, 3, 1, 2)
     return weight.reshape(shape["o"], -1, shape["kh"], shape["kw"])
@@ -100,7 +100,7 @@ def _expected_data(kind: str) -> Callable[..., dict[str, Any]]:
 
 
 def _expected_weight(kind: str) -> Callable[..., dict[str, Any]]:
-    """The partial sums are the kernel's own affair but for their number: pixels in equal parts."""
+    """The expected partial sums of the weight's gradient, over equal parts of the pixels."""
 
     def expected(x: Wide, dy: Wide, splits: int, **shape: Any) -> dict[str, Any]:
         images = _first(rounded(x, kind), shape, "c")
@@ -146,7 +146,7 @@ def weight_size(sizes: Sizes) -> int:
 
 
 def _forward(s: Sizes) -> Dim3:
-    """Rows and columns of the product, and how many of its size there are side by side."""
+    """Rows and columns of the product, and the number of such products."""
     return s["n"] * s["oh"] * s["ow"], s["o"] // s["groups"], s["groups"]
 
 
@@ -174,7 +174,7 @@ def side_of(rows: int, columns: int, layers: int) -> int:
 
 
 def _geometry(product: Callable[[Sizes], Dim3]) -> Geometry:
-    """A block a tile, in rows of tiles; a ring of stages in shared memory, behind the index."""
+    """A block for each tile, in rows of tiles; shared memory has the index, then the stages."""
 
     def side(sizes: Sizes) -> int:
         return sizes["side"] or side_of(*product(sizes))
@@ -196,7 +196,7 @@ def _row(
     product: Callable[[Sizes], Dim3],
     expected: Callable[..., dict[str, Any]],
 ) -> Kernel:
-    """Two blocks a multiprocessor on tensor cores; one of 64 sums a thread in plain float32."""
+    """A row; two blocks a multiprocessor for tensor cores, one of 64 sums a thread in float32."""
     sizes = tuple(scalar(one, "i4") for one in SHAPE)
     return Kernel(
         name,

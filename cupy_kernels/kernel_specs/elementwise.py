@@ -1,7 +1,7 @@
 """Rows of `elementwise.cu`: activations, and sums, products and maxima of blobs.
 
-The references restate each formula in float64. Backward ones take what the kernel takes: the
-input, or the output where that is enough.
+The references restate each formula in float64. A backward reference has the kernel's arguments: the
+input, or the output if that is sufficient.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ def _sigmoid(x: Wide) -> Wide:
 
 
 def _channel(values: Wide, x: Wide) -> Wide:
-    """A value a channel, for each element of a flat x."""
+    """The channel's value for each element of a flat x."""
     return values[np.arange(x.size) % values.size]
 
 
@@ -105,7 +105,7 @@ def _forward(name: str) -> Kernel:
 
 def _backward(name: str) -> Kernel:
     seen, derivative = DERIVATIVE[name]
-    # Seen from the output of base^(...), the shift no longer matters.
+    # The derivative in terms of the output of base^(...) does not depend on the shift.
     names = ("inner",) if name == "exp" else _SETTINGS.get(name, ())
 
     def expected(dy: Wide, **others: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Rows of `layout.cu`: blobs turned between channels-first and channels-last."""
+"""Rows of `layout.cu`: blobs converted between channels-first and channels-last."""
 
 from typing import Any
 

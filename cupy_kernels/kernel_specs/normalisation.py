@@ -37,7 +37,7 @@ def _tiles(arrays: int) -> Geometry:
 
 
 def _windows(values: Wide, size: int, axes: tuple[int, ...]) -> Wide:
-    """The sum over `size` places around each, along each axis; zero outside."""
+    """The sum over the `size` elements around each, along each axis; zero outside."""
     for axis in axes:
         pad = [(size // 2, size // 2) if k == axis else (0, 0) for k in range(values.ndim)]
         slid = np.lib.stride_tricks.sliding_window_view(np.pad(values, pad), size, axis)
@@ -46,7 +46,7 @@ def _windows(values: Wide, size: int, axes: tuple[int, ...]) -> Wide:
 
 
 def _lrn(x: Wide, axes: tuple[int, ...], a: dict[str, Any]) -> tuple[Wide, Wide]:
-    """(scale, y) of a blob whose windows lie along `axes`."""
+    """(scale, y) of a blob with windows along `axes`."""
     scale = float(a.get("k", 1)) + float(a["share"]) * _windows(x**2, a["size"], axes)
     return scale, x * scale ** -float(a["beta"])
 
@@ -79,7 +79,7 @@ def _within_backward(dy: Wide, x: Wide, scale: Wide, **a: Any) -> dict[str, Any]
 
 
 def _sums(terms: tuple[Wide, Wide], rows: int) -> Wide:
-    """[2][chunk][channel]."""
+    """The partial sums, an array [2][chunk][channel]."""
     each = -(-rows // chunks(rows))
     return np.array(
         [[t[k * each : (k + 1) * each].sum(axis=0) for k in range(chunks(rows))] for t in terms]

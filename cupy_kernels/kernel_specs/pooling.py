@@ -1,4 +1,4 @@
-"""Rows of `pooling.cu`. The references turn blobs channels-first and ask `reference.pooling`."""
+"""Rows of `pooling.cu`. The references convert blobs to channels-first for `reference.pooling`."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from cupy_kernels.kernel import (
 from cupy_kernels.types import Wide
 
 NUMBERS = ("h", "w", "c", "oh", "ow", "kh", "kw", "sh", "sw", "ph", "pw")
-"""The integers that say a pooling: sizes, kernel, stride and padding; the batch `n` goes before."""
+"""The integers that describe a pooling: sizes, kernel, stride, padding; the batch `n` precedes."""
 
 MOST_ROWS = 2**20
 
@@ -36,7 +36,7 @@ def _turned(blob: Wide, n: int, h: int, w: int, c: int) -> Wide:
 
 
 def _share(mode: str, x: Wide, a: dict[str, Any]) -> tuple[Wide, Wide]:
-    """`reference.pooling` of the arguments of a launch; round down if that gives the size asked."""
+    """`reference.pooling` for a launch; it rounds down if that gives the launch's output size."""
     pairs = [(a["k" + d], a["s" + d], a["p" + d]) for d in "hw"]
     kernel, stride, pad = ((first, second) for first, second in zip(*pairs, strict=True))
     size = (a["h"], a["w"])
@@ -55,7 +55,7 @@ def _max_forward(x: Wide, **a: Any) -> dict[str, Any]:
 
 
 def _max_backward(dy: Wide, where: Any, **a: Any) -> dict[str, Any]:
-    """Each gradient added to the cell that `where` names."""
+    """Each gradient, added to the cell that `where` names."""
     n, h, w, c = (a[name] for name in ("n", "h", "w", "c"))
     cells = where.reshape(n, a["oh"], a["ow"], c).astype(np.int64)
     m, p, q, k = np.indices(cells.shape)

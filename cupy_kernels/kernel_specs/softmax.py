@@ -1,4 +1,4 @@
-"""Rows of `softmax.cu`: softmax, its loss with the gradient, and what goes around them."""
+"""Rows of `softmax.cu`: softmax, its loss with the gradient, label conversion and accuracy."""
 
 from dataclasses import replace
 from typing import Any
@@ -24,16 +24,16 @@ from cupy_kernels.types import Wide
 
 SMALLEST = float(np.finfo(np.float32).tiny)
 NOTHING_IGNORED = -(2**63)
-"""The `ignored` that no label is."""
+"""The value of `ignored` if no label is ignored."""
 
 MOST_KEPT = 40_000
 """Floats of a row that `softmax_loss_wide` keeps in shared memory."""
 
 VALID, FIXED = 0, 1
-"""The modes of `loss_scale`: divide by the rows that count, or by the number given."""
+"""The modes of `loss_scale`: divide by the number of rows that count, or by the given number."""
 
 NO_CLASS = -(2**62)
-"""What `labels_from_floats` makes of a label that is not whole."""
+"""The result of `labels_from_floats` for a label that is not whole."""
 
 
 def _warps(sizes: Sizes) -> Dim3:

@@ -15,13 +15,13 @@ SIDE = 16
 
 
 def _padded(x: Wide, s: Any) -> Wide:
-    """Room for every tap of every window around the images."""
+    """The images, padded so that every tap of every window is within them."""
     images = x.reshape(s["n"], s["h"], s["w"], s["c"])
     return np.pad(images, ((0, 0), (s["ph"],) * 2, (s["pw"],) * 2, (0, 0)))
 
 
 def _taps(s: Any) -> Any:
-    """(i, j) and the slices of the padded images that this place of every window reads."""
+    """(i, j) and the slices of the padded images that this tap of every window reads."""
     for i, j in product(range(s["kh"]), range(s["kw"])):
         top, left = i * s["dh"], j * s["dw"]
         down = slice(top, top + s["sh"] * (s["oh"] - 1) + 1, s["sh"])
@@ -55,7 +55,7 @@ def strided_product(a: Wide, b: Wide, y: Wide, **s: int) -> dict[str, Any]:
 
 
 def _reach(outer: str, outer_step: str, inner: str, inner_step: str) -> Any:
-    """Elements up to the last one that a strided matrix touches."""
+    """The number of elements up to the last one that a strided matrix uses."""
 
     def size(s: Sizes) -> int:
         if not s[outer] or not s[inner]:

@@ -1,8 +1,8 @@
 """Rows of `updates.cu` and `norm.cu`: update rules over the arena, its norm, and the guard.
 
-The references take a rule's formula from `update_reference`, with its decay, multipliers and the
-guard's verdict around it. Adam's correction for the start is in the rate (`shards.rules` puts it
-there), so its formula is called far from the start, where the correction is 1.
+The references use a rule's formula from `update_reference`, and add its decay, multipliers and the
+guard's verdict. Adam's bias correction is already in the rate (`shards.rules` puts it there), so
+its formula is called with a large step, for which the correction is 1.
 """
 
 from collections.abc import Callable
@@ -64,7 +64,7 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
     "adadelta": ("keep", "take", "delta"),
     "adam": ("keep", "take", "keep2", "take2", "delta"),
 }
-"""Where in Hyper a rule's constants go, in the order of its formula in update_loops.py."""
+"""The fields of Hyper for a rule's constants, in the order of its formula in update_loops.py."""
 
 Formula = Callable[[Doubles, Doubles, tuple[Doubles, ...], Any], tuple[Doubles, tuple[Any, ...]]]
 
@@ -105,7 +105,7 @@ def _dc_asgd(w: Doubles, g: Doubles, slots: Any, p: Any) -> Any:
 
 
 def _dc_asgd_adaptive(w: Doubles, g: Doubles, slots: Any, p: Any) -> Any:
-    """As above with lambda / sqrt(ms + delta), ms the running mean of g^2 (ibid., section 5)."""
+    """DC-ASGD with lambda / sqrt(ms + delta), ms the running mean of g^2 (ibid., section 5)."""
     mean = p["keep"] * slots[1] + (1 - p["keep"]) * g**2
     pull = p["strength"] / np.sqrt(mean + p["delta"])
     new = w - p["rates"] * (g + pull * g**2 * (w - slots[0]))
@@ -179,13 +179,13 @@ def _divide(x: Doubles, by: float, n: int) -> dict[str, Any]:
 
 
 def partials(n: int) -> int:
-    """How many partial sums `square_sums` leaves for n floats."""
+    """The number of partial sums that `square_sums` writes for n floats."""
     blocks: int = over("n", per_thread=4).grid({"n": n})[0]
     return max(blocks, 1)
 
 
 def _square_sums(x: Doubles, n: int, **_: Any) -> dict[str, Any]:
-    """Each block's share in the order of its loop: quadruples blockwise, then the last few."""
+    """Each block's partial sum, in the order of its loop: groups of four floats, then the rest."""
     count = partials(n)
     owner = np.arange(n) // 4 // 256 % count
     owner[n // 4 * 4 :] = 0

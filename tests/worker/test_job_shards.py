@@ -380,13 +380,13 @@ def test_what_deaths_have_cost() -> None:
 
 
 def test_requests_that_are_refused() -> None:
-    """A request for the present number of shards, or for more than the table has blocks, is refused
-    at once."""
+    """A request for the present number of shards, or for more than the table allows, is refused at
+    once."""
     job = Job(None, 30.0)
     with job.job_shards as job_shards:
         for shards, line in (
             (2, "reshard: the job already has 2 shards"),
-            (99, "table net has 12 blocks of 256 floats: expected 1 to 12 shards, got 99"),
+            (999, "table net: expected 1 to 768 shards, got 999"),
         ):
             request = Request(shards)
             job_shards.begin(request)
