@@ -193,7 +193,7 @@ class LocalStore:
                 for part in content:
                     piece = memoryview(part).cast("B")
                     _write(file, piece)
-    """Open a regular file for reading; not a pipe, which could block us for ever."""
+                    # The disk works while the next part is made, so the flush has less to do.
                     begin_flushing(file.fileno(), written, len(piece))
                     written += len(piece)
                 os.fsync(file.fileno())
@@ -244,7 +244,7 @@ class LocalStore:
 
 
 def _opened(path: Path, flags: int = 0) -> FileIO:
-    """Open a regular file for reading; a pipe is refused, as its writer could block us for ever."""
+    """Open a regular file for reading; not a pipe, which could block us for ever."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
