@@ -1,7 +1,7 @@
 """The gate: bounded staleness, and the requests that wait for it.
 
 Theory (Ho et al. 2013, stale synchronous parallel). A worker may start a step at clock c once
-every registered worker has reached clock c - s. Bound 0 is bulk-synchronous, no bound is fully
+every active worker has reached clock c - s. Bound 0 is bulk-synchronous, no bound is fully
 asynchronous. The gate is checked at the pull. A worker that passes exactly at the bound then
 completes one step, so the observed gap between clocks reaches s + 1, never more.
 

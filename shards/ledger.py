@@ -9,11 +9,11 @@ life under the same name. Two numbers make every push count exactly once:
   applied before: it is acknowledged again and changes nothing. A larger one means that a message
   was lost: the refusal names the number that is expected.
 
-Only registered workers count at the gate, because Spark starts tasks in waves and a task that has
-not started must not hold back those that have. A worker that joins late starts at the clock of the
-slowest registered one. A worker that is silent for longer than one lease no longer counts. Time in
-which the shard itself does not listen is not silence.
-The slowest clock never decreases, even when no worker counts any more: `floor` remembers it.
+Only active workers, those that have joined, count at the gate, because Spark starts tasks in waves
+and a task that has not started must not hold back those that have. A worker that joins late starts
+at the slowest active clock. A worker that is silent for longer than one lease no longer counts.
+Time in which the shard itself does not listen is not silence.
+The slowest clock never decreases, even when no worker is active any more: `floor` remembers it.
 Otherwise two workers that return one after the other could be further apart than the bound allows.
 
 The ledger is one value that travels with snapshots. It leaves the answers to the shard, and never
@@ -204,9 +204,9 @@ class Ledger(msgspec.Struct):
     def identify(self, message: FromWorker, lease_until: float) -> LedgerEntry:
         """The sender's entry, its lease renewed; raises Fenced or Resynchronise.
 
-        Only a worker that counts at the gate may pull and push. So a late message from before its
-        departure changes nothing, and a shard that has forgotten it learns of it again (by Hello
-        and Join) before it sends it weights.
+        Only an active worker may pull and push. So a late message from before its departure changes
+        nothing, and a shard that has forgotten a worker sends it no weights before it has joined
+        again.
         """
         entry = self.entries.get(message.worker)
         if entry is None or message.incarnation > entry.incarnation:

@@ -85,6 +85,8 @@ class FromWorker(Message, frozen=True):
 
 
 class Hello(FromWorker, frozen=True, tag="hello"):
+    """Open a life of the worker at this shard; protocol and build must equal the shard's."""
+
     protocol: Count
     build: Name
 
@@ -153,11 +155,11 @@ class Pull(Registered, frozen=True, tag="pull"):
 
 
 class Renew(Registered, frozen=True, tag="renew"):
-    pass
+    """Renew the worker's lease; its parked requests still wait."""
 
 
 class Leave(Registered, frozen=True, tag="leave"):
-    pass
+    """Stop counting the worker at the gate, and forget its parked requests."""
 
 
 # --- from an operator: the process that started the job -------------------------------------------
@@ -205,7 +207,7 @@ class HandOver(FromOperator, frozen=True, tag="retire"):
 
 
 class AskStatus(FromOperator, frozen=True, tag="ask_status"):
-    pass
+    """Request the shard's counters and the status of each worker."""
 
 
 class AskRecords(FromOperator, frozen=True, tag="ask_records"):
@@ -266,6 +268,8 @@ class Welcome(FromShard, frozen=True, tag="welcome"):
 
 
 class Joined(FromShard, frozen=True, tag="joined"):
+    """The worker counts at the gate from `clock` on."""
+
     clock: Count
 
 
@@ -310,11 +314,11 @@ class Parked(FromShard, frozen=True, tag="parked"):
 
 
 class Renewed(FromShard, frozen=True, tag="renewed"):
-    pass
+    """The worker's lease is renewed."""
 
 
 class Left(FromShard, frozen=True, tag="left"):
-    pass
+    """The worker no longer counts at the gate."""
 
 
 class Refusal(FromShard, frozen=True, tag="refusal"):
@@ -338,10 +342,12 @@ class Quiesced(FromShard, frozen=True, tag="holding"):
 
 
 class HandedOver(FromShard, frozen=True, tag="retired"):
-    pass
+    """The shard redirects every worker to the new shards."""
 
 
 class Installed(FromShard, frozen=True, tag="installed"):
+    """The shard holds the installed state, which is at `version`."""
+
     version: Count
 
 

@@ -116,9 +116,9 @@ class ParameterStore:
 
     def apply(self, gradient: Floats, rate: float) -> None:
         """Make the next version from a gradient in the memory of the weights (`placed`)."""
-        if not unshared(self._slots):
+        if not unshared(self._slots):  # a reader holds them, and the rule updates them in place
             self._move_slots()
-        self._moved = 0
+        self._moved = 0  # pieces copied before this update are out of date
         out = self._buffers.take()
         self._spec.rule.apply(
             self.weights(),

@@ -25,7 +25,10 @@ class ReshardState:
         self._shard = shard
 
     def hand_over(self, successors: bytes, now: float) -> None:
-        """Record that `successors` hold the part; raises GiveUp if not quiesced, or for others."""
+        """Record that `successors` hold the part from now on.
+
+        Raises GiveUp if the shard is not quiesced, or if it was handed over to other shards.
+        """
         if self.moved_to is None and not self.standstill.is_active(now):
             raise GiveUp(f"hand over: shard {self._shard} is not quiesced")
         if self.moved_to not in (None, successors):

@@ -64,16 +64,21 @@ class WorkerRequests:
     # --- coming and going -----------------------------------------------------------------------
 
     def hello(self, sender: bytes, message: Hello, now: float) -> list[Outgoing]:
+        """Greet a life of a worker, and report what the shard has of its pushes.
+
+        Raises WrongBuild, Retry if there are no weights yet, and Fenced.
+        """
         if message.protocol != PROTOCOL or message.build != self._spec.build:
             raise WrongBuild(
                 f"shard {self._spec.shard} runs protocol {PROTOCOL} build {self._spec.build},"
                 f" worker {message.worker} runs protocol {message.protocol} build {message.build}"
             )
-        self._held.weights()
+        self._held.weights()  # raises Retry: a worker greeted before the Install would block it
         entry = self._ledger.greet(message.worker, message.incarnation, now + self._spec.lease_s)
         self.greeted = True
         self._serving.forget(message.worker)
         if entry.standing is Standing.GREETED:
+            # An open push of the earlier life would move the progress that the Welcome reports.
             self.gate.forget(message.worker)
             self._updates.round.pop(message.worker, None)
         welcome = Outgoing(
@@ -95,6 +100,7 @@ class WorkerRequests:
         return [welcome, *self._open(now)]
 
     def join(self, sender: bytes, message: Join, now: float) -> list[Outgoing]:
+        """Count a worker at the gate, or park the request while another replica warms up."""
         self._identify(message, now)
         self._ledger.check_clock(message.worker, message.clock)
         if not self.may_answer(message, self._ledger.min_clock):
@@ -106,6 +112,7 @@ class WorkerRequests:
         return [Outgoing(sender, Renewed(message.request, self._spec.shard, self._boot))]
 
     def leave(self, sender: bytes, message: Leave, now: float) -> list[Outgoing]:
+        """Stop counting a worker, and answer the requests that this lets pass."""
         self._identify(message, now)
         self._ledger.leave(message.worker)
         self.gate.forget(message.worker)
@@ -208,6 +215,7 @@ class WorkerRequests:
     # --- pulls and pushes -----------------------------------------------------------------------
 
     def pull(self, sender: bytes, message: Pull, now: float) -> list[Outgoing]:
+        """Answer a pull with weights, or park it until the staleness bound allows the answer."""
         self._ledger.identify(message, now + self._spec.lease_s)
         self._check_epoch(message.epoch)
         self._serving.check(message)
@@ -218,7 +226,12 @@ class WorkerRequests:
     def push(
         self, sender: bytes, message: Push, frames: Sequence[Buffer], now: float
     ) -> list[Outgoing]:
+        """Apply a push, keep it for its round, or acknowledge it as a duplicate.
+
+        Then answer the requests that this lets pass. Raises any error of the checks.
+        """
         message = self._check_push(message, now)
+        # The ledger lacks a push of an open round, so the next one would look like a gap.
         ahead_of = self._updates.round.get(message.worker)
         if ahead_of is not None and message.seq > ahead_of.message.seq:
             return [self._parked(sender, message)]
@@ -281,9 +294,9 @@ class WorkerRequests:
     # --- checks ---------------------------------------------------------------------------------
 
     def _check_push(self, message: Push, now: float) -> Push:
-        """Return the push once it may be judged.
+        """Check the push's sender, map epoch, clock and cut; return it for the ledger to judge.
 
-        After a rollback its `read_version` may be newer than the present one; it is then lowered.
+        After a rollback its `read_version` may be lost; the present version then replaces it.
         """
         self._ledger.identify(message, now + self._spec.lease_s)
         self._check_epoch(message.epoch)
