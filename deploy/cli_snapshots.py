@@ -63,7 +63,7 @@ def restore(
     solver: Annotated[
         Path | None,
         typer.Option(
-            help="The solver whose network a .caffemodel holds.", show_default="the run's"
+            help="The solver with the network of the .caffemodel.", show_default="the run's"
         ),
     ] = None,
 ) -> None:

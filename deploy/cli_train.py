@@ -37,7 +37,7 @@ _DEFAULTS |= {field.name: field.default for field in fields(Downpour)}
 
 
 def _option(text: str, panel: str, default: object = None) -> Any:
-    """An option whose help text ends in the `default` that applies if it is not given.
+    """An option; its help text ends in the `default` that applies if it is not given.
 
     Typer cannot show that default itself: its own default is None, for "not given".
     """

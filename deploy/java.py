@@ -111,7 +111,7 @@ def _properties(binary: Path, *options: str) -> str | None:
 
 
 def _launcher_home(home: Path, environ: Mapping[str, str]) -> Path:
-    """A JAVA_HOME whose `bin/java` starts the one in `home` without Spark's module.
+    """A JAVA_HOME with a `bin/java` that starts the one in `home` without Spark's module.
 
     Its name is a digest of its text, so that several installations have one each. It is written
     atomically, so that processes that start at the same time never run half a launcher.

@@ -263,7 +263,7 @@ def _colours(count: int) -> list[tuple[float, ...]]:
 
 
 def _figure() -> "tuple[Figure, NDArray[np.object_]]":
-    """An empty figure with two panels. It avoids pyplot, whose figures are global until closed."""
+    """An empty figure with two panels. It avoids pyplot, which keeps figures until they are closed."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -152,7 +152,7 @@ def _ray_init(address: str, **options: Any) -> Any:
 
 
 def _end_node(error: BaseException) -> None:
-    """End the processes of the node whose start raised `error`, which Ray leaves running.
+    """End the processes of a node that failed to start with `error`; Ray leaves them running.
 
     They would write into a folder that is about to be removed, until this process ends.
     """

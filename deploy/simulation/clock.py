@@ -1,8 +1,8 @@
-"""Virtual time: one heap of what is to happen, one seeded generator, and clocks that run askew.
+"""Virtual time: a heap of planned events, a seeded random generator, and skewed clocks.
 
-Nothing in a simulation waits. The next thing to happen is taken off the heap, time is what it says,
-and whatever it causes is put back. Equal times keep the order in which they were planned, so a seed
-alone decides a run.
+Nothing in a simulation waits. The next event is taken off the heap and sets the time, and the
+events that it causes are added. Events of equal times keep the order in which they were planned, so
+the seed alone decides a run.
 """
 
 import heapq
@@ -14,7 +14,7 @@ Action = Callable[..., object]
 
 
 class Clock:
-    """True time, in seconds from the start, and everything that is still to happen."""
+    """True time in seconds from the start, and all planned events."""
 
     def __init__(self, seed: int) -> None:
         self.now = 0.0
@@ -23,14 +23,14 @@ class Clock:
         self._order = 0
 
     def after(self, delay_s: float, action: Action, *arguments: Any) -> None:
-        """Do it so many seconds from now."""
+        """Run the action `delay_s` seconds from now."""
         self._order += 1
         heapq.heappush(self._planned, (self.now + delay_s, self._order, action, arguments))
 
-    def run(self, goes_on: Callable[[], object], end: float) -> bool:
-        """Let things happen while `goes_on` says so; False if it still does at `end`."""
+    def run(self, running: Callable[[], object], end: float) -> bool:
+        """Process events while `running()` is true; False if it still is at the time `end`."""
         planned, pop = self._planned, heapq.heappop
-        while goes_on():
+        while running():
             self.now, _, action, arguments = pop(planned)
             action(*arguments)
             if self.now > end:
@@ -39,10 +39,10 @@ class Clock:
 
 
 class Party:
-    """One process: its life, its pauses, and its own idea of the time."""
+    """One simulated process, with pauses and a clock of its own."""
 
     def __init__(self, clock: Clock, name: str) -> None:
-        """`name` is what faults call its end of a link."""
+        """`name` is the process's name in faults and on links."""
         self.name = name
         self.alive = True
         self.frozen_until = 0.0
@@ -51,15 +51,15 @@ class Party:
 
     @property
     def now(self) -> float:
-        """What its monotonic clock shows."""
+        """The time in seconds of its own monotonic clock."""
         return self._then + self._rate * (self._clock.now - self._since)
 
     def skew(self, rate: float) -> None:
-        """Its clock runs at `rate` from now on; it does not jump."""
+        """Run its clock at `rate` from now on, without a jump."""
         self._then, self._since, self._rate = self.now, self._clock.now, rate
 
     def at(self, action: Action, *arguments: Any) -> None:
-        """Do it here: when it thaws, if it is stopped like a process; never, if it is dead."""
+        """Run the action in this process: after a pause if it is stopped, never if it is dead."""
         if self.alive:
             if self.frozen_until <= self._clock.now:
                 action(*arguments)
@@ -67,11 +67,11 @@ class Party:
                 self._clock.after(self.frozen_until - self._clock.now, self.at, action, *arguments)
 
     def after(self, delay_s: float, action: Action, *arguments: Any) -> None:
-        """Do it here, so many seconds from now."""
+        """Run the action in this process, `delay_s` seconds from now."""
         self._clock.after(delay_s, self.at, action, *arguments)
 
     def every(self, period_s: float, action: Action) -> None:
-        """Repeat it while this process lives; what falls into a pause is done once, after it."""
+        """Repeat the action while this process lives; after a pause it is run only once."""
 
         def again() -> None:
             action()

@@ -1,4 +1,4 @@
-"""What a simulated cluster is made of: values that a scenario file spells out."""
+"""The configuration of a simulated cluster, as it appears in a scenario file."""
 
 from enum import StrEnum
 
@@ -10,11 +10,11 @@ from shards.spec import Merge
 
 
 class ClusterConfig(StrEnum):
-    """What kind of cluster is run.
+    """The kind of cluster.
 
-    single: one process a shard, which a restart brings back with its state. compressed: the same,
-    with pushes or pulls in fewer bits. logged: the same, each with a log on a disk. replicated: a
-    primary and a backup a shard, and a coordinator.
+    single: one process per shard, which is restarted with its state. compressed: the same, with
+    compressed pushes or pulls. logged: single processes, each with a log on a disk. replicated: a
+    primary and a backup per shard, and a coordinator.
     """
 
     SINGLE = "single"
@@ -26,13 +26,13 @@ class ClusterConfig(StrEnum):
 class SimulationConfig(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """One cluster and what its workers do. `bound` None is no bound.
+    """One cluster and its training plan. `bound` None means no bound.
 
-    A step takes a worker `step_s` on average, a message up to `delay_s`. A shard lets messages
-    gather for `busy_s` and then takes them together. No fault begins after `quiet_s`. A log keeps
-    what its `durability` says, and is left for another when it has grown beyond `log_bytes`. A
-    whole state takes `state_s` longer to a backup than other words do. The update `rule` is one of
-    shards/rules.py, with the constants that it has by default.
+    A worker needs `step_s` seconds for a step on average, a message up to `delay_s`. A shard
+    collects messages for `busy_s` seconds and then processes them together. No fault begins after
+    `quiet_s`. `durability` is the level of the logs; a log is replaced by a new one when it exceeds
+    `log_bytes`. A whole state takes `state_s` seconds longer to a backup than other messages. The
+    update `rule` is one of shards/rules.py, with its default constants.
     """
 
     cluster: ClusterConfig = ClusterConfig.SINGLE
@@ -62,5 +62,5 @@ class SimulationConfig(
 
     @property
     def slots(self) -> bool:
-        """Whether the rule keeps any; then weights no longer show by themselves what they hold."""
+        """Whether the rule keeps slots; if so, weights alone do not show which pushes they hold."""
         return bool(RULES[self.rule].slot_names)

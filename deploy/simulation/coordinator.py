@@ -1,4 +1,4 @@
-"""The coordinator's seat: the real coordinator, its record, and the life between two deaths."""
+"""The simulated process of the coordinator: the real coordinator and its persistent record."""
 
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ NOTICE_S = 0.02
 
 
 class CoordinatorSeat(Party):
-    """Whoever is coordinator. The record outlives it; nothing else does."""
+    """The coordinator's process. When it dies, only the record survives."""
 
     def __init__(self, world: "Simulation", groups: "list[Copies]") -> None:
         super().__init__(world.clock, "coordinator")
@@ -23,33 +23,34 @@ class CoordinatorSeat(Party):
         self._world, self._groups = world, groups
         for group in groups:
             group.seat = self
-        self._coordinator: Coordinator | None = self._anew()
+        self._coordinator: Coordinator | None = self._started()
 
     def begin(self) -> None:
-        """Look around from now on."""
-        self.every(SILENCE_S / 3, self._look_around)
+        """Start the timer of its ticks."""
+        self.every(SILENCE_S / 3, self._tick)
 
-    def _anew(self) -> Coordinator:
+    def _started(self) -> Coordinator:
+        """A new coordinator that starts from the record."""
         shards = len(self._groups)
         return Coordinator(shards, silence_s=SILENCE_S, record=dict(self.record))
 
     def crash(self, back_s: float) -> None:
-        """Die; a successor reads the record."""
+        """Die; a successor starts from the record `back_s` seconds later."""
         self._coordinator = None
         self._world.note("the coordinator dies")
 
         def back() -> None:
-            self._coordinator = self._anew()
+            self._coordinator = self._started()
 
         self._clock.after(back_s, back)
 
     def hear(self, beat: Beat) -> None:
-        """A copy says how it is."""
+        """Process the heartbeat of a copy."""
         if self._coordinator is not None:
             self._decide(self._coordinator.receive_beat(beat, self.now))
 
     def broken(self, boot: int) -> None:
-        """The connection to a copy breaks, as when it dies; the coordinator notices."""
+        """The connection to a copy breaks; the coordinator takes that for the copy's death."""
 
         def notice() -> None:
             if self._coordinator is not None:
@@ -57,7 +58,7 @@ class CoordinatorSeat(Party):
 
         self.after(NOTICE_S, notice)
 
-    def _look_around(self) -> None:
+    def _tick(self) -> None:
         if self._coordinator is not None:
             self._decide(self._coordinator.tick(self.now))
 
@@ -67,9 +68,9 @@ class CoordinatorSeat(Party):
             for shard, group in self.record.items():
                 if group != before[shard]:
                     self._groups[shard].decided(before[shard], group)
-        for boot, word in decision.assignments:
-            self._tell(boot, word)
+        for boot, assignment in decision.assignments:
+            self._send(boot, assignment)
 
-    def _tell(self, boot: int, word: Assignment) -> None:
-        copy = self._groups[word.configuration.shard].copies[boot]
-        self._world.network.post(self.name, copy.name, copy.at, copy.assign, word)
+    def _send(self, boot: int, assignment: Assignment) -> None:
+        copy = self._groups[assignment.configuration.shard].copies[boot]
+        self._world.network.post(self.name, copy.name, copy.at, copy.assign, assignment)

@@ -1,11 +1,10 @@
-"""A made-up disk: what a log asks of one (ps/snapshots/log_storage.py), and what deaths leave of
-it.
+"""A simulated disk with the interface of a log's storage (ps/snapshots/log_storage.py), and its failures.
 
-It knows two states of every file and of every name: what its processes see, and what is safe. The
-death of a process leaves what was seen, and of a write that it was in the midst of any part. A
-failing power leaves what was safe, and of the rest what chance has: a file's end up to any byte,
-its sectors in any order, a bit of one flipped, what a file held in a former use; a new name, or the
-former one.
+It keeps two states of every file and every name: the visible one, and the one that is safe because
+it was flushed. The death of a process leaves the visible state, with any part of a write that was
+in progress. A power failure leaves the safe state, and a random part of the rest: a file may end at
+any byte, lack some of its sectors, have a flipped bit or contents from its former use; a name may
+be the new or the former one.
 """
 
 import random
@@ -19,13 +18,16 @@ FULL = OSError(28, "No space left on device")
 
 
 class Died(BaseException):
-    """The process ended in the midst of this; nothing may catch it but who plays the process."""
+    """The process ends during this operation. Only the code that simulates the process catches it.
+
+    A BaseException, so that `except Exception` in the code under test does not stop it.
+    """
 
 
 class _SimulatedFile:
-    """Bytes as they are seen, written up to `end`, and how many of them are safe.
+    """The visible bytes, written up to `end`, of which the first `safe` ones are flushed.
 
-    `former` is what the file held when it began to be written over.
+    `former` is the content before the file began to be overwritten.
     """
 
     def __init__(self) -> None:
@@ -35,7 +37,7 @@ class _SimulatedFile:
         self.safe = 0
 
     def begin(self) -> None:
-        """Be written over."""
+        """Start to overwrite the file."""
         self.former = bytes(self.seen)
         self.end = self.safe = 0
 
@@ -45,7 +47,7 @@ class _SimulatedFile:
 
 
 class SimulatedDisk:
-    """One shard's folder. `full`: nothing more fits; `fuse`: so many operations until death."""
+    """One shard's folder. `full`: the disk is full; `fuse`: the operations left until death."""
 
     def __init__(self, where: str, chance: random.Random) -> None:
         self.where = Path(where)
@@ -55,7 +57,7 @@ class SimulatedDisk:
         self._files: dict[str, _SimulatedFile] = {}
         self._safe: dict[str, _SimulatedFile] = {}
 
-    # --- what a log asks --------------------------------------------------------------------------
+    # --- the interface of a log's storage ---------------------------------------------------------
 
     def names(self) -> list[str]:
         return list(self._files)
@@ -64,7 +66,7 @@ class SimulatedDisk:
         return len(self._files[name].seen)
 
     def content(self, name: str) -> memoryview:
-        """A copy: who reads it keeps views of it."""
+        """A copy of the content, because the reader keeps views of it."""
         return memoryview(bytes(self._files[name].seen))
 
     def create(self, name: str, over: str | None = None) -> "SimulatedFileWriter":
@@ -79,7 +81,7 @@ class SimulatedDisk:
         return SimulatedFileWriter(self, self._files[name])
 
     def cut(self, name: str, size: int, *, synced: bool) -> None:
-        """What was cut off is of no record, so it does no harm if it is back."""
+        """Truncate a file. The bytes cut off hold no complete record, so they may return."""
         self._step()
         file = self._files[name]
         del file.seen[size:]
@@ -101,20 +103,20 @@ class SimulatedDisk:
         self._safe = dict(self._files)
 
     def close(self) -> None:
-        """Nobody else wants it."""
+        """Do nothing: no other process uses this disk."""
 
     def robbed(self, name: str, size: int) -> "SimulatedDisk":
-        """Another disk that holds the same, but of the file `name` only the first `size` bytes."""
+        """A copy of this disk with only the first `size` bytes of the file `name`."""
         other = SimulatedDisk(str(self.where), self._chance)
         for each, file in self._files.items():
             copy = other._files[each] = _SimulatedFile()
             copy.write(bytes(file.seen[:size] if each == name else file.seen))
         return other
 
-    # --- what befalls it --------------------------------------------------------------------------
+    # --- failures ---------------------------------------------------------------------------------
 
     def fail(self) -> None:
-        """The power is gone, and comes back: what was not safe is as chance has it."""
+        """The power fails and returns: unflushed data is randomly kept, torn or lost."""
         found: dict[str, _SimulatedFile] = {}
         for name in {**self._safe, **self._files}:
             here, there = self._files.get(name), self._safe.get(name)
@@ -126,13 +128,13 @@ class SimulatedDisk:
         self._files, self._safe = found, dict(found)
 
     def _tear(self, file: _SimulatedFile) -> None:
-        """Of what was not safe: the length may be there, and not all of the sectors."""
+        """Damage the unflushed part of a file: its length may be kept, but not all its sectors."""
         chance, former = self._chance, file.former
         least = max(file.safe, min(file.end, len(former)))
         if file.end > least and chance.random() < 0.5:
             del file.seen[chance.randint(least, file.end) :]
         elif len(former) > len(file.seen) and chance.random() < 0.5:
-            file.seen += former[len(file.seen) :]  # what was cut off is back
+            file.seen += former[len(file.seen) :]  # bytes that were cut off return
         for start in range(file.safe, min(file.end, len(file.seen)), SECTOR):
             stop = min(start + SECTOR, len(file.seen))
             luck = chance.random()
@@ -145,7 +147,7 @@ class SimulatedDisk:
         file.end = file.safe = len(file.seen)
 
     def _step(self) -> None:
-        """One more operation, before it is done; the fuse may end here."""
+        """Count an operation before it is done; raises Died if the fuse has run out."""
         if self.fuse is not None:
             if self.fuse == 0:
                 self.fuse = None
@@ -180,7 +182,7 @@ class SimulatedDisk:
 
 
 class SimulatedFileWriter:
-    """A file of it, as it is written."""
+    """An open file of a simulated disk, for writing."""
 
     def __init__(self, disk: SimulatedDisk, file: _SimulatedFile) -> None:
         self._disk, self._file = disk, file
@@ -202,7 +204,7 @@ class SimulatedFileWriter:
 
 
 class Errand:
-    """Work beside a process, as of a thread: done later, in one piece, unless it dies before."""
+    """Background work of a process, like a thread: done later and at once, unless it dies first."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work: Callable[[], None] | None = work
@@ -211,7 +213,7 @@ class Errand:
         return self._work is not None
 
     def join(self) -> None:
-        """Do it, if it is not done."""
+        """Do the work if it is not done yet."""
         work, self._work = self._work, None
         if work is not None:
             work()

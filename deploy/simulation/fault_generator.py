@@ -1,8 +1,9 @@
-"""What a seed stands for: a cluster, and faults drawn for it.
+"""Draws a scenario from a seed: a cluster, and faults for it.
 
-Swarm testing (Groce et al. 2012): each seed leaves out most kinds of faults, because a run with all
-of them seldom gets far enough to meet the rare states. Which are on, how often, when and how hard
-is drawn here, once and in advance, so that a run is data: it can be written down, and made smaller.
+This is swarm testing (Groce et al. 2012): each seed leaves out most kinds of faults, because a run
+with all of them seldom gets far enough to reach rare states. The kinds, numbers, times and
+strengths of the faults are all drawn in advance, so that a run is data: it can be written to a file
+and reduced.
 """
 
 import random
@@ -21,8 +22,8 @@ Draw = random.Random
 Drawn = Callable[[Draw, SimulationConfig], list[AnyFault]]
 
 ON = 0.4  # the share of seeds in which a kind of fault happens at all
-MOVED = 0.25  # the share in which the job moves
-SLOTS = 0.4  # the share whose update rule keeps slots, as far as its pushes arrive as they were
+MOVED = 0.25  # the share of seeds in which the job is resharded
+SLOTS = 0.4  # the share of seeds with a rule that keeps slots, among those with lossless pushes
 FIRST_S = 0.3
 
 HALVES = ("fp16", "bf16")
@@ -30,14 +31,14 @@ _LEVELS = (Durability.PROCESS, Durability.LOGGED, Durability.LOGGED)
 SPARSE_CHANGES = "topk:0.02"
 SPARSE = ("topk:0.004", "threshold:30", "threshold:100")
 CHANGES = ("int8", "4bit", SPARSE_CHANGES)
-# One slot that forgets and one that sums up; two of them, and a step that depends on the count.
+# One slot that decays, one that accumulates, and two slots with a step that depends on the count.
 RULES_WITH_SLOTS = ("momentum", "adagrad", "adam")
 
 
 def swarm(
     seed: int, profile: Profile = Profile.WITHIN, cluster: ClusterConfig | None = None
 ) -> Scenario:
-    """The scenario of a seed; the kind of cluster is drawn, too, unless it is named."""
+    """The scenario of a seed; the kind of cluster is drawn as well unless it is given."""
     draw = random.Random(f"{profile} {seed}")
     kind = cluster or draw.choices(list(ClusterConfig), (3, 1, 2, 4))[0]
     setting = _setting(draw, kind)
@@ -52,7 +53,7 @@ def swarm(
         found = [_with_the_power_on(fault) for fault in found]
     if profile is Profile.WITHIN and draw.random() < MOVED:
         found += _move(draw, setting)
-        # A shard in memory that dies ends its job; only a log brings back where it was moving.
+        # If a shard in memory dies during a resharding, its job ends: only a log could recover it.
         found = [
             f for f in found if kind is ClusterConfig.LOGGED or not isinstance(f, faults.Restart)
         ]
@@ -89,17 +90,17 @@ def _setting(draw: Draw, cluster: ClusterConfig) -> SimulationConfig:
 
 
 def _compression(draw: Draw) -> tuple[str, str]:
-    """Codecs that are exact on the simulation's whole numbers."""
+    """Draw codecs that are exact on the simulation's whole numbers."""
     push = draw.choice(("none", *HALVES, *SPARSE))
     return push, draw.choice(("none", "bf16") if push in SPARSE else ("none", *CHANGES))
 
 
 def _wanted(setting: SimulationConfig, profile: Profile) -> list[Drawn]:
-    """The kinds of faults that may befall a cluster."""
+    """The kinds of faults that are possible for a cluster."""
     kinds: list[Drawn] = [_lose, _double, _delay, _cut, _clogs, _freeze, _skew]
     if setting.push not in SPARSE:
-        kinds += [_kill]  # a new life begins without a residual, which would be missed
-        # Sparse changes that are cut short may be fewer changes, which TCP would notice.
+        kinds += [_kill]  # a new incarnation starts without the residual, so sums would be off
+        # Truncated sparse changes may be valid with fewer changes; in reality TCP prevents that.
         kinds += [] if setting.pull == SPARSE_CHANGES else [_mangle]
     if setting.cluster is ClusterConfig.REPLICATED:
         kinds += [_coordinator, _crash, _ambush, _break]
@@ -109,7 +110,7 @@ def _wanted(setting: SimulationConfig, profile: Profile) -> list[Drawn]:
     return [*kinds, *((_unnoticed,) if profile is Profile.BEYOND else (_restart, _roll_back))]
 
 
-# --- who and when ---------------------------------------------------------------------------------
+# --- targets and times ----------------------------------------------------------------------------
 
 
 def _time(draw: Draw, setting: SimulationConfig) -> float:
@@ -142,7 +143,7 @@ def _anybody(draw: Draw, setting: SimulationConfig) -> str:
 
 
 def _link(draw: Draw, setting: SimulationConfig) -> dict[str, str]:
-    """Both ends of a link, or one end and everybody."""
+    """Both ends of a link, or one end and all others."""
     a = _anybody(draw, setting)
     if a.startswith("w"):
         return {"a": a, "b": draw.choice(("", _shard(draw, setting)))}
@@ -186,7 +187,7 @@ def _cut(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
 
 
 def _clogs(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
-    """Swizzled: one after another some are clogged, and they come free in another order."""
+    """Clog some processes one after another, and unclog them in another order ("swizzling")."""
     begin, found = _time(draw, setting), list[AnyFault]()
     for _ in range(draw.randint(1, 3)):
         at = _rounded(begin + draw.uniform(0, 1))
@@ -250,7 +251,7 @@ def _move(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
 def _with_a_death(
     draw: Draw, setting: SimulationConfig, move: faults.ReshardFault
 ) -> list[AnyFault]:
-    """The moments between two questions are too short for other faults to strike often."""
+    """A resharding during which a shard dies; other faults seldom hit these short moments."""
     before = draw.choice(("", "Quiesce", "Export", "Install", "HandOver", "HandOver"))
     dies = draw.randrange(setting.shards)
     replicated = setting.cluster is ClusterConfig.REPLICATED
@@ -260,14 +261,15 @@ def _with_a_death(
         msgspec.structs.replace(move, before=before, after_s=after_s, shard=dies, fresh=fresh)
     ]
     if before == "HandOver" and draw.random() < 0.5:
-        at = _rounded(move.at + draw.uniform(0.3, 1.5))  # shard 0, which decides, is not heard
+        # Cut off shard 0: its hand-over decides the resharding.
+        at = _rounded(move.at + draw.uniform(0.3, 1.5))
         first = "primary 0" if replicated else "shard 0"
         found.append(faults.CutLink(at=at, for_s=_lasting(draw, 4), a=first))
     return found
 
 
 def _with_the_power_on(fault: AnyFault) -> AnyFault:
-    """The page cache survives processes, which is all that `process` promises."""
+    """Keep the power on: the level `process` relies on the page cache, which survives processes."""
     powerless = isinstance(fault, faults.Tear | faults.Outage)
     return msgspec.structs.replace(fault, power=False) if powerless else fault
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from deploy.simulation.shard_hosts import ShardHost
     from deploy.simulation.simulation import Simulation
 
-NOBODY = "nobody"  # the end of a link whose process does not exist
+NOBODY = "nobody"  # the end of a link without a process
 AGAIN_S = 0.5  # a crash that would exceed the fault budget is retried after this
 
 

@@ -107,7 +107,7 @@ def check_pending(session: Session, in_flight: int) -> None:
 
 
 def check_drained(shard: Shard, number: int) -> None:
-    """Check that no request waits at a shard whose workers have all left."""
+    """Check that no request waits at a shard after all its workers have left."""
     if shard.gate.parked or shard.updates.round:
         raise Violation(
             Promise.BOUNDED, f"shard {number} still holds requests of workers that left"
@@ -170,7 +170,7 @@ class PullWatch:
                 raise Violation(Promise.BOUND, f"a gap of {gap} under bound {bound}")
 
     def _gap_of_known(self, shard: Shard) -> int:
-        """The clock gap between workers that joined this shard itself, whose clocks it knows."""
+        """The clock gap between the workers that joined this shard itself, so that it knows their clocks."""
         clocks = [
             entry.clock
             for name, entry in shard.ledger.entries.items()

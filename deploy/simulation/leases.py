@@ -1,11 +1,11 @@
-"""No lease of a worker runs out that lives, can be heard, and believes itself registered.
+"""Checks that no lease expires of a worker that is alive, reachable and believes it is registered.
 
-Others may wait for what that worker has yet to push, while it waits for them at another shard. If
-nothing makes it greet a shard that has forgotten it, only the end of its lease there would let
-anyone continue: a job would stand still for a lease although everyone lives.
+Other workers may wait for a push of that worker, while it waits for them at another shard. If
+nothing makes it greet a shard that has forgotten it, they can only continue when its lease there
+expires: the whole job would pause for a lease although every worker is alive.
 
-This is asked of shards in single processes. A worker finds the copy that serves in a group by
-trying, which may take it several renewals.
+The check applies to shards in single processes. In a group, a worker finds the serving copy by
+trial, which may take several renewals.
 """
 
 from typing import TYPE_CHECKING
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from deploy.simulation.simulation import Simulation
 
 RENEWALS_A_LEASE = 3
-_SLOWEST, _FASTEST = 0.8, 1.25  # clocks
+_SLOWEST, _FASTEST = 0.8, 1.25  # rates of skewed clocks
 
 
 def renewal_s(setting: SimulationConfig) -> float:
-    """How often a worker renews its lease."""
+    """Seconds between a worker's renewals of its lease."""
     return setting.lease_s / RENEWALS_A_LEASE
 
 
 def check_silent(world: "Simulation", host: "ShardHost", silent: list[str]) -> None:
-    """A shard finds that these workers have been silent for a lease."""
+    """Check the workers that a shard considers silent; raises Violation if one should not be."""
     setting, now = world.setting, world.clock.now
     if not _heard_in_time(setting):
         return
@@ -44,11 +44,11 @@ def check_silent(world: "Simulation", host: "ShardHost", silent: list[str]) -> N
         if still_s >= setting.lease_s and not owed and not life.leaving:
             raise Violation(
                 Promise.PROGRESS,
-                f"shard {host.number} gives {name} up after a lease, which lives and renews it",
+                f"shard {host.number} expires the lease of {name}, which is alive and renews it",
             )
 
 
 def _heard_in_time(setting: SimulationConfig) -> bool:
-    """Whether a renewal, its refusal and a greeting all fit into a lease."""
+    """Whether a renewal, its refusal and a greeting together fit into a lease."""
     trip_s = LEAST_S + setting.delay_s + setting.busy_s
     return renewal_s(setting) / _SLOWEST + 3 * trip_s + 0.3 < setting.lease_s / _FASTEST

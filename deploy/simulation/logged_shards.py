@@ -1,9 +1,9 @@
-"""A shard with a log on a disk, at the levels `process` and `logged`: it dies, and is made again.
+"""A shard with a log on a disk, at the levels `process` and `logged`, which dies and recovers.
 
-Its log is the real one (ps/wal/writer.py) on a made-up disk (disks.py). Whenever it has died,
-what the disk holds is looked at, and must be what the shard was, bit for bit: of a death between
-two turns exactly that; of one in the midst of a turn's writing, from before that turn or behind it,
-for nobody has been answered.
+Its log is the real one (ps/wal/writer.py) on a simulated disk (disk.py). After each death, the
+state recovered from the disk must equal the shard's state bit for bit. After a death between two
+turns, that is the state at that moment. After a death during the writing of a turn, it may be the
+state before or after that turn, because no request of it has been answered.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,26 +27,28 @@ from shards.shard import Shard
 if TYPE_CHECKING:
     from deploy.simulation.simulation import Simulation
 
-BACK_S = 0.3  # until a killed process is there again, and between attempts on a full disk
-ERRAND_S = 0.5  # at most, until a base is written
+BACK_S = 0.3  # until a killed process is restarted, and between attempts on a full disk
+ERRAND_S = 0.5  # the longest time until a base is written
 
 Image = tuple[object, ...]
 
 
 class OnDisk(Single):
-    """One process, its lives, and the disk that outlives them."""
+    """One process across its restarts, and the disk that survives them."""
 
     def __init__(self, world: "Simulation", number: int, *, fresh: bool = False) -> None:
         self._disk = SimulatedDisk(f"disk {number}", world.clock.random)
-        self._power = False  # whether the death that the fuse leads to is the power's
+        self._power = False  # whether the fuse ends in a power failure
         self._back_s = BACK_S
         self._expected: list[Image] = []
-        self._settled: tuple[str, int] | None = None  # the newest log, whole up to there
+        self._settled: tuple[str, int] | None = (
+            None  # the newest log, and its number of valid bytes
+        )
         self._acknowledged: dict[str, int] = {}
         self._lost = False
         super().__init__(world, number, fresh=fresh)
 
-    def _be_born(self) -> None:
+    def _first_start(self) -> None:
         self._live()
         if self._fresh:
             return
@@ -54,7 +56,7 @@ class OnDisk(Single):
         self._acts.handle_together([Arrival(b"operator", install, frames)], self._process.now)
 
     def _live(self) -> None:
-        """A process begins, and goes on from what the disk holds."""
+        """Start a process that recovers its state from the disk."""
         setting = self._world.setting
         self._boot += 1
         shard = Shard(self._world.spec(self.number, self.map), self._boot)
@@ -83,12 +85,12 @@ class OnDisk(Single):
             for answer in answers:
                 if type(answer.message) is Ack:
                     worker = self._world.life_at(answer.to).name
-                    told = self._acknowledged.get(worker, 0)
-                    self._acknowledged[worker] = max(told, answer.message.seq)
-            self._look(answers)
+                    known = self._acknowledged.get(worker, 0)
+                    self._acknowledged[worker] = max(known, answer.message.seq)
+            self._check_and_send(answers)
 
     def _guarded(self, action: Callable[[], None], before: Sequence[Image] = ()) -> bool:
-        """Do it; False if the process has died of it."""
+        """Run the action; False if the process dies during it."""
         try:
             action()
         except Died:
@@ -103,7 +105,7 @@ class OnDisk(Single):
         return False
 
     def restart(self, lost_s: float, *, told: bool) -> None:
-        """Be killed, and started again."""
+        """Be killed and restarted."""
         self.die(BACK_S, power=False, operations=0)
 
     def die(self, back_s: float, *, power: bool, operations: int) -> None:
@@ -113,14 +115,14 @@ class OnDisk(Single):
             self._die([invariants.image(self._shard)], back_s, power=power)
         elif power:
             self._disk.fail()
-            self._settled = None  # the mark was not flushed
+            self._settled = None  # the mark is never flushed, so a power failure may lose it
 
     def fill(self, for_s: float) -> None:
         self._disk.full = True
         self._world.clock.after(for_s, setattr, self._disk, "full", False)
 
     def _die(self, expected: list[Image], back_s: float, *, power: bool) -> None:
-        """`expected` is what the disk may hold now."""
+        """End the process; `expected` are the states that the disk may hold now."""
         self._expected = expected
         between_turns = len(expected) == 1 and not power
         self._settled = (self._log.name, self._log.filled) if between_turns else None
@@ -137,7 +139,7 @@ class OnDisk(Single):
         self._world.clock.after(back_s, self._again)
 
     def _again(self) -> None:
-        """The next life, or another attempt at it."""
+        """Restart the process, or try again later."""
         self._process = Party(self._world.clock, self._process.name)
         try:
             found = self._check_disk() if self._world.durable else None
@@ -150,9 +152,9 @@ class OnDisk(Single):
             elif self._world.durable:
                 raise Violation(Promise.DURABLE, f"shard {self.number}: {error}") from error
             else:
-                self._process.alive = False  # what the disk has lost is found out
+                self._process.alive = False  # beyond the fault budget, the loss is detected
         else:
-            # Not before: the power may fail in the midst of it, and take what is not flushed.
+            # Only now: the power may fail during recovery, and lose what is not flushed.
             self._expected = [found] if found is not None else self._expected
             self._world.note(f"shard {self.number} is back at version {self._shard.version}")
             self.begin()
@@ -164,7 +166,7 @@ class OnDisk(Single):
         self._world.clock.after(BACK_S, self._again)
 
     def _check_disk(self) -> Image:
-        """What can be read is what was, bit for bit, with every push that was acknowledged."""
+        """Check that the disk holds an expected state, with every acknowledged push."""
         try:
             shard = looked_at(self._disk, self._world.spec(self.number, self.map))
         except DownpourError as error:
@@ -189,10 +191,10 @@ class OnDisk(Single):
         return found
 
     def _check_loss_shows(self) -> None:
-        """Had somebody cut the newest log, the shard would not come back."""
+        """Check that the shard would refuse to recover from a truncated newest log."""
         if self._settled is None:
             return
-        # Once: a life that dies while it begins may leave a mark of which only a part is written.
+        # Only once: a process that dies during its start may leave a partly written mark.
         (name, filled), self._settled = self._settled, None
         for size in (0, filled - 1):
             try:
@@ -208,7 +210,7 @@ class OnDisk(Single):
     # --- the end ----------------------------------------------------------------------------------
 
     def records(self) -> NDArray[np.void]:
-        """Those of pushes that were replayed replace what was collected before."""
+        """All records so far; those of replayed pushes replace the earlier ones."""
         first, rows = self._shard.journal.since(0)
         return np.concatenate([self._rows[:first], rows])
 

@@ -1,7 +1,7 @@
-"""Planting bugs: the proof that the simulation can see what it is there to see.
+"""Mutation testing: plants bugs, to prove that the simulation detects the faults it is meant for.
 
-A bug is a patch of the real code, named like a sentence and kept in one of the files in bugs/. With
-it planted some seed must fail, and soon; a check that no bug can trip proves nothing.
+A bug is a patch of the real code in one of the files in bugs/, named like a sentence. With the bug
+planted, some seed must fail soon. A check that no bug can trip proves nothing.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,18 +15,18 @@ _ABSENT = object()
 
 
 class Patch:
-    """Attributes put in the place of others, until `undo`."""
+    """Replaces attributes until `undo` restores them."""
 
     def __init__(self) -> None:
         self._undo: list[tuple[Any, str, Any]] = []
 
     def setattr(self, target: Any, name: str, value: Any) -> None:
-        """Let `target.name` be `value`."""
+        """Set `target.name` to `value`."""
         self._undo.append((target, name, vars(target).get(name, _ABSENT)))
         setattr(target, name, value)
 
     def undo(self) -> None:
-        """Put back what was there."""
+        """Restore the former attributes."""
         for target, name, before in reversed(self._undo):
             if before is _ABSENT:
                 delattr(target, name)
@@ -36,7 +36,7 @@ class Patch:
 
 
 class Bug(NamedTuple):
-    """What plants it, and the kind of cluster that it shows in."""
+    """The function that plants a bug, and the kind of cluster in which it shows."""
 
     plant: Callable[[Patch], None]
     cluster: ClusterConfig
@@ -55,7 +55,7 @@ class Bugs(dict[str, Bug]):
 
 
 def registry() -> dict[str, Bug]:
-    """Every bug that can be planted."""
+    """All bugs that can be planted, by name."""
     from deploy.simulation.bugs import (
         compressed,
         disks,
@@ -76,7 +76,7 @@ def registry() -> dict[str, Bug]:
 
 
 def find(name: str) -> Bug:
-    """A bug by its name; raises BadInput."""
+    """The bug of this name; raises BadInput for an unknown one."""
     known = registry()
     if name not in known:
         raise BadInput(f"bug {name!r}: expected one of {', '.join(known)}")
@@ -85,7 +85,7 @@ def find(name: str) -> Bug:
 
 @contextmanager
 def planted(name: str) -> Iterator[None]:
-    """Have a bug in the code for a while; none for the empty name."""
+    """Plant a bug for the duration of the context; an empty name plants none."""
     patch = Patch()
     try:
         if name:

@@ -1,8 +1,8 @@
-"""The simulated links: what is sent is carried here, and here it is late, lost or mangled.
+"""The simulated links, which deliver messages, and delay, lose or mangle them under faults.
 
-An end is the name of a party. What is wrong at present is a list of *spells*; the fate of a message
-is decided when it is sent. Headers travel as bytes; frames as the arrays themselves, as ZeroMQ
-sends them, with a copy to compare with on arrival.
+The ends of a link are names of processes. The network keeps a list of its present faults, the
+*spells*, and decides the delivery of a message when it is sent. Headers travel as bytes. Frames
+travel as the arrays themselves, as with ZeroMQ, plus a copy to compare with on arrival.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,13 +16,13 @@ from deploy.simulation.clock import Action, Clock
 from deploy.simulation.invariants import Counted, Promise, Violation
 from shards.wire_format import Buffer
 
-LEAST_S = 0.005  # that a message takes
+LEAST_S = 0.005  # the shortest time that a message takes
 
 Deliver = Callable[[bytes, Sequence[Any]], None]
 
 
 class FaultKind(StrEnum):
-    """What a spell does to a message: lost, doubled, slower, cut short, or held."""
+    """The effect of a fault on a message: lost, doubled, delayed, cut short, or held back."""
 
     LOST = "lost"
     DOUBLED = "doubled"
@@ -32,9 +32,10 @@ class FaultKind(StrEnum):
 
 
 class LinkFault(msgspec.Struct, frozen=True):
-    """From `begin` to `end` a message between two ends (None: any) meets this ill.
+    """A fault of the messages between `a` and `b` (None: any process), until the time `end`.
 
-    `share` of them do; SLOW adds up to `slow_s`. `one_way` spares what goes from `b` to `a`.
+    It affects a random `share` of them. SLOW adds up to `slow_s` seconds. `one_way` spares the
+    messages from `b` to `a`.
     """
 
     ill: FaultKind
@@ -46,7 +47,7 @@ class LinkFault(msgspec.Struct, frozen=True):
     slow_s: float = 0.0
 
     def meets(self, sender: str, to: str) -> bool:
-        """Whether it lies on this way."""
+        """Whether the fault affects messages in this direction."""
         a, b = self.a, self.b
         if (a is None or a == sender) and (b is None or b == to):
             return True
@@ -54,30 +55,30 @@ class LinkFault(msgspec.Struct, frozen=True):
 
 
 class Delivery(NamedTuple):
-    """When each copy of a message arrives, from now, and whether it is mangled on its way."""
+    """The delay in seconds of each copy of a message, and whether the message is mangled."""
 
     delays_s: tuple[float, ...]
     mangled: bool
 
 
 class Network:
-    """All links; `delay_s` is the longest that an undisturbed message takes."""
+    """All links; `delay_s` is the longest time that a message takes without faults."""
 
     def __init__(self, clock: Clock, delay_s: float, counted: Counted) -> None:
         self.spells: list[LinkFault] = []
         self._next_end = inf
-        self.quiet_since = 0.0  # when the last of all spells has ended, or will
+        self.quiet_since = 0.0  # when the last of all spells has ended, or will end
         self._clock, self._delay_s, self._counted = clock, delay_s, counted
         self._near_s = min(delay_s, 0.05)
 
     def suffer(self, spell: LinkFault) -> None:
-        """Begin a spell."""
+        """Start a spell."""
         self.spells.append(spell)
         self.quiet_since = max(self.quiet_since, spell.end + spell.slow_s)
         self._next_end = min(self._next_end, spell.end)
 
     def touched(self, name: str) -> bool:
-        """Whether a spell that cuts or holds lies on a party's links."""
+        """Whether a spell cuts or holds the links of a process."""
         self._forget_the_past()
         return any(
             spell.ill in {FaultKind.HELD, FaultKind.LOST}
@@ -88,14 +89,14 @@ class Network:
 
     @property
     def disturbed(self) -> bool:
-        """Whether a spell lies on any link."""
+        """Whether any link has a spell."""
         self._forget_the_past()
         return bool(self.spells)
 
     def carry(
         self, sender: str, to: str, header: bytes, frames: Sequence[Any], deliver: Deliver
     ) -> None:
-        """Take a message between a worker and a shard."""
+        """Send a message between a worker and a shard."""
         fate = self._fate(sender, to, self._delay_s)
         copies = [bytes(frame) for frame in frames] if frames else ()
         for delay_s in fate.delays_s:
@@ -107,9 +108,9 @@ class Network:
     def post(
         self, sender: str, to: str, action: Action, *arguments: Any, size_s: float = 0.0
     ) -> None:
-        """Take a word among copies and coordinator, who are near each other.
+        """Send a message among copies and coordinator, which are close to each other.
 
-        A large one takes `size_s` longer.
+        A large message takes `size_s` seconds longer.
         """
         fate = self._fate(sender, to, self._near_s)
         for delay_s in fate.delays_s:
@@ -158,9 +159,10 @@ class Network:
             self._next_end = min((spell.end for spell in self.spells), default=inf)
 
     def _cut_short(self, header: bytes, frames: Sequence[bytes]) -> tuple[bytes, list[Buffer]]:
-        """What a peer may see of a message: noise, or less than all. No checksum would pass more.
+        """Replace a message by noise or by a part of it.
 
-        Bits that change and still make a valid message are TCP's to notice, not this protocol's.
+        Flipped bits that still form a valid message are left out: TCP's checksum detects them, not
+        this protocol.
         """
         self._counted.mangled += 1
         random = self._clock.random

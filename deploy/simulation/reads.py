@@ -1,14 +1,14 @@
-"""What each read lacks: the staleness bound, judged from what was applied and not from the ledger.
+"""Checks the staleness bound by the pushes that each read contains, independently of the ledger.
 
 A read at clock c under bound s contains every push that a registered worker makes at a clock of at
-most c - s, at each shard by itself. A breach shows at one of two moments:
+most c - s, at each shard separately. A breach is detected at one of two moments:
 
-- when the read is served: a push of such a clock is made already and is not in what is served;
+- when the read is served: a push of such a clock has been made and is not in the weights served;
 - later: a worker makes a push of such a clock, so it was registered there at too high a clock.
 
-Clocks are the worker's own account, as it sends them; what a shard's ledger says of them is what is
-checked. One thing is not asked for: a worker that a shard has lost and registers again may have
-pushes under way at that moment, sent or not. Those are late, and nobody waits for them.
+The clocks are those that the workers send; the shard's ledger is what is being checked. There is
+one exception: a worker that a shard has lost and registers again may have pushes in flight at that
+moment, sent or not. Those are late, and no read waits for them.
 """
 
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Due:
-    """What the reads of one shard have promised of one life of a worker.
+    """The pushes of one incarnation of a worker that the reads of one shard have to contain.
 
     Reads contain its pushes up to clock `promised`, except those numbered up to `late`.
     """
@@ -34,11 +34,11 @@ class Due:
         self.late = 0
 
     def check(self, seq: int, clock: int, where: str) -> None:
-        """The worker makes push `seq`, which brings it to `clock`."""
+        """Check push `seq`, which the worker makes now and which brings it to `clock`."""
         if self.late < seq and clock <= self.promised:
             raise Violation(
                 Promise.BOUND,
-                f"push {seq} is made at clock {clock}, and {where} has served reads that were to"
+                f"push {seq} is made at clock {clock}, and {where} has served reads that had to"
                 f" contain all pushes up to clock {self.promised}",
             )
 
@@ -50,35 +50,35 @@ class Reads:
         self._world, self._host = world, host
 
     def served(self, shard: Shard, least: int, weights: Array | None) -> None:
-        """A read was served that is to contain all pushes up to clock `least`.
+        """Check a read that was served and has to contain all pushes up to clock `least`.
 
-        Its `weights` show how many it has of each worker; None if they cannot be counted.
+        Its `weights` show how many pushes of each worker it contains; None if that cannot be seen.
         """
         for name, entry in shard.ledger.entries.items():
             if entry.standing is not Standing.ACTIVE:
                 continue
             life = self._world.life_at(f"{name}/{entry.incarnation}".encode())
             due = life.due.get(self._host)
-            if due is None:  # it knows nothing of this shard yet, to which its job is moving
+            if due is None:  # the job is being resharded, and the worker does not know this shard
                 continue
             due.promised = max(due.promised, least)
             seq = 1 + (entry.seq if weights is None else int(applied(weights, life.number)[0]))
-            # One that is not joined is about to hear that it is registered again.
+            # A worker that has not joined will soon receive its new registration.
             if seq > due.late and self._host.number in life.session._registration.joined:
                 self._check_next(life, seq, least)
 
     def _check_next(self, life: "WorkerLife", seq: int, least: int) -> None:
-        """The read lacks what `life` pushes from number `seq` on."""
+        """Check that the read may lack the pushes of `life` from number `seq` on."""
         if seq in self._host._forgotten.get(life.name, ()):
             return  # it was applied once, and lost when the shard was rolled back
         number = self._host.number
         pushes = [pending.message for pending in life.session._outstanding.to(number)]
         clocks = [push.clock for push in pushes if isinstance(push, Push) and push.seq == seq]
-        # If it has been acknowledged, its clock is the one that it was made at.
+        # If the push has been acknowledged, use the clock at which it was made.
         clock = min(clocks, default=life.clocks.get(seq, least + 1))
         if clock <= least:
             raise Violation(
                 Promise.BOUND,
                 f"shard {number} serves a read without push {seq} of {life.name}, made at clock"
-                f" {clock}; it is to contain all pushes up to clock {least}",
+                f" {clock}; it has to contain all pushes up to clock {least}",
             )

@@ -1,11 +1,11 @@
-"""The other oracle: weights and slots worked out anew from the records, one update after another.
+"""The second oracle: recomputes weights and slots from the records, one update after another.
 
-Under plain SGD two sums tell what was applied (invariants.py). A rule with slots remembers more: a
-momentum the order of all pushes, Adam their number, too. So where there are slots the records of a
-shard's pushes, which are looked at by themselves, are gone through by the rule alone: no versions,
-no second set of slots, no copies, logs or moves. What a shard holds in the end must be the same
-bits, weights and slots, whatever it went through; one that is lost, torn, applied twice, or left
-behind for a while shows in all that comes after it.
+Under plain SGD, two sums show which pushes were applied (invariants.py). A rule with slots depends
+on more: momentum on the order of all pushes, Adam also on their number. So for rules with slots,
+the rule alone replays the records of a shard's pushes, which are checked separately: without
+versions, spare slots, copies, logs or resharding. At the end the shard's weights and slots must be
+equal to the bit, whatever happened to it. A push that is lost, torn, applied twice or delayed
+changes everything after it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,10 @@ _push = lru_cache(maxsize=256)(gradient)
 
 
 def check_versions(rows: NDArray[np.void], before: int, shard: Shard) -> None:
-    """From version `before` on each update has made the next one; `rows` are this shard's own."""
+    """Check that each update after version `before` made the next version.
+
+    `rows` are the records of this shard only.
+    """
     made = sorted(set(rows["apply_version"].tolist()))
     if made != list(range(before + 1, shard.version + 1)):
         raise Violation(
@@ -38,9 +41,9 @@ def check_versions(rows: NDArray[np.void], before: int, shard: Shard) -> None:
 
 
 def check_state(rows: NDArray[np.void], shard: Shard, place: int, block: int, where: str) -> None:
-    """Block `block`, at `place` in a shard, weights and slots, is what its pushes `rows` make."""
+    """Check the weights and slots of block `block`, at `place` in a shard, against its records."""
     rule, held = shard.spec.rule, shard.held
-    assert held._weights is not None, "it was given some"
+    assert held._weights is not None, "its weights were installed"
     part = slice(BLOCK * place, BLOCK * (place + 1))
     for name, found, wanted in zip(
         ("weights", *rule.slot_names),
@@ -57,7 +60,7 @@ def check_state(rows: NDArray[np.void], shard: Shard, place: int, block: int, wh
 
 
 def _replayed(rule: Rule, block: int, rows: NDArray[np.void]) -> Sequence[Array]:
-    """A block's weights and slots behind all these pushes."""
+    """A block's weights and slots after all these pushes."""
     weights, out, *slots = np.zeros((2 + len(rule.slot_names), BLOCK), np.float32)
     for version, total in _updates(block, rows):
         rule.apply(
@@ -68,11 +71,11 @@ def _replayed(rule: Rule, block: int, rows: NDArray[np.void]) -> Sequence[Array]
 
 
 def _updates(block: int, rows: NDArray[np.void]) -> Iterator[tuple[int, Array]]:
-    """The version that each update made, and its gradient: a push's, or the mean of a round's."""
-    told = zip(
+    """The version made by each update, and its gradient: that of a push, or the mean of a round."""
+    records = zip(
         rows["apply_version"].tolist(), rows["worker"].tolist(), rows["seq"].tolist(), strict=True
     )
-    for version, pushes in groupby(told, key=lambda row: row[0]):
+    for version, pushes in groupby(records, key=lambda row: row[0]):
         parts = [_push(block + 1, int(worker[1:]), seq)[-BLOCK:] for _, worker, seq in pushes]
         yield version, parts[0] if len(parts) == 1 else mean(parts)
 

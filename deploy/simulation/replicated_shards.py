@@ -1,8 +1,8 @@
-"""A replicated shard: all processes that are or were its copies, and what they answer.
+"""A replicated shard: all its present and former copies, and the checks on their answers.
 
-Copies are killed within the budget only while their group is in sync and whole, which is what
-`replicated` promises to survive; stops, cuts and the coordinator's deaths come at any time. A copy
-that dies or retires is followed by an empty one.
+Within the fault budget, copies are killed only while their group is in sync and whole, because that
+is what `replicated` promises to survive. Stops, cuts and deaths of the coordinator come at any
+time. A copy that dies or retires is followed by an empty one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,12 +36,12 @@ BEAT_S = 0.4
 TICK_S = 0.5
 RETRY_S = 0.4
 REBIRTH_S = 1.5
-FOLLOWED_S = 20.0  # within which a backup that nothing disturbs is in sync, or nearer to it
-KEPT = 64  # images of entries, to compare a backup with
+FOLLOWED_S = 20.0  # an undisturbed backup has to get in sync, or closer to it, within this time
+KEPT = 64  # the number of states kept, by entry, for comparison with a backup
 
 
 class Copy(Party):
-    """One life of one copy."""
+    """One process of one copy."""
 
     def __init__(self, group: "Copies", boot: int) -> None:
         super().__init__(group._world.clock, f"copy {boot}")
@@ -50,13 +50,13 @@ class Copy(Party):
         self.replica = ShardReplica(group.number, boot, lambda: Shard(spec, boot), retry_s=RETRY_S)
         self._before = np.empty(0, RECORD)
         self._disturbed_at = 0.0
-        self._behind = inf  # the fewest entries that its backup was from being in sync
+        self._behind = inf  # the smallest number of entries that its backup has lacked so far
 
     def __repr__(self) -> str:
         return f"{'living' if self.alive else 'dead'} {self.replica.beat()}"
 
     def begin(self) -> None:
-        """Say that it is there, and keep its own time."""
+        """Start the timers of heartbeats and ticks."""
         self.every(BEAT_S, lambda: self._group.report(self, self.replica.beat()))
         self.every(TICK_S, self._tick)
 
@@ -67,7 +67,7 @@ class Copy(Party):
         self._check_followed()
 
     def _check_followed(self) -> None:
-        """Once faults have ended, a backup does not stay behind for ever."""
+        """Check that a backup catches up once the faults have ended."""
         world, active = self._group._world, self.replica._active
         backup = active.backup if active is not None and self.replica.serving else None
         apart = backup is not None and not self.replica.in_sync and self._group.copies[backup].alive
@@ -81,30 +81,30 @@ class Copy(Party):
                 Promise.PROGRESS, f"copy {backup} comes no nearer for {FOLLOWED_S:g} s: {active}"
             )
 
-    def assign(self, word: Assignment) -> None:
-        """The coordinator's word has come."""
-        self._group.perform(self, self.replica.assign(word, self.now))
+    def assign(self, assignment: Assignment) -> None:
+        """Process an assignment from the coordinator."""
+        self._group.perform(self, self.replica.assign(assignment, self.now))
         if self.replica.serving:
             self._group.install(self)
 
     def records(self) -> NDArray[np.void]:
-        """Of all that its state holds, be it applied here or where the state is from."""
+        """The records of all pushes in its state, applied here or by the copy it came from."""
         return np.concatenate([self._before, self.replica.shard.journal.since(0)[1]])
 
     def take_after(self, other: "Copy") -> None:
-        """Its state, just taken, is what the other had at that version."""
+        """Take over the records of `other`, from which this copy has just received its state."""
         rows = other.records()
         self._before = rows[rows["apply_version"] <= self.replica.shard.version]
 
     @property
     def epoch(self) -> int:
-        """What it acts under."""
+        """The epoch of its active configuration; 0 without one."""
         active = self.replica._active
         return active.epoch if active else 0
 
 
 class Copies(ShardHost):
-    """All copies of one shard that ever were."""
+    """All present and former copies of one shard."""
 
     seat: "CoordinatorSeat"
 
@@ -132,7 +132,7 @@ class Copies(ShardHost):
 
     @property
     def _living(self) -> list[Copy]:
-        """Those that may be promoted, or serve."""
+        """The living copies that may serve or be promoted."""
         return [self.copies[boot] for boot in self._group.promotable if self.copies[boot].alive]
 
     @property
@@ -144,9 +144,9 @@ class Copies(ShardHost):
 
     @property
     def moved_to(self) -> bytes | None:
-        """Where whoever may be promoted would send them, too."""
-        told = {copy.replica.shard.progress.moved_to for copy in self._living}
-        return told.pop() if len(told) == 1 else None
+        """The address to which every copy that may be promoted redirects workers, or None."""
+        addresses = {copy.replica.shard.progress.moved_to for copy in self._living}
+        return addresses.pop() if len(addresses) == 1 else None
 
     def party(self, role: str) -> Copy | None:
         settled = self._group.settled
@@ -159,7 +159,7 @@ class Copies(ShardHost):
     # --- requests and answers ---------------------------------------------------------------------
 
     def route(self, life: End) -> tuple[str, Deliver] | None:
-        """The copy that this worker believes in; a dead one is found out and another tried."""
+        """The copy that this worker uses; if it is dead, another one at random."""
         copy = self._routes.get(life.name)
         if copy is None or not copy.alive:
             living = [copy for copy in self.copies.values() if copy.alive]
@@ -173,7 +173,7 @@ class Copies(ShardHost):
         return copy.name, deliver
 
     def install(self, copy: Copy) -> None:
-        """The operator gives the first primary its weights."""
+        """Install the first weights in the first primary, as an operator."""
         if not self._installed:
             self._installed = True
             self.perform(copy, copy.replica.handle(b"", *self.blank(), copy.now))
@@ -189,7 +189,7 @@ class Copies(ShardHost):
         self.perform(copy, effects)
 
     def _receive(self, copy: Copy, origin: int, post: Post) -> None:
-        """A word of another copy has come."""
+        """Process a message from another copy."""
         frames = [frame.data if isinstance(frame, np.ndarray) else frame for frame in post.frames]
         replica, before, shard = copy.replica, copy.replica.position, copy.replica.shard
         effects = replica.receive(origin, post.message, frames, copy.now)
@@ -204,7 +204,7 @@ class Copies(ShardHost):
         self.perform(copy, effects)
 
     def perform(self, copy: Copy, effects: Effects) -> None:
-        """Check what a replica wants done, and do it."""
+        """Check the effects that a replica returns, and carry them out."""
         replica = copy.replica
         if replica.serving:
             self._keep_image(copy)
@@ -231,7 +231,7 @@ class Copies(ShardHost):
             if type(answer.message) is Ack:
                 self._check_acknowledged(copy, answer.to, answer.message.seq)
             elif type(answer.message) is Refusal and answer.message.remedy is Remedy.RETRY:
-                # Told that this copy does not serve, the worker tries another.
+                # After a refusal by a copy that does not serve, the worker tries another one.
                 self._routes.pop(self._world.end_at(answer.to).name, None)
         self._pulls.check(copy.replica.shard, answers)
         self.answer(copy, answers)
@@ -240,7 +240,7 @@ class Copies(ShardHost):
         other = self.copies[post.to]
 
         def deliver() -> None:
-            # What a killed process had queued may never have left it.
+            # Messages that a killed process had queued may be lost with it.
             if copy.alive or self._world.clock.random.random() < 0.5:
                 other.at(self._receive, other, copy.boot, post)
 
@@ -248,7 +248,7 @@ class Copies(ShardHost):
         self._world.network.post(copy.name, other.name, deliver, size_s=size_s)
 
     def report(self, copy: Copy, beat: Beat) -> None:
-        """Tell the coordinator."""
+        """Send a heartbeat to the coordinator."""
         seat = self.seat
         self._world.network.post(copy.name, seat.name, seat.at, seat.hear, beat)
 
@@ -267,11 +267,11 @@ class Copies(ShardHost):
     def check_applied(self, worker: str, seq: int) -> None:
         if self._acknowledged.get(worker, 0) < seq:
             raise Violation(
-                Promise.EXACTLY_ONCE, f"{worker} was told of push {seq}, which nobody acknowledged"
+                Promise.EXACTLY_ONCE, f"{worker} has an ack of push {seq}, which no copy sent"
             )
 
     def _check_held(self, when: str) -> None:
-        """Every acknowledged push is in every copy that may be promoted."""
+        """Check that every copy that may be promoted holds every acknowledged push."""
         for boot in self._group.promotable:
             entries = self.copies[boot].replica.shard.ledger.entries
             for worker, seq in self._acknowledged.items():
@@ -284,8 +284,8 @@ class Copies(ShardHost):
                     )
 
     def decided(self, before: ShardGroup, group: ShardGroup) -> None:
-        """The record has changed: the moment to test what it says."""
-        self._world.note(f"shard {self.number}: {_told(group)}")
+        """Check the new state of the coordinator's record, and spring an ambush if one is set."""
+        self._world.note(f"shard {self.number}: {_described(group)}")
         self._check_held("the record changes")
         if before.settled is not None and before.settled.primary != _primary(group):
             self._world.calm = False
@@ -300,7 +300,7 @@ class Copies(ShardHost):
     # --- dying ------------------------------------------------------------------------------------
 
     def _whole(self) -> bool:
-        """In sync by the record, with nothing else going wrong: one death is within the promise."""
+        """Whether the group is in sync and undisturbed, so that one death is within the budget."""
         group = self._group
         if group.pending is not None or not group.in_sync or not self._installed:
             return False
@@ -362,7 +362,7 @@ class Copies(ShardHost):
                     Promise.EXACTLY_ONCE, f"{life.name} has {held} pushes in the ledger"
                 )
 
-    # --- moving -----------------------------------------------------------------------------------
+    # --- resharding -------------------------------------------------------------------------------
 
     def elsewhere(self, reply: Refusal) -> bool:
         return reply.remedy is Remedy.RETRY
@@ -371,27 +371,29 @@ class Copies(ShardHost):
         self, to: Sequence[ShardHost], saved: SavedProgress, short: Mapping[str, set[int]]
     ) -> None:
         super().hand_over(to, saved, short)
-        for heir in to:
-            assert isinstance(heir, Copies)
+        for successor in to:
+            assert isinstance(successor, Copies)
             for worker, seq in self._acknowledged.items():
-                heir._acknowledged[worker] = max(seq, heir._acknowledged.get(worker, 0))
-            heir._check_held("it is given what was acknowledged elsewhere")
+                known = successor._acknowledged.get(worker, 0)
+                successor._acknowledged[worker] = max(seq, known)
+            successor._check_held("it receives the state of its predecessors")
 
 
 def _image(shard: Shard) -> tuple[object, ...]:
-    """What a backup has in common with its primary."""
-    stands = shard.progress.standstill
-    # When one ends is forgotten when that is seen, which by itself is no entry.
-    return (*invariants.image(shard), stands.cut, stands.seconds, shard.progress.moved_to)
+    """The state that a backup shares with its primary."""
+    quiesce = shard.progress.standstill
+    # Not the time at which a quiesce ends: a shard clears it when it notices the end, which is not
+    # an entry that its backup receives.
+    return (*invariants.image(shard), quiesce.cut, quiesce.seconds, shard.progress.moved_to)
 
 
 def _primary(group: ShardGroup) -> int | None:
     return group.newest.primary if group.newest is not None else None
 
 
-def _told(group: ShardGroup) -> str:
+def _described(group: ShardGroup) -> str:
     newest = group.newest
     if newest is None:
-        return "nobody holds it"
+        return "no copy holds it"
     state = "pending" if group.pending else "in sync" if group.in_sync else "settled"
     return f"epoch {newest.epoch}, primary {newest.primary}, backup {newest.backup}, {state}"

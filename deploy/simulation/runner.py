@@ -1,7 +1,7 @@
-"""Many seeds, on as many cores as there are; each by itself, so that the order is of no matter.
+"""Plays many seeds on all cores. Seeds are independent, so their order does not matter.
 
-Collecting garbage is left to the end of a batch: a run makes many short-lived values and few
-cycles, and the collector would look at all of them again and again.
+Garbage is collected only at the end of a batch: a run creates many short-lived values and few
+cycles, and the collector would traverse all of them again and again.
 """
 
 import gc
@@ -21,7 +21,7 @@ BATCH = 25
 
 
 class Batch(NamedTuple):
-    """`seeds` seeds from `first` on, of one profile; `cluster` None is drawn by each seed."""
+    """`seeds` seeds, starting with `first`, of one profile; `cluster` None: drawn by each seed."""
 
     first: int
     seeds: int
@@ -30,7 +30,7 @@ class Batch(NamedTuple):
 
 
 class BatchTally(NamedTuple):
-    """What a batch came to: how many runs, their virtual seconds, the CPU seconds, who failed."""
+    """The result of a batch: number of runs, virtual seconds, CPU seconds, and the violations."""
 
     runs: int
     cluster_s: float
@@ -39,7 +39,7 @@ class BatchTally(NamedTuple):
 
 
 def run_batch(batch: Batch) -> BatchTally:
-    """Play a batch here."""
+    """Play a batch in this process."""
     began = time.process_time()
     cluster_s, violations = 0.0, []
     collecting = gc.isenabled()
@@ -60,7 +60,7 @@ def run_batch(batch: Batch) -> BatchTally:
 def batches(
     first: int, seeds: int, profile: Profile | None = None, cluster: ClusterConfig | None = None
 ) -> list[Batch]:
-    """So many seeds in batches; of no one profile, every fourth batch is beyond the budget."""
+    """Split seeds into batches; without a `profile`, every fourth batch is beyond the budget."""
     found = []
     for number, begin in enumerate(range(first, first + seeds, BATCH)):
         mixed = Profile.BEYOND if number % 4 == 3 else Profile.WITHIN
@@ -70,25 +70,27 @@ def batches(
 
 
 def run(work: Sequence[Batch], processes: int | None = None) -> Iterator[BatchTally]:
-    """Play batches on all cores, or so many, as they are done."""
+    """Play batches in `processes` processes (None: one per core); yields results as they finish."""
     count = min(processes or os.cpu_count() or 1, len(work))
     if count < 2:
         yield from map(run_batch, work)
         return
-    # Spawned, for whoever calls this may have threads, which a fork would not take along.
+    # Spawned, because the caller may have threads, which a fork does not copy.
     with multiprocessing.get_context("spawn").Pool(count) as pool:
         yield from pool.imap_unordered(_run_batch_there, work)
 
 
 def _run_batch_there(batch: Batch) -> BatchTally:
-    """In a process made for this, what outlives a batch is not looked at again by the collector."""
+    """Play a batch in a pool process."""
     tally = run_batch(batch)
-    gc.freeze()  # above all modules: ten times as much as a batch leaves for it
+    # Exempt what outlives a batch, mostly modules, from further collections: it is ten times as
+    # much as a batch leaves behind.
+    gc.freeze()
     return tally
 
 
 def together(tallies: Sequence[BatchTally]) -> BatchTally:
-    """Their sum, violations by seed."""
+    """The sum of the results, with the violations sorted by seed."""
     return BatchTally(
         sum(tally.runs for tally in tallies),
         sum(tally.cluster_s for tally in tallies),
@@ -98,7 +100,7 @@ def together(tallies: Sequence[BatchTally]) -> BatchTally:
 
 
 def caught(bug: str, seeds: int, first: int = 0) -> SimulationOutcome | None:
-    """The first run of the bug's own kind of cluster that it spoils; None if no seed sees it."""
+    """The first failing run with this bug, on its kind of cluster; None if no seed fails."""
     cluster = find(bug).cluster
     with planted(bug):
         for seed in range(first, first + seeds):

@@ -1,7 +1,7 @@
-"""A scenario: one run as a value, and as a file that a person can read.
+"""A scenario: one run as a value, and as a readable file.
 
-The file is TOML: a paragraph on what it is about, the seed and the profile, the cluster, and the
-faults at their times. Played again it comes to the same end (simulation.py).
+The file is TOML: a paragraph about the fault, the seed and the profile, the cluster, and the
+injected faults with their times. Playing it always gives the same result (simulation.py).
 """
 
 import tomllib
@@ -19,10 +19,10 @@ from shards.errors import BadInput
 
 
 class Profile(StrEnum):
-    """How much goes wrong: what the system promises to survive, or more than that.
+    """The fault budget: within what the system promises to survive, or beyond it.
 
-    Beyond it, pushes may be lost and progress may end; what is applied is still applied once,
-    versions do not go back, and nobody commits beside a primary.
+    Beyond it, pushes may be lost and progress may stop. Even then, no push is applied twice,
+    versions do not decrease, and only one primary commits.
     """
 
     WITHIN = "within"
@@ -32,7 +32,7 @@ class Profile(StrEnum):
 class Scenario(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """One run. `story` tells what went wrong; `bug` names a planted bug that it is about."""
+    """One run. `story` describes what went wrong; `bug` names the planted bug that it shows."""
 
     story: str = ""
     bug: str = ""
@@ -43,7 +43,7 @@ class Scenario(
 
 
 def load(path: Path) -> Scenario:
-    """Read a scenario file; raises BadInput naming it."""
+    """Read a scenario file; raises BadInput that names the file."""
     try:
         return msgspec.convert(tomllib.loads(path.read_text()), Scenario)
     except OSError as error:
@@ -53,14 +53,14 @@ def load(path: Path) -> Scenario:
 
 
 def written(scenario: Scenario) -> str:
-    """The text of a scenario's file; `load` reads it back."""
+    """The text of a scenario file; `load` reads it back."""
     plain: dict[str, Any] = msgspec.to_builtins(scenario)
     setting, faults, story = plain.pop("setting"), plain.pop("faults", ()), plain.pop("story", "")
-    told = fill(story, 100).replace("\\", "\\\\").replace('"', '\\"')
-    lines = [f'story = """\n{told}\n"""'] if story else []
+    quoted = fill(story, 100).replace("\\", "\\\\").replace('"', '\\"')
+    lines = [f'story = """\n{quoted}\n"""'] if story else []
     lines += [*_pairs(plain), "", "[setting]", *_pairs(setting)]
     for fault in faults:
-        # When and what first, as it is read.
+        # Time and kind come first, for the reader.
         ordered = {name: fault.pop(name) for name in ("at", "fault")} | fault
         lines += ["", "[[faults]]", *_pairs(ordered)]
     return "\n".join(lines) + "\n"
@@ -68,5 +68,5 @@ def written(scenario: Scenario) -> str:
 
 def _pairs(table: dict[str, Any]) -> Iterator[str]:
     for name, value in table.items():
-        # JSON's strings, numbers and truth values are TOML's.
+        # JSON strings, numbers and booleans are valid TOML.
         yield f"{name} = {msgspec.json.encode(value).decode()}"

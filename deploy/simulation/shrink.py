@@ -1,9 +1,9 @@
-"""Making a failing run smaller: fewer faults, shorter ones, a smaller cluster, until none can go.
+"""Reduces a failing run: fewer faults, shorter faults, a smaller cluster, as far as it still fails.
 
-Faults are data, so any part of their list is a run of its own. Whole stretches go first, then one
-after another (Zeller and Hildebrandt's delta debugging, 2002, without its complements); then what
-is left is made weaker. Each try is a run. A smaller run counts if it breaks any promise: what is
-asked for is the shortest story that ends badly, and a change of its last sentence is welcome.
+Faults are data, so any subset of their list is a valid run. Long stretches are removed first, then
+shorter ones down to single faults (Zeller and Hildebrandt's delta debugging, 2002, without its
+complements); then the remaining faults are weakened. Each try is a run. A smaller run counts if it
+breaks any promise, even another one: the goal is the shortest run that fails.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,23 +20,23 @@ Fails = Callable[[Scenario], bool]
 
 
 def shrink(scenario: Scenario, fails: Fails, tries: int = TRIES) -> Scenario:
-    """The smallest scenario found that still `fails`, after at most so many runs."""
+    """The smallest scenario found that still `fails`, after at most `tries` runs."""
     best = scenario
-    going = True
-    while going:
-        going = False
+    improved = True
+    while improved:
+        improved = False
         for smaller in _smaller(best):
             if tries == 0:
                 return best
             tries -= 1
             if fails(smaller):
-                best, going = smaller, True
+                best, improved = smaller, True
                 break
     return best
 
 
 def _smaller(scenario: Scenario) -> Iterator[Scenario]:
-    """Runs that tell less, those that leave out most first."""
+    """Smaller runs, starting with those that leave out most."""
     yield from _fewer_faults(scenario)
     yield from _smaller_clusters(scenario)
     for number, fault in enumerate(scenario.faults):
@@ -56,7 +56,7 @@ def _fewer_faults(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _smaller_clusters(scenario: Scenario) -> Iterator[Scenario]:
-    """One worker fewer, fewer steps, fewer in flight: never someone whom a fault names."""
+    """Runs with fewer workers, shards, steps or pushes in flight; a fault's target is kept."""
     setting = scenario.setting
     text = " ".join(map(str, scenario.faults))
     for name, least in (("workers", 1), ("shards", 1), ("steps", 2), ("in_flight", 1)):
@@ -73,7 +73,7 @@ def _smaller_clusters(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _weaker(fault: AnyFault) -> Iterator[AnyFault]:
-    """Half as long; and rounded times, which are easier to read."""
+    """A fault of half the duration, or with a rounded time, which is easier to read."""
     lasting = getattr(fault, "for_s", 0.0)
     if lasting > 0.2:
         yield msgspec.structs.replace(fault, for_s=round(lasting / 2, 1))

@@ -1,4 +1,4 @@
-"""A shard in one process, which a restart brings back with a state that it has saved."""
+"""A shard in one process, which is restarted with a state that it has saved."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,27 +23,27 @@ from shards.update_records import RECORD
 if TYPE_CHECKING:
     from deploy.simulation.simulation import Simulation
 
-SAVE_S = 1.0  # how often a state is kept that a lossy restart may come back with
+SAVE_S = 1.0  # seconds between the saved states to which a lossy restart may roll back
 
 Saving = tuple[float, list[str], list[bytes]]
-"""When, the slots' names, and the frames of an Install."""
+"""A saved state: its time, the names of its slots, and the frames of an Install."""
 
 
 class WatchedViews(DeltaViews):
-    """Notes each view that a shard has led a worker to, by life and number."""
+    """Records each view that a worker receives from a shard, by boot and number."""
 
     def __init__(self, shard: Shard, seen: dict[tuple[int, int], bytes]) -> None:
         super().__init__(shard.spec.map.ranges[shard.spec.shard])
         self._boot, self._seen = shard.boot, seen
 
-    def serve(self, worker: str, *told: Any) -> Change:
-        change = super().serve(worker, *told)
+    def serve(self, worker: str, *arguments: Any) -> Change:
+        change = super().serve(worker, *arguments)
         self._seen[self._boot, change.number] = self._views[worker].weights.tobytes()
         return change
 
 
 class Single(ShardHost):
-    """One process, its lives, and the checks on everything that it answers."""
+    """One process across its restarts, and the checks on all its answers."""
 
     def __init__(self, world: "Simulation", number: int, *, fresh: bool = False) -> None:
         super().__init__(world, number, fresh=fresh)
@@ -52,12 +52,12 @@ class Single(ShardHost):
         self._shard: Shard
         self._acts: Shard | LoggedShard
         self._waiting: list[Arrival] = []
-        self._rows = np.empty(0, RECORD)  # of former lives
+        self._rows = np.empty(0, RECORD)  # from before the last restart
         self._savings: list[Saving] = []
-        self._be_born()
+        self._first_start()
 
-    def _be_born(self) -> None:
-        """The first life, with what an operator installs."""
+    def _first_start(self) -> None:
+        """Start the process, and install the first state unless an operator will do so."""
         self._live()
         if not self._fresh:
             self._operate(*self.blank())
@@ -94,7 +94,7 @@ class Single(ShardHost):
         self._waiting.append(Arrival(sender, message, wire_format.wrap(frames)))
 
     def _take_turn(self) -> None:
-        """As the server loop does: whatever came while it was busy is dealt with together."""
+        """Process all requests that arrived while the shard was busy, as the server loop does."""
         arrivals, self._waiting = self._waiting, []
         self._act(lambda: self._acts.handle_together(arrivals, self._process.now))
 
@@ -106,11 +106,11 @@ class Single(ShardHost):
         self._act(lambda: self._acts.tick(self._process.now))
 
     def _act(self, turn: Callable[[], Sequence[Outgoing]]) -> None:
-        """Have the shard take a turn, and send what it answers."""
-        self._look(turn())
+        """Let the shard take a turn, and send its answers."""
+        self._check_and_send(turn())
 
-    def _look(self, answers: Sequence[Outgoing]) -> None:
-        """Hold every answer against the promises, then let it travel."""
+    def _check_and_send(self, answers: Sequence[Outgoing]) -> None:
+        """Check every answer against the promises, then send it."""
         self._pulls.check(self._shard, answers)
         self._pulls.check_open(self._shard)
         self.answer(self._process, answers)
@@ -123,15 +123,15 @@ class Single(ShardHost):
         if held < seq and seq not in self._forgotten.get(worker, ()):
             raise Violation(
                 Promise.EXACTLY_ONCE,
-                f"{worker} was told of push {seq}, shard {self.number} has applied {held}",
+                f"{worker} has an ack of push {seq}, shard {self.number} has applied {held}",
             )
 
     # --- dying ------------------------------------------------------------------------------------
 
     def restart(self, lost_s: float, *, told: bool) -> None:
-        """Die, and come back with all that was held, or rolled back to what was saved `lost_s` ago.
+        """Die and restart with the present state, or with the one saved `lost_s` seconds ago.
 
-        But not where a job has moved to: such shards are in memory alone.
+        Shards that a resharding created ignore it: they are in memory only.
         """
         if self._fresh:
             return
@@ -143,7 +143,8 @@ class Single(ShardHost):
         self._world.calm = False
         self._world.note(f"shard {self.number} restarts")
         self._waiting.clear()
-        again = self._shard.part.rolled_back  # who has not come back since may miss more
+        # Workers that have not returned since an earlier rollback may lack even more pushes.
+        again = self._shard.part.rolled_back
         self._live()
         if told and (lost_s or again):
             self._shard.restore(*self._shard.held.read(slots, frames))
@@ -156,7 +157,7 @@ class Single(ShardHost):
         self.restart(0.0, told=True)
 
     def _forget(self) -> None:
-        """What it lacks now is lost, but for what a worker has not been told of, and repeats."""
+        """Note the pushes that are lost now, except those that their workers will repeat."""
         lost = self._rows["apply_version"] > self._shard.version
         for worker, seq in self._rows[lost][["worker", "seq"]].tolist():
             self._forgotten.setdefault(worker.decode(), set()).add(seq)
@@ -164,7 +165,7 @@ class Single(ShardHost):
         self._pulls.exact &= not lost.any()
 
     def _live(self) -> None:
-        """A process begins, with nothing."""
+        """Start a process without any state."""
         self._boot += 1
         self._shard = self._acts = Shard(self._world.spec(self.number, self.map), self._boot)
         self._shard.part.serving._views = WatchedViews(self._shard, self.views)
@@ -180,7 +181,7 @@ class Single(ShardHost):
         return answer
 
     def records(self) -> NDArray[np.void]:
-        """The records so far, of all lives."""
+        """All records so far, including those from before restarts."""
         return np.concatenate([self._rows, self._shard.journal.since(0)[1]])
 
     # --- the end ----------------------------------------------------------------------------------
@@ -190,7 +191,7 @@ class Single(ShardHost):
 
     def finish(self) -> None:
         if self._shard.held._weights is None:
-            assert not self._world.durable, "it was given some"
+            assert not self._world.durable, "its weights were installed"
             return
         self.check_held(self._shard, self.records(), f"shard {self.number}")
         if self._world.durable:

@@ -110,7 +110,7 @@ def test_a_primary_that_has_moved_is_followed(doctor: Run, group: Group, tmp_pat
     at = group.coordinator.endpoint
     status, out, _ = doctor("--cluster", tmp_path / "c.json", "--patience-s", 0.3)
     assert status == 1
-    assert f"! coordinator at {at} has not answered for 0.3 s: nothing fails over" in out
+    assert f"! coordinator at {at} has not answered for 0.3 s: no shard fails over" in out
     assert "! shard 0 at tcp://127.0.0.1:1: nothing listens there: Connection refused" in out
 
 

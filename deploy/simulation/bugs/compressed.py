@@ -17,9 +17,9 @@ BUGS = Bugs(ClusterConfig.COMPRESSED)
 
 @BUGS.add
 def a_view_is_taken_for_granted(patch: Patch) -> None:
-    def serve(self: DeltaViews, worker: str, *told: Any) -> Change:
+    def serve(self: DeltaViews, worker: str, *arguments: Any) -> Change:
         number = self._views[worker].last if worker in self._views else 0
-        weights, kind, share, _ = told
+        weights, kind, share, _ = arguments
         return original(self, worker, weights, kind, share, number)
 
     original = DeltaViews.serve
@@ -28,8 +28,8 @@ def a_view_is_taken_for_granted(patch: Patch) -> None:
 
 @BUGS.add
 def a_view_drifts_from_what_was_sent(patch: Patch) -> None:
-    def serve(self: DeltaViews, worker: str, *told: Any) -> Change:
-        change = original(self, worker, *told)
+    def serve(self: DeltaViews, worker: str, *arguments: Any) -> Change:
+        change = original(self, worker, *arguments)
         view = self._views[worker]
         moved = view.weights + np.float32(change.base > 0)
         self._views[worker] = view._replace(weights=moved)

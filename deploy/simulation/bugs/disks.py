@@ -1,4 +1,4 @@
-"""Bugs of shards with logs: what is written, when it is safe, and what is read of it again."""
+"""Bugs of shards with logs: what is written, when it is flushed, and how it is read back."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ BUGS = Bugs(ClusterConfig.LOGGED)
 
 @BUGS.add
 def answers_leave_before_their_record(patch: Patch) -> None:
-    """A turn is written when the next one comes."""
+    """A turn is written when the next one arrives."""
 
     def append(self: WriteAheadLog, *record: Any) -> None:
         late = vars(self).setdefault("late", [])
@@ -68,7 +68,7 @@ def a_torn_tail_stays(patch: Patch) -> None:
 
 @BUGS.add
 def a_tail_that_was_replayed_is_not_flushed(patch: Patch) -> None:
-    """The bug that the simulation found when a process died between writing and flushing."""
+    """The bug that the simulation found when a process died between a write and its flush."""
 
     def cut(self: WriteAheadLog, name: str, size: int) -> None:
         if size < self._disk.size(name):
@@ -80,7 +80,7 @@ def a_tail_that_was_replayed_is_not_flushed(patch: Patch) -> None:
 
 @BUGS.add
 def a_copy_in_the_same_turn_speaks_for_the_push(patch: Patch) -> None:
-    """The log relied on servers that hand on one copy of each request."""
+    """The log relied on servers that pass on one copy of each request."""
 
     class Once(Counter[Any]):
         def __getitem__(self, _: Any) -> int:
@@ -125,7 +125,7 @@ def old_files_are_written_over_before_the_base_is_there(patch: Patch) -> None:
 
 @BUGS.add
 def what_a_file_held_before_is_read_as_well(patch: Patch) -> None:
-    """A record does not tell which file it is of."""
+    """A record does not identify its file."""
 
     def head(described: bytes, frame_bytes: int, check: int, _: int) -> bytes:
         return original(described, frame_bytes, check, 0)
@@ -136,7 +136,7 @@ def what_a_file_held_before_is_read_as_well(patch: Patch) -> None:
 
 @BUGS.add
 def what_a_file_held_before_stays_behind_its_end(patch: Patch) -> None:
-    """A log is left as it is, the one behind it begun."""
+    """A log is not truncated at its end before the next one starts."""
 
     def end(*_: Any, **__: Any) -> None:
         pass
@@ -146,7 +146,7 @@ def what_a_file_held_before_stays_behind_its_end(patch: Patch) -> None:
 
 @BUGS.add
 def a_base_tells_of_a_later_moment(patch: Patch) -> None:
-    """It is described when it is written, not when its log was begun."""
+    """The base describes the state when it is written, not when its log was started."""
 
     def shorten(self: WriteAheadLog, shard: Shard, now: float) -> None:
         vars(self)["shard"] = shard
@@ -173,7 +173,7 @@ def a_full_disk_is_shrugged_off(patch: Patch) -> None:
 
 @BUGS.add
 def a_refused_turn_hides_the_one_that_counted(patch: Patch) -> None:
-    """A turn is left out if any request in it was refused."""
+    """A turn is not written if any request in it was refused."""
 
     def turn_of(arrivals: Sequence[Arrival], answers: Sequence[Outgoing], now: float) -> Any:
         refused = any(isinstance(answer.message, Refusal) for answer in answers)
@@ -185,7 +185,7 @@ def a_refused_turn_hides_the_one_that_counted(patch: Patch) -> None:
 
 @BUGS.add
 def a_life_is_replayed_without_its_boot(patch: Patch) -> None:
-    """What was said to the life that wrote the log is refused by the one that reads it."""
+    """Requests to the process that wrote the log are refused by the one that replays it."""
 
     def take(self: Replay, entry: Entry, frames: Any) -> None:
         original(self, entry, frames)
@@ -197,7 +197,7 @@ def a_life_is_replayed_without_its_boot(patch: Patch) -> None:
 
 @BUGS.add
 def a_mark_says_more_than_is_written(patch: Patch) -> None:
-    """It is written before its record, and a death comes between them."""
+    """The mark is written before its record, and the process dies in between."""
 
     def append(self: WriteAheadLog, *record: Any) -> None:
         assert self._mark is not None
@@ -210,13 +210,13 @@ def a_mark_says_more_than_is_written(patch: Patch) -> None:
 
 @BUGS.add
 def nobody_looks_at_the_mark(patch: Patch) -> None:
-    """A log that was cut is taken for one that ends there."""
+    """A truncated log is taken for one that ends there."""
     patch.setattr(recovery, "mark_in", lambda _: None)
 
 
 @BUGS.add
 def a_mark_says_less_than_was_acknowledged(patch: Patch) -> None:
-    """It is written when another log begins, and not after each record."""
+    """The mark is written when another log starts, and not after each record."""
 
     def encode(mark: Mark) -> bytes:
         return original(Mark(mark.number, 1))

@@ -1,4 +1,4 @@
-"""Bugs of replicated shards: replicas, and the coordinator that tells them their parts."""
+"""Bugs of replicated shards: the replicas, and the coordinator that assigns their roles."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def a_backup_is_promoted_before_it_is_in_sync(patch: Patch) -> None:
 
 @BUGS.add
 def in_sync_is_said_at_the_first_report(patch: Patch) -> None:
-    """Without what was committed alone in the meantime."""
+    """The backup lacks entries that the primary committed alone in the meantime."""
 
     def in_sync(self: ShardReplica) -> bool:
         return self._reported is not None and self._accepted == self._active
@@ -108,8 +108,8 @@ def a_lease_that_ran_out_is_not_replicated(patch: Patch) -> None:
 
 @BUGS.add
 def a_successor_serves_before_it_is_confirmed(patch: Patch) -> None:
-    def assign(self: ShardReplica, told: Assignment, now: float) -> Effects:
-        return real(self, msgspec.structs.replace(told, confirmed=True), now)
+    def assign(self: ShardReplica, assignment: Assignment, now: float) -> Effects:
+        return real(self, msgspec.structs.replace(assignment, confirmed=True), now)
 
     real = ShardReplica.assign
     patch.setattr(ShardReplica, "assign", assign)
@@ -186,7 +186,7 @@ def nobody_is_ever_suspected(patch: Patch) -> None:
 
 @BUGS.add
 def an_empty_primary_sends_its_state(patch: Patch) -> None:
-    """The bug that the simulation found when groups were born at any time."""
+    """The bug that the simulation found when groups could start at any time."""
     patch.setattr(ParameterStore, "empty", False)
 
 
@@ -210,7 +210,7 @@ def a_new_backup_judges_an_open_round_again(patch: Patch) -> None:
 
 @BUGS.add
 def a_state_makes_the_one_before_it_worthless(patch: Patch) -> None:
-    """The bug of a time in which nothing here had a size: what is sent again moves the goal."""
+    """A bug from before messages had sizes: a state that is sent again raises the goal."""
 
     def send(self: ShardReplica, now: float) -> list[Post]:
         vars(self)["sync_at"] = self.position

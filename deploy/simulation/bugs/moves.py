@@ -1,4 +1,4 @@
-"""Bugs of a move to other shards: the standstill, what is cut anew, and how workers follow."""
+"""Bugs of resharding: the quiesce, the repartitioned state, and how workers follow."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -32,7 +32,7 @@ REPLICATED = Bugs(ClusterConfig.REPLICATED)
 
 @BUGS.add
 def a_retired_shard_is_retired_elsewhere(patch: Patch) -> None:
-    """The bug that the simulation found when two operators moved a job at once."""
+    """The bug that the simulation found when two operators resharded a job at the same time."""
 
     def hand_over(self: ReshardState, successors: bytes, now: float) -> None:
         if self.moved_to is not None:
@@ -82,7 +82,7 @@ def a_worker_repeats_nothing_after_a_move(patch: Patch) -> None:
 
 @BUGS.add
 def a_worker_repeats_its_last_push_after_a_move(patch: Patch) -> None:
-    """It goes out again although the shards held it before they moved."""
+    """The push is sent again although the former shards held it."""
 
     def resume_at(former: Session, session: Session, now: float) -> Any:
         assert session.ready is not None
@@ -95,12 +95,12 @@ def a_worker_repeats_its_last_push_after_a_move(patch: Patch) -> None:
 
 @BUGS.add
 def a_push_of_a_former_life_is_made_again_after_a_move(patch: Patch) -> None:
-    """The bug that the simulation found where a worker had died in the midst of a push."""
+    """The bug that the simulation found when a worker had died during a push."""
 
     def follow(self: Session, former: Session, now: float) -> list[Send]:
-        told = self.seq
+        seq = self.seq
         sends = original(self, former, now)
-        self.seq = told
+        self.seq = seq
         return sends
 
     original = Session.follow
@@ -109,13 +109,13 @@ def a_push_of_a_former_life_is_made_again_after_a_move(patch: Patch) -> None:
 
 @BUGS.add
 def a_clock_is_as_old_as_its_push_after_a_move(patch: Patch) -> None:
-    """What a life has repeated of the one before counts where that one had come to."""
+    """A push repeated for an earlier incarnation does not count at the clock which that reached."""
     patch.setattr(Membership, "_counted_to", lambda *_: 0)
 
 
 @BUGS.add
 def a_move_does_not_look_again(patch: Patch) -> None:
-    """A worker that was given up is back, with a push that its successors do not have."""
+    """A worker with an expired lease returns, with a push that the successors do not have."""
 
     def hand_over(side: Side, successors: bytes, cuts: Any) -> Plan[None]:
         for shard in side.shards:
@@ -128,7 +128,7 @@ def a_move_does_not_look_again(patch: Patch) -> None:
 
 @LOGGED.add
 def a_round_closes_where_nobody_is_any_more(patch: Patch) -> None:
-    """The bug that the simulation found when leases ran out at shards that had moved."""
+    """The bug that the simulation found when leases expired at shards that were handed over."""
 
     def redirect_waiting(self: WorkerRequests) -> None:
         waiting = dict(self._updates.round)
@@ -143,7 +143,7 @@ def a_round_closes_where_nobody_is_any_more(patch: Patch) -> None:
     patch.setattr(Updates, "close_rounds", close)
 
 
-def _forget_the_standstill(patch: Patch) -> None:
+def _forget_the_quiesce(patch: Patch) -> None:
     def take_over(self: Shard, now: float) -> None:
         original(self, now)
         self.move.standstill = QuiesceTracker()
@@ -154,13 +154,13 @@ def _forget_the_standstill(patch: Patch) -> None:
 
 @LOGGED.add
 def a_shard_that_comes_back_forgets_that_it_stands_still(patch: Patch) -> None:
-    """What it applies then, when the operator has looked for the last time, is left behind."""
-    _forget_the_standstill(patch)
+    """Pushes that it applies after the operator's last check are left behind."""
+    _forget_the_quiesce(patch)
 
 
 @REPLICATED.add
 def a_life_that_greeted_one_shard_has_pushed_what_that_one_has(patch: Patch) -> None:
-    """What another shard has of the life before is made again, and applied there twice."""
+    """A push that another shard has from the earlier incarnation is applied there twice."""
 
     def furthest(entries: Iterable[LedgerEntry]) -> LedgerEntry:
         return max(entries, key=lambda entry: (entry.incarnation, entry.seq))
@@ -182,13 +182,13 @@ def a_residual_stays_behind(patch: Patch) -> None:
 
 @REPLICATED.add
 def a_promoted_copy_does_not_know_what_it_was_given(patch: Patch) -> None:
-    """Asked again, for the answer died with its predecessor, it takes itself for one in service."""
+    """The operator repeats an unanswered request, and the copy refuses it as already in use."""
     patch.setattr(ShardPart, "is_at", lambda *_: False)
 
 
 @REPLICATED.add
 def a_backup_is_not_told_that_its_shard_stands_still(patch: Patch) -> None:
-    """Promoted, it applies what the operator believes is left to others."""
+    """After its promotion it applies pushes that the operator leaves to the successors."""
     patch.setattr(replica, "CHANGING", tuple(kind for kind in CHANGING if kind is not Quiesce))
 
 
@@ -215,12 +215,12 @@ def a_new_copy_is_not_told_where_its_shard_has_moved(patch: Patch) -> None:
 
 @REPLICATED.add
 def a_promoted_copy_forgets_that_it_stands_still(patch: Patch) -> None:
-    _forget_the_standstill(patch)
+    _forget_the_quiesce(patch)
 
 
 @REPLICATED.add
 def a_retirement_is_told_before_the_backup_has_it(patch: Patch) -> None:
-    """Who asked believes that it holds, and a successor goes on serving."""
+    """The operator believes that it is durable, but a promoted copy continues to serve."""
 
     def handle(self: ShardReplica, sender: bytes, message: Any, frames: Any, now: float) -> Effects:
         if not self.serving or not isinstance(message, HandOver):
@@ -234,13 +234,13 @@ def a_retirement_is_told_before_the_backup_has_it(patch: Patch) -> None:
 
 
 def all_bugs() -> Sequence[Bugs]:
-    """Those of each kind of cluster."""
+    """The bugs of each kind of cluster."""
     return BUGS, LOGGED, COMPRESSED, REPLICATED
 
 
 @REPLICATED.add
 def a_worker_that_follows_forgets_what_it_has_told(patch: Patch) -> None:
-    """It counts on beside the others from its last push that was applied, not from its last."""
+    """It continues from the clock of its last applied push, not from that of its last push."""
 
     def follow(self: Session, former: Session, now: float) -> list[Send]:
         pending = {m.seq for _, m, _ in former.outstanding() if isinstance(m, Push)}

@@ -1,4 +1,4 @@
-"""Bugs of shards that were rolled back: what they tell, and what they are told."""
+"""Bugs of rolled-back shards: the information that they and their workers exchange."""
 
 from collections.abc import Callable, Container
 from typing import Any
@@ -16,7 +16,7 @@ BUGS = Bugs(ClusterConfig.SINGLE)
 
 
 def _joining(patch: Patch, changed: Callable[[Membership, int, Join], Join]) -> None:
-    """Have workers say something else when they join."""
+    """Change the Join messages of workers."""
 
     def join(self: Membership, shard: int, *told: Any) -> Any:
         send = original(self, shard, *told)
@@ -48,7 +48,7 @@ def what_was_lost_in_a_roll_back_is_waited_for(patch: Patch) -> None:
 
 @BUGS.add
 def what_a_worker_repeats_counts_as_lost(patch: Patch) -> None:
-    """It tells of the last push that it has sent, acknowledged or not."""
+    """The worker reports the last push that it has sent, acknowledged or not."""
 
     def changed(own: Membership, shard: int, join: Join) -> Join:
         owed = [pending.message for pending in own._outstanding.to(shard)]
@@ -69,7 +69,7 @@ def steps_are_forgotten_with_the_pushes(patch: Patch) -> None:
 
 @BUGS.add
 def a_worker_comes_back_with_the_clock_of_its_first_day(patch: Patch) -> None:
-    """All wait at a rolled back shard for pushes that were made long ago."""
+    """All workers wait at a rolled-back shard for pushes that were made long ago."""
 
     def had(self: Membership, shard: int) -> AppliedAtShard:
         return original(self, shard)._replace(clock=0)
@@ -100,7 +100,7 @@ def a_version_that_was_lost_was_never_there(patch: Patch) -> None:
 
 @BUGS.add
 def who_joined_a_rolled_back_shard_too_early_never_learns_it(patch: Patch) -> None:
-    """Others return with later clocks, and it is taken to have come near them."""
+    """Others return with later clocks, and the shard assumes that it has caught up with them."""
 
     def follow_up(self: Ledger, clock: int, _: Container[str]) -> list[str]:
         return original(self, clock, ())

@@ -1,4 +1,4 @@
-"""Bugs in a session: what a worker says, and when it says it again."""
+"""Bugs in a session: the messages of a worker, and their retransmission."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def nothing_is_sent_again_after_a_greeting(patch: Patch) -> None:
 
 @BUGS.add
 def a_refused_renewal_is_ignored(patch: Patch) -> None:
-    """A worker that owes a rolled back shard nothing never learns that it has to greet it."""
+    """A worker without pending requests at a rolled-back shard never learns to greet it again."""
 
     def unasked(self: Session, shard: int, reply: Refusal, now: float) -> list[Send]:
         return [] if reply.remedy is Remedy.RESYNCHRONISE else original(self, shard, reply, now)
@@ -52,7 +52,7 @@ def a_refused_renewal_is_ignored(patch: Patch) -> None:
 
 @BUGS.add
 def only_shard_0_names_the_clock_of_a_worker(patch: Patch) -> None:
-    """Another shard may admit it at a later clock, and lets others read as if it had come there."""
+    """Another shard may admit it at a later clock, and serves reads as if it had reached that."""
 
     def on_joined(self: Membership, shard: int, reply: Joined, now: float) -> Any:
         known = reply.clock if shard == 0 else self._admission
@@ -69,5 +69,5 @@ def only_shard_0_names_the_clock_of_a_worker(patch: Patch) -> None:
 
 @BUGS.add
 def what_is_asked_for_again_after_a_move_counts_as_read(patch: Patch) -> None:
-    """A worker that its shards count further then makes a step that they believe was made."""
+    """Shards raise the worker's clock, and it then makes a step that they believe was made."""
     patch.setattr(Membership, "reads_at", lambda *_: None)

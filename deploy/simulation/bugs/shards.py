@@ -179,7 +179,7 @@ def a_restarted_shard_forgets_the_last_push(patch: Patch) -> None:
 
 @BUGS.add
 def rounds_close_by_attendance(patch: Patch) -> None:
-    """The bug that the simulation found first: see test_shard.py on rounds."""
+    """The first bug that the simulation found: see the tests of rounds in test_shard.py."""
 
     def close(self: Updates, ledger: Ledger, *rest: Any) -> list[Applied]:
         present = all(worker in self.round for worker in ledger.active)
@@ -204,8 +204,8 @@ def half_a_payload_is_taken_for_a_whole(patch: Patch) -> None:
 def a_served_version_is_told_too_low(patch: Patch) -> None:
     def pull(self: PullReplies, *arguments: Any) -> Any:
         weights, frames = original(self, *arguments)
-        told = weights.version - (weights.version % 3 == 2) * 2
-        return msgspec.structs.replace(weights, version=max(0, told)), frames
+        lower = weights.version - (weights.version % 3 == 2) * 2
+        return msgspec.structs.replace(weights, version=max(0, lower)), frames
 
     original = PullReplies.pull
     patch.setattr(PullReplies, "pull", pull)

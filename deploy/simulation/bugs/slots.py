@@ -1,4 +1,4 @@
-"""Bugs of slots, what an update rule keeps beside the weights, wherever a shard's state goes."""
+"""Bugs of slots, the state of an update rule besides the weights, wherever it is copied."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,8 +27,8 @@ def _zeros(slots: Slots) -> Slots:
     return {name: np.zeros_like(slot) for name, slot in slots.items()}
 
 
-def _count_anew(patch: Patch) -> None:
-    """The first update of a state that was given is update 1."""
+def _restart_count(patch: Patch) -> None:
+    """Make the first update of a restored state count as update 1."""
 
     def restore(self: ParameterStore, version: int, *arrays: Any) -> None:
         restored(self, version, *arrays)
@@ -45,7 +45,7 @@ def _count_anew(patch: Patch) -> None:
 
 
 def _moved_with(patch: Patch, changed: Any) -> None:
-    """A job's state is cut anew, and then its slots are `changed`."""
+    """Change the slots of a job's state when it is repartitioned."""
 
     def recut(states: Sequence[ShardState], *maps: Any) -> list[ShardState]:
         return [
@@ -81,7 +81,7 @@ def a_snapshot_has_each_slot_under_the_name_of_another(patch: Patch) -> None:
 
 @SINGLE.add
 def a_duplicate_advances_the_slots(patch: Patch) -> None:
-    """The weights stay as they were, as if its update had been taken back."""
+    """The weights stay the same, as if its update had been undone."""
 
     def push(self: WorkerRequests, sender: bytes, message: Any, frames: Any, now: float) -> Any:
         entry, held = self._ledger.entries.get(message.worker), self._held
@@ -99,20 +99,20 @@ def a_duplicate_advances_the_slots(patch: Patch) -> None:
 
 @SINGLE.add
 def a_state_that_is_put_back_counts_its_updates_anew(patch: Patch) -> None:
-    """Adam corrects once more for a start at zero, which was long ago."""
-    _count_anew(patch)
+    """Adam corrects again for a start at zero, which was long ago."""
+    _restart_count(patch)
 
 
 @LOGGED.add
 def a_replayed_log_counts_its_updates_anew(patch: Patch) -> None:
-    _count_anew(patch)
+    _restart_count(patch)
 
 
 @LOGGED.add
 def a_base_holds_no_slots(patch: Patch) -> None:
     def state_of(shard: Shard, number: int) -> Any:
-        told, (saved, weights, *slots) = real(shard, number)
-        return told, (saved, weights, *map(np.zeros_like, slots))
+        state, (saved, weights, *slots) = real(shard, number)
+        return state, (saved, weights, *map(np.zeros_like, slots))
 
     real = wal_format.state_of
     patch.setattr(wal_format, "state_of", state_of)
@@ -139,7 +139,7 @@ def a_new_backup_begins_without_slots(patch: Patch) -> None:
 
 @REPLICATED.add
 def slots_that_are_read_go_on_where_they_were_read_before(patch: Patch) -> None:
-    """In the second set of arrays, as its last reader has left it."""
+    """Updates continue in the second set of arrays, as its last reader left it."""
 
     def move(self: ParameterStore) -> None:
         self._spare = self._spare or [np.zeros_like(slot) for slot in self._slots]
@@ -149,5 +149,5 @@ def slots_that_are_read_go_on_where_they_were_read_before(patch: Patch) -> None:
 
 
 def all_bugs() -> Sequence[Bugs]:
-    """Those of each kind of cluster."""
+    """The bugs of each kind of cluster."""
     return SINGLE, LOGGED, REPLICATED
