@@ -1,4 +1,4 @@
-"""An array says where it lives; memory and moves follow it; emulated arrays are a GPU's in kind."""
+"""An array determines its backend, for memory and copies; emulated arrays act like a GPU's."""
 
 from collections.abc import Callable
 from typing import Any
@@ -39,14 +39,14 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_an_engine_goes_with_every_view(name: str) -> None:
-    """What is made of an emulated array runs its kernels in the same emulator."""
+    """Arrays derived from an emulated array use the same emulator."""
     found = VIEWS[name](emulated(2, 4))
     assert isinstance(found, Emulated)
     assert backend_of(found) == THERE
 
 
 def test_memory_of_its_own_is_counted() -> None:
-    """Views are free; an allocation is counted, whoever makes it."""
+    """Views are free; every allocation is counted."""
     x = emulated(4, 6)
     before = Emulated.made
     for view in (x[1:], x.reshape(6, 4), x.T, x[0, 0], x.view(np.uint32)):
@@ -72,14 +72,14 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", LOOKS)
 def test_numpy_neither_computes_on_it_nor_looks(name: str) -> None:
-    """It is as unreachable as a GPU's memory; the error says how to read it."""
+    """NumPy cannot compute on emulated memory, as on a GPU's; the error says how to read it."""
     with pytest.raises(TypeError, match=r"an Emulated array; as_host\(\) reads it"):
         LOOKS[name](emulated(3))
 
 
 @pytest.mark.usefixtures("emulated")
 def test_a_launch_finds_its_engine_from_the_arrays() -> None:
-    """No engine is named, and the kernel runs where the arrays live."""
+    """Without an engine, the kernel runs on the backend of the arrays."""
     x, y = emulated(2, 6)[1], backends.empty((6,), np.float32, emulated(1))
     launch("relu_forward", x=x, y=y, slope=0.0, n=6)
     assert backends.as_host(y).tolist() == [6, 7, 8, 9, 10, 11]
@@ -128,7 +128,7 @@ def test_an_operation_has_the_body_of_its_array(cupy: Any) -> None:
 
 
 def test_a_workspace_allocates_where_its_arrays_live() -> None:
-    """A role's memory is used again in one place, and made anew in another."""
+    """A role's memory is reused on one backend, and allocated again on another."""
     work, x = Workspace(), emulated(4)
     first = work.take("y", (4,), x)
     assert backend_of(first) == THERE

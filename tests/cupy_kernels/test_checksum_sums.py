@@ -9,7 +9,7 @@ from cupy_kernels import checksum_sums
 @pytest.mark.parametrize("shape", [(4, 1), (128, 1024), (8, 37)])
 @pytest.mark.parametrize("aligned", [True, False])
 def test_both_ways_give_the_same_bits(shape: tuple[int, int], aligned: bool) -> None:
-    """Compiled or not, of words wherever they lie, the sums are those of whole numbers, modulo
+    """Compiled or not, for words at any address, the sums are those of whole numbers, modulo
     2**64. (Seed 5.)"""
     content = np.random.default_rng(5).bytes(8 * shape[0] * shape[1] + 1)
     words = np.frombuffer(content, "<u8", shape[0] * shape[1], 0 if aligned else 1).reshape(shape)

@@ -1,4 +1,4 @@
-"""Nothing of a gradient is lost on its way through a codec: what is not sent stays behind."""
+"""A codec loses nothing of a gradient: the part that is not sent stays in the error."""
 
 from typing import Any
 

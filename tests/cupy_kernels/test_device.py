@@ -1,4 +1,4 @@
-"""The door to CuPy, and the memory that layers use again."""
+"""The detection of CuPy, and the memory that layers reuse."""
 
 import subprocess
 import sys

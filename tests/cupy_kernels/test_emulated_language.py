@@ -166,7 +166,7 @@ def test_a_warp_multiplies_matrices(kind: str, schedule: Schedule) -> None:
 
 
 def test_an_asynchronous_copy_lands_when_it_is_waited_for(schedule: Schedule) -> None:
-    """Two groups in flight, one waited for at a time; what lies past the end becomes zeros."""
+    """Two groups in flight, one waited for at a time; reads past the end become zeros."""
     body = """
         __shared__ __align__(16) float first[128], second[128];
         int t = threadIdx.x;

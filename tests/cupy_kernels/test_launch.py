@@ -1,4 +1,4 @@
-"""What `launch` refuses, and what it hands to a GPU: exact types, whole arrays, no empty grid."""
+"""What `launch` refuses, and what it passes to a GPU: exact types, whole arrays, no empty grid."""
 
 from typing import Any
 
@@ -157,7 +157,7 @@ def test_cupys_arrays_run_on_their_gpu(cupy: Any) -> None:
 
 @pytest.mark.usefixtures("emulated")
 def test_large_shared_memory_is_asked_for(cupy: Any) -> None:
-    """Beyond 48 KB a kernel has to be told so before it is launched."""
+    """Beyond 48 KB a kernel's attribute is set before it is launched."""
     x = cupy.asarray(np.ones(6000, np.float32))
     settings: dict[str, Any] = {"size": 3, "share": 0.1, "beta": 0.75, "k": 1.0}
     launch("lrn_across_backward", dy=x, x=x, dx=x + 0, pixels=1, channels=6000, **settings)
@@ -183,7 +183,7 @@ def test_the_gpu_script_checks_every_case(cupy: Any) -> None:
 
 @pytest.mark.usefixtures("emulated")
 def test_the_emulator_takes_what_launch_checked() -> None:
-    """Arrays of any shape that are contiguous; what lies beyond the needed elements is kept."""
+    """Contiguous arrays may have any shape; elements beyond the needed ones are kept."""
     x = np.arange(-6, 6, dtype=np.float32).reshape(3, 4)
     y = np.full(15, 7, np.float32)
     launch("add_scaled", engine=Emulator(), x=x, y=y, a=1.0, b=0.0, n=12)

@@ -1,4 +1,4 @@
-"""Every kernel compiles for the GPUs in use, by the compiler that CuPy uses, and spills nothing."""
+"""Every kernel compiles for the GPUs in use, with CuPy's compiler, and without spills."""
 
 import pytest
 

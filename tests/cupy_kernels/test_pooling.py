@@ -13,7 +13,7 @@ from cupy_kernels.workspace import Workspace
 
 @st.composite
 def poolings(draw: st.DrawFn) -> tuple[Pooling, tuple[int, int]]:
-    """A pooling whose windows all start inside the image, and the image's size."""
+    """A pooling with all windows starting inside the image, and the image's size."""
     kernel = draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
     stride = draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
     pad = draw(st.tuples(st.integers(0, kernel[0] - 1), st.integers(0, kernel[1] - 1)))

@@ -1,4 +1,4 @@
-"""The oracles themselves: backward references are the derivatives of the forward ones."""
+"""The references themselves: backward ones are the derivatives of the forward ones."""
 
 from collections.abc import Callable
 from typing import Any
@@ -95,7 +95,7 @@ def test_the_gradient_of_batch_normalisation_counts_its_statistics() -> None:
 
 
 def test_moments_and_statistics_are_mean_and_variance() -> None:
-    """The two stages together, for values whose mean dwarfs their spread."""
+    """The two stages together, for values with a mean far above their spread."""
     rows, width = 200, 4
     x = 1000 + np.random.default_rng(11).standard_normal((rows, width))
     flat = x.reshape(-1)

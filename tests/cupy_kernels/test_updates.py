@@ -139,7 +139,7 @@ def test_cutting_the_arena_changes_no_bit(rule: str, cuts: list[int], decay: flo
 def test_runs_have_their_own_rate_and_nothing_else_is_touched(
     rule: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each run takes its own rate and decay; what lies between runs is left as it was."""
+    """Each run uses its own rate and decay; floats between runs are not changed."""
     if engine == "numpy":
         monkeypatch.setattr(update_loops, "COMPILED", False)
     bounds = np.array([[3, 400], [448, 449], [512, 997]], np.int64)

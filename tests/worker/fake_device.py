@@ -1,9 +1,9 @@
-"""A device that runs everything as late as it may, and notes what it might have run too early.
+"""A fake device that runs work as late as possible, and records work that might run too early.
 
 Copies and kernels are queued with what they read and write. Nothing runs before the host joins a
 mark that it comes before; so host memory that is written while a copy from it is under way, or read
 before one to it is done, gives wrong values. Between streams, and on the device, vector clocks
-tell (Mattern 1989): two uses of one array, one of them a write, of which neither was made to come
+decide (Mattern 1989): two uses of one array, one of them a write, of which neither was made to come
 before the other, are a hazard, whatever the outcome here.
 """
 
@@ -205,7 +205,7 @@ class FakeDevice:
         uses.by[agent] = what
 
     def _keep(self, array: AnyArray) -> None:
-        """Keep its memory: addresses tell arrays apart, so none may come back."""
+        """Keep its memory: arrays are identified by address, so no address may be reused."""
         self.made += 1
         self._kept.append(array.base if array.base is not None else array)
 

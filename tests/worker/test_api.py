@@ -27,7 +27,7 @@ def solver(tmp_path: Path) -> Path:
 @pytest.mark.usefixtures("ray_local")
 def test_a_data_frame_is_trained_on(spark: Any, solver: Path, tmp_path: Path) -> None:
     """Each partition is a worker; the weights are better than chance, are saved as both kinds of
-    file, and are where a second training starts that is told to."""
+    file, and a second training can start from them."""
     df = spark.createDataFrame(tiny.image_table(120)).repartition(2)
     trained = worker.train(
         df,

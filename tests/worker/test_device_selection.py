@@ -1,4 +1,4 @@
-"""Where a worker computes: what the user wants, against what Spark assigned and what is there."""
+"""A worker's device, by the user's request, Spark's assignment and the devices present."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ class Able(Ones):
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> int:
-    """As if this machine had so many GPUs."""
+    """Pretend that this machine has `count` GPUs."""
     count: int = request.param
     monkeypatch.setattr(device_selection, "gpu_count", lambda: count)
     monkeypatch.setattr("worker.device.gpu_count", lambda: count)

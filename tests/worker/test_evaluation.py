@@ -93,7 +93,7 @@ def test_a_resumed_job_is_tested_from_where_it_was(
 
 
 def test_it_is_the_weights_of_the_moment(cluster: Cluster) -> None:
-    """What was pushed before a test is in it."""
+    """A test sees all updates pushed before it."""
     heard = Heard()
     with (
         evaluator(cluster, EvaluationPlan(mean, every=1), heard) as tests,
@@ -108,7 +108,7 @@ def test_it_is_the_weights_of_the_moment(cluster: Cluster) -> None:
 
 
 def test_one_runs_at_a_time(cluster: Cluster) -> None:
-    """A look does not wait for a test; what falls due meanwhile is tested next."""
+    """`look` does not wait for a test; a test that falls due meanwhile runs next."""
     heard, free = Heard(), threading.Event()
 
     def slow(weights: NDArray[np.float32], _: Callable[[], bool]) -> dict[str, float]:
@@ -126,7 +126,7 @@ def test_one_runs_at_a_time(cluster: Cluster) -> None:
 
 
 def test_a_failure_is_reported_and_ends_nothing(cluster: Cluster) -> None:
-    """The next test is taken as if nothing had been."""
+    """After a failed test the next one runs as usual."""
     heard, fails = Heard(), [True]
 
     def once(weights: NDArray[np.float32], stopped: Callable[[], bool]) -> dict[str, float]:
@@ -143,7 +143,7 @@ def test_a_failure_is_reported_and_ends_nothing(cluster: Cluster) -> None:
 
 
 def test_whoever_is_in_a_hurry_does_not_wait(cluster: Cluster) -> None:
-    """A test under way is told to stop, and its result is dropped."""
+    """`close` stops a test under way, and discards its result."""
     heard, saw = Heard(), threading.Event()
 
     def endless(weights: NDArray[np.float32], stopped: Callable[[], bool]) -> dict[str, float]:

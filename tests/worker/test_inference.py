@@ -99,7 +99,7 @@ def test_no_rows(model: CaffeModel, weights: Floats) -> None:
 def test_features_are_the_blobs_of_each_row(
     sizes: tuple[int, ...], model: CaffeModel, weights: Floats
 ) -> None:
-    """A list of float32 a row and blob, flattened in Caffe's order, beside its id and label."""
+    """A list of float32 for each row and blob, in Caffe's order, with its id and label."""
     found = pa.Table.from_batches(features(model, weights, stream(*sizes), ["conv", "ip2"], 4))
     assert found.schema == pa.schema(
         [

@@ -1,4 +1,4 @@
-"""What a job leaves, however it ends. No Spark: a thread pushes in the place of tasks."""
+"""What a job leaves, however it ends. Without Spark: a thread pushes instead of the tasks."""
 
 import signal
 import threading
@@ -47,7 +47,7 @@ REPORTED = WorkerReport(
 
 
 class Notes:
-    """An observer that keeps what an operator should read."""
+    """An observer that keeps the messages for the operator."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -140,7 +140,7 @@ def run(
     *,
     snapshots: bool = True,
 ) -> tuple[job_runner.Outcome, list[str]]:
-    """A job that keeps logs, whose tasks do this; its outcome, and what was told."""
+    """Run a job with logs and these tasks; returns its outcome and its messages."""
     Spark(tasks, monkeypatch)
     observer = Notes()
     return run_job(folder, observer, asked, resume, snapshots=snapshots), observer.notes
@@ -176,7 +176,7 @@ def push(servers: Servers, count: int, incarnation: int) -> None:
 def test_what_a_death_at_the_end_has_cost(
     servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Is told, too, though nobody looks at the shards again: the weights are what lacks it."""
+    """Lost updates at the end of a job are reported, too: the final weights lack them."""
 
     def tasks() -> None:
         push(servers[-1], 1, 0)
@@ -254,7 +254,7 @@ def test_without_an_observer_notices_are_logged(
 def test_workers_that_had_no_rows_after_all(
     servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A query that gives other rows each time it is run may leave a worker idle: that is said."""
+    """A query with different rows each time may leave a worker idle, which is reported."""
     Spark(lambda: push(servers[-1], 1, 0), monkeypatch)
     monkeypatch.setattr(spark, "run_tasks", lambda *_: [])
     outcome = run_job(tmp_path, Notes())
@@ -275,7 +275,7 @@ def test_snapshots_that_cannot_be_written(
 def test_logs_go_where_the_last_snapshot_holds_all(
     servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job that ended with a snapshot needs them no more."""
+    """The logs of a job that ended with a snapshot are deleted."""
     asked = threading.Event()
     outcome, notes = run(lambda: push(servers[0], 3, 0), tmp_path, asked, monkeypatch)
     assert outcome.snapshot == str(tmp_path / "snapshots" / "3")
@@ -286,7 +286,7 @@ def test_logs_go_where_the_last_snapshot_holds_all(
 def test_logs_go_where_no_snapshot_was_wanted(
     servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job that ended by itself is all in its outcome; the next may have its logs there, too."""
+    """The outcome of a completed job has all its weights; the next job may use the same folder."""
     asked = threading.Event()
     for _ in range(2):
         outcome, _ = run(
@@ -351,7 +351,7 @@ def test_the_weights_are_tested_while_the_job_trains(
 def test_a_press_during_the_last_test_leaves_a_snapshot(
     servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C always does, though the job wants none at its end; and the test is dropped."""
+    """Ctrl-C takes a snapshot even if the job wants none at its end; the test is dropped."""
     pushed = threading.Event()
 
     def tasks() -> None:
@@ -386,7 +386,7 @@ def test_a_press_during_the_last_test_leaves_a_snapshot(
 def test_logs_stay_where_the_last_snapshot_failed(
     servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An earlier one does not hold what came since; the logs do, and where they are is told."""
+    """The last snapshot lacks later updates; the logs hold them, and a message says where."""
     save, asked, shelf = (
         SnapshotCatalog.save,
         threading.Event(),
@@ -424,7 +424,7 @@ def test_logs_stay_where_the_last_snapshot_failed(
 def test_logs_that_are_all_that_is_left(
     servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second run leaves them, or goes on from them; a snapshot that holds less is not enough."""
+    """A second run keeps the logs or resumes from them; an older snapshot is refused."""
     save, logs, asked = SnapshotCatalog.save, tmp_path / "logs", threading.Event()
 
     def no(*_: Any, **__: Any) -> str:
@@ -481,7 +481,7 @@ def test_logs_beside_those_that_are_resumed(
 def test_a_snapshot_that_holds_as_much_as_the_logs(
     servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job that was killed between its last snapshot and the end of its logs goes on from it."""
+    """A job that was killed before its logs were deleted resumes from its last snapshot."""
     asked = threading.Event()
     with monkeypatch.context() as killed:
         killed.setattr(job_runner, "drop_logs", lambda *_, **__: None)
@@ -495,7 +495,7 @@ def test_a_snapshot_that_holds_as_much_as_the_logs(
 
 
 class Looker(Notes):
-    """Does something at the first look at the job, once its tasks have pushed."""
+    """An observer that acts at the first look at the job after its tasks have pushed."""
 
     def __init__(self, pushed: threading.Event, act: Callable[[], None]) -> None:
         super().__init__()
@@ -554,7 +554,7 @@ def test_an_error_of_who_looks_on_ends_the_job_with_a_snapshot(
 def test_a_second_press_cancels_the_tasks_and_waits_for_nothing(
     watched: tuple[Spark, threading.Event], tmp_path: Path
 ) -> None:
-    """It ends the job there and then, and not when its tasks have trained to their end."""
+    """The error ends the job at once, not after its tasks have trained to their end."""
     cluster, pushed = watched
 
     def press_twice() -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C is noted, put off or left alone, as told; and the handler is given back each time."""
+"""Ctrl-C is recorded, deferred or unchanged, as requested; the handler is always restored."""
 
 import os
 import pty
@@ -34,7 +34,7 @@ def press(number: signal.Signals = signal.SIGINT) -> None:
 
 
 def test_the_first_press_is_noted() -> None:
-    """It interrupts nothing, and the caller can see it; nobody pressing is seen as well."""
+    """The first Ctrl-C only sets the event; without one the event stays clear."""
     with noted() as pressed:
         assert not pressed.is_set()
         press()
@@ -42,7 +42,7 @@ def test_the_first_press_is_noted() -> None:
 
 
 def test_the_second_press_interrupts() -> None:
-    """Whoever presses twice is in a hurry."""
+    """A second Ctrl-C interrupts."""
     with noted():
         press()
         with pytest.raises(KeyboardInterrupt):
@@ -65,7 +65,7 @@ def deferring(
 
 
 def test_a_press_is_put_off_to_the_end() -> None:
-    """What is within runs to its end first; without a press nothing is raised."""
+    """The context completes before the interrupt is raised; without a Ctrl-C nothing is raised."""
     done: list[str] = []
     deferring(done, pressed=False)
     with pytest.raises(KeyboardInterrupt):
@@ -82,7 +82,7 @@ def test_a_press_is_put_off_to_the_end() -> None:
     ],
 )
 def test_errors_within(error: type[Exception], pressed: bool, raised: type[BaseException]) -> None:
-    """An error of ours is what the press did to a child process; any other is a mistake."""
+    """After a Ctrl-C an error of ours comes from a killed child; any other error is raised."""
     with pytest.raises(raised):
         deferring([], pressed=pressed, error=error)
 
@@ -99,7 +99,7 @@ def unwinding(done: list[str]) -> None:
 
 
 def test_unwinding_is_left_alone() -> None:
-    """However often it is pressed, every exit runs to its end, and the error goes on its way."""
+    """However often Ctrl-C is pressed, every exit completes, and the error propagates."""
     done: list[str] = []
     with pytest.raises(ZeroDivisionError):
         unwinding(done)
@@ -107,7 +107,7 @@ def test_unwinding_is_left_alone() -> None:
 
 
 def test_sigterm_stops_as_ctrl_c_does() -> None:
-    """Whatever a press would do at this moment; and afterwards it ends the process again."""
+    """SIGTERM acts like Ctrl-C at that moment; after the context it ends the process again."""
     former = signal.getsignal(signal.SIGTERM)
     with sigterm_too(), noted() as pressed:
         signal.raise_signal(signal.SIGTERM)
@@ -116,7 +116,7 @@ def test_sigterm_stops_as_ctrl_c_does() -> None:
 
 
 def test_sigterm_is_heard_where_ctrl_c_is_ignored() -> None:
-    """A run in the background of a script stops when it is told to: noted, put off, or at once."""
+    """A run in the background of a script obeys SIGTERM: recorded, deferred, or at once."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with sigterm_too():
@@ -136,7 +136,7 @@ def test_sigterm_is_heard_where_ctrl_c_is_ignored() -> None:
 
 
 def test_elsewhere_nothing_changes() -> None:
-    """Other threads get no signals; where Ctrl-C is ignored it stays so."""
+    """Other threads get no signals; where Ctrl-C is ignored it stays ignored."""
 
     def enter() -> object:
         with sigterm_too(), noted(), deferred(), SafeExitStack():
@@ -176,7 +176,7 @@ def test_a_closed_terminal_stops_as_ctrl_c_does() -> None:
 
 
 def test_a_closed_terminal_after_ctrl_c_is_no_second_press() -> None:
-    """What is being saved is saved; with nothing to save it interrupts at once."""
+    """A save in progress completes; without one the signal interrupts at once."""
     with sigterm_too(), noted() as pressed:
         press()
         signal.raise_signal(signal.SIGHUP)

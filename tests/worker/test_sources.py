@@ -1,4 +1,4 @@
-"""Data sources: what they give out, and the one line that each kind of broken data gets."""
+"""Data sources: their tables, and the one-line error for each kind of broken data."""
 
 import gzip
 from collections.abc import Callable
@@ -261,7 +261,7 @@ BROKEN_IDX: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("case", BROKEN_IDX)
 def test_broken_idx_data_is_refused_in_one_line(tmp_path: Path, case: str) -> None:
-    """Each way an IDX folder can be wrong names the file, what was expected and what came."""
+    """Each error in an IDX folder names the file, and what was expected and found."""
     spoil, text = BROKEN_IDX[case]
     spoil(idx_folder(tmp_path))
     assert text in refusal(tmp_path, classes=10)
@@ -354,7 +354,7 @@ def test_a_truncated_parquet_file_is_refused_at_opening(tmp_path: Path, keep: in
 
 
 def test_damaged_parquet_pages_are_refused_while_reading(tmp_path: Path) -> None:
-    """A file whose footer is whole and whose pages are not fails with the file's name."""
+    """A file with an intact footer and damaged pages fails with the file's name."""
     path = parquet(tmp_path / "a.parquet", label=pa.array(range(20)))
     content = bytearray(path.read_bytes())
     content[4:300] = b"\xff" * 296
@@ -363,7 +363,7 @@ def test_damaged_parquet_pages_are_refused_while_reading(tmp_path: Path) -> None
 
 
 def test_what_is_not_there_is_said_with_what_is(tmp_path: Path) -> None:
-    """A path that does not exist, and a folder without data, are refused with what lies there."""
+    """A missing path, and a folder without data, are refused; the error lists the contents."""
     assert refusal(tmp_path / "none").endswith(
         "expected a folder or a Parquet file, got nothing there"
     )

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(what: str, url: str = "", **environ: str) -> Any:
-    """What tests.worker.one_session saw."""
+    """The report of tests.worker.one_session."""
     command = [sys.executable, "-m", "tests.worker.one_session", what, *([url] if url else [])]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | environ, capture_output=True, text=True, check=False
@@ -113,7 +113,7 @@ def test_connect_server(connect_url: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_unreachable() -> None:
-    """A port where nobody listens, and one whose owner is no Spark, are each told in one line
+    """A port without a listener, and one of a program other than Spark, give a one-line error
     within seconds, and nothing is left running."""
     closed = "expected a server that accepts connections, got: Connection refused"
     assert run("refused") == {
@@ -129,7 +129,7 @@ def test_unreachable() -> None:
 
 
 def test_second_session(spark: Any) -> None:
-    """A process that has a session is told so, and keeps it."""
+    """A second session in a process is refused, and the first one stays."""
     with (
         pytest.raises(BadInput, match="expected no session in this process"),
         start_session(None, 2, app="second", env={}),

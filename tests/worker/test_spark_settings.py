@@ -1,4 +1,4 @@
-"""What a Spark URL means, and what each kind of session is told."""
+"""The meaning of a Spark URL, and the settings of each kind of session."""
 
 import re
 import sys
@@ -90,8 +90,8 @@ def test_cluster_is_told_little() -> None:
 
 
 def test_cluster_driver_keeps_its_files_together(tmp_path: Path) -> None:
-    """The driver's files go into its folder beside what the user tells Java; a cluster's Python
-    stays the user's."""
+    """The driver's files go into its folder, and the user's Java options stay; so does the user's
+    choice of a cluster's Python."""
     environ = {"JAVA_TOOL_OPTIONS": "-Dx=1", "PYSPARK_PYTHON": "/opt/python"}
     assert spark_settings.cluster_environment(tmp_path, environ) == {
         "JAVA_TOOL_OPTIONS": f'-Dx=1 "-Djava.io.tmpdir={tmp_path}"',
@@ -105,7 +105,7 @@ def test_cluster_driver_keeps_its_files_together(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["sc://h:1/;token=SECRET==", "sc://h:x/;user_id=a;token=SECRET=="])
 def test_a_token_is_shown_nowhere(url: str) -> None:
-    """Neither with the URL nor by whoever quotes it, or one of its options, such as PySpark."""
+    """A token is not shown with the URL, nor in messages that quote the URL or its options."""
     assert spark_settings.shown(url) == url.partition(";")[0]
     said = f"bad URL {url}: 'token=SECRET==' should be a key=value pair"
     told = spark_settings.without_options(said, url)
@@ -134,7 +134,7 @@ ON = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
     ],
 )
 def test_spark_must_be_guarded(master: str, settings: dict[str, str | None], missing: str) -> None:
-    """A join token crosses the network among Spark's processes: encrypted, or not at all."""
+    """Spark's processes send a join token over the network only if it is encrypted."""
     if not missing:
         spark_settings.check_guarded(master, settings)
         return

@@ -29,7 +29,7 @@ RATE = Fixed(base_rate=1.0)
 
 
 class Watched(Ones):
-    """Writes down its batches and its BLAS threads, and may fail at a step."""
+    """A model that records its batches and its BLAS threads, and may fail at a step."""
 
     def __init__(self, fails_at: int | None = None) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 @contextmanager
 def job(steps: int = 6, **more: Any) -> Iterator[tuple[TaskSpec, AdminClient]]:
-    """What the tasks of a job of `steps` steps on batches of 2 rows in their order are told."""
+    """The task spec of a job of `steps` steps, on batches of 2 rows in order."""
     specs = shard_specs(TABLE, shards=2, bound=2, workers=2, schedule=RATE)
     plan = Plan(steps=steps, seed=1, strategy=Downpour(), schedule=RATE, **more)
     with local_shards(specs) as cluster, AdminClient(cluster) as console:
@@ -105,7 +105,7 @@ def test_a_partition_is_trained_on() -> None:
 
 @pytest.mark.parametrize("sizes", [(), (0,), (0, 0)])
 def test_an_empty_partition_never_registers(sizes: tuple[int, ...]) -> None:
-    """Nobody is ever held back by a worker that has nothing to do."""
+    """A worker without rows never registers, so it holds no other worker back."""
     with job() as (spec, console):
         assert list(run_task(rows(*sizes), spec, Watched, 0, 0)) == []
         assert [status.workers for status in console.status()] == [(), ()]
@@ -120,7 +120,7 @@ def test_empty_batches_come_before_rows() -> None:
 
 
 def test_one_blas_thread() -> None:
-    """More of them on the same cores would only get in each other's way."""
+    """A task limits BLAS to one thread."""
     model = Watched()
     with job() as (spec, _):
         list(run_task(rows(4), spec, lambda: model, 0, 0))
@@ -149,7 +149,7 @@ def test_another_attempt_goes_on(iter_size: int) -> None:
 
 
 def test_a_resumed_job_is_above_its_past() -> None:
-    """Lives of a resumed job begin at the incarnation that it was told."""
+    """The incarnations of a resumed job start at the number in its spec."""
     with job() as (spec, console):
         spec = told(spec.cluster, spec.plan, first_incarnation=5)
         (report,) = reports(run_task(rows(4), spec, Watched, 0, 2))
@@ -158,7 +158,7 @@ def test_a_resumed_job_is_above_its_past() -> None:
 
 
 def test_a_bad_row_names_the_worker() -> None:
-    """What a partition holds that does not fit is told with the worker and the row."""
+    """The error for a row that does not fit names the worker and the row."""
     good, bad = rows(2), pa.record_batch({"label": [0.5], "data": [bytes(4)]})
     with (
         job() as (spec, _),
@@ -182,8 +182,8 @@ def test_a_task_compresses_as_its_job_says() -> None:
 
 
 def test_a_resumed_task_takes_up_its_residual(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What a snapshot holds of a worker goes on with it, to the bit; where there is nothing to be
-    read the worker goes on without, and its report says why."""
+    """A worker's residual is restored from the snapshot, bit for bit; if it cannot be read, the
+    worker continues without it, and its report says why."""
     place, few = tmp_path_factory.mktemp("snapshots"), Compression.parse("topk:0.1")
     with job(steps=3) as (spec, console):
         taker = SnapshotScheduler(

@@ -1,4 +1,4 @@
-"""The spool: rows come back as they went in, and nothing is left behind, whatever happens."""
+"""The spool: rows are read as they were written, and no files are ever left behind."""
 
 import os
 import signal
@@ -76,7 +76,7 @@ time.sleep(60)
 
 
 def test_kill_9_leaves_nothing(tmp_path: Path) -> None:
-    """A spool whose process is killed has nothing to sweep."""
+    """A killed process leaves no files of its spool."""
     command = [sys.executable, "-c", KILLED, str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as child:

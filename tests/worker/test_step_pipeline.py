@@ -103,9 +103,9 @@ def test_copies_over_the_bus_run_beside_a_step() -> None:
     uploads, downloads = clocks["upload"][::2], clocks["download"][::2]  # weights and gradients
     for number in range(2, 6):
         before = clocks["step"][number - 1]
-        assert uploads[number].get("compute", 0) < before["compute"], "a pull beside a step"
+        assert uploads[number].get("compute", 0) < before["compute"], "a pull during a step"
         gone = downloads[number - 1]
-        assert clocks["step"][number].get("down", 0) < gone["down"], "a push beside a step"
+        assert clocks["step"][number].get("down", 0) < gone["down"], "a push during a step"
 
 
 class Without(FakeDevice):
@@ -196,7 +196,7 @@ def test_a_packet_takes_only_what_it_was_laid_out_for() -> None:
 
 
 def protocol(device: FakeDevice) -> Device:
-    """Checked by mypy: the fake offers what the arena asks for."""
+    """Checked by mypy: the fake implements the pipeline's interface."""
     return device
 
 

@@ -75,7 +75,7 @@ def shards(bound: int | None = 0, **more: Any) -> Iterator[tuple[Cluster, AdminC
 def plan(
     steps: int, strategy: Strategy | None = None, schedule: Schedule | None = None, **more: Any
 ) -> Plan:
-    """Its own rate is half of the shards', so that steps taken alone can be told from theirs."""
+    """A plan at half of the shards' rate, so that a worker's own steps differ from theirs."""
     return Plan(
         steps=steps,
         seed=5,
@@ -188,7 +188,7 @@ def test_a_push_names_the_version_of_its_oldest_gradient() -> None:
 
 
 def test_prefetched_weights_are_one_step_older() -> None:
-    """They are asked for before the step's own push, and so lack it; nothing else changes."""
+    """Prefetched weights are requested before the step's own push, so they lack it."""
     model = Scripted()
     with shards(bound=1) as (cluster, console):
         live(cluster, model, batches(1, 2, 4, 8), plan(4, prefetch=True))

@@ -1,4 +1,4 @@
-"""A network on a device trains to what it does on the CPU; here the device is the late fake.
+"""A network trains to the same weights on a device as on the CPU; the device is the late fake.
 
 Its arrays are emulated, so the CUDA sources run; its streams are queues that run as late as they
 may, and a captured step is what was queued while it was captured, and nothing else.
@@ -110,7 +110,7 @@ def test_each_shape_of_batch_is_captured_by_itself() -> None:
 def test_a_step_that_is_not_captured_runs_kernel_by_kernel(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is said once, with the reason, and the gradients are the same."""
+    """A failed capture is logged once, with the reason, and the gradients are the same."""
     batches = [small(3, seed) for seed in range(4)]
     refusing = FakeGpu()
     refusing.refuses_capture = "cuBLAS is not for captures"

@@ -233,7 +233,7 @@ def test_a_label_that_is_no_class_makes_the_loss_nan() -> None:
 
 
 def close(got: AnyArray, expected: AnyArray, share: float, what: str) -> None:
-    """Within a share of the largest value there is."""
+    """Assert equality within a share of the largest value."""
     np.testing.assert_allclose(
         got, expected, rtol=0, atol=share * float(np.abs(expected).max()), err_msg=what
     )

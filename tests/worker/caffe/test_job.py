@@ -46,8 +46,8 @@ def test_the_workers_are_told_the_precision() -> None:
 def test_the_driver_waits_until_a_copy_is_suspected(
     durability: Durability, silence_s: float, rollback_s: float, patience_s: float
 ) -> None:
-    """A shard that stands still is waited for longer than it takes its backup to be promoted, one
-    with a log as long as it may take to read it, one with a save as long as a start may take."""
+    """The wait for a silent shard exceeds the time to promote its backup, to read its log, or to
+    restart from its autosave, by durability."""
     table = DenseTable("net", (TensorSpec("w", (25_600_000,)),))
     job = lenet_job(durability=durability, silence_s=silence_s, rollback_s=rollback_s)
     assert (job.silence_s, _patience_s(job, table)) == (silence_s, patience_s)

@@ -78,7 +78,7 @@ def test_the_gradient_is_that_of_the_loss() -> None:
 
 
 def test_every_float_of_the_gradient_is_written_and_padding_is_zero() -> None:
-    """Whatever stood in the arena before is gone."""
+    """The backward pass overwrites all previous contents of the arena."""
     model = CaffeModel(Description(SMALL))
     out = np.full(model.table.size, np.nan, np.float32)
     model.gradient(model.initial(3), rows(), out, step=0, seed=0)
@@ -145,7 +145,7 @@ def test_a_blob_that_was_read_before_a_relu_in_place_is_not_rectified_for_all() 
 
 
 def test_a_frozen_tensor_has_no_gradient() -> None:
-    """lr_mult 0 computes none, as Caffe does; layers below it still learn."""
+    """As in Caffe, lr_mult 0 computes no gradient; layers below still learn."""
     frozen = "param { lr_mult: 0 } param { lr_mult: 0 }"
     text = DATA + dense("a", "data", "a") + dense("b", "a", "b", frozen) + loss("b")
     model = CaffeModel(Description(text))
@@ -158,7 +158,7 @@ def test_a_frozen_tensor_has_no_gradient() -> None:
 
 
 def test_propagate_down_stops_a_gradient() -> None:
-    """What lies below a bottom with propagate_down false learns nothing."""
+    """Layers below a bottom with propagate_down false learn nothing."""
     stop = "propagate_down: false"
     text = DATA + dense("a", "data", "a") + dense("b", "a", "b", stop) + loss("b")
     model = CaffeModel(Description(text))
@@ -169,7 +169,7 @@ def test_propagate_down_stops_a_gradient() -> None:
 
 
 def test_features_need_only_the_columns_they_depend_on() -> None:
-    """No label is needed for pool1, and the blobs handed out are the caller's own."""
+    """pool1 needs no label, and the returned blobs are copies."""
     model = CaffeModel(Description(SMALL, Phase.TEST))
     weights, batch = model.initial(1), rows()
     first = model.forward(weights, {"data": batch["data"]}, ["pool1", "ip1"])

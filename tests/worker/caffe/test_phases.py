@@ -1,4 +1,4 @@
-"""Which layers a state keeps, and older forms of a net made new."""
+"""Which layers a state keeps, and how older forms of a net are converted."""
 
 import pytest
 
@@ -35,7 +35,7 @@ TRAIN, TEST = NetState(Phase.TRAIN), NetState(Phase.TEST)
     ],
 )
 def test_rules_are_held_against_the_state(rules: str, state: NetState, stays: bool) -> None:
-    """A rule holds when all it says does; one include suffices, and so does one exclude."""
+    """A rule holds if all its conditions do; one include suffices, and so does one exclude."""
     net = parse_net(f'layer {{ name: "a" type: "ReLU" {rules} }}')
     assert bool(layers_kept(net, state, "net")) is stays
 

@@ -130,7 +130,7 @@ def test_nets_may_be_apart_or_inline(tmp_path: Path) -> None:
 def test_a_net_is_found_beside_the_solver_or_in_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside the solver first; else where Caffe would look; else both places are named."""
+    """A net is found next to the solver, else where Caffe looks; else both places are named."""
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     there.mkdir()
@@ -171,7 +171,7 @@ def test_a_net_is_found_beside_the_solver_or_in_the_working_directory(
     ],
 )
 def test_a_solver_that_makes_no_sense_is_refused(tmp_path: Path, text: str, error: str) -> None:
-    """One line that names the file, the field, what was expected and what came."""
+    """One line names the file, the field, and the expected and actual values."""
     with pytest.raises(BadInput, match=error) as caught:
         read(tmp_path, text)
     assert str(caught.value).startswith(str(tmp_path / "solver.prototxt"))

@@ -117,7 +117,7 @@ def test_a_field_without_effect_is_named_in_a_notice(tmp_path: Path, field: str)
 
 @pytest.mark.parametrize("field", REFUSED)
 def test_a_refused_field_is_named(tmp_path: Path, field: str) -> None:
-    """One line has the field, what was expected and what came; the default is accepted."""
+    """One line has the field, the expected and the actual value; the default is accepted."""
     default = {"snapshot_format": "BINARYPROTO", "snapshot_diff": "false"}[field]
     assert read(tmp_path, NET + RATE + f"{field}: {default}").notices == ()
     line = f"solver.prototxt: {field}: expected {default}, got {SET[field]}: "
@@ -132,7 +132,7 @@ def test_tests_of_no_net_are_named_in_a_notice(tmp_path: Path) -> None:
 
 
 def test_several_files_of_weights(tmp_path: Path) -> None:
-    """They are found beside the solver, in order, from entries or between commas."""
+    """Weight files are found next to the solver, in order, one an entry or separated by commas."""
     for name in "ab":
         (tmp_path / name).write_bytes(b"")
     text = 'weights: "a, b" weights: "w.caffemodel"'
@@ -156,7 +156,7 @@ def test_several_files_of_weights(tmp_path: Path) -> None:
     ],
 )
 def test_numbers_that_would_do_nothing(tmp_path: Path, field: str, value: str, least: str) -> None:
-    """The line has the field's name, the least that is expected, and what came."""
+    """The line has the field's name, the expected minimum, and the actual value."""
     rest = NET + "max_iter: 10 " + ("" if field == "base_lr" else "base_lr: 0.1 ")
     with pytest.raises(BadInput, match=f"{field}: expected {least}, got {value}"):
         read(tmp_path, f"{rest} {field}: {value}")

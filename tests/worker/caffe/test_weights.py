@@ -129,7 +129,7 @@ def test_double_precision_blobs_are_read(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_caffemodel_is_refused(tmp_path: Path) -> None:
-    """Missing, empty, cut off, something else, or a blob that lies about its shape."""
+    """A file may be missing, empty, truncated, of another kind, or state a false blob shape."""
     path = tmp_path / "w.caffemodel"
     with pytest.raises(BadInput, match=r"w\.caffemodel: cannot be read: No such file"):
         weights.read_caffemodel(path)
@@ -170,7 +170,7 @@ def test_an_arena_moves_between_nets() -> None:
 
 
 def test_a_full_disk_keeps_no_room(tmp_path: Path) -> None:
-    """What could not be written whole is removed, and the file that was there stays."""
+    """A partly written file is removed, and the previous file stays."""
     net = network(SMALL)
     path, arena = save(tmp_path, net)
     content = path.read_bytes()
