@@ -263,7 +263,7 @@ def _colours(count: int) -> list[tuple[float, ...]]:
 
 
 def _figure() -> "tuple[Figure, NDArray[np.object_]]":
-    """An empty figure with two panels. It avoids pyplot, which keeps figures until they are closed."""
+    """An empty figure with two panels. It avoids pyplot, which never frees figures."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""A simulated disk with the interface of a log's storage (ps/snapshots/log_storage.py), and its failures.
+"""A simulated disk with failures; its interface is ps/snapshots/log_storage.py.
 
 It keeps two states of every file and every name: the visible one, and the one that is safe because
 it was flushed. The death of a process leaves the visible state, with any part of a write that was

@@ -170,7 +170,7 @@ class PullWatch:
                 raise Violation(Promise.BOUND, f"a gap of {gap} under bound {bound}")
 
     def _gap_of_known(self, shard: Shard) -> int:
-        """The clock gap between the workers that joined this shard itself, so that it knows their clocks."""
+        """The clock gap between workers that joined this shard itself; it knows their clocks."""
         clocks = [
             entry.clock
             for name, entry in shard.ledger.entries.items()
