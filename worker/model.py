@@ -89,7 +89,7 @@ class Ahead(Model, Protocol):
         ...
 
     def finish(self) -> float:
-        """Wait for the oldest step begun, whose gradient is then in its arena; return the loss."""
+        """Wait for the oldest step begun, until its gradient is in its arena; return the loss."""
         ...
 
 

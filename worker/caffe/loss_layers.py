@@ -142,7 +142,7 @@ class SoftmaxWithLoss(_Labelled):
 
 
 class Accuracy(_Labelled):
-    """The share of rows with the true class among the `top_k` best; a second top has it by class."""
+    """The share of rows with the true class among the `top_k` best; the second top is by class."""
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {
         "accuracy_param": frozenset({"top_k", "axis", "ignore_label"})
