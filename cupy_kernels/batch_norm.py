@@ -29,7 +29,7 @@ def statistics(
 def running_statistics(
     running: RunningStatistics, epsilon: float, work: Workspace
 ) -> tuple[Array, Array]:
-    """(mean, deviate) of all batches so far, for tests; before the first, 0 and 1 / sqrt(epsilon)."""
+    """(mean, deviate) of all batches so far, for tests; at first 0 and 1 / sqrt(epsilon)."""
     body = pick(running.mean, on_host.running_statistics, in_kernels.running_statistics)
     return body(running, epsilon, work)
 

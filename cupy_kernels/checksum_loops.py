@@ -23,7 +23,7 @@ def summed(words: Words) -> tuple[Words, Words]:
 
 @compiled
 def _add_up(words: Array, columns: Array, rows: Array) -> None:
-    """Sum four rows at once, so that the sums of columns are loaded and stored a quarter as often."""
+    """Sum four rows at once, to load and store the sums of columns a quarter as often."""
     for first in range(0, len(rows), 4):
         a, b, c, d = words[first], words[first + 1], words[first + 2], words[first + 3]
         of_a = of_b = of_c = of_d = np.uint64(0)

@@ -183,7 +183,7 @@ def _engine_of(row: Kernel, values: dict[str, Any]) -> Engine:
         if not place.runs_kernels:
             raise _bad(row, parameter, "a CuPy array, or an engine", type(value).__name__)
         if home not in {None, place}:
-            raise _bad(row, parameter, "an array that lives where the others do", str(place))
+            raise _bad(row, parameter, "an array on the same device as the others", str(place))
         home = place
     return home.engine if isinstance(home, EmulatorBackend) else LaunchDevice()
 

@@ -96,9 +96,7 @@ def _read(path: Path, magic: int, axes: int) -> Bytes:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return _parse(path, file, magic, axes)
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise BadInput(
-            f"{path}: expected gzipped data, got what does not unpack: {error}"
-        ) from None
+        raise BadInput(f"{path}: expected gzipped data, cannot unpack it: {error}") from None
     except OSError as error:
         raise BadInput(f"{path}: expected a readable file: {error.strerror}") from None
 

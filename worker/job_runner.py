@@ -462,11 +462,11 @@ class _Run:
             # The rows were counted, but a query may return different rows each time.
             self.notify(
                 f"{len(reports)} of {self.job.workers} workers had rows to train on: the schedule"
-                " has run more slowly than for all"
+                " advanced more slowly than with all"
             )
         if self._snapshot is None and self.snapshotter is not None and wants_last:
             for logs in self._logs():
-                self.notify(f"{logs} stay: they hold what the last snapshot was to")
+                self.notify(f"{logs} are kept: they hold the updates since the last snapshot")
 
     def _logs(self) -> list[str]:
         """The folder of the job's logs, in words, as a list; empty if it keeps none."""

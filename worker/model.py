@@ -172,6 +172,6 @@ def _check_method(model: Model, name: str, *positional: str, **named: int) -> No
     try:
         inspect.signature(method).bind(*positional, **named)
     except TypeError as error:
-        raise BadInput(f"{expected}, got one that cannot be called so: {error}") from None
+        raise BadInput(f"{expected}, got one with other parameters: {error}") from None
     except ValueError:
         pass  # A compiled method may have no signature.

@@ -131,7 +131,7 @@ class StepPipeline:
             self._send(out)
 
     def finish(self) -> Array:
-        """Wait for the oldest step under way, whose gradient is then in its `out`.
+        """Wait for the oldest step under way, until its gradient is in its `out`.
 
         Returns a copy of its losses, float32 of shape (losses,).
         """

@@ -91,7 +91,7 @@ def test_a_launch_over_two_places_is_refused() -> None:
         emulated(6),
         backends.copied(emulated(6), EmulatorBackend(Emulator(Schedule.REVERSED))),
     )
-    with pytest.raises(BadLaunch, match="y: expected an array that lives where the others do"):
+    with pytest.raises(BadLaunch, match="y: expected an array on the same device as the others"):
         launch("relu_forward", x=x, y=other, slope=0.0, n=6)
     with pytest.raises(BadLaunch, match="y: expected a CuPy array, or an engine, got ndarray"):
         launch("relu_forward", x=x, y=backends.as_host(x), slope=0.0, n=6)

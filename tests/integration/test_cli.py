@@ -161,12 +161,12 @@ def test_a_shard_that_comes_back(
     run, before, check = tmp_path / "run", set(shard_processes()), JobShards.check
     killed: list[psutil.Process] = []
 
-    def kill_and_check(residence: JobShards) -> None:
+    def kill_and_check(job_shards: JobShards) -> None:
         saves = len(list(temporary.glob("downpour-*/shard-*/save")))
-        if not killed and saves == 2 and residence.console.status()[0].steps > 0:
+        if not killed and saves == 2 and job_shards.admin.status()[0].steps > 0:
             killed.append(max(set(shard_processes()) - before, key=lambda process: process.pid))
             killed[0].kill()
-        check(residence)
+        check(job_shards)
 
     monkeypatch.setattr(JobShards, "check", kill_and_check)
     status, out, err = here(*TRAIN, "--shards-in", "processes", "--transport", "tcp")

@@ -417,7 +417,7 @@ def test_logs_stay_where_the_last_snapshot_failed(
     assert notes == [
         f"snapshot {tmp_path}/snapshots/1",
         f"no space left; the last good one is {tmp_path}/snapshots/1",
-        f"the logs in {tmp_path}/logs stay: they hold what the last snapshot was to",
+        f"the logs in {tmp_path}/logs are kept: they hold the updates since the last snapshot",
     ]
 
 

@@ -46,7 +46,7 @@ class Sized(Ones):
             NoGradient,
             r"a method `gradient\(weights, batch, out, \*, step, seed\)`, got none$",
         ),
-        (NoStep, "model NoStep: .* got one that cannot be called so: .*unexpected keyword .*step"),
+        (NoStep, "model NoStep: .* got one with other parameters: .*unexpected keyword .*step"),
     ],
     ids=["object", "arguments", "no table", "odd table", "no gradient", "no step"],
 )

@@ -242,11 +242,11 @@ BROKEN_IDX: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "not gzip": (
         lambda f: zipped(f / IMAGES, idx_images()),
-        f"{IMAGES}.gz: expected gzipped data, got what does not unpack: Not a gzipped file",
+        f"{IMAGES}.gz: expected gzipped data, cannot unpack it: Not a gzipped file",
     ),
     "gzip with a wrong checksum": (
         lambda f: zipped(f / IMAGES, gzip.compress(idx_images())[:-8] + bytes(8)),
-        "got what does not unpack: CRC check failed",
+        "cannot unpack it: CRC check failed",
     ),
     "gzip that unpacks to more": (
         lambda f: zipped(f / IMAGES, gzip.compress(idx_images() + bytes(10**8))),

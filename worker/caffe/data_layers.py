@@ -62,7 +62,7 @@ class _Images(SourceLayer):
     def given_shape(self) -> tuple[int, int, int]:
         """The (c, h, w) passed in with the prototxt, for layers that do not state it themselves."""
         if self.setting.data_shape is None:
-            raise self.bad("the prototxt says no image size; expected data_shape=(c, h, w) with it")
+            raise self.bad("the prototxt states no image size; expected data_shape=(c, h, w)")
         return self.setting.data_shape
 
 

@@ -261,7 +261,7 @@ class Network:
         if spec.type not in LAYERS:
             raise BadInput(f"{where}: type not supported; expected one of {', '.join(LAYERS)}")
         if any(node.layer.name == spec.name for node in self.nodes):
-            raise BadInput(f"{where}: expected a name of its own, another layer has this one")
+            raise BadInput(f"{where}: expected a unique name, another layer has this one")
         shared = [param.name for param in spec.param if param.name]
         if shared:
             raise BadInput(f"{where}: shared tensors (param name {shared[0]}) are not supported")

@@ -57,7 +57,7 @@ def test_the_image_size_comes_from_the_prototxt_or_from_the_data() -> None:
 @pytest.mark.parametrize(
     ("text", "given", "error"),
     [
-        (data(), None, "the prototxt says no image size; expected data_shape"),
+        (data(), None, "the prototxt states no image size; expected data_shape"),
         (data(param=""), (2, 5, 4), "expected a batch_size of at least 1"),
         (data("crop_size: 3"), (2, 5, 4), "transform_param.crop_size is not supported"),
         (data("mirror: true"), (2, 5, 4), "transform_param.mirror is not supported"),

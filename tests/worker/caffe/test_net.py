@@ -213,7 +213,7 @@ def test_dropout_is_decided_by_step_and_seed() -> None:
             r"net: layer n \(LRN\): type not supported; expected one of Data, MemoryData, Input,",
         ),
         (dense("a", "pixels", "a"), r"layer a \(InnerProduct\): no layer before .* bottom pixels"),
-        (dense("a", "data", "a") * 2, r"layer a .*: expected a name of its own"),
+        (dense("a", "data", "a") * 2, r"layer a .*: expected a unique name"),
         (dense("a", "data", "x") + dense("b", "data", "x"), "layer b .*: another layer makes"),
         (
             dense("a", "data", "a", 'param { name: "shared" }'),
