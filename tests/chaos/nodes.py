@@ -174,7 +174,7 @@ def ended(hosts: RayShards) -> str:
 
 def places(hosts: ReplicatedShards) -> list[str]:
     """The nodes of a job's living copies, by their addresses."""
-    lives = [life for _, life in hosts._keeper._copies.values() if life.alive]
+    lives = [life for _, life in hosts._supervisor._copies.values() if life.alive]
     return sorted(where(life.node) for life in lives if isinstance(life, Actor))
 
 

@@ -1,7 +1,7 @@
-"""Workers that push ones to replicated shards until told to stop, while a test kills processes.
+"""Workers that push ones to replicated shards until stopped, while a test kills processes.
 
-With plain SGD at rate 1 a weight is minus the number of pushes that were applied: it proves that
-each was, and once.
+With plain SGD at rate 1 a weight is minus the number of applied pushes, which proves that each push
+was applied exactly once.
 """
 
 import threading
@@ -21,7 +21,7 @@ SILENCE_S = 5.0  # a busy machine stands still for longer than the usual half a 
 
 
 class Worker:
-    """Pushes ones until told to stop, in a thread."""
+    """Pushes ones until stopped, in a thread."""
 
     def __init__(self, cluster: ps.Cluster, name: str) -> None:
         self.acknowledged = 0
@@ -43,7 +43,7 @@ class Worker:
             self._failure = error
 
     def goes_on(self) -> None:
-        """Return once pushes that are begun from now on have been acknowledged."""
+        """Return once pushes that start from now on have been acknowledged."""
         enough = self.acknowledged + 5
         await_that(lambda: self._failure is not None or self.acknowledged >= enough)
         if self._failure is not None:
@@ -66,7 +66,7 @@ def await_that(holds: Callable[[], bool]) -> None:
 
 
 def whole_again(hosts: ReplicatedShards, changed: str, was: int) -> None:
-    """Wait until another process has that part, and no copy is missing."""
+    """Wait until another process has that role, and no copy is missing."""
     await_that(lambda: hosts.redundant and hosts.pids.get(changed, was) != was)
     hosts.check()
 
@@ -76,7 +76,7 @@ def specs_of() -> list[ShardSpec]:
 
 
 def check_applied_once(cluster: ps.Cluster, workers: Sequence[Worker]) -> None:
-    """End the workers, and hold what they were acknowledged against what the shards hold."""
+    """Stop the workers, and compare their acknowledged pushes with the shards' weights."""
     acknowledged = sum(worker.end() for worker in workers)
     with ps.AdminClient(cluster) as console:
         assert set(console.read()[: TABLE.size]) == {-float(acknowledged)}

@@ -1,4 +1,4 @@
-"""A small job on shards of one copy each: what is asked of it wherever they live."""
+"""A small job on shards of one copy each, to run on every placement."""
 
 import time
 
@@ -17,9 +17,10 @@ def specs_of(shards: int = 2) -> list[ShardSpec]:
 
 
 def train(cluster: ps.Cluster, console: ps.AdminClient) -> None:
-    """One worker pushes ones; then that is what the weights hold.
+    """One worker pushes ones, and the weights hold their sum.
 
-    Listening on every address, each of two shards is told as its host's own: 0.0.0.0 leads nowhere.
+    The two shards listen on every address; each is published under its host's own, since 0.0.0.0
+    leads nowhere.
     """
     assert not any("0.0.0.0" in endpoint for endpoint in cluster.endpoints)
     assert all(endpoint.startswith("curve://") for endpoint in cluster.endpoints)
@@ -32,7 +33,7 @@ def train(cluster: ps.Cluster, console: ps.AdminClient) -> None:
 
 
 def check_until_it_fails(hosts: LaunchedShards) -> None:
-    """For as long as a busy machine may need to notice a death."""
+    """Call `check` for as long as a busy machine may need to notice a death."""
     until = time.monotonic() + 60
     while time.monotonic() < until:
         hosts.check()

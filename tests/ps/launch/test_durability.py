@@ -1,7 +1,7 @@
-"""Shards that keep a log, as processes that are killed: no acknowledged push is lost or doubled.
+"""Shards with a WAL in processes that are killed: no acknowledged push is lost or doubled.
 
-Workers push whole numbers at rate 1, so the weights count the pushes that were applied: one lost or
-doubled would show. Real processes, real signals; the driver that is killed is one, too.
+Workers push whole numbers at rate 1, so the weights count the applied pushes, and a lost or doubled
+push would show. Processes and signals are real; one test kills the driver, too.
 """
 
 import os
@@ -53,7 +53,7 @@ def specs_of(shards: int) -> list[ShardSpec]:
 def until(
     holds: Callable[[], bool], what: str, hosts: launcher.LaunchedShards | None = None
 ) -> None:
-    """Wait until something holds; fail when that takes long, or a shard is given up."""
+    """Wait until something holds; fail if that takes long, or a shard is given up."""
     give_up_at = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < give_up_at, what
@@ -64,7 +64,7 @@ def until(
 
 @pytest.fixture(autouse=True)
 def quick_start(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes as where no compiler is installed, for loading it takes most of their start."""
+    """Start processes as without a compiler: loading it takes most of their start."""
     folder = tmp_path_factory.mktemp("no_numba")
     (folder / "numba.py").write_text("raise ImportError")
     paths = os.pathsep.join([str(folder), processes._import_path()])
@@ -73,7 +73,7 @@ def quick_start(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
 
 
 class Pusher(threading.Thread):
-    """A worker that pushes ones, again and again, until it has been told how many to reach."""
+    """A worker that pushes ones until it has reached the number that it was given."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         super().__init__(name=name, daemon=True)
@@ -100,7 +100,7 @@ class Pusher(threading.Thread):
 
 @contextmanager
 def pushing(cluster: Cluster, workers: int = 3) -> Iterator[list[Pusher]]:
-    """Workers under way; on leaving they finish the push they are at."""
+    """Workers that push; on leaving they finish the current push."""
     pushers = [Pusher(cluster, f"w{number}") for number in range(workers)]
     for one in pushers:
         one.start()
@@ -116,7 +116,7 @@ def pushing(cluster: Cluster, workers: int = 3) -> Iterator[list[Pusher]]:
 
 
 def more(pushers: Sequence[Pusher], hosts: launcher.LaunchedShards | None = None) -> None:
-    """Wait until each has been acknowledged some more pushes."""
+    """Wait until each worker has had some more pushes acknowledged."""
     wanted = [one.acknowledged + 5 for one in pushers]
 
     def reached() -> bool:
@@ -128,7 +128,7 @@ def more(pushers: Sequence[Pusher], hosts: launcher.LaunchedShards | None = None
 
 
 def arena(folder: Path, cluster: Cluster) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    """The weights that the logs below `folder` lead to."""
+    """The weights recovered from the WALs below `folder`."""
     whole = cluster.table.empty()
     for shard in range(cluster.map.shards):
         _, state = recovered(folder / f"shard-{shard}")
@@ -139,8 +139,10 @@ def arena(folder: Path, cluster: Cluster) -> np.ndarray[tuple[int], np.dtype[np.
 
 @pytest.mark.timeout(600)  # a process starts in a second or two, on a busy machine in twenty
 def test_kill_any_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One, then both at once, in the midst of pushes: training goes on, each push counts once, and
-    the logs hold the very weights."""
+    """One shard, then both, are killed amid pushes: training continues, each push counts once.
+
+    The WALs hold exactly the same weights.
+    """
     monkeypatch.setattr(restart, "QUICK_S", 0.0)
     with process_shards(specs_of(2), durability=Durability.PROCESS, logs=tmp_path) as hosts:
         with AdminClient(hosts.cluster, patience_s=PATIENCE_S) as console:
@@ -164,8 +166,10 @@ def test_kill_any_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.timeout(600)
 def test_kill_everything(tmp_path: Path) -> None:
-    """The driver and its shard are killed at one moment; another driver's shard goes on from the
-    log, on the same port, and the workers with it, without having noticed more than a silence."""
+    """The driver and its shard are killed at once; another driver resumes the shard from its WAL.
+
+    It serves on the same port, and the workers continue: they have noticed only a silence.
+    """
     command = [sys.executable, "-c", PARENT, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
@@ -197,8 +201,11 @@ def test_kill_everything(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(600)
 def test_a_shard_whose_log_is_gone(tmp_path: Path) -> None:
-    """Of two, one's folder was removed: neither serves, and the error names it. With the folder
-    back, both do; one whose newest log alone was removed is named by its own process."""
+    """If one of two WAL folders was removed, neither shard serves, and the error names the folder.
+
+    With the folder back, both serve. If only the newest log was removed, the shard's own process
+    names it.
+    """
     specs = specs_of(2)
     with process_shards(specs, durability=Durability.PROCESS, logs=tmp_path) as hosts:
         with AdminClient(hosts.cluster, patience_s=PATIENCE_S) as console:
@@ -229,8 +236,10 @@ def test_a_shard_whose_log_is_gone(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_what_failed_is_not_started_again(tmp_path: Path) -> None:
-    """A log that can be written no more (a limit on files stands for a full disk) ends the shard:
-    the error names the file, and what was acknowledged is in it."""
+    """A WAL that cannot be written (a limit on files stands for a full disk) ends the shard.
+
+    The error names the file, and the file holds what was acknowledged.
+    """
     specs = specs_of(1)
     with process_shards(specs, durability=Durability.PROCESS, logs=tmp_path) as hosts:
         resource.prlimit(hosts.pids[0], resource.RLIMIT_FSIZE, (100_000, 100_000))
@@ -259,7 +268,7 @@ def test_what_failed_is_not_started_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("home", launcher.Placement)
 def test_a_log_needs_a_folder(home: launcher.Placement) -> None:
-    """Wherever the shards are, who does not say where their logs are to lie is told so."""
+    """A durability with a WAL but without a folder is refused, on every placement."""
     with pytest.raises(BadInput) as caught:
         launcher.start_shards(home, specs_of(1), durability=Durability.PROCESS).__enter__()
     text = "durability process: expected a folder for the shards' logs, got none"

@@ -20,7 +20,7 @@ SEED = 77
 
 
 def train(client: ps.Client, steps: int, seed: int) -> NDArray[np.float32]:
-    """Random gradients of the tensors; the weights after the last."""
+    """Push random gradients of the tensors; returns the weights after the last."""
     dice = np.random.default_rng(seed)
     for _ in range(steps):
         client.pull()
@@ -37,7 +37,7 @@ def specs() -> list[Any]:
 
 
 def test_a_job_moves_between_a_gpu_and_the_host(cupy: Any, tmp_path: Path) -> None:
-    """Begun on the GPU and resumed from a snapshot on the host, it ends as one that never moved."""
+    """A job that starts on the GPU and resumes on the host ends as one that never moved."""
     with ps.local_shards(specs()) as cluster, ps.Client(cluster, worker="w") as client:
         first, second = train(client, 5, SEED), train(client, 5, SEED + 1)
     ours = specs()
@@ -65,7 +65,7 @@ def test_a_job_moves_between_a_gpu_and_the_host(cupy: Any, tmp_path: Path) -> No
 
 
 def test_where_no_gpu_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is said before a shard is made."""
+    """A missing GPU is reported before a shard is made."""
     monkeypatch.setattr(ps.launch.launcher, "gpu", lambda: None)
     with pytest.raises(BadInput, match=r"^shard device gpu: expected a GPU that answers"):
         ps.local_shards(specs(), device=ps.ShardDevice.GPU).__enter__()

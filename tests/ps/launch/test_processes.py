@@ -1,7 +1,7 @@
-"""Shards in processes: they serve, their death is told with its cause, and none outlives its end.
+"""Shards in processes: they serve, a death is reported with its cause, and no child is left.
 
-Real children, signals and pipes. The first answer of a shard's process takes about a second, for it
-imports all that a shard needs.
+Children, signals and pipes are real. The first answer of a shard's process takes about a second,
+because it imports all that a shard needs.
 """
 
 import os
@@ -36,7 +36,7 @@ with process_shards(specs_of()) as hosts:
 
 
 def within_s(seconds: float, holds: Callable[[], bool]) -> bool:
-    """Whether something comes to hold in time."""
+    """Whether a condition holds in time."""
     until = time.monotonic() + seconds
     while not (held := holds()) and time.monotonic() < until:
         time.sleep(0.02)
@@ -48,10 +48,10 @@ def gone(pids: tuple[int, ...]) -> bool:
 
 
 def test_two_processes_serve_a_job_until_one_is_killed() -> None:
-    """They train and are read; one's death is told, naming it, each time; then none is left.
+    """A job trains and is read; each call of `check` reports a killed shard; then no child is left.
 
-    Listening on every address, each is told to workers as this machine's own. A terminal's Ctrl-C
-    is not theirs: it goes to the foreground group.
+    Shards that listen on every address are published under this machine's own. Ctrl-C in a terminal
+    does not reach them: it goes to the foreground process group.
     """
     with process_shards(specs_of(), host="0.0.0.0") as hosts:
         cluster = hosts.cluster
@@ -71,7 +71,7 @@ def test_two_processes_serve_a_job_until_one_is_killed() -> None:
 
 
 def test_a_parent_that_is_killed_leaves_no_child() -> None:
-    """kill -9 gives it no chance to say goodbye; its shards end all the same."""
+    """kill -9 gives the parent no chance to stop its shards; they end all the same."""
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         pids = tuple(map(int, parent.stdout.readline().split()))
@@ -82,8 +82,7 @@ def test_a_parent_that_is_killed_leaves_no_child() -> None:
 
 
 def test_children_are_told_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the block ends, however it does; and not by the closing of their pipe alone, which a
-    process that was forked meanwhile holds open."""
+    """Children end when the block ends, also if a forked process holds their pipe open."""
     monkeypatch.setattr(processes, "_END_S", 60.0)
     block = process_shards(specs_of(1))
     hosts = block.__enter__()
@@ -96,7 +95,7 @@ def test_children_are_told_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_stuck_child_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that does not hear is not waited for longer than said."""
+    """The wait for a child that does not end is bounded."""
     monkeypatch.setattr(processes, "_END_S", 0.1)
     with process_shards(specs_of(1)) as hosts:
         os.kill(hosts.pids[0], signal.SIGSTOP)
@@ -104,7 +103,7 @@ def test_a_stuck_child_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_port_in_use() -> None:
-    """The error is the shard's own line, whichever shard it is; the others end as well."""
+    """The error is the line of the shard with the taken port; the other shards end as well."""
     port = free_port()
     while (free := port) + 1 != (port := free_port()):
         pass  # not beside the one before it
@@ -129,7 +128,7 @@ def test_a_child_with_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_child_that_cannot_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The error carries the last line that the child said; or that there is no interpreter."""
+    """The error holds the child's last line of output, or says that there is no interpreter."""
     (tmp_path / "ps").mkdir()
     (tmp_path / "ps" / "__init__.py").write_text("import nothing_of_this_name")
     monkeypatch.setattr(processes, "_import_path", lambda: str(tmp_path))
@@ -145,7 +144,7 @@ def test_a_child_that_cannot_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shards on a GPU need one; the child looks for it, for it is the child's."""
+    """Shards on a GPU need one; the child looks for it, since the child uses it."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(BadInput) as caught, process_shards(specs_of(1), device=ShardDevice.GPU):
         pass
@@ -155,7 +154,7 @@ def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_child_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It is waited for as long as said, and is gone."""
+    """The wait for an answer is bounded, and the child is gone afterwards."""
     monkeypatch.setattr(single_copies, "START_S", 0.01)
     monkeypatch.setattr(processes, "_END_S", 0.1)
     # However late we look, it has not come as far as to answer.
@@ -167,14 +166,14 @@ def test_a_child_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_a_loop_that_failed_is_told() -> None:
-    """A process whose loop has died ends, and says of what (here: of a lease without end)."""
+    """A process whose loop has failed ends, and reports why (here: a lease without end)."""
     specs = [msgspec.structs.replace(specs_of(1)[0], lease_s=float("inf"))]
     with process_shards(specs) as hosts, pytest.raises(GiveUp, match=r"^shard 0 has failed: Over"):
         check_until_it_fails(hosts)
 
 
 def test_shards_in_processes_need_no_extra() -> None:
-    """Nothing beyond the base install is loaded in the child, nor Ray by `downpour train`."""
+    """The child imports nothing beyond the base install, and `downpour train` no Ray."""
     for modules, extras in (
         ("ps.launch.shard_process", {"ray", "numba", "cupy", "pyspark", "pyarrow"}),
         ("deploy.train, worker.job_runner", {"ray"}),
@@ -186,7 +185,7 @@ def test_shards_in_processes_need_no_extra() -> None:
 
 
 def test_who_ended_a_process_is_known() -> None:
-    """One that was killed from outside is told apart from one that crashed."""
+    """A process that was killed from outside is distinguished from one that crashed."""
     table = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
     with ps.process_shards(ps.shard_specs(table, shards=2)) as hosts:
         for child, number, killed in zip(

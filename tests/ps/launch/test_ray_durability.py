@@ -1,6 +1,6 @@
-"""Shards that keep a log, as Ray actors that are killed: no acknowledged push is lost or doubled.
+"""Shards with a WAL in Ray actors that are killed: no acknowledged push is lost or doubled.
 
-What the workers and the logs prove is told in test_durability.py, whose workers these are.
+The workers, and what they and the WALs prove, are those of test_durability.py.
 """
 
 import os
@@ -22,14 +22,14 @@ from tests.ps.launch.test_rollback import losses
 
 
 class Unmade:
-    """A folder that is made on another machine."""
+    """A folder that is created on another machine."""
 
     def make(self) -> None:
         pass
 
 
 def pid_of(hosts: RayShards, shard: int) -> int:
-    """Its process, once it has told."""
+    """The process id of a shard, once it is known."""
     until(lambda: hosts.pids[shard] is not None, "it does not start", hosts)
     pid = hosts.pids[shard]
     assert pid is not None
@@ -38,8 +38,10 @@ def pid_of(hosts: RayShards, shard: int) -> int:
 
 @pytest.mark.timeout(300)
 def test_kill_both_actors(ray_local: str, tmp_path: Path) -> None:
-    """At once, in the midst of pushes: others go on from the logs, at the same ports and with the
-    same keys, and each push counts once. The nodes' own logs go when nobody needs them any more."""
+    """Both actors are killed amid pushes: new ones resume from the WALs, and each push counts once.
+
+    Ports and keys stay the same. The nodes' own WALs are deleted when they are no longer needed.
+    """
     logs = tmp_path / "logs"
     started = ray_shards(
         specs_of(2), secure=True, durability=Durability.LOGGED, logs=logs, logs_apart=True
@@ -66,8 +68,10 @@ def test_kill_both_actors(ray_local: str, tmp_path: Path) -> None:
 def test_an_actor_that_comes_back_with_its_save(
     ray_local: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At `memory`, on its node and at its port: with what it saved last, and it is told. Then its
-    saves go."""
+    """At `memory` an actor is restarted on its node and port with its last autosave.
+
+    The loss is reported, and the autosaves are removed at the end.
+    """
     drawn = secrets.token_hex(16)
     monkeypatch.setattr(secrets, "token_hex", lambda _: drawn)
     folder = Path(tempfile.gettempdir()) / f"downpour-{drawn}"
@@ -89,8 +93,10 @@ def test_an_actor_that_comes_back_with_its_save(
 def test_a_node_that_is_gone(
     ray_local: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job ends at once with a line that names shard and node. (Ray lists it no more: of nodes
-    that really go tells tests/chaos/nodes.py.)"""
+    """The job ends at once with a line that names shard and node.
+
+    Here Ray only stops listing the node; tests/chaos/nodes.py removes real nodes.
+    """
     with ray_shards(specs_of(1), durability=Durability.PROCESS, logs=tmp_path) as hosts:
         (node,) = ray.nodes()
         monkeypatch.setattr(ray, "nodes", lambda: [node | {"Alive": False}])
@@ -106,7 +112,7 @@ def test_a_node_that_is_gone(
 def test_a_node_that_does_not_see_the_folder(
     ray_local: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is another machine, whose disk nobody has named."""
+    """The node is another machine, and no folder of its own was named."""
     monkeypatch.setattr(ray_launcher, "Folder", lambda _: Unmade())
     with pytest.raises(BadInput) as caught:
         ray_shards(specs_of(1), durability=Durability.PROCESS, logs=tmp_path).__enter__()
@@ -118,7 +124,7 @@ def test_a_node_that_does_not_see_the_folder(
 
 
 def test_what_cannot_be_had(ray_local: str) -> None:
-    """A log needs a folder; copies have a host of their own."""
+    """A WAL needs a folder; replicated shards have a launcher of their own."""
     with pytest.raises(BadInput, match=r"^durability logged: expected a folder for the shards' l"):
         ray_shards(specs_of(1), durability=Durability.LOGGED).__enter__()
     with pytest.raises(BadInput, match=r"expected `replicated_ray_shards`, got `ray_shards`$"):

@@ -1,4 +1,4 @@
-"""Shards as Ray actors: they serve, their death is told, and nothing is left when they end."""
+"""Shards as Ray actors: they serve, a death is reported, and nothing is left when they end."""
 
 import socket
 import time
@@ -19,7 +19,7 @@ from tests.ps.launch.sample_job import TABLE, check_until_it_fails, specs_of, tr
 
 
 def listening(cluster: ps.Cluster) -> list[bool]:
-    """Whether anybody accepts connections at each shard's endpoint."""
+    """Whether each shard's endpoint accepts connections."""
     found = []
     for endpoint in cluster.endpoints:
         host, port = address_of(endpoint).plain.removeprefix("tcp://").split(":")
@@ -30,9 +30,9 @@ def listening(cluster: ps.Cluster) -> list[bool]:
 
 
 def test_two_actors_serve_a_job_until_one_dies(ray_local: str) -> None:
-    """They train and are read; one's death is told, naming it; then nobody listens any more.
+    """A job trains and is read; a death is reported by name; then no actor listens any more.
 
-    Listening on every address, each is told to workers as its node's own: 0.0.0.0 leads nowhere.
+    Shards that listen on every address are published under their node's own: 0.0.0.0 leads nowhere.
     """
     with ray_shards(specs_of(), host="0.0.0.0") as hosts:
         cluster = hosts.cluster
@@ -53,7 +53,9 @@ def test_two_actors_serve_a_job_until_one_dies(ray_local: str) -> None:
 
 
 def test_a_job_moves_to_more_actors(ray_local: str) -> None:
-    """From two to three while a worker pushes: the sum proves that each push counts once."""
+    """Resharding from two to three while a worker pushes: the sum proves that each push counts
+    once.
+    """
     specs = ps.shard_specs(TABLE, shards=2, schedule=Fixed(base_rate=1.0), lease_s=60.0, workers=1)
     with (
         ray_shards(specs) as old,
@@ -92,7 +94,7 @@ def test_a_node_with_other_code(ray_local: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_too_few_gpus(ray_local: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray would wait for ever for a node that has one."""
+    """The launcher refuses: Ray would wait for ever for a node with a GPU."""
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0, "GPU": 1.0})
     with pytest.raises(BadInput) as caught, ray_shards(specs_of(2), device=ps.ShardDevice.GPU):
         pass
@@ -102,7 +104,7 @@ def test_too_few_gpus(ray_local: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_loop_that_failed_is_told(ray_local: str) -> None:
-    """An actor that lives while its loop has died is no shard (here: of a lease without end)."""
+    """An actor whose loop has failed counts as dead (here: a lease without end)."""
     specs = [msgspec.structs.replace(specs_of(1)[0], lease_s=float("inf"))]
     with ray_shards(specs) as hosts, pytest.raises(GiveUp, match=r"^shard 0 has failed: Overflow"):
         check_until_it_fails(hosts)

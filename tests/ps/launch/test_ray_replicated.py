@@ -1,6 +1,6 @@
-"""Replicated shards as Ray actors that are killed: no acknowledged push is lost, none counts twice.
+"""Replicated shards in Ray actors that are killed: no acknowledged push is lost or doubled.
 
-What the weights then hold proves it (pushing.py).
+The weights prove it (pushing.py).
 """
 
 import os
@@ -47,10 +47,10 @@ def record_of(pid: int) -> Path:
 def test_actors_die_in_turn(ray_local: str) -> None:
     """Coordinator, primary and, at last, both copies are killed while two workers push.
 
-    While the coordinator is dead they go on, and nobody takes over. The next one knows what was
-    decided: the backup of then takes over when the primary is killed, long before Ray has started
-    an actor, and another actor becomes the backup. A shard of which no copy is left is named. All
-    of them speak CURVE, as on a cluster.
+    While the coordinator is dead training continues, and there is no failover. The next coordinator
+    knows the decisions: when the primary is killed, its backup takes over, long before Ray has
+    started an actor, and another actor becomes the backup. A shard without a copy is named. All
+    links use CURVE, as on a cluster.
     """
     with (
         replicated_ray_shards(specs_of(), silence_s=SILENCE_S, secure=True) as hosts,
@@ -91,7 +91,7 @@ def test_actors_die_in_turn(ray_local: str) -> None:
 
 
 def test_a_copy_is_put_apart() -> None:
-    """On a node without the other copy, where one lives; among several on the emptiest."""
+    """A copy goes to a node without the other copy, if there is one; of several to the emptiest."""
     assert apart(["a", "b"], {"a"}, {"a": 1, "b": 7}) == "b"
     assert apart(["a", "b", "c"], {"a"}, {"a": 1, "b": 2, "c": 1}) == "c"
     assert apart(["a", "b"], (), {"a": 1}) == "b"
@@ -99,7 +99,7 @@ def test_a_copy_is_put_apart() -> None:
 
 
 def test_who_would_die_with_whom(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies of which it is known that they are on one node; and whether there is another."""
+    """Copies known to be on one node die together; and whether there is another node is known."""
     starts, nodes = _InRay(), ["a"]
     monkeypatch.setattr(ray_actors, "nodes", lambda: nodes)
     places = {1: "a", 2: "a", 3: "b", 4: None, 5: None}

@@ -1,4 +1,4 @@
-"""What is told and done where a coordinator or a copy cannot live. No processes, and no waiting."""
+"""The supervisor where a coordinator or a copy cannot live. No processes, and no waiting."""
 
 from collections.abc import Callable, Collection, Iterator
 from itertools import pairwise
@@ -19,7 +19,7 @@ KILLED = "shard 0 has died: its process was ended by signal 9 (Killed)"
 
 
 class Life:
-    """A process that has `died` of something, or lives; without a `pid` it has not told yet."""
+    """A process that has `died` of something, or lives; without a `pid` it has not reported yet."""
 
     def __init__(self, died: str = "", pid: int | None = 1, build: str = "") -> None:
         self.died, self.pid, self.build = died, pid, build
@@ -44,7 +44,7 @@ class Life:
 
 
 class Host:
-    """Starts coordinators, all of which die of the same, and copies that live."""
+    """Starts coordinators that all die of the same cause, and copies that live."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -82,7 +82,7 @@ class Host:
 
 
 class Kept:
-    """A shard of two copies whose supervisor is called as its thread would, on a clock of ours."""
+    """A shard of two copies with a supervisor that the test drives, on a clock of its own."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -115,8 +115,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
 
 
 def test_a_coordinator_that_cannot_live(kept: Kept) -> None:
-    """It is tried again at longer and longer intervals, and what it dies of is told; when it
-    lives, that is over."""
+    """It is restarted at growing intervals, and its cause of death reported until one lives."""
     assert kept.hosts.degraded_reason == ""
     kept.goes_on(300.0)
     began = kept.host.began[1:]
@@ -131,7 +130,7 @@ def test_a_coordinator_that_cannot_live(kept: Kept) -> None:
 
 
 def test_a_copy_that_nobody_follows(kept: Kept) -> None:
-    """The shard goes on with one, and how the other ended is told."""
+    """The shard continues with one copy, and the report says how the other ended."""
     kept.host.dies_of = ""
     kept.goes_on(3.0)
     assert kept.hosts.degraded_reason == ""
@@ -143,8 +142,10 @@ def test_a_copy_that_nobody_follows(kept: Kept) -> None:
 
 
 def test_a_backup_goes_where_it_would_not_die_with_its_primary(kept: Kept) -> None:
-    """Once there is another machine, and a process there that serves: until then nothing ends. The
-    primary goes on, and when the new one is in sync nothing more is done."""
+    """A backup moves once there is another machine and a process there serves; not before.
+
+    The primary is not interrupted, and when the new backup is in sync nothing more is done.
+    """
     kept.host.dies_of = ""
     kept.goes_on(120.0)
     assert kept.host.copies == [], "there is nowhere to go"
@@ -169,8 +170,10 @@ def test_a_backup_goes_where_it_would_not_die_with_its_primary(kept: Kept) -> No
 
 @pytest.mark.parametrize(("comes_up", "build"), [("old", ""), ("new", "another build")])
 def test_a_backup_stays_where_none_comes_elsewhere(kept: Kept, comes_up: str, build: str) -> None:
-    """A process that came up beside it all the same, or runs other code, is of no use: it is ended,
-    and another is tried half a minute later."""
+    """A spare on the same machine, or of another build, is useless: it is ended.
+
+    The next one is tried half a minute later.
+    """
     kept.host.dies_of, kept.host.machines = "", 2
     kept.host.next, kept.host.goes = (lambda: Life(build=build)), comes_up
     kept.goes_on(100.0)
@@ -180,7 +183,7 @@ def test_a_backup_stays_where_none_comes_elsewhere(kept: Kept, comes_up: str, bu
 
 
 def test_copies_are_not_parted_while_something_else_is_at_risk(kept: Kept) -> None:
-    """Without a coordinator nobody could be given the part."""
+    """Without a coordinator no spare could become the backup."""
     kept.host.machines = 2
     kept.goes_on(120.0)
     assert kept.host.copies == []
@@ -188,8 +191,7 @@ def test_copies_are_not_parted_while_something_else_is_at_risk(kept: Kept) -> No
 
 
 def test_what_lasts_is_told_once() -> None:
-    """A copy that is followed within seconds is not worth a word; one that is not is, and so is
-    the end of it."""
+    """A copy replaced within seconds is not reported; a lasting loss is, and so is its end."""
     risks = Risks()
     for risk, now, told in (
         ("", 0.0, False),

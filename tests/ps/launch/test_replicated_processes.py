@@ -1,6 +1,6 @@
-"""Replicated shards as real processes that are killed and stopped: no acknowledged push is lost.
+"""Replicated shards in real processes that are killed and suspended: no acknowledged push is lost.
 
-What the weights then hold proves that each was applied, and once (pushing.py).
+The weights prove that each push was applied exactly once (pushing.py).
 """
 
 import os
@@ -43,10 +43,10 @@ def hosts() -> Iterator[ReplicatedShards]:
 
 @pytest.mark.timeout(400)
 def test_each_process_in_turn(hosts: ReplicatedShards) -> None:
-    """Primary, backup and coordinator are killed, a primary is stopped and goes on too late.
+    """Primary, backup and coordinator are killed; a suspended primary resumes too late.
 
-    Meanwhile two workers push. Each dead copy is followed by an empty process, which is brought up
-    to date, and by which the next death is survived; the coordinator by one that knows as much.
+    Meanwhile two workers push. An empty process replaces each dead copy, catches up, and survives
+    the next death; a coordinator with the same record replaces the dead one.
     """
     workers = [Worker(hosts.cluster, name) for name in ("a", "b")]
     seen = set(hosts.pids.values())
@@ -73,7 +73,7 @@ def test_each_process_in_turn(hosts: ReplicatedShards) -> None:
 
 @pytest.mark.timeout(400)
 def test_the_loss_of_both_copies_is_told(hosts: ReplicatedShards) -> None:
-    """Whoever looks learns that the shard is gone, and how; no empty one takes its place."""
+    """`check` reports that the shard is lost, and how; no empty process takes its place."""
     pids = [hosts.pids[part] for part in (PRIMARY, BACKUP)]
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
@@ -96,7 +96,7 @@ def test_arguments_that_make_no_sense(silence_s: float) -> None:
 
 
 class Starts:
-    """Starts nothing, and knows what it was to start."""
+    """Starts nothing, and records its orders."""
 
     def __init__(self) -> None:
         self.orders: list[CoordinatorLaunch] = []
@@ -126,7 +126,7 @@ class Starts:
     ],
 )
 def test_keys_wherever_others_can_reach(host: str, secure: bool | None, guarded: bool) -> None:
-    """Who may come is told from the beginning, unless anybody may; nothing secret is told."""
+    """Orders carry the admitted keys from the start, unless anybody may enter; none is a secret."""
     starts = Starts()
     kept = supervise(specs_of(), starts, host=host, silence_s=1.0, record="r", secure=secure)
     with pytest.raises(GiveUp, match="no room"):

@@ -1,4 +1,4 @@
-"""Which deaths of a process are followed by another one, and when that ends. No real processes."""
+"""Which deaths of a process lead to a restart, and when restarts end. No real processes."""
 
 import queue
 import threading
@@ -18,7 +18,7 @@ FULL = ExitReason("failed: log x: No space left on device", told=True)
 
 
 class Fake:
-    """A process that ends when it is told how; one that is `broken` does not come to serve."""
+    """A process that ends when the test says how; a `broken` one never serves."""
 
     def __init__(self, pid: int, broken: str | Exception = "") -> None:
         self.name = "shard 3"
@@ -47,7 +47,7 @@ class Fake:
 
 
 class Shard:
-    """A kept shard: `made` has every process there was; `served` is told of each start."""
+    """A restartable shard: `made` lists all its processes; `served` receives each start."""
 
     def __init__(self, *broken: str | Exception) -> None:
         self.made = [Fake(0)]
@@ -63,7 +63,7 @@ class Shard:
         return self.made[-1]
 
     def dies(self, fate: ExitReason = KILLED) -> None:
-        """Its present process dies; returns when the next is started."""
+        """End the current process; returns when the next is started."""
         self.made[-1].fates.put(fate)
         self.await_start()
 
@@ -79,13 +79,13 @@ class Shard:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every life is a short one, and the pauses between them, too."""
+    """Make every life count as short, and the pauses short, too."""
     monkeypatch.setattr(restart, "QUICK_S", 1e6)
     monkeypatch.setattr(restart, "PAUSE_S", 0.001)
 
 
 def test_one_that_was_killed_is_started_again() -> None:
-    """And the next one; whoever leaves ends the last."""
+    """So is the next one; leaving the block ends the last."""
     shard = Shard()
     for pid in (1, 2):
         shard.dies()
@@ -97,7 +97,7 @@ def test_one_that_was_killed_is_started_again() -> None:
 
 
 def test_quick_deaths_in_a_row_are_bounded() -> None:
-    """Five are enough, and the last one's cause is told."""
+    """Five crashes are enough, and the last one's cause is reported."""
     shard = Shard()
     for _ in range(4):
         shard.dies()
@@ -114,8 +114,10 @@ def test_quick_deaths_in_a_row_are_bounded() -> None:
 
 
 def test_one_that_is_killed_while_it_serves_is_never_given_up() -> None:
-    """However soon it is killed, and however often: that is not its own failure. A failure of its
-    own still counts, and a kill ends the row."""
+    """However soon and often it is killed: that is not its own failure.
+
+    A failure of its own still counts, and a kill resets the count.
+    """
     shard = Shard()
     for _ in range(12):
         shard.dies(KILLED_LATER)
@@ -129,7 +131,7 @@ def test_one_that_is_killed_while_it_serves_is_never_given_up() -> None:
 
 
 def test_a_long_life_forgives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deaths count only while they come quickly one after another."""
+    """Deaths count only while they follow each other quickly."""
     monkeypatch.setattr(restart, "QUICK_S", 0.0)
     shard = Shard()
     for _ in range(12):
@@ -151,9 +153,9 @@ def test_a_long_life_forgives(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_counts_is_how_long_it_served(
     monkeypatch: pytest.MonkeyPatch, served: list[float | None], too_many: bool
 ) -> None:
-    """Less than a second, or never, five times in a row: it cannot live.
+    """Serving for less than a second, or never, five times in a row: the shard is given up.
 
-    One that somebody kills every few seconds can, though a busy machine may take most of them to
+    A shard that is killed every few seconds is not, though a busy machine may take most of them to
     start it.
     """
     monkeypatch.undo()
@@ -165,7 +167,7 @@ def test_what_counts_is_how_long_it_served(
 
 
 def test_pauses_between_quick_deaths_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is twice the one before; after a life that lasted there is none."""
+    """Each pause is twice the one before; after a long life there is none."""
     monkeypatch.undo()
     deaths, pauses = CrashLoop(), []
     for served_s in (8.0, 0.1, None, 0.1, 8.0, 0.1):
@@ -175,8 +177,10 @@ def test_pauses_between_quick_deaths_grow(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_one_that_does_not_come_to_serve() -> None:
-    """Is tried again, too: its port may have been taken for a moment. It is ended first: one that
-    only takes long has the log that the next one wants."""
+    """It is tried again, too: its port may have been taken for a moment.
+
+    It is ended first: a slow one still holds the WAL that the next one needs.
+    """
     shard = Shard("shard 3 cannot listen")
     shard.dies()
     shard.await_start()
@@ -195,7 +199,7 @@ def test_one_that_does_not_come_to_serve() -> None:
 
 
 def test_one_that_says_what_failed_is_not() -> None:
-    """It would fail again."""
+    """A restart would fail in the same way."""
     shard = Shard()
     shard.made[0].fates.put(FULL)
     shard.kept._thread.join(30)
@@ -206,7 +210,7 @@ def test_one_that_says_what_failed_is_not() -> None:
 
 
 def test_one_whose_machine_is_gone_is_not() -> None:
-    """There is nothing to start it on: it is tried once, and the error is told as it is."""
+    """There is no machine to restart it on: one attempt is made, and its error reported as it is."""
     shard = Shard(Stranded("shard 3 cannot continue: node 10.0.0.7 of Ray is gone"))
     shard.dies()
     shard.kept._thread.join(30)
@@ -217,7 +221,7 @@ def test_one_whose_machine_is_gone_is_not() -> None:
 
 
 def test_what_a_death_has_cost() -> None:
-    """Each that was followed is told once, with how it died: not how another failed to start."""
+    """Each restarted death is reported once, with its own cause: not how a restart failed."""
     shard = Shard("shard 3 cannot listen")
     assert shard.kept.lost_updates() == []
     shard.dies()
@@ -233,8 +237,10 @@ def test_what_a_death_has_cost() -> None:
 
 
 def test_a_death_that_is_not_followed() -> None:
-    """While nobody may follow, a death is the end, told as it is where none is ever followed; who
-    may again is followed again."""
+    """With restarts off, a death is final, and reported as for a shard without restarts.
+
+    Restarts can be switched on again.
+    """
     shard = Shard()
     shard.kept.restart_enabled = False
     shard.kept.restart_enabled = True
@@ -253,8 +259,7 @@ def test_a_death_that_is_not_followed() -> None:
 
 
 def test_a_start_under_way_is_the_last() -> None:
-    """Who is no longer followed while another is being started has that one, which was told nothing
-    yet; if that does not come to serve, no further one is tried."""
+    """If restarts are switched off during a start, that start may finish, but no other follows."""
     starts, goes_on = threading.Semaphore(0), threading.Semaphore(0)
 
     class Slow(Fake):
@@ -282,7 +287,7 @@ def test_a_start_under_way_is_the_last() -> None:
 
 
 def test_what_nobody_has_thought_of() -> None:
-    """Is told, too: a shard that nobody keeps any more must not look like one that is kept."""
+    """An unexpected error is reported, too: an unsupervised shard must not look supervised."""
     shard = Shard(ConnectionError("Ray is away"))
     shard.dies()
     shard.kept._thread.join(30)

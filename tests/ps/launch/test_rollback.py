@@ -1,7 +1,7 @@
-"""Shards at `memory` that are killed and come back with their last save: what is told, and kept.
+"""Shards at `memory` that are killed and restarted from autosaves: what is reported and kept.
 
-Real processes and signals. Workers push whole numbers at rate 1, so the weights count the pushes
-that were applied, and are left.
+Processes and signals are real. Workers push whole numbers at rate 1, so the weights count the
+pushes that were applied and not lost.
 """
 
 import os
@@ -38,7 +38,7 @@ KILLED = "its process was ended by signal 9 (Killed)"
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where temporary files lie; nothing is left there."""
+    """The folder for temporary files; nothing is left there."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     yield tmp_path
@@ -54,7 +54,7 @@ def push(cluster: Cluster, worker: str, pushes: int) -> None:
 
 
 def parts(console: AdminClient) -> list[set[float]]:
-    """What each shard's weights are."""
+    """Each shard's distinct weights."""
     whole, cluster = console.read(), console.cluster
     return [
         {float(value) for part in cluster.map.cut(whole, shard) for value in part if value}
@@ -63,7 +63,7 @@ def parts(console: AdminClient) -> list[set[float]]:
 
 
 def losses(hosts: launcher.LaunchedShards) -> list[str]:
-    """What deaths have cost, once that is told."""
+    """The reported losses, once there are any."""
     told: list[str] = []
 
     def come() -> bool:
@@ -75,7 +75,7 @@ def losses(hosts: launcher.LaunchedShards) -> list[str]:
 
 
 def killed(hosts: ProcessShards, shard: int) -> None:
-    """Kill a shard's process; returns once the next one serves, whose loss is told then."""
+    """Kill a shard's process; returns once the next one serves, and its loss is reported."""
     before = hosts.pids[shard]
     os.kill(before, signal.SIGKILL)
     until(lambda: hosts.pids[shard] != before, "it is not followed", hosts)
@@ -83,9 +83,11 @@ def killed(hosts: ProcessShards, shard: int) -> None:
 
 @pytest.mark.timeout(600)  # a process starts in a second or two, on a busy machine in twenty
 def test_kill_one_of_two(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That shard alone goes back to its last save, and it is told once; it is found at its place,
-    with its key, by who had joined and by who had not. Its saves lie where nobody else may look.
-    While nobody may follow, the next death is the end. Then no save is left."""
+    """Only the killed shard rolls back to its last autosave, which is reported once.
+
+    It keeps its address and key, for workers that had joined and for new ones. Other users cannot
+    read its autosaves. With restarts off, the next death is final. Then no autosave is left.
+    """
     monkeypatch.setattr(restart, "QUICK_S", 0.0)
     started = process_shards(specs_of(2), secure=True, transport=Transport.TCP, rollback_s=600.0)
     with started as hosts:
@@ -122,8 +124,10 @@ def test_kill_one_of_two(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.timeout(600)
 def test_workers_go_on(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through deaths in the midst of pushes: what one shard takes back the others keep, workers
-    are told how much it is, and nothing that is there counts twice, or is pushed again."""
+    """Workers continue through deaths amid pushes: what one shard loses the others keep.
+
+    Workers learn how much it is, and no applied push counts twice or is pushed again.
+    """
     monkeypatch.setattr(restart, "QUICK_S", 0.0)
     with process_shards(specs_of(2), transport=Transport.TCP, rollback_s=0.2) as hosts:
         with AdminClient(hosts.cluster, patience_s=PATIENCE_S) as console:
@@ -145,7 +149,7 @@ def test_workers_go_on(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.timeout(300)
 def test_a_parent_that_is_killed_leaves_no_saves(temporary: Path) -> None:
-    """Its shards end, and take along what nobody will go on from."""
+    """Its shards end, and remove the autosaves that are no longer needed."""
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         parent.stdout.readline()
@@ -170,7 +174,7 @@ def test_a_parent_that_is_killed_leaves_no_saves(temporary: Path) -> None:
 def test_where_nothing_is_taken_back(
     home: launcher.Placement, durability: Durability, rollback_s: float, line: str
 ) -> None:
-    """Who asks for saves there is told so, wherever the shards are to be."""
+    """Autosaves are refused with other durabilities, on every placement."""
     with pytest.raises(BadInput) as caught:
         launcher.start_shards(home, specs_of(1), durability=durability, rollback_s=rollback_s)
     assert str(caught.value) == line

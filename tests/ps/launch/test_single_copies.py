@@ -1,4 +1,4 @@
-"""How long a shard is waited for that is started again. No processes."""
+"""How long the launcher waits for a restarted shard. No processes."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ from shards.rules import SGD, Momentum
 
 
 class Child:
-    """A process that serves, and ends when it is told to."""
+    """A process that serves, and ends when asked to."""
 
     name = "shard 0"
     deaths = 0
@@ -56,7 +56,7 @@ def test_time_to_read_the_log() -> None:
 
 
 def test_a_large_shard_is_given_time() -> None:
-    """The life after the first one has a log to read: 16 GB may take half an hour."""
+    """A restarted process has a WAL to read: 16 GB may take half an hour."""
     table = DenseTable("net", (TensorSpec("w", (1_000_000, 2_000)),))
     (spec,) = shard_specs(table, rule=Momentum(0.9))
     order = ShardLaunch(
@@ -82,7 +82,7 @@ def test_a_large_shard_is_given_time() -> None:
 
 
 def test_some_shards_with_weights_and_some_without() -> None:
-    """Every shard is named, whichever it is; all with weights serve, and all without."""
+    """The error names every shard; all with weights serve, and so do all without."""
     specs = shard_specs(DenseTable("net", (TensorSpec("w", (1000,)),)), shards=3)
     orders = [
         ShardLaunch(

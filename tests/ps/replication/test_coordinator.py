@@ -1,4 +1,4 @@
-"""The coordinator's rules, each as a short story. Times are seconds; silence is death after 1 s."""
+"""The coordinator's rules, each in a scenario. Times are seconds; 1 s of silence means death."""
 
 import pytest
 
@@ -9,7 +9,7 @@ P, B, C = 11, 12, 13  # boot numbers
 
 
 def whole(shards: int = 1) -> Coordinator:
-    """Shard 0, P its primary and B its backup, in sync at time 0."""
+    """Shard 0 with primary P and backup B, in sync at time 0."""
     coordinator = Coordinator(shards, silence_s=1.0)
     coordinator.receive_beat(Beat(0, P, 0), 0.0)
     coordinator.receive_beat(Beat(0, P, 1), 0.0)
@@ -21,7 +21,7 @@ def whole(shards: int = 1) -> Coordinator:
 
 
 def bereaved() -> Coordinator:
-    """Shard 0, P alone: B was its backup, and has been silent since time 0."""
+    """Shard 0 with P alone: its backup B has been silent since time 0."""
     coordinator = whole()
     for now in (0.5, 1.0, 1.5):
         coordinator.receive_beat(Beat(0, P, 2, in_sync=True), now)
@@ -47,7 +47,7 @@ def test_the_first_process_is_the_primary_and_the_next_its_backup() -> None:
 
 
 def test_whatever_is_said_is_to_be_saved_first() -> None:
-    """A decision that changes the record carries it; one that does not carries none."""
+    """A decision that changes the record carries it; any other carries none."""
     coordinator = Coordinator(1, silence_s=1.0)
     assert coordinator.receive_beat(Beat(0, P, 0), 0.0).record == {
         0: ShardGroup(pending=Configuration(0, 1, P))
@@ -56,7 +56,7 @@ def test_whatever_is_said_is_to_be_saved_first() -> None:
 
 
 def test_a_silent_primary_is_followed_by_its_backup() -> None:
-    """The backup is in sync, so it is proposed, and serves when it has accepted."""
+    """A backup in sync is proposed, and serves when it has accepted."""
     coordinator = whole()
     coordinator.tick(0.5)
     coordinator.receive_beat(Beat(0, B, 2), 0.9)
@@ -66,7 +66,7 @@ def test_a_silent_primary_is_followed_by_its_backup() -> None:
 
 
 def test_a_broken_connection_is_as_good_as_silence() -> None:
-    """The backup is proposed at once; and it is not undone by a beat that was on its way."""
+    """The backup is proposed at once, and a beat that was in transit does not undo that."""
     coordinator = whole()
     heir = Configuration(0, 3, B)
     assert told(coordinator.report_death(P, 0.01)) == {
@@ -78,7 +78,7 @@ def test_a_broken_connection_is_as_good_as_silence() -> None:
 
 
 def test_who_lives_although_its_connection_broke_is_heard_again() -> None:
-    """With nobody to follow it nothing changes; one that is unknown is nobody's loss."""
+    """Without a successor nothing changes; the death of an unknown process is ignored."""
     coordinator = Coordinator(1, silence_s=1.0)
     coordinator.receive_beat(Beat(0, P, 0), 0.0)
     coordinator.receive_beat(Beat(0, P, 1), 0.0)
@@ -92,7 +92,7 @@ def test_who_lives_although_its_connection_broke_is_heard_again() -> None:
 
 
 def test_a_backup_that_is_not_in_sync_is_never_promoted() -> None:
-    """The group waits for its primary, however long."""
+    """The shard waits for its primary, however long."""
     coordinator = Coordinator(1, silence_s=1.0)
     for beat in (Beat(0, P, 0), Beat(0, P, 1), Beat(0, B, 0), Beat(0, P, 2)):
         coordinator.receive_beat(beat, 0.0)
@@ -103,7 +103,7 @@ def test_a_backup_that_is_not_in_sync_is_never_promoted() -> None:
 
 
 def test_a_primary_that_never_accepted_leaves_the_last_holders_promotable() -> None:
-    """B is proposed, and dies before it accepts; P, which was only cut off, is called back."""
+    """B is proposed, and dies before it accepts; P, which was only cut off, is primary again."""
     coordinator = whole()
     coordinator.tick(0.4)
     coordinator.tick(0.8)
@@ -117,7 +117,7 @@ def test_a_primary_that_never_accepted_leaves_the_last_holders_promotable() -> N
 
 
 def test_a_suspect_is_not_called_back_once_its_heir_has_accepted() -> None:
-    """P comes back to learn that it has no part any more."""
+    """P returns, and learns that it is neither primary nor backup."""
     coordinator = whole()
     coordinator.tick(0.4)
     coordinator.tick(0.8)
@@ -130,14 +130,14 @@ def test_a_suspect_is_not_called_back_once_its_heir_has_accepted() -> None:
 
 
 def test_a_late_beat_cannot_undo_in_sync() -> None:
-    """What was said once in an epoch holds in it."""
+    """Once reported in an epoch, in sync holds for the epoch."""
     coordinator = whole()
     coordinator.receive_beat(Beat(0, P, 2, in_sync=False), 0.1)
     assert coordinator.groups[0].in_sync
 
 
 def test_in_sync_of_one_epoch_says_nothing_of_the_next() -> None:
-    """A new backup begins as one that may not be promoted, whatever is still on its way."""
+    """A new backup is not promotable at first, whatever beats are still in transit."""
     coordinator = bereaved()
     coordinator.receive_beat(Beat(0, C, 0), 1.6)
     coordinator.receive_beat(Beat(0, P, 4), 1.6)
@@ -146,7 +146,7 @@ def test_in_sync_of_one_epoch_says_nothing_of_the_next() -> None:
 
 
 def test_a_process_that_had_a_part_is_no_spare() -> None:
-    """What it holds may be of the past; a fresh process is wanted."""
+    """Its state may be outdated, so only a fresh process may become a backup."""
     coordinator = bereaved()
     coordinator.receive_beat(Beat(0, B, 2), 1.6)
     assert coordinator.groups[0] == ShardGroup(Configuration(0, 3, P))
@@ -156,9 +156,9 @@ def test_a_process_that_had_a_part_is_no_spare() -> None:
 @pytest.mark.parametrize("first", ["a tick", "its primary", "its backup", "another's death"])
 @pytest.mark.parametrize("pause_s", [0.6, 50.0])
 def test_silence_counts_only_while_the_coordinator_listens(first: str, pause_s: float) -> None:
-    """After its own pause it suspects nobody, whoever is heard first, for what was not heard then.
+    """After its own pause it suspects no copy, in whatever order their beats come.
 
-    Who stays silent is suspected a second of listening after it was heard last.
+    A copy that stays silent is suspected after a second of listening since its last beat.
     """
     coordinator = whole(shards=2)
     coordinator.receive_beat(Beat(1, C, 0), 0.0)
@@ -186,7 +186,7 @@ def test_silence_counts_only_while_the_coordinator_listens(first: str, pause_s: 
 
 
 def test_a_restarted_coordinator_goes_on_from_its_record() -> None:
-    """It waits a silence for those whom the record names, then does what it would have done."""
+    """It gives the copies in its record time to beat, then decides as it would have before."""
     coordinator = Coordinator(1, silence_s=1.0, record=whole().groups)
     assert coordinator.tick(100.0).assignments == []
     coordinator.receive_beat(Beat(0, B, 2), 100.5)

@@ -1,4 +1,4 @@
-"""The coordinator's record: what was saved is there again, and nobody else's file is taken."""
+"""The coordinator's record: saved groups are loaded again, and no other file is overwritten."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_what_was_saved_last_is_there_again(tmp_path: Path) -> None:
-    """In another life, and whatever was saved before it."""
+    """A reopened store loads the groups that were saved last."""
     record = CoordinatorStore(tmp_path / "c", "job")
     assert record.load() == {}
     record.save({0: PAIR, 1: ShardGroup()})
@@ -41,7 +41,7 @@ def test_what_was_saved_last_is_there_again(tmp_path: Path) -> None:
 
 
 def test_what_was_saved_survives_kill_9(tmp_path: Path) -> None:
-    """It is there when `save` returns, not when somebody closes the file."""
+    """It is on disk when `save` returns, not only when the file is closed."""
     command = [sys.executable, "-c", WRITER, str(tmp_path / "c")]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     record = CoordinatorStore(tmp_path / "c", "job")
@@ -50,14 +50,14 @@ def test_what_was_saved_survives_kill_9(tmp_path: Path) -> None:
 
 
 def test_another_jobs_record(tmp_path: Path) -> None:
-    """It is refused, and whose it is stays a secret."""
+    """It is refused, and the error does not reveal its job."""
     CoordinatorStore(tmp_path / "c", "theirs").close()
     with pytest.raises(BadInput, match=r"c: expected job ours, got another's$"):
         CoordinatorStore(tmp_path / "c", "ours")
 
 
 def test_a_file_of_another_kind(tmp_path: Path) -> None:
-    """It is named and left as it was."""
+    """The error names it, and it stays as it was."""
     path = tmp_path / "c"
     write_private(path, os.urandom(10_000))
     before = path.read_bytes()
@@ -67,9 +67,9 @@ def test_a_file_of_another_kind(tmp_path: Path) -> None:
 
 
 def test_a_file_that_others_can_read(tmp_path: Path) -> None:
-    """Its key may be known to them, so it is refused and left as it was; ours is our user's alone.
+    """Others may know its key, so it is refused and stays as it was; ours is our user's only.
 
-    Closing it to them now would hide that.
+    Changing its mode now would hide the problem.
     """
     CoordinatorStore(tmp_path / "c", "job").close()
     assert stat.S_IMODE((tmp_path / "c").stat().st_mode) == 0o600
@@ -80,13 +80,13 @@ def test_a_file_that_others_can_read(tmp_path: Path) -> None:
 
 
 def test_a_place_where_no_file_can_be(tmp_path: Path) -> None:
-    """It is named."""
+    """The error names the place."""
     with pytest.raises(BadInput, match=rf"^coordinator's record {tmp_path}/away/c: No such file"):
         CoordinatorStore(tmp_path / "away/c", "job")
 
 
 def test_each_life_has_the_same_key(tmp_path: Path) -> None:
-    """It is made once, and another record's is another."""
+    """The key is made once; another record has another key."""
     record = CoordinatorStore(tmp_path / "c", "job")
     keys = record.keys()
     assert record.keys() == keys

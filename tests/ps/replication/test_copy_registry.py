@@ -1,4 +1,4 @@
-"""Who may say what to the coordinator of replicated shards."""
+"""Which keys may send what to the coordinator of replicated shards."""
 
 import msgspec
 import pytest
@@ -21,7 +21,7 @@ def report(boot: int, clients: str, peer: str) -> Heartbeat:
 
 @pytest.fixture
 def roll() -> CopyRegistry:
-    """One that knows copies 1 and 2."""
+    """A registry with copies 1 and 2."""
     roll = CopyRegistry(Admission(OPERATOR, Invitation(TOKEN, 1)))
     roll.enter({1: ONE})
     roll.enter({2: TWO})
@@ -29,7 +29,7 @@ def roll() -> CopyRegistry:
 
 
 def test_who_is_let_in(roll: CopyRegistry) -> None:
-    """The operator, whoever holds the token, and the copies; nobody else, and not no key."""
+    """The operator, the token's holder and the copies are admitted; no other or empty key."""
     known = [key for key in (OPERATOR, TOKEN, ONE, TWO, NOBODY, "") if roll.admits(key)]
     assert known == [OPERATOR, TOKEN, ONE, TWO]
 
@@ -50,7 +50,7 @@ def test_who_is_let_in(roll: CopyRegistry) -> None:
     ],
 )
 def test_who_may_say_it(roll: CopyRegistry, message: Asked, keys: set[str]) -> None:
-    """A copy reports as itself alone, and addresses of its own; the others keep to their part."""
+    """A copy reports in its own name, with addresses of its own; other keys keep to their part."""
     for key in (OPERATOR, TOKEN, ONE, TWO, NOBODY, ""):
         if key in keys:
             roll.check(key, message)
@@ -61,7 +61,7 @@ def test_who_may_say_it(roll: CopyRegistry, message: Asked, keys: set[str]) -> N
 
 @pytest.mark.parametrize("key", ["", "0" * 63, "0" * 65, "G" * 64, "0" * 64 + "\n"])
 def test_a_key_that_is_none(key: str) -> None:
-    """It is not a message."""
+    """A malformed key makes a malformed message."""
     with pytest.raises(BadMessage):
         coordinator_messages.decode_coordinator_request(
             msgspec.msgpack.encode(AdmitCopies("job", {1: key}))

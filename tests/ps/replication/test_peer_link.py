@@ -1,4 +1,4 @@
-"""How copies reach each other, over real sockets."""
+"""The connections between copies, over real sockets."""
 
 import time
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def state(epoch: int, position: int) -> Post:
 
 
 def heard(peers: PeerLink, last: ToPeer) -> list[ToPeer]:
-    """What arrives, up to and with the `last`."""
+    """The messages that arrive, up to and including `last`."""
     found: list[ToPeer] = []
     until = time.monotonic() + 60
     while last not in found:
@@ -38,8 +38,11 @@ def heard(peers: PeerLink, last: ToPeer) -> list[ToPeer]:
 
 
 def test_of_an_epoch_one_state_leaves_at_a_time(primary: PeerLink) -> None:
-    """Whatever its position: behind the one on its way another would hold on to more memory, and
-    hold up every entry. Once that has left, another may follow."""
+    """Only one state of an epoch is sent at a time, whatever its position.
+
+    Another one behind it would hold on to more memory, and delay every entry. Once the first has
+    been sent, another may follow.
+    """
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     primary.know({1, 2}, {2: endpoint})
     entry, last = Replicate(4, 8, 0.0), Replicate(5, 9, 0.0)

@@ -1,7 +1,7 @@
 """Copies, their coordinator and clients over real sockets, all in this process.
 
-The rules are simulated in test_groups.py; here is what the drivers add: who is told what by whom,
-and that a client follows. A copy that is stopped drops its connections, as a killed one does.
+test_groups.py simulates the rules; these tests cover what the drivers add: the messages between the
+parts, and clients that follow. A copy that is stopped drops its connections, as a killed one does.
 """
 
 import time
@@ -45,7 +45,7 @@ ONE = np.ones(512, np.float32)
 
 
 class Group:
-    """One shard's coordinator and copies, with keys where others than these are kept out."""
+    """One shard's coordinator and copies; with keys where strangers must be kept out."""
 
     def __init__(
         self,
@@ -123,9 +123,9 @@ def push(client: ps.Client, times: int) -> None:
 
 
 def test_a_client_follows_the_primary_through_two_deaths(group: Group) -> None:
-    """Weights that came after the backup, pushes and who pushed them: the successor has all.
+    """Weights installed after the backup joined, pushes and their workers: the successor has all.
 
-    The next process is brought up to date, and succeeds in its turn. The console follows, too, and
+    The next process catches up, and succeeds in its turn. The admin client follows, too, and
     collects the record of each update once.
     """
     with ps.AdminClient(group.cluster) as admin_client:
@@ -150,7 +150,9 @@ def test_a_client_follows_the_primary_through_two_deaths(group: Group) -> None:
 
 
 def test_a_coordinator_that_comes_back_goes_on(group: Group) -> None:
-    """While it is away training goes on; then it knows whom to promote, and its clients find it."""
+    """While it is away training continues; then it knows which copy to promote, and clients find
+    it.
+    """
     with ps.AdminClient(group.cluster) as admin_client:
         admin_client.install(TABLE.empty())
     with ps.Client(group.cluster, worker="w") as client:
@@ -165,7 +167,7 @@ def test_a_coordinator_that_comes_back_goes_on(group: Group) -> None:
 
 
 def test_a_client_that_is_told_an_old_address(group: Group) -> None:
-    """It asks first; and where nobody answers it goes by what the cluster says."""
+    """It asks the coordinator first; without an answer it uses the cluster's description."""
     with ps.AdminClient(group.cluster) as admin_client:
         admin_client.install(TABLE.empty())
         cluster = group.cluster
@@ -176,7 +178,7 @@ def test_a_client_that_is_told_an_old_address(group: Group) -> None:
 
 
 def test_a_copy_without_a_part_ends_by_itself(group: Group) -> None:
-    """Told by its coordinator that others hold the shard, its loop ends and nothing has failed."""
+    """When the coordinator reports that others hold the shard, its loop ends without an error."""
     boot, now = group.copies[1].replica.boot, time.monotonic()
     carry_out, bury = group.coordinator._carry_out, group.coordinator._coordinator.report_death
     group.coordinator.end()
@@ -192,7 +194,7 @@ def test_a_copy_without_a_part_ends_by_itself(group: Group) -> None:
 
 
 def test_strangers_at_the_coordinator(group: Group) -> None:
-    """What is no message, of another job, or about a shard that there is not, changes nothing."""
+    """Malformed messages, and those for another job or an unknown shard, change nothing."""
     job = group.specs[0].job
     stranger = Heartbeat("another", Beat(0, 99, 0), "tcp://127.0.0.1:1", "tcp://127.0.0.1:1")
     beyond = Heartbeat(job, Beat(7, 99, 0), "tcp://127.0.0.1:1", "tcp://127.0.0.1:1")
@@ -232,8 +234,11 @@ class Waiting:
 def test_saving_what_one_copy_says_is_no_silence_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four other shards begin, and each save takes 0.2 s; then come the beats of a primary and its
-    backup, which had waited with them. Silence is death after 0.5 s, and nobody is suspected."""
+    """Saving one copy's beat does not count as silence of another.
+
+    Four other shards start, and each save takes 0.2 s; then come the beats of a primary and its
+    backup, which had waited with them. Silence means death after 0.5 s, and no copy is suspected.
+    """
     now = 100.0
     told: list[int] = []
 
@@ -267,7 +272,7 @@ def test_saving_what_one_copy_says_is_no_silence_of_another(
 
 
 def test_an_address_that_is_none(tmp_path: Path) -> None:
-    """It is named as it was given."""
+    """The error names it as it was given."""
     with pytest.raises(BadInput, match=r"^coordinator cannot listen on 'tcp://nowhere:x'"):
         CoordinatorServer("job", 1, tmp_path / "record", bind="tcp://nowhere:x")
     cluster = make_cluster(ps.shard_specs(TABLE), ["tcp://127.0.0.1:1"])
@@ -285,7 +290,7 @@ def test_what_replicated_shards_cannot_do_yet(group: Group) -> None:
 def test_a_copy_is_prepared_before_it_is_reached(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A primary that compiled for seconds would be taken for dead."""
+    """A primary that compiled for seconds would count as dead."""
     prepared: list[ShardSpec] = []
 
     def prepare(spec: ShardSpec) -> None:
@@ -301,7 +306,7 @@ def test_a_copy_is_prepared_before_it_is_reached(
 
 
 def test_a_stall_is_nobodys_silence(group: Group) -> None:
-    """Of a primary neither: a push takes many leases, and all who were there count as before."""
+    """A push of a primary takes many leases, and all workers count as before."""
     with ps.AdminClient(group.cluster) as admin_client:
         admin_client.install(TABLE.empty())
         with ps.Client(group.cluster, worker="a") as client, ps.Client(group.cluster, worker="b"):
@@ -314,8 +319,11 @@ def test_a_stall_is_nobodys_silence(group: Group) -> None:
 
 
 def test_a_group_moves_to_another(group: Group, tmp_path: Path) -> None:
-    """A worker follows, each push counting once; and every copy of the group that was left sends
-    newcomers on: its backup, and one that was made of that when the job had moved."""
+    """A worker follows the resharding, and each push counts once.
+
+    Every copy of the old group redirects newcomers: its backup, and one that joined after the
+    resharding.
+    """
     (tmp_path / "next").mkdir()
     following = Group(tmp_path / "next", specs=ps.resharded_specs(group.specs, 1))
     try:
@@ -345,8 +353,11 @@ def test_a_group_moves_to_another(group: Group, tmp_path: Path) -> None:
 def test_a_primary_dies_in_the_midst_of_a_move(
     question: str, group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Just before it is first asked this, while a worker has pushes under way that no shard has
-    applied: its backup, or that of the new group, goes on with the move, and each counts once."""
+    """A primary dies just before it receives this message for the first time.
+
+    A worker has pushes in flight that no shard has applied. The backup, or that of the new group,
+    continues the resharding, and each push counts once.
+    """
     (tmp_path / "next").mkdir()
     following = Group(tmp_path / "next", specs=ps.resharded_specs(group.specs, 1))
     dies = following if question == "Install" else group
@@ -390,7 +401,7 @@ def check_sent_on(group: Group, following: Group, worker: str) -> None:
 
 
 def test_copies_use_free_moments(tmp_path: Path) -> None:
-    """Slots that somebody reads are copied while nothing comes, by the primary and its backup."""
+    """The primary and its backup copy slots that are being read while no message comes."""
     group = Group(tmp_path, specs=ps.shard_specs(TABLE, rule=Adam(), lease_s=60.0))
     try:
         group.join()
