@@ -11,7 +11,7 @@ from tests.in_process import Run, command
 
 @pytest.fixture
 def downpour(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The command in this process: its exit status, its standard output and error."""
+    """Run the command in this process; returns its exit status, standard output and error."""
 
     def started(*_: object) -> None:
         raise AssertionError("something was started")
@@ -25,7 +25,7 @@ def downpour(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, with tiny's net, solver and data."""
+    """The working directory, with the net, solver and data of the tiny job."""
     tiny.write_job(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -33,5 +33,5 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine without one."""
+    """Hide all GPUs."""
     monkeypatch.setattr("cupy_kernels.device.gpu", lambda: None)

@@ -23,7 +23,7 @@ from shards.errors import DownpourError
 
 
 class Probe:
-    """An actor that tells what it sees of itself."""
+    """An actor that reports its own environment."""
 
     def look(self) -> dict[str, str | None]:
         import ps
@@ -32,7 +32,7 @@ class Probe:
 
 
 def seen(address: str | None) -> dict[str, Any]:
-    """One connection and one actor."""
+    """Make one connection and one actor."""
     on_sigterm = signal.getsignal(signal.SIGTERM)
     with connect(address, 3) as head:
         probe = ray.remote(Probe).remote()
@@ -56,7 +56,7 @@ def _children() -> list[str]:
 
 
 def _folders() -> list[Path]:
-    """The folders for temporary files that hold a Ray session of this very process."""
+    """The folders for temporary files that hold a Ray session of this process."""
     places = {Path(tempfile.gettempdir()), Path("/tmp")}
     sessions = [
         session
@@ -67,7 +67,7 @@ def _folders() -> list[Path]:
 
 
 def _be_late_once() -> None:
-    """The next start of an embedded Ray takes longer than Ray has patience for."""
+    """Make the next start of an embedded Ray exceed Ray's time limit."""
     on_time = services.get_node
 
     def late(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""What the command line refuses, and how a job is made that it is to refuse."""
+"""Asserts that the command line refuses a job, and prepares such jobs."""
 
 import gzip
 import re
@@ -11,7 +11,7 @@ TRAIN = "train --solver solver.prototxt --data data --out run"
 
 
 def refuses(downpour: Run, folder: Path, arguments: str, line: str, *, status: int = 2) -> None:
-    """The command says one line that matches, and leaves every file as it was."""
+    """The command prints one line that matches, and leaves every file unchanged."""
     before = files(folder)
     ended, out, err = downpour(*arguments.split())
     assert (ended, out) == (status, "")
@@ -31,7 +31,7 @@ def swap(path: Path, old: str, new: str) -> None:
 
 
 def write_idx(folder: Path, classes: int = 3) -> None:
-    """MNIST's four files in place of Parquet: 30 images of 8x8 labelled 0, 1 ... in turn."""
+    """Replace Parquet by MNIST's four files: 30 images of 8x8 with labels 0, 1 ... in turn."""
     for file in folder.iterdir():
         file.unlink()
     labels = bytes(row % classes for row in range(30))

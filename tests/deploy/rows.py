@@ -1,4 +1,4 @@
-"""Statuses, records and reports of runs that never were, for the tests of what is made of them."""
+"""Made-up statuses, records and reports of runs, for tests of what is computed from them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from worker.training_loop import WorkerReport
 
 
 def records(count: int, **columns: Any) -> Rows:
-    """`count` updates by w0, applied as versions 1, 2 ... one a second; columns as given."""
+    """`count` updates by w0, applied as versions 1, 2 ..., one per second; columns as given."""
     rows = np.zeros(count, RECORD)
     rows["worker"] = b"w0"
     rows["seq"] = rows["apply_version"] = np.arange(1, count + 1)
@@ -25,7 +25,7 @@ def records(count: int, **columns: Any) -> Rows:
 
 
 def worker(name: str = "w0", **fields: Any) -> WorkerStatus:
-    """A worker that runs, at step 10."""
+    """A running worker at step 10."""
     defaults: Mapping[str, Any] = {
         "standing": Standing.ACTIVE,
         "incarnation": 0,
@@ -52,7 +52,7 @@ def status(shard: int = 0, workers: Sequence[WorkerStatus] = (), **fields: Any) 
 
 
 def report(seconds: float, **parts: Any) -> WorkerReport:
-    """A worker's life of so many seconds, those of its parts zero unless given."""
+    """A worker's report of a life of this many seconds; its parts are zero unless given."""
     names = ("compute_s", "data_s", "waited_s", "network_s", "serialise_s")
     times: dict[str, Any] = dict.fromkeys(names, 0.0)
     return WorkerReport(
@@ -67,6 +67,6 @@ def report(seconds: float, **parts: Any) -> WorkerReport:
 
 
 def summary(fresh: RunTally | None = None, **options: Any) -> Any:
-    """A summary of one shard, as `options` of `summarise` say."""
+    """A summary of one shard, with the `options` of `summarise`."""
     defaults = {"workers": 1, "staleness_bound": 4, "seconds": 2.0}
     return summarise([status(version=10)], fresh or RunTally(), [], **{**defaults, **options})

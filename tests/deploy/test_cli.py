@@ -21,7 +21,7 @@ from tests.in_process import Run
 
 @pytest.mark.parametrize("command", ["", "train", "test", "features", "version"])
 def test_help_fits_a_terminal(command: str, downpour: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every subcommand explains itself within eighty columns."""
+    """Every subcommand has a help text within eighty columns."""
     monkeypatch.setenv("COLUMNS", "80")
     status, out, err = downpour(*command.split(), "--help")
     assert (status, err) == (0, "")
@@ -32,7 +32,7 @@ def test_help_fits_a_terminal(command: str, downpour: Run, monkeypatch: pytest.M
 def test_help_names_every_setting_and_its_default(
     downpour: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each setting is an option, and each with a default of its own says it."""
+    """Every setting is an option, and its help shows its own default if it has one."""
     monkeypatch.setenv("COLUMNS", "400")
     _, out, _ = downpour("train", "--help")
     lines = {
@@ -60,14 +60,14 @@ def test_version_names_the_build(downpour: Run) -> None:
 
 
 def test_a_token_of_spark_connect_is_not_shown(downpour: Run, job: Path) -> None:
-    """The URL of a server that does not answer is told without it."""
+    """The error names the server's URL without its token."""
     url = f"sc://127.0.0.1:{free_port()}"
     line = f"Spark at {url}/: expected a server that accepts connections"
     refuses(downpour, job, f"{TRAIN} --spark {url}/;token=SECRET", line)
 
 
 def test_names_that_the_system_refuses(downpour: Run, job: Path) -> None:
-    """They are told in one line, as whatever else a file system says no to."""
+    """Names that are too long or not UTF-8 are reported in one line, like other file errors."""
     name = "x" * 300
     refuses(downpour, job, TRAIN.replace("--data data", f"--data {name}"), f"{name}: File name too")
     status, out, err = downpour(*TRAIN.split()[:-1], "run\udcff")
@@ -123,19 +123,19 @@ OPTIONS = [
 @pytest.mark.parametrize(("option", "line"), OPTIONS, ids=[option for option, _ in OPTIONS])
 @pytest.mark.usefixtures("no_gpu")
 def test_wrong_options(option: str, line: str, downpour: Run, job: Path) -> None:
-    """Files that are not there or something else, and numbers and names that make no sense."""
+    """Missing or wrong files, and meaningless numbers and names, are refused."""
     refuses(downpour, job, f"{TRAIN} {option}", line)
 
 
 @pytest.mark.parametrize("missing", ["solver", "data", "out"])
 def test_missing_options(missing: str, downpour: Run, job: Path) -> None:
-    """The three that a new run needs."""
+    """A new run needs these three options."""
     arguments = re.sub(rf"--{missing} \S+", "", TRAIN)
     refuses(downpour, job, arguments, rf"train: expected --{missing}, or --resume with an earlier")
 
 
 def test_weights_of_another_net(downpour: Run, job: Path) -> None:
-    """A tensor of the right name and another shape is named."""
+    """A tensor with the right name and a wrong shape is named."""
     other = job / "other.safetensors"
     save_file({"ip2/0": np.zeros((3, 5), np.float32)}, other)
     line = r"other\.safetensors: tensor ip2/0: expected shape \(3, 16\), got \(3, 5\)"
@@ -143,14 +143,14 @@ def test_weights_of_another_net(downpour: Run, job: Path) -> None:
 
 
 def test_weights_of_a_stranger(downpour: Run, job: Path) -> None:
-    """A file in which not one layer is the net's is a mistake, and no start to fine-tune from."""
+    """A weights file without any layer of the net is refused as a mistake."""
     save_file({"fc8/0": np.zeros((3, 5), np.float32)}, job / "other.safetensors")
     line = r"other\.safetensors: expected weights of layer conv, got a file without"
     refuses(downpour, job, f"{TRAIN} --weights other.safetensors", line)
 
 
 def test_no_gpu_for_the_shards(downpour: Run, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the shards are to live on this machine, it is found before anything is started."""
+    """A missing GPU for the shards on this machine is reported before anything starts."""
     monkeypatch.setattr(launcher, "gpu", lambda: None)
     line = "--shard-device gpu: expected a GPU that answers, got none here"
     for home in ("ray", "processes"):
@@ -159,7 +159,7 @@ def test_no_gpu_for_the_shards(downpour: Run, job: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("arguments", ["", "snapshots"])
 def test_a_command_group_alone_prints_its_help(arguments: str, downpour: Run) -> None:
-    """Nothing was asked for and nothing is wrong."""
+    """Without a command, the help is printed and the status is 0."""
     status, out, err = downpour(*arguments.split())
     assert (status, err) == (0, "")
     assert f"Usage: downpour {arguments}".rstrip() in out

@@ -1,4 +1,4 @@
-"""`downpour test` and `downpour features`: their figures, and what they refuse."""
+"""`downpour test` and `downpour features`: their figures, and the inputs that they refuse."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ from worker.inference import write_safetensors
 
 @pytest.fixture
 def trained(job: Path) -> Path:
-    """Weights for tiny's net, as it starts."""
+    """The starting weights of the tiny net."""
     model = CaffeModel(read_solver(job / "solver.prototxt").train)
     write_safetensors(job / "w.safetensors", model.table, model.initial(1))
     return job
@@ -31,7 +31,8 @@ FEATURES = "features --net net.prototxt --weights w.safetensors --data data --ou
 
 
 def test_test_prints_loss_and_accuracy(downpour: Run, trained: Path) -> None:
-    """The figures are of the test part: those of a file with the same rows, undivided."""
+    """The figures are of the test part: they equal those of a file with the same rows,
+    undivided."""
     status, out, _ = downpour(*TEST.split())
     assert status == 0
     assert re.fullmatch(r"accuracy \S+  loss \S+\n", out)
@@ -42,7 +43,7 @@ def test_test_prints_loss_and_accuracy(downpour: Run, trained: Path) -> None:
 
 
 def test_features_on_a_full_disk(downpour: Run, trained: Path) -> None:
-    """It is told where, in a line, and no half of a file stays."""
+    """A full disk is reported with its path in one line, and no partial file stays."""
     with full_disk():
         refuses(downpour, trained, FEATURES, r"--output o: .*File too large", status=1)
 
@@ -52,7 +53,7 @@ def test_features_on_a_full_disk(downpour: Run, trained: Path) -> None:
     [("", 50), ("--split test", 50), ("--split train", 200), ("--data data/train.parquet", 200)],
 )
 def test_features_of_a_part(options: str, rows: int, downpour: Run, trained: Path) -> None:
-    """A row each of the part that is asked for; all rows of data that is not divided."""
+    """One row for each row of the requested part, or of all data that is not divided."""
     status, out, _ = downpour(*f"{FEATURES},ip2 {options} --batch-size 32".split())
     assert (status, out) == (0, f"{rows} rows of ip1, ip2 in o/features.parquet\n")
     table = pq.read_table(trained / "o/features.parquet")
@@ -63,7 +64,7 @@ def test_features_of_a_part(options: str, rows: int, downpour: Run, trained: Pat
 
 @pytest.mark.parametrize("size", [14, 100])
 def test_features_of_vectors(size: int, downpour: Run, trained: Path) -> None:
-    """A list of numbers of any length is a vector for a net without convolutions."""
+    """For a net without convolutions, a list of numbers of any length is a vector."""
     (trained / "net.prototxt").write_text(
         'layer { name: "rows" type: "MemoryData" top: "data" memory_data_param { batch_size: 4 } }'
         'layer { name: "ip1" type: "InnerProduct" bottom: "data" top: "ip1"'
@@ -80,7 +81,7 @@ def test_features_of_vectors(size: int, downpour: Run, trained: Path) -> None:
 
 
 def test_idx_is_tested_on_its_test_files(downpour: Run, trained: Path) -> None:
-    """MNIST's t10k files, and nothing else of a folder of IDX files."""
+    """Of a folder of IDX files, only MNIST's t10k files are read."""
     write_idx(trained / "data")
     (trained / "data/train-images-idx3-ubyte.gz").unlink()
     status, out, _ = downpour(*TEST.split())
@@ -107,12 +108,12 @@ REFUSED = [
 @pytest.mark.parametrize(("arguments", "line"), REFUSED, ids=[line[:30] for _, line in REFUSED])
 @pytest.mark.usefixtures("no_gpu")
 def test_wrong_inference(arguments: str, line: str, downpour: Run, trained: Path) -> None:
-    """One line, exit 1, and no output folder."""
+    """An error is one line with exit status 1, and leaves no output folder."""
     refuses(downpour, trained, arguments, line)
 
 
 def test_weights_that_lack_a_layer(downpour: Run, trained: Path) -> None:
-    """Blobs need the layers before them, and no others."""
+    """Blobs need only the weights of the layers before them."""
     file = trained / "w.safetensors"
     tensors = load_file(file)
     save_file({name: tensors[name] for name in tensors if not name.startswith("ip2")}, file)
@@ -123,7 +124,7 @@ def test_weights_that_lack_a_layer(downpour: Run, trained: Path) -> None:
 
 
 def test_labels_that_no_class_has(downpour: Run, trained: Path) -> None:
-    """Told when testing, too, though the data is opened before the net."""
+    """The test command reports it as well, although it opens the data before the net."""
     pq.write_table(
         tiny.image_table(30).set_column(0, "label", pa.array([5] * 30)),
         trained / "data/test.parquet",
@@ -135,7 +136,7 @@ def test_labels_that_no_class_has(downpour: Run, trained: Path) -> None:
 
 
 def test_a_solver_without_a_test_net(downpour: Run, trained: Path) -> None:
-    """There is nothing to measure with."""
+    """A solver without a test net is refused."""
     swap(trained / "solver.prototxt", "test_iter: 7", "")
     line = r"solver\.prototxt: expected a test_iter, which says that it has a test net; got none"
     refuses(downpour, trained, TEST, line)

@@ -57,13 +57,13 @@ NETWORKS = [
 
 @pytest.mark.parametrize(("old", "new", "line"), NETWORKS, ids=[new for _, new, _ in NETWORKS])
 def test_wrong_networks(old: str, new: str, line: str, downpour: Run, job: Path) -> None:
-    """Layers and fields that there are none of, and shapes that don't fit."""
+    """Unknown layers and fields, and shapes that do not fit, are refused."""
     swap(job / "net.prototxt", old, new)
     refuses(downpour, job, TRAIN, line)
 
 
 def test_fewer_rows_than_workers(downpour: Run, job: Path) -> None:
-    """Some worker would have nothing to train on."""
+    """More workers than rows are refused, because one would have no data."""
     pq.write_table(tiny.image_table(3), job / "data/train.parquet")
     line = r"--workers: expected at most 3, as \S*data has 3 rows to train on .* got 5"
     refuses(downpour, job, f"{TRAIN} --workers 5", line)
@@ -95,7 +95,7 @@ SOLVERS = [
 
 @pytest.mark.parametrize(("old", "new", "line"), SOLVERS, ids=[new for _, new, _ in SOLVERS])
 def test_wrong_solvers(old: str, new: str, line: str, downpour: Run, job: Path) -> None:
-    """What a solver file cannot say."""
+    """Invalid solver files are refused."""
     swap(job / "solver.prototxt", old, new)
     refuses(downpour, job, TRAIN, line)
 
@@ -115,7 +115,7 @@ PARQUET = [
 def test_wrong_parquet(
     part: str, columns: dict[str, list[object] | None], line: str, downpour: Run, job: Path
 ) -> None:
-    """Columns that are missing and labels that the net has no class for, by their row."""
+    """Missing columns are named, and labels without a class are named by their row."""
     table = tiny.image_table(30)
     for name, values in columns.items():
         table = table.drop_columns(name)
@@ -127,21 +127,21 @@ def test_wrong_parquet(
 
 @pytest.mark.parametrize("part", ["train", "test"])
 def test_truncated_parquet(part: str, downpour: Run, job: Path) -> None:
-    """A file that lost its end, with which Parquet begins."""
+    """A truncated file is refused: Parquet keeps its index at the end."""
     path = job / f"data/{part}.parquet"
     path.write_bytes(path.read_bytes()[:500])
     refuses(downpour, job, TRAIN, rf"{part}\.parquet: expected a whole Parquet file, got ")
 
 
 def test_test_data_without_a_test_net(downpour: Run, job: Path) -> None:
-    """Data that no net would be tested on is not passed over in silence."""
+    """Test data that no net would be tested on is refused, not ignored."""
     swap(job / "solver.prototxt", "test_iter: 7", "")
     line = "--test-data .*/data: expected a solver with a test_iter, got one without"
     refuses(downpour, job, f"{TRAIN} --test-data data", line)
 
 
 def test_a_wrong_test_net(downpour: Run, job: Path) -> None:
-    """It is built before the training."""
+    """The test net is built before the training."""
     swap(job / "net.prototxt", '"Accuracy"', '"Accurate"')
     refuses(downpour, job, TRAIN, r"net\.prototxt: layer accuracy \(Accurate\): type not supported")
 
@@ -155,14 +155,14 @@ def test_test_data_of_another_shape(downpour: Run, job: Path) -> None:
 
 
 def test_idx_labels_beyond_the_classes(downpour: Run, job: Path) -> None:
-    """The net's last layer says how many classes there are."""
+    """The net's last layer defines the number of classes."""
     write_idx(job / "data", classes=4)
     line = r"train-labels-idx1-ubyte: row 3: expected a label in \[0, 3\), got 3"
     refuses(downpour, job, TRAIN, line)
 
 
 def test_truncated_idx(downpour: Run, job: Path) -> None:
-    """A file whose header promises more than is there."""
+    """A file with less data than its header promises is refused."""
     write_idx(job / "data")
     path = job / "data/t10k-labels-idx1-ubyte"
     path.write_bytes(path.read_bytes()[:20])

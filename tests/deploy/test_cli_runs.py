@@ -1,4 +1,4 @@
-"""`downpour train` and the folders of runs: what it goes on from, and what it leaves alone."""
+"""`downpour train` and run folders: what it continues from, and what it leaves unchanged."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,8 +46,9 @@ def earlier(job: Path) -> Path:
 def test_resume_goes_on_with_the_settings_of_then(
     downpour: Run, earlier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is given now replaces what was told then, and only that; a new bound is no misfit. With
-    a number it is a new run, in a folder of its own, with snapshots of its own."""
+    """An option given now replaces only that setting of the earlier run; a new bound is
+    accepted. With a number it is a new run, in a folder of its own, with snapshots of its
+    own."""
     told: list[tuple[TrainSettings, SnapshotRef | None]] = []
 
     def run(settings: TrainSettings, *, origin: SnapshotRef | None) -> None:
@@ -88,19 +89,19 @@ MISFITS = [
 def test_resume_of_what_does_not_fit(
     option: str, line: str, downpour: Run, job: Path, earlier: Path
 ) -> None:
-    """A snapshot goes on only as the job that it was made by; refusing leaves the run as it was."""
+    """A snapshot is only continued as the job that made it; a refusal leaves the run unchanged."""
     refuses(downpour, job, f"train --resume run {option}", line)
 
 
 def test_resume_with_another_rule(downpour: Run, job: Path, earlier: Path) -> None:
-    """A solver that was edited in between is noticed where it matters."""
+    """A relevant change of the solver file is noticed."""
     swap(job / "solver.prototxt", "base_lr: 0.1", "base_lr: 0.1 momentum: 0.9")
     line = r"resume \S*run/snapshots/7: it was made with rule sgd, got momentum"
     refuses(downpour, job, "train --resume run", line)
 
 
 def test_resume_of_a_damaged_snapshot(downpour: Run, job: Path, earlier: Path) -> None:
-    """A file that lost its end is named."""
+    """A truncated file is named."""
     path = earlier / "snapshots/7/shard-1.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     line = (
@@ -111,7 +112,7 @@ def test_resume_of_a_damaged_snapshot(downpour: Run, job: Path, earlier: Path) -
 
 
 def test_resume_of_nothing(downpour: Run, job: Path) -> None:
-    """A folder that holds no run, and a run that has no snapshot yet."""
+    """A folder without a run, and a run without a snapshot, are refused."""
     line = r"data: expected a run folder or a place with snapshots, got none there"
     refuses(downpour, job, "train --resume data", line)
     settings = TrainSettings(solver=job / "solver.prototxt", data=job / "data", out=job / "run")
@@ -134,7 +135,8 @@ def test_an_out_that_holds_a_run(downpour: Run, job: Path, earlier: Path) -> Non
 
 
 def test_an_out_that_is_gone_on_from(downpour: Run, job: Path, earlier: Path) -> None:
-    """A run is never taken back to an earlier snapshot of its own: what came since would go."""
+    """A run cannot return to an earlier snapshot of its own, because later results would be
+    lost."""
     line = (
         r"run folder \S*run: expected a new folder, got one that holds a run; choose another --out"
     )
@@ -142,7 +144,7 @@ def test_an_out_that_is_gone_on_from(downpour: Run, job: Path, earlier: Path) ->
 
 
 def test_logs_that_would_be_passed_over(downpour: Run, job: Path, earlier: Path) -> None:
-    """A run keeps its logs where it has left them, for they may tell more than its snapshots."""
+    """A resumed run keeps its logs in place, because they may hold more than its snapshots."""
     written(earlier / "logs/job/shard-0", 1)
     line = (
         r"--logs \S*elsewhere: expected the folder where the run has left its logs, \S*run/logs; or"
@@ -152,7 +154,7 @@ def test_logs_that_would_be_passed_over(downpour: Run, job: Path, earlier: Path)
 
 
 def test_an_out_that_is_not_ours(downpour: Run, job: Path) -> None:
-    """Neither are files of no run."""
+    """Files that belong to no run are not overwritten either."""
     line = r"run folder \S*data: expected a new folder, got one with t"
     refuses(downpour, job, TRAIN.replace("--out run", "--out data"), line)
     line = r"run folder \S*net\.prototxt: File exists"
@@ -162,7 +164,7 @@ def test_an_out_that_is_not_ours(downpour: Run, job: Path) -> None:
 def test_ctrl_c_before_the_first_step(
     downpour: Run, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is nothing to resume, no folder stays, and the same command may be given again."""
+    """Nothing can be resumed, no folder stays, and the same command works again."""
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -180,7 +182,7 @@ def test_ctrl_c_before_the_first_step(
 def test_ctrl_c_while_it_trains(
     snapshot: str | None, last: str, downpour: Run, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What to go on with is said where there is something to go on from: the disk may be full."""
+    """The command to continue is only printed if there is something to continue from."""
     outcome = SimpleNamespace(interrupted=True, snapshot=snapshot)
     session = SimpleNamespace(createDataFrame=lambda rows: rows)
     monkeypatch.setattr(training, "_start", lambda *_: session)

@@ -1,4 +1,4 @@
-"""Room on a disk is looked at before a run starts, and its lack is one line."""
+"""A run checks for room on the disk before it starts, and reports a lack in one line."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from tests.in_process import Run
 
 
 def test_a_disk_with_room_passes(tmp_path: Path) -> None:
-    """Folders that do not exist yet are looked up above."""
+    """For a folder that does not exist yet, its nearest parent counts."""
     check_room({tmp_path / "a/b": 1, tmp_path / "c": 1})
     assert (free_bytes(tmp_path / "a") or 0) > 0
 
@@ -22,7 +22,7 @@ def test_a_disk_with_room_passes(tmp_path: Path) -> None:
 def test_what_one_disk_gets_is_summed_up(
     downpour: Run, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The weights and a snapshot go to the same disk: nothing is started without room for both."""
+    """Weights and snapshot go to the same disk: nothing starts without room for both."""
     monkeypatch.setattr(disk_space, "free_bytes", lambda _: 1 << 20)
     line = r"\S*: expected room for at least 1\.\d MB, for the weights in two formats and one snap"
     refuses(downpour, job, TRAIN, line)
@@ -30,7 +30,7 @@ def test_what_one_disk_gets_is_summed_up(
 
 @pytest.mark.parametrize("snapshot", ["run/snapshots/10", None])
 def test_a_full_disk_at_the_end_says_how_to_continue(snapshot: str | None, tmp_path: Path) -> None:
-    """With a snapshot to resume from, the error names it and the command."""
+    """If there is a snapshot to resume from, the error names it and the command."""
     settings = SimpleNamespace(out=tmp_path, snapshots=None)
     outcome = SimpleNamespace(snapshot=snapshot)
     with pytest.raises(GiveUp) as raised, training._with_hint(settings, outcome):  # type: ignore[arg-type]

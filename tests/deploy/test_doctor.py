@@ -1,4 +1,4 @@
-"""`downpour doctor` from end to end: what it prints, what it exits with, what it says is wrong."""
+"""`downpour doctor` from end to end: its output, its exit status, and its warnings."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def cluster() -> Iterator[ps.Cluster]:
 
 
 def test_a_slow_link_is_told_in_words(doctor: Run, cluster: ps.Cluster, tmp_path: Path) -> None:
-    """Each shard has its row; the advice ends in options that the command line takes."""
+    """Each shard has a row, and the advice ends in options that the command line accepts."""
     cluster.save(tmp_path / "cluster.json")
     status, out, err = doctor(
         "--cluster", tmp_path, "--link", "rtt=40ms,rate=40Mbit", "--compute-ms", 400
@@ -47,7 +47,8 @@ def test_a_slow_link_is_told_in_words(doctor: Run, cluster: ps.Cluster, tmp_path
 def test_a_thin_link_is_told_how_to_send_less(
     doctor: Run, cluster: ps.Cluster, tmp_path: Path
 ) -> None:
-    """Both ways have a codec, in words and as options; what it costs the shards is said."""
+    """Both directions have a codec, as text and as options, and the cost for the shards is
+    named."""
     cluster.save(tmp_path / "cluster.json")
     status, out, _ = doctor(
         "--cluster", tmp_path, "--link", "rtt=1ms,rate=40Mbit", "--compute-ms", 1
@@ -61,7 +62,7 @@ def test_a_thin_link_is_told_how_to_send_less(
 
 
 def test_json_has_it_all(doctor: Run, cluster: ps.Cluster, tmp_path: Path) -> None:
-    """The same for programs: figures of each shard, and the advice."""
+    """As JSON: the figures of each shard, and the advice."""
     cluster.save(tmp_path / "c.json")
     status, out, _ = doctor("--cluster", tmp_path / "c.json", "--json")
     told = json.loads(out)
@@ -72,7 +73,7 @@ def test_json_has_it_all(doctor: Run, cluster: ps.Cluster, tmp_path: Path) -> No
 
 
 def test_a_shard_that_is_gone_is_named(doctor: Run, cluster: ps.Cluster, tmp_path: Path) -> None:
-    """The others are measured all the same, and nothing is advised."""
+    """The other shards are still measured, but there is no advice."""
     gone = replace(cluster, endpoints=(cluster.endpoints[0], "tcp://127.0.0.1:1"))
     gone.save(tmp_path / "c.json")
     status, out, _ = doctor("--cluster", tmp_path / "c.json", "--patience-s", 0.5)
@@ -83,7 +84,7 @@ def test_a_shard_that_is_gone_is_named(doctor: Run, cluster: ps.Cluster, tmp_pat
 
 
 def test_another_job_is_told_so(doctor: Run, cluster: ps.Cluster, tmp_path: Path) -> None:
-    """A stale file names shards that serve another job by now."""
+    """A stale file names shards that now serve another job."""
     replace(cluster, job="yesterday-0123456789abcdef").save(tmp_path / "c.json")
     status, out, _ = doctor("--cluster", tmp_path / "c.json", "--patience-s", 60)
     assert status == 1
@@ -93,10 +94,9 @@ def test_another_job_is_told_so(doctor: Run, cluster: ps.Cluster, tmp_path: Path
 
 
 def test_a_primary_that_has_moved_is_followed(doctor: Run, group: Group, tmp_path: Path) -> None:
-    """After a failover the file names a copy that is gone; the coordinator knows who serves.
-
-    Where nobody tells, that is said, and the file's word is gone by.
-    """
+    """After a failover the file names a dead copy, and the coordinator knows the primary.
+    Without an answer of the coordinator, there is a warning, and the addresses in the file
+    are used."""
     group.copies[0].stop()
     await_that(lambda: group.holders() == (2,))
     group.cluster.save(tmp_path / "c.json")
@@ -134,7 +134,8 @@ def test_what_cannot_be_read_is_one_line(
 
 
 def test_a_run_that_has_ended_is_not_probed(doctor: Run, tmp_path: Path) -> None:
-    """Its summary is newer than its cluster file; one that was resumed since is looked at."""
+    """A run has ended if its summary is newer than its cluster file, unless it was resumed
+    since."""
     (tmp_path / "cluster.json").write_text("{}")
     (tmp_path / "summary.json").write_text("{}")
     os.utime(tmp_path / "cluster.json", (1, 1))

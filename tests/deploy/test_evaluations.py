@@ -15,7 +15,7 @@ def result(iteration: int, **figures: float) -> Evaluation:
 
 
 def test_rows_are_there_as_they_come(tmp_path: Path) -> None:
-    """After each result the file is whole: a column an output, a row a test, in their order."""
+    """After each result the file is complete: one column per output, one row per test, in order."""
     path = tmp_path / "evaluations.csv"
     file = EvaluationsFile(path)
     assert not path.exists()
@@ -28,7 +28,7 @@ def test_rows_are_there_as_they_come(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_continues_it(tmp_path: Path) -> None:
-    """Without what came after the snapshot, and with one row for each iteration."""
+    """Rows after the snapshot are dropped, and each iteration has one row."""
     path = tmp_path / "evaluations.csv"
     file = EvaluationsFile(path)
     for iteration in (0, 10, 20, 30):
@@ -44,7 +44,7 @@ def test_a_resumed_run_continues_it(tmp_path: Path) -> None:
 
 
 def test_a_new_run_begins_a_new_file(tmp_path: Path) -> None:
-    """What an earlier run has left there is not this run's."""
+    """A new run does not keep the rows of an earlier run."""
     EvaluationsFile(tmp_path / "evaluations.csv").add(result(10, loss=1.0))
     EvaluationsFile(tmp_path / "evaluations.csv").add(result(20, loss=2.0))
     assert [test.iteration for test in read_evaluations(tmp_path / "evaluations.csv")] == [20]
@@ -59,6 +59,6 @@ def test_a_file_of_something_else_is_named(tmp_path: Path, text: str) -> None:
 
 
 def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
-    """And nothing half-written stays."""
+    """No half-written file stays."""
     with pytest.raises(GiveUp, match=r"gone/evaluations\.csv: No such file"):
         EvaluationsFile(tmp_path / "gone" / "evaluations.csv").add(result(1, loss=1.0))

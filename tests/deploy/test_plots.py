@@ -1,4 +1,4 @@
-"""The pictures: what they are drawn from is right, and every kind of run can be drawn."""
+"""The plots: their input figures are correct, and every kind of run can be drawn."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ def summed(rows: Rows, bound: int | None = 4) -> Summary:
 
 
 def test_losses_are_shard_0s_in_order(tmp_path: Path) -> None:
-    """Samples count up over all workers, and an update without a loss is left out but counted."""
+    """Samples accumulate over all workers; an update without a loss is not drawn, but counted."""
     rows = records(4, loss=[2.0, np.nan, 1.0, np.inf], samples=[10, 20, 30, 40])
     rows["worker"] = [b"w0", b"w1", b"w1", b"w0"]
     got = read_losses(write(tmp_path, rows, records(4, loss=9.0)))
@@ -47,7 +47,8 @@ def test_losses_are_shard_0s_in_order(tmp_path: Path) -> None:
 
 
 def test_many_losses_are_thinned_without_preferring_a_worker(tmp_path: Path) -> None:
-    """Of workers that take turns each keeps about its share, and the last sample count is true."""
+    """Of workers that take turns, each keeps about its share, and the last sample count is
+    exact."""
     rows = records(8000, loss=1.0)
     rows["worker"] = [b"w%d" % (number % 4) for number in range(8000)]
     got = read_losses(write(tmp_path, rows), most=800)
@@ -58,7 +59,7 @@ def test_many_losses_are_thinned_without_preferring_a_worker(tmp_path: Path) -> 
 
 
 def test_staleness_is_counted_over_all_shards(tmp_path: Path) -> None:
-    """The histogram is NumPy's of all rows together."""
+    """The histogram equals NumPy's over all rows."""
     rng = np.random.default_rng(8)
     one, two = (records(300, staleness=rng.integers(0, most, 300)) for most in (4, 9))
     got = count_staleness(write(tmp_path, one, two))
@@ -69,7 +70,7 @@ def test_staleness_is_counted_over_all_shards(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("count", "length"), [(7, 1), (100, 10), (95, 10), (101, 11)])
 def test_gaps_are_taken_over_spans_of_updates(tmp_path: Path, count: int, length: int) -> None:
-    """Least, mean and most of each span are NumPy's of its rows, the last, shorter span's too."""
+    """Minimum, mean and maximum of each span equal NumPy's, also for the shorter last span."""
     rng = np.random.default_rng(count)
     rows = records(count, clock_gap=rng.integers(0, 9, count))
     got = read_gaps(write(tmp_path, rows, records(count)), spans=10)
@@ -81,7 +82,7 @@ def test_gaps_are_taken_over_spans_of_updates(tmp_path: Path, count: int, length
 
 
 def test_a_running_mean_shrinks_at_the_ends() -> None:
-    """It equals the mean of the neighbours there are, computed one by one."""
+    """It equals the mean over the existing neighbours, computed one by one."""
     values = np.random.default_rng(1).standard_normal(400)
     expected = [values[max(0, at - 4) : at + 5].mean() for at in range(400)]
     np.testing.assert_allclose(running_mean(values), expected, rtol=1e-12, atol=1e-12)
@@ -103,7 +104,7 @@ RUNS = {
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.filterwarnings("error")
 def test_every_kind_of_run_can_be_drawn(tmp_path: Path, name: str) -> None:
-    """Both pictures come out as PNGs of one size, without a warning."""
+    """Both plots are PNGs of one size, drawn without a warning."""
     rows, bound = RUNS[name]
     updates = write(tmp_path, rows)
     for draw in (plot_loss, plot_staleness):
@@ -119,7 +120,8 @@ def test_every_kind_of_run_can_be_drawn(tmp_path: Path, name: str) -> None:
 )
 @pytest.mark.filterwarnings("error")
 def test_tests_are_drawn(tmp_path: Path, figures: dict[str, float]) -> None:
-    """Their accuracy, else their loss; a net that outputs neither leaves the picture as it was."""
+    """The tests' accuracy is drawn, else their loss; a net with neither leaves the plot
+    unchanged."""
     updates = write(tmp_path, records(300, loss=np.linspace(2.3, 0.01, 300), samples=64))
     run, pictures = summed(records(300)), []
     for tests in ((), [Evaluation(n, 64 * n, n, figures) for n in (0, 100, 200)]):
@@ -129,7 +131,7 @@ def test_tests_are_drawn(tmp_path: Path, figures: dict[str, float]) -> None:
 
 
 def test_errors_name_the_file(tmp_path: Path) -> None:
-    """A missing file of updates, and a place where no picture can be put, are one-line errors."""
+    """A missing file of updates and an unwritable plot are one-line errors."""
     rows = records(3, loss=1.0)
     with pytest.raises(BadInput, match=r"nowhere\.parquet: "):
         plot_loss(tmp_path / "nowhere.parquet", summed(rows), tmp_path / "out.png")

@@ -1,4 +1,4 @@
-"""The display, rendered into memory: in a pipe plain lines, on a terminal a picture."""
+"""The display, rendered into memory: plain lines in a pipe, a redrawn display on a terminal."""
 
 import io
 from collections.abc import Callable
@@ -16,7 +16,7 @@ WAITING = worker("w1", clock=12, step=12, waiting=True, loss=0.25)
 
 
 class Time:
-    """A clock that stands still until told otherwise."""
+    """A clock that only advances when it is set."""
 
     def __init__(self) -> None:
         self.now = 50.0
@@ -46,7 +46,7 @@ def rendered(draw: Callable[[Console], None], width: int = 100, *, colour: bool 
 
 
 def test_one_line_says_it_all() -> None:
-    """Time, steps, loss, rate, speed, staleness and who waits, in one plain line."""
+    """Time, steps, loss, rate, speed, staleness and waiting workers, in one plain line."""
     assert line(readings()) == (
         "0:20  steps 20/300  loss 0.5  learning rate 0.01  1280 samples/s"
         "  staleness 3.5, max 4  waiting: w1"
@@ -54,7 +54,7 @@ def test_one_line_says_it_all() -> None:
 
 
 def test_a_picture_shows_everything() -> None:
-    """The bar's numbers, a row a worker with its standing, a row a shard with its rates."""
+    """The bar's numbers, a row per worker with its standing, a row per shard with its rates."""
     text = rendered(lambda console: console.print(picture(readings())))
     rows = [" ".join(row.split()) for row in text.splitlines()]
     assert rows[0].endswith("7% 20 of 300 steps 0:20 elapsed 2:20 left")
@@ -85,13 +85,13 @@ def test_a_picture_shows_how_far_it_has_come() -> None:
 
 
 def test_no_bound_is_said() -> None:
-    """Without a bound there is nothing for the gap to be measured against."""
+    """Without a bound, the gap has no limit to compare with."""
     text = rendered(lambda console: console.print(picture(readings(bound=None))))
     assert "clock gap max 4, no bound" in text
 
 
 def test_of_many_workers_the_slowest_are_shown() -> None:
-    """The table stays small; who holds the others back is in it, the rest is counted."""
+    """The table stays small: it shows the workers that hold others back, and counts the rest."""
     meter = Meter(steps=100, workers=50, bound=4, started=0.0)
     everyone = [worker(f"w{number}", clock=90 - number) for number in range(40)]
     got = meter.look([status(workers=everyone)], [records(0)], 0.0)
@@ -103,7 +103,7 @@ def test_of_many_workers_the_slowest_are_shown() -> None:
 
 
 def test_eighty_columns_are_enough() -> None:
-    """On a terminal of the usual width nothing is wrapped or cut; a narrower one is kept within."""
+    """On a terminal of the usual width nothing is wrapped or cut; a narrower one is respected."""
     wide, usual, narrow = (
         [row.rstrip() for row in text.splitlines()]
         for text in (
@@ -116,7 +116,7 @@ def test_eighty_columns_are_enough() -> None:
 
 
 def test_a_pipe_gets_plain_lines() -> None:
-    """What is started, a line every five seconds, and the last state; no escape codes."""
+    """What is started, a line every five seconds, and the final state, without escape codes."""
     time = Time()
 
     def run(console: Console) -> None:
@@ -148,7 +148,7 @@ def test_a_pipe_gets_plain_lines() -> None:
 
 
 def test_nothing_is_said_before_the_first_step() -> None:
-    """Nor the same thing twice: a line stays, so it has something to say."""
+    """No line is repeated: each reports something new."""
     time = Time()
 
     def run(console: Console) -> None:
@@ -164,8 +164,8 @@ def test_nothing_is_said_before_the_first_step() -> None:
 
 
 def test_lines_by_iteration() -> None:
-    """With `display` a line comes at each multiple of so many iterations, and not by the clock;
-    the loss is the mean of `average_loss` iterations; a test has a line of its own."""
+    """With `display`, a line comes at each multiple of that many iterations, and not by the
+    clock; the loss is the mean of `average_loss` iterations; a test has a line of its own."""
     time = Time()
 
     def run(console: Console) -> None:
@@ -189,7 +189,7 @@ def test_lines_by_iteration() -> None:
 
 
 def test_a_terminal_says_how_to_stop() -> None:
-    """While it trains, and not any more once it has ended."""
+    """The hint is shown while the run trains, and not after its end."""
 
     def run(console: Console) -> None:
         with Progress(steps=10, workers=1, bound=4, console=console, clock=Time()) as progress:
@@ -217,8 +217,8 @@ def test_a_long_line_is_not_wrapped_in_a_pipe() -> None:
 
 @pytest.mark.parametrize(("error", "word"), [(None, "done"), (KeyboardInterrupt, "stopped")])
 def test_a_terminal_gets_a_picture(error: type[BaseException] | None, word: str) -> None:
-    """What was started stays with the time it took, the last picture stays below it, and the
-    cursor comes back, on every way out."""
+    """What was started stays with the time it took, the last display stays below it, and the
+    cursor returns, however the run ends."""
     time = Time()
 
     def run(console: Console) -> None:
@@ -276,14 +276,14 @@ def test_time_is_told_as_a_clock_tells_it(seconds: float, text: str) -> None:
 
 
 class Closed(io.StringIO):
-    """A pipe that nobody reads any more."""
+    """A pipe that its reader has closed."""
 
     def write(self, text: str) -> int:
         raise BrokenPipeError(32, "Broken pipe")
 
 
 def test_a_pipe_that_is_closed_ends_no_training() -> None:
-    """`downpour train | head` goes on without being seen."""
+    """`downpour train | head` continues without being seen."""
     console = Console(file=Closed(), force_terminal=False)
     with Progress(steps=100, workers=1, bound=0, console=console) as progress:
         progress.starting("the shards and workers")

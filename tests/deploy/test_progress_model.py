@@ -1,4 +1,4 @@
-"""What the display says, computed from statuses, against sums done by hand."""
+"""The figures of the display, computed from statuses and compared with sums done by hand."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def meter(steps: int = 100, workers: int = 2, bound: int | None = 4) -> Meter:
 
 
 def test_the_first_look_has_no_speeds() -> None:
-    """With nothing to compare, speeds and what follows from them are unknown, not zero."""
+    """With nothing to compare, speeds and the figures derived from them are unknown, not zero."""
     got = meter().look([status(steps=3, samples=192)], [records(0)], 1002.0)
     assert got == Readings(
         elapsed_s=2.0,
@@ -57,7 +57,7 @@ def test_speeds_come_from_the_last_ten_seconds() -> None:
 
 
 def test_a_job_that_moves_is_measured_anew() -> None:
-    """Other shards count from nothing: what the former had counted makes no speed."""
+    """Other shards count from zero, so the counters of the former ones give no speed."""
     watch = meter()
     watch.look([status(version=9, bytes_in=900)], [records(0)], 1000.0)
     got = watch.look([status(version=9)] * 2, [records(0)] * 2, 1001.0)
@@ -67,7 +67,8 @@ def test_a_job_that_moves_is_measured_anew() -> None:
 
 
 def test_a_shard_that_was_rolled_back_is_measured_anew() -> None:
-    """It counts from its last save: a run goes on slower for a while, and never backwards."""
+    """It counts from its last autosave: the run slows down for a while, but never goes
+    backwards."""
     watch = meter()
     both = [status(version=9, steps=9, samples=576)] * 2
     watch.look(both, [records(0)] * 2, 1000.0)
@@ -82,7 +83,7 @@ def test_a_shard_that_was_rolled_back_is_measured_anew() -> None:
 
 
 def test_a_run_that_stands_still_has_no_end() -> None:
-    """At zero steps a second the time left is unknown, and the last loss stays."""
+    """At zero steps per second the time left is unknown, and the last loss stays."""
     watch = meter()
     watch.look([status(steps=5)], [records(1, loss=0.25)], 1000.0)
     for time in range(1, 40):
@@ -91,7 +92,8 @@ def test_a_run_that_stands_still_has_no_end() -> None:
 
 
 def test_the_loss_is_the_mean_of_recent_updates() -> None:
-    """Updates of the last ten seconds count alike, whichever look brought them; shard 0's only."""
+    """Updates of the last ten seconds count equally, whichever look brought them; only shard
+    0's."""
     watch = meter()
     watch.look([status(), status(1)], [records(1, loss=50.0), records(1)], 1000.0)
     watch.look([status(), status(1)], [records(3, loss=[1, 2, 3]), records(3)], 1012.0)
@@ -101,7 +103,7 @@ def test_the_loss_is_the_mean_of_recent_updates() -> None:
 
 
 def test_the_loss_may_be_the_mean_of_so_many_updates() -> None:
-    """As a solver's average_loss wants it, whatever the time between looks."""
+    """As a solver's average_loss defines it, whatever the time between looks."""
     watch = Meter(steps=100, workers=2, bound=4, started=1000.0, average=3)
     watch.look([status()], [records(3, loss=[9, 9, 1])], 1000.0)
     assert watch.look([status()], [records(2, loss=[2, 3])], 1100.0).loss == 2.0
@@ -115,7 +117,7 @@ def test_epochs_are_passes_over_the_rows() -> None:
 
 
 def test_staleness_is_over_all_updates_seen() -> None:
-    """Mean and maximum are of every record of every shard since the start."""
+    """Mean and maximum cover every record of every shard since the start."""
     watch = meter()
     watch.look([status(), status(1)], [records(1, staleness=7), records(1, staleness=1)], 1000.0)
     got = watch.look([status(), status(1)], [records(2, staleness=2), records(0)], 1100.0)
@@ -141,7 +143,7 @@ def test_a_standing_is_told_in_words(fields: dict[str, Any], words: str) -> None
 
 
 def test_a_worker_waits_if_it_waits_anywhere() -> None:
-    """Shards are put together: parked at one, restarts as the one that saw most of them."""
+    """Shards are combined: waiting at any of them counts, and so does the highest restart count."""
     statuses = [
         status(0, [worker("w0", clock=7, takeovers=1), worker("w1", seq=0)]),
         status(1, [worker("w0", clock=8, waiting=True, takeovers=2)]),
@@ -156,7 +158,7 @@ def test_a_worker_waits_if_it_waits_anywhere() -> None:
 
 
 def test_workers_stand_in_the_order_of_their_numbers() -> None:
-    """w10 comes after w2; one that only a later shard has greeted is there too."""
+    """w10 comes after w2, and a worker that only a later shard knows is included."""
     statuses = [status(0, [worker("w10"), worker("w2")]), status(1, [worker("w1")])]
     got = meter(workers=5).look(statuses, [records(0), records(0)], 1000.0)
     assert [one.name for one in got.workers] == ["w1", "w2", "w10"]

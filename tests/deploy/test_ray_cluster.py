@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*arguments: str, **environ: str) -> list[dict[str, Any]]:
-    """What tests.deploy.one_ray saw; in a folder other than the project's, as a user would be."""
+    """The report of tests.deploy.one_ray, run outside the project's folder, as by a user."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.deploy.one_ray", *arguments],
         cwd="/",
@@ -46,7 +46,7 @@ def code_of(session: dict[str, Any]) -> str:
 
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
-    """A folder whose path is short enough for Ray's sockets."""
+    """A folder with a path that is short enough for Ray's sockets."""
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
         yield Path(folder)
 
@@ -54,8 +54,8 @@ def short_folder() -> Iterator[Path]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_embedded(tmp_path: Path) -> None:
-    """Two embedded Rays in turn start with a token, in a folder that only we may enter, and leave
-    no process, no file and no handler behind; a deep folder for temporary files does not hurt."""
+    """Two embedded Rays in turn start with a token, in a folder that only we may enter, and
+    leave no process, file or handler behind; a deep folder for temporary files does no harm."""
     deep = tmp_path / "a-folder-too-deep-for-the-path-of-a-socket"
     deep.mkdir()
     home = tmp_path / "home"
@@ -75,8 +75,8 @@ def test_embedded(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_an_embedded_ray_that_is_late(short_folder: Path) -> None:
-    """Where the machine is too busy for Ray's patience, it is started anew, and what had begun is
-    gone."""
+    """If the machine is too busy for Ray's time limit, Ray is started again, and the first
+    attempt is cleaned up."""
     (late,) = run("late", TMPDIR=str(short_folder))
     assert late["actor"]["mode"] == "token"
     assert (late["left"], late["left_folders"]) == ([], 0)
@@ -84,7 +84,7 @@ def test_an_embedded_ray_that_is_late(short_folder: Path) -> None:
 
 
 def test_an_embedded_ray_that_never_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After three starts it is told in one line."""
+    """After three starts, the failure is reported in one line."""
     starts = []
 
     def late(_: str, **options: Any) -> object:
@@ -101,8 +101,8 @@ def test_an_embedded_ray_that_never_starts(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_running_cluster(running_ray: "RunningRay", tmp_path: Path) -> None:
-    """A running Ray is used with this project's code, and goes on when we leave; without its token,
-    or with another version, the error is one line that says so."""
+    """A running Ray is used with this project's code and continues after we leave; without its
+    token, or with another version, the error is one line that says so."""
     address, client_address, auth = running_ray
     other = tmp_path / "other"
     other.mkdir()
@@ -124,7 +124,8 @@ def test_running_cluster(running_ray: "RunningRay", tmp_path: Path) -> None:
 
 
 def test_no_ray_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A port whose owner is no Ray is given up within the time set, in one line."""
+    """If a port belongs to another server than Ray, the run gives up within the time set, in one
+    line."""
     monkeypatch.setattr(ray_cluster, "_TRIAL_S", 0.5)
     monkeypatch.setattr(ray_cluster, "check_ray", lambda *_: None)
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -141,8 +142,8 @@ _STILLBORN = "Initialization failure from server: Starting Ray client server fai
 def test_a_server_that_dies_at_its_birth(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, deaths: int, asked: int
 ) -> None:
-    """The server that Ray starts for a client of ray:// is asked for again, three times in all, by
-    the trial as by the connection itself."""
+    """If the server that Ray starts for a client of ray:// crashes, the start is retried, three
+    times in all, by the trial and by the connection itself."""
     count = tmp_path / "count"
     program = (
         f"import sys; f = open({str(count)!r}, 'a+'); f.write('x'); f.seek(0)\n"
@@ -173,7 +174,7 @@ def test_a_server_that_dies_at_its_birth(
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
 def test_closed_port(scheme: str) -> None:
-    """A port where nobody listens is told at once."""
+    """A closed port is reported at once."""
     with pytest.raises(
         BadInput, match=r"^Ray at .*: expected a server .*, got: Connection refused$"
     ):
@@ -182,7 +183,7 @@ def test_closed_port(scheme: str) -> None:
 
 @pytest.mark.parametrize("address", ["", "localhost", "h:port", "http://h:1", ":6379", "h:99999"])
 def test_no_ray_address(address: str) -> None:
-    """Anything that is no address is refused with the forms there are."""
+    """An invalid address is refused with the valid forms."""
     line = rf"^Ray address: expected HOST:PORT, ray://HOST:PORT or auto, got {address!r}$"
     with pytest.raises(BadInput, match=line):
         ray_cluster._try(address)
@@ -209,7 +210,7 @@ def test_refusal_names_both_versions() -> None:
     ],
 )
 def test_refusal_is_the_last_error(printed: str, line: str) -> None:
-    """Of a long traceback the last error's first line is told."""
+    """Of a long traceback, the first line of the last error is reported."""
     error = refusal("auto", printed)
     assert isinstance(error, BadInput)
     assert "\n" not in str(error)
@@ -218,7 +219,7 @@ def test_refusal_is_the_last_error(printed: str, line: str) -> None:
 
 
 def test_second_connection(ray_local: str) -> None:
-    """A process that is connected is told so, and stays connected."""
+    """A process that is connected already gets an error, and stays connected."""
     import ray
 
     with pytest.raises(BadInput, match="expected no connection in this process"), connect(None, 1):
@@ -228,7 +229,7 @@ def test_second_connection(ray_local: str) -> None:
 
 
 def test_a_token_is_wanted_where_shards_are_open(tmp_path: Path) -> None:
-    """In a file that is its owner's alone, or as whoever started the process gave it."""
+    """The token is in a file that only its owner can read, or in the environment of a launcher."""
     file = tmp_path / "token"
     file.write_text("0" * 64)
     file.chmod(0o600)

@@ -1,4 +1,4 @@
-"""What a run is asked for through its folder, from both sides."""
+"""Reshard requests through the run folder, from both sides."""
 
 import os
 import threading
@@ -13,7 +13,7 @@ from shards.errors import BadInput, DownpourError, GiveUp
 
 
 class Asking(threading.Thread):
-    """`downpour reshard` with this number of shards, and what it came to."""
+    """`downpour reshard` with this number of shards, and its result."""
 
     def __init__(self, run: Path, shards: int, wait_s: float = 60.0) -> None:
         super().__init__(daemon=True)
@@ -39,8 +39,8 @@ def left(run: Path) -> list[str]:
 
 @pytest.mark.parametrize("error", [None, BadInput("too many"), GiveUp("it died")])
 def test_a_wish_is_answered(tmp_path: Path, error: DownpourError | None) -> None:
-    """The run learns how many shards are wanted, once; whoever asked learns what came of it; and
-    nothing is left of it in the folder."""
+    """The run receives the number of shards once, the command receives the result, and no file
+    of it stays in the folder."""
     with RunFolder.create(tmp_path / "run", {}) as folder:
         wishes = ReshardInbox(folder.path)
         assert wishes() is None
@@ -56,8 +56,8 @@ def test_a_wish_is_answered(tmp_path: Path, error: DownpourError | None) -> None
 
 
 def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wish that is not heard is taken back, and the error says that nothing has begun; of one
-    that was heard it says so."""
+    """A request that the run has not accepted is withdrawn, and the error says that nothing has
+    begun; for an accepted one, the error says that it has begun."""
     with RunFolder.create(tmp_path / "run", {}) as folder:
         wishes = ReshardInbox(folder.path)
         asking = Asking(folder.path, 3, wait_s=0.2)
@@ -73,7 +73,7 @@ def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_run_ends_first(tmp_path: Path) -> None:
-    """Whoever asked is not left waiting."""
+    """The command does not wait when the run ends."""
     with RunFolder.create(tmp_path / "run", {}) as folder:
         asking = Asking(folder.path, 3)
         wishes = ReshardInbox(folder.path)
@@ -84,7 +84,7 @@ def test_the_run_ends_first(tmp_path: Path) -> None:
 
 
 def test_where_no_run_is_under_way(tmp_path: Path) -> None:
-    """It is said at once, and nothing is written."""
+    """It is reported at once, and nothing is written."""
     (tmp_path / SETTINGS).write_text("{}")
     with pytest.raises(BadInput) as caught:
         resharded(SnapshotRef("", run=tmp_path), 3, 60.0)
@@ -94,8 +94,8 @@ def test_where_no_run_is_under_way(tmp_path: Path) -> None:
 
 
 def test_what_an_earlier_run_was_asked_for_is_forgotten(tmp_path: Path) -> None:
-    """What another process was asked for, that wrote the folder before, is nobody's; nor is what is
-    no wish at all. A wish may come before the run looks for any."""
+    """Requests to an earlier process of the run, and files that are no requests, are ignored. A
+    request may arrive before the run looks for one."""
     ours = f".reshard-{os.getpid()}-"
     (tmp_path / ".reshard-1-00.json").write_text('{"shards": 3}')
     (tmp_path / f"{ours}01.json").write_text('{"shards": 2}')

@@ -1,4 +1,4 @@
-"""What a run that goes on is told: what is said now, over what holds still of what it was told."""
+"""The settings of a resumed run: the options given now, over the earlier run's settings."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ def told(**more: Any) -> TrainSettings:
 
 
 def test_what_is_unset_takes_its_default() -> None:
-    """Any option of the earlier run, and nothing else; that of the bound is the strategy's."""
+    """Any option of the earlier run can be unset; that of the bound depends on the strategy."""
     earlier = told(ray="h:1", link="rtt=1ms", n_push=2, plaintext=True, seed=7, staleness=9)
     unset = ["ray", "link", "n-push", "plaintext", "staleness"]
     assert resumed(earlier, {"max_iter": 5}, unset) == (told(seed=7, max_iter=5), [])
@@ -79,7 +79,7 @@ def test_what_means_nothing_any_more_takes_its_default(
 
 
 def test_what_still_means_something_holds() -> None:
-    """Also where the default would do."""
+    """A setting that still has an effect is kept, even where its default would do."""
     earlier = told(durability=Durability.REPLICATED, silence_s=3.0, ray="h:1", n_fetch=2)
     settings, words = resumed(earlier, {"lease_s": 20.0}, [])
     assert asdict(settings) == asdict(earlier) | {"lease_s": 20.0}
@@ -87,7 +87,7 @@ def test_what_still_means_something_holds() -> None:
 
 
 def test_a_conflict_is_not_settled_silently() -> None:
-    """A setting that means something, but cannot be had beside another, is not dropped."""
+    """A setting that has an effect but conflicts with another is not dropped."""
     with pytest.raises(BadInput, match="--link: expected shards with one copy each"):
         resumed(told(link="rtt=1ms"), {"durability": Durability.REPLICATED}, [])
     settings, _ = resumed(told(link="rtt=1ms"), {"durability": Durability.REPLICATED}, ["link"])
@@ -121,14 +121,14 @@ def run(job: Path) -> Path:
     ],
 )
 def test_what_cannot_be_unset(downpour: Run, job: Path, arguments: str, line: str) -> None:
-    """What every run is told, what is given now, and anything where no run is gone on with."""
+    """Options without a default, options given now, and options without a run to resume."""
     refuses(downpour, job, f"train {arguments}", line)
 
 
 def test_the_command_says_what_holds_no_longer(
     downpour: Run, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On standard error, before anything begins."""
+    """The command reports dropped options on standard error, before anything begins."""
     seen: list[TrainSettings] = []
 
     def begun(settings: TrainSettings, *, origin: SnapshotRef) -> None:

@@ -23,15 +23,15 @@ def told(path: Path) -> dict[str, object]:
 
 
 def test_a_new_run_gets_a_folder_with_its_settings(tmp_path: Path) -> None:
-    """Missing parents are made, and the settings are there as they were told."""
+    """Missing parents are created, and the settings are written as given."""
     with RunFolder.create(tmp_path / "runs" / "demo", SETTINGS) as folder:
         assert told(folder.settings) == SETTINGS
         assert folder.settings == tmp_path / "runs" / "demo" / "settings.json"
 
 
 def test_others_on_the_machine_cannot_look_in(tmp_path: Path) -> None:
-    """A new folder is its owner's alone; one that was there keeps its mode, and its lock is not
-    for others to take in any case."""
+    """A new folder is accessible to its owner only; an existing one keeps its mode, but no other
+    user can take its lock."""
     (tmp_path / "shared").mkdir(mode=0o755)
     for name, mode in (("own", 0o700), ("shared", 0o755)):
         with RunFolder.create(tmp_path / name, SETTINGS):
@@ -40,7 +40,7 @@ def test_others_on_the_machine_cannot_look_in(tmp_path: Path) -> None:
 
 
 def test_another_runs_folder_is_refused(tmp_path: Path) -> None:
-    """A new run never takes the folder of a run that has begun, and the error says what to do."""
+    """A new run never uses the folder of a run that has begun, and the error states the remedy."""
     with RunFolder.create(tmp_path, SETTINGS) as folder:
         folder.write_summary(summary())
     with pytest.raises(BadInput, match=r"holds a run; choose another --out, or .* --resume"):
@@ -49,14 +49,14 @@ def test_another_runs_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
-    """What is no run's is not written among."""
+    """A folder with other files is refused."""
     (tmp_path / "thesis.tex").write_text("...")
     with pytest.raises(BadInput, match=r"expected a new folder, got one with thesis\.tex"):
         RunFolder.create(tmp_path, SETTINGS)
 
 
 def test_a_run_that_never_began_leaves_its_folder_free(tmp_path: Path) -> None:
-    """After a refused start the same command works again once its cause is mended."""
+    """After a refused start, the same command works once the cause is removed."""
     RunFolder.create(tmp_path, SETTINGS).close()
     with RunFolder.create(tmp_path, {"workers": 2}) as folder:
         assert told(folder.settings) == {"workers": 2}
@@ -70,7 +70,7 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
 
 
 def test_resuming_goes_on_in_the_folder(tmp_path: Path) -> None:
-    """The earlier run's files stay, the settings become those of now."""
+    """The earlier run's files stay, and the settings are replaced by the present ones."""
     with RunFolder.create(tmp_path, SETTINGS) as folder:
         folder.write_summary(summary())
     with RunFolder.resume(tmp_path, {"workers": 4, "max_iter": 9}) as folder:
@@ -79,14 +79,14 @@ def test_resuming_goes_on_in_the_folder(tmp_path: Path) -> None:
 
 
 def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
-    """An empty or a missing folder cannot be gone on from."""
+    """An empty or missing folder cannot be resumed."""
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(BadInput, match=r"expected one with settings\.json"):
             RunFolder.resume(path, SETTINGS)
 
 
 def test_two_runs_never_share_a_folder(tmp_path: Path) -> None:
-    """While a run writes, neither a new one nor a resumed one gets its folder; then it may."""
+    """While a run writes, neither a new nor a resumed run gets its folder; afterwards it does."""
     with RunFolder.create(tmp_path, SETTINGS):
         for enter in (RunFolder.create, RunFolder.resume):
             with pytest.raises(BadInput, match="in use by a run"):
@@ -100,7 +100,7 @@ def _take_and_die(path: Path) -> None:
 
 
 def test_a_dead_run_does_not_hold_its_folder(tmp_path: Path) -> None:
-    """The lock ends with its process, even one that had no time to let go."""
+    """The lock ends with its process, even if that was killed."""
     process = multiprocessing.get_context("spawn").Process(target=_take_and_die, args=(tmp_path,))
     process.start()
     process.join()
@@ -109,7 +109,7 @@ def test_a_dead_run_does_not_hold_its_folder(tmp_path: Path) -> None:
 
 
 def test_a_summary_is_written_as_json(tmp_path: Path) -> None:
-    """Every key is there, what is unknown is null, and no partial file is left behind."""
+    """Every key is there, unknown values are null, and no partial file is left behind."""
     with RunFolder.create(tmp_path, SETTINGS) as folder:
         folder.write_summary(summary(staleness_bound=None, test_loss=float("nan")))
         written = json.loads(folder.summary.read_text())
@@ -121,7 +121,7 @@ def test_a_summary_is_written_as_json(tmp_path: Path) -> None:
 
 
 def test_a_summary_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
-    """The file is replaced by a whole one or not at all."""
+    """The file is replaced by a complete one or not at all."""
     with RunFolder.create(tmp_path, SETTINGS) as folder:
         folder.write_summary(summary())
         before = folder.summary.read_bytes()

@@ -1,4 +1,4 @@
-"""What others may read of a run: none of its secrets, while it goes on and when it is over."""
+"""What other users can read of a run: none of its secrets, during the run and afterwards."""
 
 import os
 import stat
@@ -31,14 +31,14 @@ ROWS = 40_000  # more than a row group, so that some are on disk before the end
 
 @pytest.fixture(autouse=True)
 def everybodys() -> Iterator[None]:
-    """New files are for everybody to read, as most systems have it."""
+    """New files are readable by everybody, as on most systems."""
     former = os.umask(0o022)
     yield
     os.umask(former)
 
 
 def seen_by_others(folder: Path) -> Iterator[tuple[Path, bytes]]:
-    """Each name and its content that another user can come to, who may enter `folder`."""
+    """Each name that a user with access to `folder` can see, with the content if it is readable."""
     for path in folder.iterdir():
         found = path.stat()
         others = stat.S_IMODE(found.st_mode) & (stat.S_IRWXG | stat.S_IRWXO)
@@ -59,7 +59,7 @@ def no_secret_in(folder: Path, *secrets: str) -> bool:
 
 def test_no_file_of_a_run_tells_a_secret(tmp_path: Path) -> None:
     """Neither the job's id, which is all that shards without CURVE ask for, nor a key of ours or
-    of a store's; in no file, finished or not, and in no name."""
+    of a store's is in any file, finished or not, or in any name."""
     (spec,) = ps.shard_specs(TABLE)
     cluster = ps.make_cluster([spec], ["tcp://127.0.0.1:5001"], Access(TOKEN, OPERATOR))
     secrets = spec.job, spec.job.rpartition("-")[2], TOKEN, OPERATOR, "stores-secret"
@@ -91,7 +91,7 @@ def test_no_file_of_a_run_tells_a_secret(tmp_path: Path) -> None:
 def test_a_store_is_shown_without_its_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, downpour: Run
 ) -> None:
-    """In lists and errors of the commands that are given its URI, or find it in settings."""
+    """Keys are hidden in lists and errors of commands that get the URI, or find it in settings."""
     monkeypatch.setattr("ps.snapshots.catalog.open_store", lambda _: mocked())
     settings = TrainSettings(solver=tmp_path, data=tmp_path, out=tmp_path / "run", snapshots=STORE)
     RunFolder.create(tmp_path / "run", settings.plain()).close()
@@ -112,7 +112,7 @@ def test_a_store_is_shown_without_its_key(
 
 
 def test_what_a_job_is_called() -> None:
-    """By its name and a digest, by which two jobs of one name are told apart."""
+    """A job is named by its name and a digest, which distinguishes two jobs of one name."""
     assert digest_of("mnist-00") == "ce40cbbb51766704"
     assert short_id("mnist-00") == f"mnist-{digest_of('mnist-00')}"
     assert short_id("mnist-00") != short_id("mnist-01")

@@ -1,4 +1,4 @@
-"""Other servers than Ray's and Spark's are found out by one small request."""
+"""One small request identifies servers other than Ray and Spark."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ TRAILERS = b"\x00\x00\x10\x01\x05\x00\x00\x00\x01@\x0bgrpc-status\x02"
 
 @contextmanager
 def server(answer: bytes) -> Iterator[tuple[str, int]]:
-    """A server that reads a request, answers this and closes; gives its address."""
+    """A server that reads a request, sends this answer and closes; yields its address."""
     listening = create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -55,7 +55,7 @@ def spark(address: tuple[str, int]) -> None:
     ids=["ray with a token", "ray that is slow", "spark", "TLS", "TLS that closes"],
 )
 def test_the_right_server_passes(check: Callable[[tuple[str, int]], None], answer: bytes) -> None:
-    """So does one whose answer does not say: the connection itself then decides."""
+    """A server with an inconclusive answer passes: the connection itself then decides."""
     with server(answer) as address:
         check(address)
 
@@ -74,13 +74,13 @@ def test_the_right_server_passes(check: Callable[[tuple[str, int]], None], answe
 def test_another_server_is_named(
     check: Callable[[tuple[str, int]], None], answer: bytes, line: str
 ) -> None:
-    """The error says what was expected there, and how the answer began if it is text."""
+    """The error says what was expected there, and how the answer starts if it is text."""
     with server(answer) as address, pytest.raises(BadInput, match=f" at x: expected a {line}"):
         check(address)
 
 
 def test_a_silent_server_is_not_waited_for() -> None:
-    """It accepts connections and says nothing."""
+    """The server accepts connections but never answers."""
     with create_server(("127.0.0.1", 0)) as silent:
         line = "expected it to answer, got nothing in 0.2 s"
         with pytest.raises(BadInput, match=line):

@@ -1,4 +1,4 @@
-"""What a run is told is checked at once, and comes back from its folder as it was."""
+"""Settings are checked at once, and are read back from the run folder unchanged."""
 
 import json
 from math import inf, nan
@@ -167,7 +167,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 def test_wrong_settings_are_refused_however_they_come(
     options: dict[str, Any], line: str, tmp_path: Path
 ) -> None:
-    """By hand, over an earlier run's, and out of a file, which is then named."""
+    """Given directly, over an earlier run's settings, and from a file, which is then named."""
     with pytest.raises(BadInput) as by_hand:
         told(**options)
     assert line in str(by_hand.value)
@@ -184,7 +184,7 @@ def test_wrong_settings_are_refused_however_they_come(
 
 @pytest.mark.parametrize("bind", ["127.0.0.1", "127.0.0.5", "localhost"])
 def test_loopback_needs_no_consent(bind: str) -> None:
-    """What stays on the machine may go unencrypted."""
+    """Traffic within the machine may be unencrypted."""
     assert told(bind=bind).bind == bind
 
 
@@ -231,6 +231,6 @@ def test_staleness_that_is_none(text: str) -> None:
     + [(bind, True) for bind in ("0.0.0.0", "10.0.0.1", "this-host", "localhost.evil.org")],
 )
 def test_keys_wherever_others_can_reach(bind: str, guarded: bool) -> None:
-    """Off by default on this host, on by default elsewhere, and off there only when it is said."""
+    """Off by default on this host, on by default elsewhere; `plaintext` turns it off there."""
     assert told(bind=bind).guarded is guarded
     assert told(bind=bind, plaintext=True).guarded is False

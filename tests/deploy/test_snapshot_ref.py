@@ -1,4 +1,4 @@
-"""What a resumed run goes on from: its newest good snapshot, or its logs where they tell more."""
+"""What a resumed run continues from: its newest good snapshot, or its logs if they hold more."""
 
 from pathlib import Path
 
@@ -16,17 +16,17 @@ from tests.ps.wal.test_writer import written
 
 @pytest.fixture
 def logs(tmp_path: Path) -> LoadedSnapshot:
-    """Those of a job of five steps."""
+    """The logs of a job of five steps."""
     written(tmp_path / "logs" / "shard-0", 5)
     return load_logs(tmp_path / "logs")
 
 
 def ours(place: str, manifest: Manifest) -> None:
-    """Every job is."""
+    """A check that accepts every job."""
 
 
 def cut_short(shelf: SnapshotCatalog, number: int) -> None:
-    """Leave what a kill leaves in the midst of a snapshot."""
+    """Leave the files of a process that was killed while it wrote a snapshot."""
     folder = Path(shelf.store.place) / str(number)
     folder.mkdir(parents=True)
     (folder / ".shard-0.safetensors.77.partial").write_bytes(b"half")
@@ -40,7 +40,7 @@ def damage(shelf: SnapshotCatalog, name: str) -> Path:
 
 
 def test_what_tells_more(logs: LoadedSnapshot, tmp_path: Path) -> None:
-    """The logs, or a snapshot of more steps; either alone is what it is."""
+    """The logs, or a snapshot with more steps; either alone is used if there is only one."""
     shelf = SnapshotCatalog(tmp_path / "snapshots")
     assert newest(shelf, logs, ours) is logs
     with pytest.raises(BadInput, match=r"^no snapshot in "):
@@ -53,14 +53,14 @@ def test_what_tells_more(logs: LoadedSnapshot, tmp_path: Path) -> None:
 
 
 def test_a_kill_in_the_midst_of_the_first_snapshot(logs: LoadedSnapshot, tmp_path: Path) -> None:
-    """Its remains are no snapshot, and the logs hold everything."""
+    """An unfinished snapshot does not count, and the logs hold everything."""
     shelf = SnapshotCatalog(tmp_path / "snapshots")
     cut_short(shelf, 4)
     assert newest(shelf, logs, ours) is logs
 
 
 def test_every_snapshot_is_damaged(logs: LoadedSnapshot, tmp_path: Path) -> None:
-    """The logs are gone on from, and what was passed over is named."""
+    """The run continues from the logs, and the skipped snapshots are named."""
     shelf = SnapshotCatalog(tmp_path / "snapshots")
     shelf.save(9, states_of(), **JOB)
     file = damage(shelf, "9")
@@ -73,7 +73,7 @@ def test_every_snapshot_is_damaged(logs: LoadedSnapshot, tmp_path: Path) -> None
 
 
 def test_logs_of_another_job(logs: LoadedSnapshot, tmp_path: Path) -> None:
-    """End the search: they are not passed over for a snapshot."""
+    """Logs of another job are an error, and are not ignored in favour of a snapshot."""
 
     def check(place: str, manifest: Manifest) -> None:
         raise BadInput(f"{place} is another's")

@@ -1,4 +1,4 @@
-"""`downpour snapshots`: what is listed, found bad, brought out, compared and asked for."""
+"""`downpour snapshots`: list, verify, restore, diff and take."""
 
 import json
 import signal
@@ -37,7 +37,7 @@ def error(*words: object) -> str:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A place with two snapshots: one float, one slot and one worker of the second are others."""
+    """A place with two snapshots that differ in one float, one slot and one worker."""
     monkeypatch.setattr(time, "time", lambda: 1_700_000_000.0)
     shelf = SnapshotCatalog(tmp_path / "snapshots")
     for number, version in ((40, 5), (80, 9)):
@@ -54,14 +54,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[RunFolder]:
-    """A run folder that this process writes."""
+    """A run folder with this process as its writer."""
     settings = TrainSettings(solver=tmp_path / "s", data=tmp_path, out=tmp_path / "run")
     with RunFolder.create(tmp_path / "run", settings.plain()) as made:
         yield made
 
 
 def test_a_list_has_a_line_a_snapshot(place: Path) -> None:
-    """Number, state, steps, versions, time, size, whether aligned; and what is wrong."""
+    """Number, state, steps, versions, time, size, alignment, and any fault."""
     (place / "90").mkdir()
     (place / "100").mkdir()
     (place / "100" / "manifest.json").write_text("{")
@@ -81,7 +81,7 @@ def test_a_list_has_a_line_a_snapshot(place: Path) -> None:
 
 
 def test_a_bad_file_is_named_with_its_chunk(place: Path) -> None:
-    """Good ones are told, too; the exit status says whether all are good."""
+    """Good ones are listed as well; the exit status says whether all are good."""
     assert run("verify", place).stdout == "40  good\n80  good\n"
     path = place / "80" / "shard-1.safetensors"
     content = bytearray(path.read_bytes())
@@ -97,7 +97,7 @@ def test_a_bad_file_is_named_with_its_chunk(place: Path) -> None:
 
 
 def test_weights_come_out_of_any_of_them(place: Path, tmp_path: Path) -> None:
-    """Of the one that is asked for; of the newest good one, where a newer is passed over."""
+    """The requested snapshot, or the newest good one, skipping bad ones."""
     out = tmp_path / "w.safetensors"
     before = np.concatenate([state.weights for state in states_of()])[:700]
     after = before.copy()
@@ -115,7 +115,7 @@ def test_weights_come_out_of_any_of_them(place: Path, tmp_path: Path) -> None:
 
 
 def test_a_caffemodel_is_of_the_network_that_is_told(place: Path, tmp_path: Path) -> None:
-    """One whose layers are others is refused as any weights of another net are."""
+    """A solver with other layers is refused, like the weights of another net."""
     solver = tiny.write_job(tmp_path)
     out = tmp_path / "w.caffemodel"
     complaint = error("restore", place, "--output", out, "--solver", solver)
@@ -126,7 +126,7 @@ def test_a_caffemodel_is_of_the_network_that_is_told(place: Path, tmp_path: Path
 
 
 def test_two_are_compared_tensor_by_tensor(place: Path) -> None:
-    """What moved how far, in weights and slots, and each worker's part of the ledger."""
+    """How far each weight and slot moved, and each worker's changes in the ledger."""
     told = json.loads(run("diff", f"{place}@40", f"{place}@80", "--json").stdout)
     moved = {tensor["name"]: (tensor["l2"], tensor["largest"]) for tensor in told["tensors"]}
     assert moved == {"w": (2.0, 2.0), "history of w": (3.0, 3.0)}
@@ -141,7 +141,7 @@ def test_two_are_compared_tensor_by_tensor(place: Path) -> None:
 
 
 def test_other_tensors_do_not_compare(place: Path, tmp_path: Path) -> None:
-    """That is told before anything is reckoned."""
+    """It is reported before anything is computed."""
     table = msgspec.structs.replace(JOB["table"], tensors=JOB["table"].tensors[:0])
     SnapshotCatalog(tmp_path / "other").save(1, states_of(), **(JOB | {"table": table}))
     assert "expected the same tensors in both" in error("diff", place, tmp_path / "other")
@@ -151,7 +151,7 @@ def test_other_tensors_do_not_compare(place: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_is_asked_by_signal(folder: RunFolder) -> None:
-    """Who writes the folder hears SIGUSR1; the number of what it then takes is told."""
+    """The writer of the folder receives SIGUSR1; the number of its next snapshot is printed."""
     assert writer_of(folder.path) is not None
     shelf = SnapshotCatalog(folder.snapshots, Retention())
     shelf.save(1, states_of(), **JOB)
@@ -168,7 +168,7 @@ def test_a_run_is_asked_by_signal(folder: RunFolder) -> None:
 
 
 def test_nobody_is_there_to_ask(folder: RunFolder, place: Path) -> None:
-    """A run that has ended, or no run: nothing is sent a signal."""
+    """If the run has ended, or there is none, no process receives a signal."""
     with asked_for(signal.SIGUSR1):
         assert "no snapshot for 0.1 s" in error("take", folder.path, "--wait-s", 0.1)
     folder.close()
@@ -179,7 +179,7 @@ def test_nobody_is_there_to_ask(folder: RunFolder, place: Path) -> None:
 
 
 def test_a_place_is_written_in_several_ways(folder: RunFolder, tmp_path: Path) -> None:
-    """A run, one of its snapshots by number or folder, a place that pyarrow reaches."""
+    """A run, one of its snapshots by number or folder, and a place that pyarrow can access."""
     SnapshotCatalog(folder.snapshots).save(40, states_of(), **JOB)
     shelf = str(folder.snapshots)
     for text, wanted in (

@@ -8,7 +8,7 @@ from tests.deploy.rows import records, report, status, summary, worker
 
 
 def test_the_keys_are_those_agreed_upon() -> None:
-    """`summary.json` has exactly these keys, whose meaning others rely on."""
+    """`summary.json` has exactly these keys, on which users rely."""
     assert Summary.__struct_fields__ == (
         *("test_accuracy", "test_loss", "seconds", "samples", "updates", "workers", "shards"),
         *("staleness_bound", "max_clock_gap", "staleness_mean", "staleness_max", "duplicates"),
@@ -18,7 +18,7 @@ def test_the_keys_are_those_agreed_upon() -> None:
 
 
 def test_a_tally_of_pieces_is_the_tally_of_the_whole() -> None:
-    """However the records are cut, and with empty pieces, the same is counted."""
+    """However the records are divided, also with empty parts, the counts are the same."""
     rng = np.random.default_rng(20)
     rows = records(500, staleness=rng.integers(0, 9, 500), clock_gap=rng.integers(0, 6, 500))
     cuts = sorted(rng.integers(0, 501, 7).tolist())
@@ -77,14 +77,14 @@ def test_a_run_is_summed_up() -> None:
 
 
 def test_an_update_counts_once_every_shard_has_it() -> None:
-    """A push that an interrupted run brought to one shard of two is no update yet."""
+    """A push that an interrupted run applied at only one of two shards is not an update."""
     statuses = [status(0, version=11, samples=704), status(1, version=10, samples=640)]
     got = summarise(statuses, RunTally(), [], workers=1, staleness_bound=None, seconds=1.0)
     assert (got.updates, got.samples, got.staleness_bound) == (10, 640, None)
 
 
 def test_the_largest_gap_is_the_largest_that_anything_saw() -> None:
-    """The statuses' and the records' gaps, of this part of the run and of the one before, count."""
+    """The gaps of statuses and records count, of this part of the run and of the one before."""
     sources = [
         {"fresh": RunTally(rows=1, max_clock_gap=7)},
         {"kept": RunTally(rows=1, max_clock_gap=7)},
@@ -104,8 +104,8 @@ def test_the_largest_gap_is_the_largest_that_anything_saw() -> None:
 
 
 def test_a_run_that_moved_counts_what_it_left() -> None:
-    """Duplicates and gaps at shards that it has left count; samples a second do so once an update,
-    however many shards there were at the time."""
+    """Duplicates and gaps at former shards count; samples per second count each update once,
+    whatever the number of shards at the time."""
     got = summarise(
         [status(duplicates=1, max_clock_gap=2)],
         RunTally(rows=10, samples=100),
@@ -121,7 +121,7 @@ def test_a_run_that_moved_counts_what_it_left() -> None:
 
 
 def test_a_resumed_run_is_timed_from_its_resumption() -> None:
-    """Staleness is over both parts; samples a second are this part's alone."""
+    """Staleness is over both parts; samples per second are of this part alone."""
     got = summary(
         RunTally.of([records(10, staleness=4)]),
         kept=RunTally.of([records(30, staleness=0)]),
@@ -132,7 +132,7 @@ def test_a_resumed_run_is_timed_from_its_resumption() -> None:
 
 
 def test_what_was_not_measured_is_none() -> None:
-    """Without updates, reports or a test set there are no such figures, rather than zeros."""
+    """Without updates, reports or a test set, these figures are None, not zero."""
     got = summary(seconds=0.0)
     missing = {name for name in Summary.__struct_fields__ if getattr(got, name) is None}
     assert missing == {
@@ -143,7 +143,7 @@ def test_what_was_not_measured_is_none() -> None:
 
 
 def test_devices_are_those_that_workers_computed_on() -> None:
-    """Each name once; none where no worker has reported."""
+    """Each name once; none if no worker has reported."""
     reports = [report(1.0), report(1.0, device="gpu:1"), report(1.0, device="gpu:0"), report(2.0)]
     found = summarise(
         [status(version=1)], RunTally(), reports, workers=4, staleness_bound=4, seconds=2.0

@@ -1,4 +1,4 @@
-"""`updates.parquet`: every applied update once, readable whichever way the run ended."""
+"""`updates.parquet`: every applied update once, readable however the run ended."""
 
 import io
 from pathlib import Path
@@ -25,7 +25,7 @@ from tests.ps.snapshots.saved import full_disk
 
 
 def write(path: Path, *looks: tuple[int, ...], restored: list[int] | None = None) -> UpdatesWriter:
-    """Write looks at two shards, each (first, last) version on both."""
+    """Write the records of two shards, (first, last) version on both."""
     with UpdatesWriter(path, job="job-1", seed=3, restored=restored) as writer:
         for first, last in looks:
             rows = records(last)[first - 1 :]
@@ -55,7 +55,7 @@ def test_every_column_of_a_record_is_written(tmp_path: Path) -> None:
 
 
 def test_a_float_that_does_not_exist_is_null(tmp_path: Path) -> None:
-    """A loss that is no number, a round trip not yet measured and an unknown age are null."""
+    """A NaN loss, a round trip not yet measured and an unknown age are null."""
     path = tmp_path / "updates.parquet"
     with UpdatesWriter(path, job="j", seed=0) as writer:
         writer.write([records(2, loss=[np.nan, 0.0], rtt_s=[0.0, 0.5], wall_age_s=[0.25, 0.0])])
@@ -67,7 +67,7 @@ def test_a_float_that_does_not_exist_is_null(tmp_path: Path) -> None:
 
 
 def test_memory_is_bounded_by_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows leave as soon as a group is full, in order and without loss."""
+    """Rows are written as soon as a group is full, in order and without loss."""
     monkeypatch.setattr(updates, "_GROUP_ROWS", 100)
     path = tmp_path / "updates.parquet"
     held = []
@@ -81,7 +81,7 @@ def test_memory_is_bounded_by_row_groups(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_an_interrupted_run_leaves_a_readable_file(tmp_path: Path) -> None:
-    """Ctrl-C closes the file like any end; there is nothing half-written beside it."""
+    """Ctrl-C closes the file like any other end, and leaves no half-written file."""
     path = tmp_path / "updates.parquet"
 
     def run() -> None:
@@ -97,7 +97,7 @@ def test_an_interrupted_run_leaves_a_readable_file(tmp_path: Path) -> None:
 
 
 def test_a_run_without_updates_leaves_an_empty_table(tmp_path: Path) -> None:
-    """The file exists with its columns, so that a reader needs no exception for it."""
+    """The file exists with its columns, so that readers need no special case."""
     path = tmp_path / "updates.parquet"
     write(path).close()
     assert pq.read_table(path).schema == SCHEMA
@@ -105,8 +105,8 @@ def test_a_run_without_updates_leaves_an_empty_table(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_goes_on_in_the_same_file(tmp_path: Path) -> None:
-    """Updates after the snapshot are dropped, for the weights no longer hold them: each version of
-    each shard is there once, in order, and time goes on from where the kept rows end."""
+    """Updates after the snapshot are dropped, because the weights no longer contain them: each
+    version of each shard is there once, in order, and time continues where the kept rows end."""
     path = tmp_path / "updates.parquet"
     write(path, (1, 6), (7, 10))
     writer = write(path, (8, 12), restored=[7, 5])
@@ -120,7 +120,8 @@ def test_a_resumed_run_goes_on_in_the_same_file(tmp_path: Path) -> None:
 
 
 def moving(path: Path, restored: list[int] | None, *looks: tuple[int, int, int]) -> UpdatesWriter:
-    """Write looks (shards, first, last version), each after a move to so many shards."""
+    """Write records (shards, first, last version), each after a resharding to this number of
+    shards."""
     with UpdatesWriter(path, job="j", seed=0, restored=restored) as writer:
         for number, (shards, first, last) in enumerate(looks):
             rows = records(last)[first - 1 :]
@@ -137,8 +138,8 @@ def rows_of(path: Path, column: str) -> dict[int, list[float]]:
 
 
 def test_a_run_that_moves_goes_on_in_the_same_file(tmp_path: Path) -> None:
-    """Other shards' rows follow on those of the former, in version and in time, whatever clocks
-    they have; an update's samples count once, however many shards there were."""
+    """Rows of other shards follow those of the former ones, in version and in time, whatever
+    their clocks; an update's samples count once, whatever the number of shards."""
     path = tmp_path / "updates.parquet"
     writer = moving(path, None, (2, 1, 4), (3, 5, 6), (1, 7, 8))
     early, late = [1, 2, 3, 4], [5, 6]
@@ -158,8 +159,8 @@ def test_a_run_that_moves_goes_on_in_the_same_file(tmp_path: Path) -> None:
 def test_a_run_that_moved_is_resumed(
     tmp_path: Path, restored: list[int], kept: dict[int, int]
 ) -> None:
-    """From before a move or behind it: the rows of what the snapshot's shards hold stay, of shards
-    that it has no more, too."""
+    """From before or after a resharding: the rows that the snapshot contains stay, including
+    those of shards that it no longer has."""
     path = tmp_path / "updates.parquet"
     moving(path, None, (2, 1, 4), (3, 5, 6), (1, 7, 9))
     moving(path, restored)
@@ -167,7 +168,7 @@ def test_a_run_that_moved_is_resumed(
 
 
 def test_a_resumed_run_needs_no_earlier_updates(tmp_path: Path) -> None:
-    """A run that was killed has left a snapshot and no updates: the file begins anew."""
+    """A run that was killed has left a snapshot and no updates: the file starts empty."""
     path = tmp_path / "updates.parquet"
     (tmp_path / ".updates.parquet.partial").write_bytes(b"what a killed run had written")
     write(path, (8, 9), restored=[7, 7])
@@ -176,7 +177,7 @@ def test_a_resumed_run_needs_no_earlier_updates(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["truncated", "other"])
 def test_a_damaged_file_is_named_and_left_alone(tmp_path: Path, damage: str) -> None:
-    """A file that cannot be gone on in is refused in one line, and stays as it is."""
+    """A file that cannot be continued is refused in one line, and stays unchanged."""
     path = tmp_path / "updates.parquet"
     write(path, (1, 3))
     if damage == "truncated":
@@ -192,7 +193,7 @@ def test_a_damaged_file_is_named_and_left_alone(tmp_path: Path, damage: str) -> 
 
 
 def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
-    """Where the file cannot be made, the error says which one."""
+    """If the file cannot be created, the error names it."""
     with pytest.raises(GiveUp, match=r"gone/updates\.parquet"):
         UpdatesWriter(tmp_path / "gone" / "updates.parquet", job="j", seed=0)
 
@@ -200,7 +201,7 @@ def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
 def test_a_disk_that_is_full_costs_the_file_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is told once; what comes is still counted, and the file is as the run before left it."""
+    """It is reported once; later updates are still counted, and the earlier run's file stays."""
     monkeypatch.setattr(updates, "_GROUP_ROWS", 100)
     path = tmp_path / "updates.parquet"
     write(path, (1, 4))
@@ -220,7 +221,7 @@ def test_a_disk_that_is_full_costs_the_file_alone(
 def test_a_run_goes_on_without_its_record_of_updates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever watches a run hears of the full disk once, and of no error."""
+    """The observer of a run reports the full disk once, and the run does not fail."""
     monkeypatch.setattr(updates, "_GROUP_ROWS", 100)
     (spec,) = shard_specs(DenseTable("net", (TensorSpec("w", (60,)),)))
     out, run = io.StringIO(), tmp_path / "run"
@@ -242,7 +243,7 @@ def test_a_run_goes_on_without_its_record_of_updates(
 
 
 def test_a_reader_chooses_columns_and_a_shard(tmp_path: Path) -> None:
-    """Only what was asked for comes, of the shard that was asked for."""
+    """Only the requested columns of the requested shard are read."""
     path = tmp_path / "updates.parquet"
     write(path, (1, 4))
     batches = list(read_updates(path, ("seq", "loss"), shard=1))

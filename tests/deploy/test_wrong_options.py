@@ -1,4 +1,4 @@
-"""Every wrong argument of the command line ends in one line of ours, before anything is started."""
+"""Every wrong argument of the command line gives one line of ours, before anything is started."""
 
 import re
 from pathlib import Path

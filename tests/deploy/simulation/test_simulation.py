@@ -41,7 +41,7 @@ def test_promises_hold_whatever_goes_wrong() -> None:
 
 @pytest.mark.parametrize("bug", registry())
 def test_a_planted_bug_is_caught(bug: str) -> None:
-    """Some seed fails soon, and only because of the bug; a scenario tells of one that is rarer."""
+    """Some seed fails soon, and only because of the bug; a rare bug has a scenario instead."""
     told = bug in {scenarios.load(path).bug for path in SCENARIOS}
     outcome = runner.caught(bug, SEEDS_A_TOLD_BUG if told else SEEDS_A_BUG)
     if outcome is None:
@@ -53,7 +53,7 @@ def test_a_planted_bug_is_caught(bug: str) -> None:
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_what_was_found_once_is_mended(path: Path) -> None:
-    """A scenario keeps every promise; with its bug in the code again it does not."""
+    """A scenario keeps every promise; with its bug in the code it does not."""
     scenario = scenarios.load(path)
     assert len(scenario.story) > 100, "it tells what went wrong"
     assert play(scenario).violation == ""
@@ -62,7 +62,8 @@ def test_what_was_found_once_is_mended(path: Path) -> None:
 
 
 def test_the_seed_alone_decides_a_run() -> None:
-    """Two runs of one seed end at the same moment, after the same messages; another seed's not."""
+    """Two runs of one seed end at the same moment, after the same messages; another seed's do
+    not."""
     for cluster in ClusterConfig:
         ends = [play(swarm(seed, cluster=cluster)) for seed in (7, 7, 8)]
         told = [(end.seconds, end.counted, end.noted) for end in ends]
@@ -71,7 +72,8 @@ def test_the_seed_alone_decides_a_run() -> None:
 
 @pytest.mark.parametrize("bound", [0, 1, 4, None])
 def test_a_bad_network_alone_costs_nobody_anything(bound: int | None) -> None:
-    """With a third of the messages lost and a third doubled, all pushes count once, nobody dies."""
+    """With a third of the messages lost and a third doubled, all pushes count once and no lease
+    expires."""
     setting = SimulationConfig(shards=2, workers=3, bound=bound, steps=12, lease_s=60.0)
     world = Simulation(Scenario(seed=11, setting=setting, faults=LOSSY))
     world.run()
@@ -84,7 +86,8 @@ def test_a_bad_network_alone_costs_nobody_anything(bound: int | None) -> None:
 
 
 def test_undisturbed_copies_agree() -> None:
-    """Without faults every push is held twice before it is acknowledged, and nobody is replaced."""
+    """Without faults every push is held twice before it is acknowledged, and no copy is
+    replaced."""
     setting = SimulationConfig(cluster=ClusterConfig.REPLICATED, shards=2, workers=3, bound=2)
     world = Simulation(Scenario(seed=1, setting=setting))
     world.run()
@@ -94,7 +97,7 @@ def test_undisturbed_copies_agree() -> None:
 
 @pytest.mark.parametrize("push", ["none,zstd", "fp16,zstd", "topk:0.002,zstd"])
 def test_promises_hold_for_packed_pushes(push: str) -> None:
-    """zstd on top changes nothing; it is no part of the swarm, as not every install has it."""
+    """zstd on top changes nothing; the swarm leaves it out, because not every install has it."""
     for seed in range(100, 106):
         drawn = swarm(seed, cluster=ClusterConfig.COMPRESSED)
         sparse = push.partition(",")[0] in SPARSE or push.startswith("topk")
@@ -109,7 +112,7 @@ _ENDING = {"Kill", "Mangle"}  # after them a life begins without its residual
 
 
 def test_slots_are_played_everywhere() -> None:
-    """Each of the rules is drawn for each kind of cluster, a third of the seeds at least."""
+    """Each rule is drawn for each kind of cluster, in at least a third of the seeds."""
     for cluster in ClusterConfig:
         settings = [swarm(seed, cluster=cluster).setting for seed in range(90)]
         drawn = [setting.rule for setting in settings if setting.push not in SPARSE]
@@ -118,7 +121,7 @@ def test_slots_are_played_everywhere() -> None:
 
 
 def test_slots_are_worked_out_by_the_rule_alone() -> None:
-    """Two pushes by momentum come to Caffe's numbers; a slot or a weight beside them is noticed."""
+    """Two pushes with momentum give Caffe's numbers; a wrong slot or weight is noticed."""
     setting = SimulationConfig(workers=1, steps=2, rule="momentum")
     world = Simulation(Scenario(seed=1, setting=setting))
     world.run()
@@ -139,7 +142,8 @@ def test_slots_are_worked_out_by_the_rule_alone() -> None:
 
 
 def test_beyond_the_budget_progress_may_end() -> None:
-    """Both copies of a shard die: nothing goes on and nothing is lost that somebody holds."""
+    """Both copies of a shard die: the job cannot continue, but nothing that a process holds is
+    lost."""
     faults = (
         Crash(at=2.0, who="backup 0", back_s=9.0, reckless=True),
         Crash(at=2.0, who="primary 0", back_s=9.0, reckless=True),
@@ -152,7 +156,7 @@ def test_beyond_the_budget_progress_may_end() -> None:
 
 
 def test_a_rolled_back_shard_loses_its_own_part_alone() -> None:
-    """Its workers go on and come to their ends, without what it had not saved."""
+    """Its workers continue to their ends, without the pushes that it had not saved."""
     faults = (Restart(at=3.0, shard=0, lost_s=2.5),)
     setting = SimulationConfig(shards=2, workers=2, steps=12, bound=2)
     world = Simulation(Scenario(seed=3, setting=setting, faults=faults))
@@ -165,7 +169,7 @@ def test_a_rolled_back_shard_loses_its_own_part_alone() -> None:
 
 
 def test_a_lost_state_ends_its_workers() -> None:
-    """A shard that comes back without acknowledged pushes is found out by who pushed them."""
+    """If a shard returns without acknowledged pushes, the worker that made them detects it."""
     faults = (Restart(at=3.0, shard=0, lost_s=2.5, told=False),)
     setting = SimulationConfig(workers=1, steps=12)
     beyond = Scenario(seed=3, profile=Profile.BEYOND, setting=setting, faults=faults)
@@ -175,7 +179,7 @@ def test_a_lost_state_ends_its_workers() -> None:
 
 
 def test_crashes_wait_until_their_group_is_whole() -> None:
-    """Within the budget the second death comes after the first one's copy is in sync again."""
+    """Within the budget, the second death waits until the first one's successor is in sync."""
     faults = tuple(Crash(at=2.0, who="primary 0", back_s=0.5) for _ in range(2))
     setting = SimulationConfig(cluster=ClusterConfig.REPLICATED, workers=3, steps=20)
     outcome = play(Scenario(seed=5, setting=setting, faults=faults))
@@ -186,7 +190,7 @@ def test_crashes_wait_until_their_group_is_whole() -> None:
 
 
 def test_a_scenario_is_a_file(tmp_path: Path) -> None:
-    """What is written is read back whole, and plays to the same end."""
+    """A written scenario is read back unchanged, and has the same outcome."""
     for profile in Profile:
         for seed in range(20):
             story = 'It went\nwrong \\ "twice".'
@@ -210,7 +214,7 @@ def test_a_scenario_is_a_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_is_none(tmp_path: Path, text: str | None, told: str) -> None:
-    """It is refused by name, and what is wrong is said."""
+    """A wrong file is refused by name, with the reason."""
     path = tmp_path / "scenario.toml"
     if text is not None:
         path.write_text(text)
@@ -220,7 +224,8 @@ def test_a_file_that_is_none(tmp_path: Path, text: str | None, told: str) -> Non
 
 
 def test_a_failing_run_is_made_small() -> None:
-    """Of many faults those are left without which it does not fail; its cluster shrinks, too."""
+    """Only the faults without which the run does not fail remain, and the cluster shrinks as
+    well."""
     setting = SimulationConfig(cluster=ClusterConfig.REPLICATED, workers=3, shards=2, steps=6)
     wanted = CoordinatorCrash(at=2.0, back_s=1.0)
     faults = (*LOSSY, wanted, *LOSSY, Crash(at=3.0, who="primary 0", back_s=1.0))
@@ -234,7 +239,7 @@ def test_a_failing_run_is_made_small() -> None:
 
 
 def test_a_patch_is_taken_back() -> None:
-    """Attributes of its own and inherited ones are what they were."""
+    """Own and inherited attributes are restored."""
 
     class Base:
         kept = 1
@@ -253,7 +258,7 @@ def test_a_patch_is_taken_back() -> None:
 
 
 def test_there_are_bugs_of_every_kind() -> None:
-    """At least 25, in each kind of cluster; a name that is none is told the others."""
+    """At least 25 bugs, in each kind of cluster; an unknown name is refused with the known ones."""
     assert len(registry()) >= 25
     assert {bug.cluster for bug in registry().values()} == set(ClusterConfig)
     with pytest.raises(BadInput, match="a_duplicate_is_applied"):
