@@ -250,7 +250,7 @@ def test_labels_may_be_absent_where_none_are_asked_for() -> None:
         assert sorted(next(batches)) == ["data"]
 
 
-def test_the_spool_lies_where_it_is_told_and_goes(tmp_path: Path) -> None:
+def test_the_spool_is_in_the_given_folder_and_is_removed(tmp_path: Path) -> None:
     """The spool is in the folder given, unseen there, and closing twice is harmless."""
     with pytest.raises(BadInput, match=r"spool in .*/none: No such file"):
         next(Batches(stream([4]), 2, 1, "w", folder=tmp_path / "none"))

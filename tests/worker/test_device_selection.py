@@ -59,7 +59,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> int
         ("gpu:12", DeviceRequest(True, 12)),
     ],
 )
-def test_a_device_is_named_and_told_alike(text: str, wanted: DeviceRequest) -> None:
+def test_a_device_is_parsed_and_printed_alike(text: str, wanted: DeviceRequest) -> None:
     """What is parsed prints as it was written."""
     assert parse_device(text) == wanted
     assert str(wanted) == text

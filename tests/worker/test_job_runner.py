@@ -457,7 +457,7 @@ def test_logs_that_are_all_that_is_left(
     assert not logs.exists()
 
 
-def test_logs_beside_those_that_are_resumed(
+def test_logs_next_to_those_that_are_resumed(
     servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a job that had moved before it was killed: the ones that it left hold less."""
@@ -605,7 +605,7 @@ def test_a_press_after_the_last_step_costs_nothing(
     assert outcome.weights.min() == -3
 
 
-def test_a_resumed_job_says_what_it_goes_on_from(
+def test_a_resumed_job_reports_its_snapshot(
     servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its iteration, so that no snapshot of it is due."""

@@ -74,7 +74,7 @@ def test_embedded_keeps_to_itself(tmp_path: Path) -> None:
     assert "level = error" in (tmp_path / "log4j2.properties").read_text()
 
 
-def test_cluster_is_told_little() -> None:
+def test_a_cluster_keeps_its_own_settings() -> None:
     """A cluster's own settings for memory, cores and Java are left as they are."""
     settings = spark_settings.cluster("spark://h:1", "app", "10.0.0.5")
     ours = {name for name in settings if not name.startswith("spark.executorEnv.")}

@@ -61,10 +61,10 @@ def job(steps: int = 6, **more: Any) -> Iterator[tuple[TaskSpec, AdminClient]]:
     specs = shard_specs(TABLE, shards=2, bound=2, workers=2, schedule=RATE)
     plan = Plan(steps=steps, seed=1, strategy=Downpour(), schedule=RATE, **more)
     with local_shards(specs) as cluster, AdminClient(cluster) as console:
-        yield told(cluster, plan), console
+        yield task_spec(cluster, plan), console
 
 
-def told(cluster: Cluster, plan: Plan, first_incarnation: int = 0) -> TaskSpec:
+def task_spec(cluster: Cluster, plan: Plan, first_incarnation: int = 0) -> TaskSpec:
     return TaskSpec(
         cluster=cluster,
         plan=plan,
@@ -128,7 +128,7 @@ def test_one_blas_thread() -> None:
 
 
 @pytest.mark.parametrize("iter_size", [1, 2])
-def test_another_attempt_goes_on(iter_size: int) -> None:
+def test_another_attempt_continues(iter_size: int) -> None:
     """A retried task takes over the name, and continues with the very batch that came next.
 
     The error that ended the first attempt names the line of the model that raised it.
@@ -136,7 +136,7 @@ def test_another_attempt_goes_on(iter_size: int) -> None:
     first, second = Watched(fails_at=3 * iter_size), Watched()
     with job(iter_size=iter_size) as (spec, console):
         with pytest.raises(
-            GiveUp, match=r"^RuntimeError: watched \(test_task\.py:\d+ in gradient\)$"
+            GiveUp, match=r"^RuntimeError: watched \(test_spark_task\.py:\d+ in gradient\)(\n|$)"
         ) as caught:
             list(run_task(rows(24), spec, lambda: first, 0, 0))
         assert isinstance(caught.value.__cause__, RuntimeError)
@@ -151,7 +151,7 @@ def test_another_attempt_goes_on(iter_size: int) -> None:
 def test_a_resumed_job_is_above_its_past() -> None:
     """The incarnations of a resumed job start at the number in its spec."""
     with job() as (spec, console):
-        spec = told(spec.cluster, spec.plan, first_incarnation=5)
+        spec = task_spec(spec.cluster, spec.plan, first_incarnation=5)
         (report,) = reports(run_task(rows(4), spec, Watched, 0, 2))
         assert console.status()[0].workers[0].incarnation == 7
     assert report.incarnation == 7

@@ -91,7 +91,7 @@ def test_nothing_is_allocated_after_the_first_steps(ahead: int) -> None:
     assert many.made == few.made
 
 
-def test_copies_over_the_bus_run_beside_a_step() -> None:
+def test_copies_over_the_bus_run_during_a_step() -> None:
     """With a step begun ahead, the next weights come in while one computes, and the next one
     computes while its gradient leaves: neither waits for the other."""
     device = FakeDevice()

@@ -86,13 +86,13 @@ def plan(
 
 
 def live(
-    cluster: Cluster, model: Scripted, data: Iterator[Batch], told: Plan, incarnation: int = 0
+    cluster: Cluster, model: Scripted, data: Iterator[Batch], planned: Plan, incarnation: int = 0
 ) -> WorkerReport:
     # It repeats nothing, however late an answer is: messages are counted.
     with Client(
         cluster, worker="w0", incarnation=incarnation, retry_s=60.0, patience_s=600.0
     ) as client:
-        return train_worker(client, model, data, told, incarnation=incarnation)
+        return train_worker(client, model, data, planned, incarnation=incarnation)
 
 
 def column(console: AdminClient, name: str) -> list[Any]:
@@ -238,12 +238,12 @@ def test_a_prefetching_step_is_one_message(
     said: list[str] = []
     send = Links.send_together
 
-    def told(links: Links, shard: int, messages: Sequence[tuple[Message, Any]]) -> None:
+    def record(links: Links, shard: int, messages: Sequence[tuple[Message, Any]]) -> None:
         if shard == 1 and not any(isinstance(message, Renew) for message, _ in messages):
             said.append(" ".join(type(message).__name__ for message, _ in messages))
         send(links, shard, messages)
 
-    monkeypatch.setattr(Links, "send_together", told)
+    monkeypatch.setattr(Links, "send_together", record)
     with shards(bound=1) as (cluster, _):
         with Client(cluster, worker="w0", retry_s=60.0, patience_s=600.0) as client:
             said.clear()
@@ -313,8 +313,8 @@ def test_clip_bounds_the_norm(iter_size: int, values: Sequence[float], expected:
     """The sum over batches is scaled to the norm, as in Caffe before it is divided."""
     length = np.sqrt(TABLE.parameters)  # of a gradient of ones
     with shards() as (cluster, console):
-        told = plan(1, iter_size=iter_size, clip=0.5 * length)
-        live(cluster, Scripted(), batches(*values), told)
+        planned = plan(1, iter_size=iter_size, clip=0.5 * length)
+        live(cluster, Scripted(), batches(*values), planned)
         assert TABLE.views(console.read())["a"] == pytest.approx(expected, rel=1e-6)
 
 
@@ -336,14 +336,14 @@ def test_no_data_at_all() -> None:
     assert (report.steps, report.samples) == (0, 0)
 
 
-def test_a_second_life_goes_on_after_the_last_push() -> None:
+def test_a_second_incarnation_continues_after_the_last_push() -> None:
     """A life that ends with two steps owed is followed by one that takes them again."""
-    told, first, second = plan(7, Downpour(n_push=3)), Scripted(fails_at=5), Scripted()
+    planned, first, second = plan(7, Downpour(n_push=3)), Scripted(fails_at=5), Scripted()
     values = (1, 2, 3, 4, 5, 6, 7)
     with shards(bound=2) as (cluster, console):
         with pytest.raises(RuntimeError, match="scripted"):
-            live(cluster, first, batches(*values), told)
-        report = live(cluster, second, batches(*values[3:]), told, incarnation=1)
+            live(cluster, first, batches(*values), planned)
+        report = live(cluster, second, batches(*values[3:]), planned, incarnation=1)
         assert weight(console) == -28
         records = np.stack(console.records())
     assert records["seq"].tolist() == [[1, 2, 3]] * 2

@@ -127,7 +127,7 @@ def test_a_step_that_is_not_captured_runs_kernel_by_kernel(
     )
 
 
-def test_what_a_batch_lacks_is_told_as_on_the_cpu() -> None:
+def test_errors_in_a_batch_are_those_of_the_cpu() -> None:
     """A missing column, two lengths, words, a wrong shape, labels that no class has; and then a
     good batch still works."""
     device = FakeGpu()

@@ -22,7 +22,7 @@ def lenet_job(**more: Any) -> Job:
     return caffe_job(solver, strategy=Downpour(), workers=1, shards=1, bound=0, seed=1, **more)
 
 
-def test_the_workers_are_told_the_precision() -> None:
+def test_the_precision_reaches_the_workers() -> None:
     """It is in what the model is built from, wherever that is; the CPU's numbers do not change."""
     models = {}
     for precision in Precision:

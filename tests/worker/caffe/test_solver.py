@@ -127,7 +127,7 @@ def test_nets_may_be_apart_or_inline(tmp_path: Path) -> None:
     assert CaffeModel(solver.train).table == CaffeModel(read(tmp_path, BASE).train).table
 
 
-def test_a_net_is_found_beside_the_solver_or_in_the_working_directory(
+def test_a_net_is_found_next_to_the_solver_or_in_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A net is found next to the solver, else where Caffe looks; else both places are named."""
