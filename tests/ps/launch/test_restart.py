@@ -210,7 +210,7 @@ def test_one_that_says_what_failed_is_not() -> None:
 
 
 def test_one_whose_machine_is_gone_is_not() -> None:
-    """There is no machine to restart it on: one attempt is made, and its error reported as it is."""
+    """One attempt is made, as there is no machine for a restart; its error is reported as is."""
     shard = Shard(Stranded("shard 3 cannot continue: node 10.0.0.7 of Ray is gone"))
     shard.dies()
     shard.kept._thread.join(30)

@@ -1,4 +1,4 @@
-"""The register: which keys come in, and what each may say."""
+"""The key registry: which keys are admitted, and what each may send."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def register(joins: int = 3, lasts_s: float = HOUR) -> KeyRegistry:
 
 
 def test_only_known_keys_come_in() -> None:
-    """The operator's, the invitation's, and those that it has enrolled; no other."""
+    """The operator's key, the invitation's, and those enrolled by it are admitted; no other."""
     door = register()
     assert [door.admits(key) for key in (OPERATOR, TOKEN, ONE, "")] == [True, True, False, False]
     door.enrol("w1", 0, ONE, now=1.0)
@@ -32,7 +32,7 @@ def test_only_known_keys_come_in() -> None:
 
 
 def test_a_worker_speaks_for_its_own_name_alone() -> None:
-    """Its own name and a look at the link are allowed; another's name and operators' words not."""
+    """Its own name and probes are allowed; another name and operator messages are not."""
     door = register()
     door.enrol("w1", 0, ONE, now=1.0)
     door.check(ONE, Renew(1, "job", "w1", 0, 1), now=2.0)
@@ -46,7 +46,7 @@ def test_a_worker_speaks_for_its_own_name_alone() -> None:
 
 
 def test_a_later_life_shuts_out_the_earlier_one() -> None:
-    """A name has one key, the last that was enrolled; the one before it is no key any more."""
+    """A name has one key, the one enrolled last; the key before it is refused."""
     door = register()
     door.enrol("w1", 0, ONE, now=1.0)
     door.enrol("w1", 0, TWO, now=2.0)
@@ -56,7 +56,7 @@ def test_a_later_life_shuts_out_the_earlier_one() -> None:
 
 
 def test_an_earlier_life_does_not_come_back() -> None:
-    """Where workers come anew, as to a copy that takes over, nobody wins by being late."""
+    """Where all workers reconnect, as to a new primary, an older incarnation never wins."""
     door = register()
     assert door.enrol("w1", 1, TWO, now=1.0)
     with pytest.raises(Fenced, match=r"w1: incarnation 0 comes too late: incarnation 1 has joined"):
@@ -67,7 +67,7 @@ def test_an_earlier_life_does_not_come_back() -> None:
 
 
 def test_a_register_goes_on_from_another() -> None:
-    """Who was let in stays so, shut out stays shut out, and joins that were used up stay used."""
+    """Admitted keys stay admitted, fenced ones stay fenced, and used joins stay used."""
     former = register(joins=2)
     former.enrol("w1", 1, ONE, now=1.0)
     door = KeyRegistry(Admission(OPERATOR, Invitation(TOKEN, 2, HOUR)), 9.0, former.enrolments)
@@ -81,8 +81,10 @@ def test_a_register_goes_on_from_another() -> None:
 
 
 def test_joins_are_limited_at_a_time_and_come_back() -> None:
-    """Each enrolment counts, a repeated one not; a thief of the token who has used up all joins
-    keeps others out for no longer than it takes to earn one."""
+    """Each new enrolment counts, a repeated one does not.
+
+    A thief of the token that has used up all joins keeps others out only until one is earned.
+    """
     door = register(joins=2)
     for _ in range(3):
         door.enrol("w1", 0, ONE, now=1.0)
@@ -100,7 +102,7 @@ def test_joins_are_limited_at_a_time_and_come_back() -> None:
 
 
 def test_names_are_limited() -> None:
-    """Beyond so many names none is written down; those that are known may still come again."""
+    """Beyond the limit no name is enrolled; known ones may still join again."""
     door = KeyRegistry(Admission(OPERATOR, Invitation(TOKEN, 9, HOUR, names=2)), now=0.0)
     door.enrol("w1", 0, ONE, now=1.0)
     door.enrol("w2", 0, TWO, now=1.0)
@@ -110,7 +112,7 @@ def test_names_are_limited() -> None:
 
 
 def test_a_token_expires_after_the_operators_last_word() -> None:
-    """As long as the operator is heard it lasts; then no longer than it says."""
+    """It lasts while the operator is heard, and then for the stated time."""
     door = register()
     door.enrol("w1", 0, ONE, now=HOUR)
     door.check(OPERATOR, AskStatus(1, "job", "net"), now=HOUR)
@@ -121,7 +123,7 @@ def test_a_token_expires_after_the_operators_last_word() -> None:
 
 
 def test_a_key_has_one_part() -> None:
-    """Nobody enrols the operator's key, the token's own, or another worker's."""
+    """The operator's key, the token's own, or another worker's cannot be enrolled."""
     door = register(joins=9)
     door.enrol("w1", 0, ONE, now=0.0)
     for taken in (OPERATOR, TOKEN, ONE):
@@ -130,7 +132,7 @@ def test_a_key_has_one_part() -> None:
 
 
 def test_shards_are_told_no_secret() -> None:
-    """What a job's shards know are the public halves of what its driver and workers hold."""
+    """A job's shards hold the public halves of the keys of its driver and workers."""
     access, admission = issue(workers=4)
     assert KeyPair.of(access.operator).public == admission.operator
     assert KeyPair.of(access.token).public == admission.invitation.key
@@ -140,7 +142,7 @@ def test_shards_are_told_no_secret() -> None:
 
 
 def test_an_endpoint_pins_a_key() -> None:
-    """It is read as it was written, and a plain one has none."""
+    """A pinned key is read as it was written; a plain endpoint has none."""
     endpoint = pinned("tcp://10.0.0.1:7400", ONE)
     assert endpoint == f"curve://{ONE}@10.0.0.1:7400"
     assert address_of(endpoint) == ("tcp://10.0.0.1:7400", ONE)
@@ -150,6 +152,6 @@ def test_an_endpoint_pins_a_key() -> None:
 
 @pytest.mark.parametrize("digits", ["", "0" * 63, "x" * 64, "0" * 66])
 def test_what_is_no_key_is_refused(digits: str) -> None:
-    """And not repeated: it may be a secret that was cut short."""
+    """The error does not repeat it: it may be a truncated secret."""
     with pytest.raises(BadInput, match=f"key: expected 64 .* digits, got {len(digits)} characters"):
         key_bytes(digits)

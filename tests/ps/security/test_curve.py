@@ -1,4 +1,4 @@
-"""Shards that other hosts can reach: who is let in, who is not, and what they are told."""
+"""Shards that other hosts can reach: which clients they admit, and what refused ones learn."""
 
 import itertools
 import time
@@ -33,7 +33,7 @@ ONES = np.ones(512, np.float32)
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    """Two shards whose TCP speaks CURVE, of a job with an operator's and a worker's way in."""
+    """Two shards with CURVE on TCP, and the access of an operator and a worker."""
     specs = ps.shard_specs(TABLE, shards=2)
     with ps.local_shards(specs, transport=Transport.TCP, secure=True) as running:
         yield running
@@ -58,7 +58,7 @@ AWAY = r"shard [01] at tcp://127\.0\.0\.1:\d+: turned away: it does not know our
 
 
 def test_training_over_curve(cluster: Cluster) -> None:
-    """Workers that hold the token alone push and pull; the operator, who holds more, looks on."""
+    """Workers with only the token push and pull; the operator, with both keys, reads."""
     with ps.Client(cluster.for_workers(), worker="w0") as client:
         client.pull()
         client.push(ONES)
@@ -69,7 +69,7 @@ def test_training_over_curve(cluster: Cluster) -> None:
 
 
 def test_large_messages_over_several_connections() -> None:
-    """Each connection shows the same key, and a message that is cut is one message."""
+    """Each connection shows the same key, and a message cut in stripes is one message."""
     table = ps.DenseTable("large", (ps.TensorSpec("w", (300_000,)),))
     specs = ps.shard_specs(table)
     with (
@@ -82,7 +82,7 @@ def test_large_messages_over_several_connections() -> None:
 
 
 def test_behind_a_slow_link(cluster: Cluster) -> None:
-    """The line between is no party: the far end's key is the one that is expected."""
+    """A link in between has no key: the far end's key is the one expected."""
     with ps.Client(
         cluster, worker="w0", link=ps.transport.link_model.parse_link("rtt=10ms")
     ) as client:
@@ -90,7 +90,7 @@ def test_behind_a_slow_link(cluster: Cluster) -> None:
 
 
 def test_a_worker_on_the_shards_own_host_needs_no_key() -> None:
-    """The Unix socket in a folder of its user's stays plain, and memory is shared."""
+    """The Unix socket in a folder of its user stays plain, and memory is shared."""
     with ps.local_shards(ps.shard_specs(TABLE), secure=True) as cluster:
         anybody = msgspec.structs.replace(cluster, access=None)
         with ps.Client(anybody, worker="w0") as client:
@@ -105,7 +105,7 @@ def test_a_worker_on_the_shards_own_host_needs_no_key() -> None:
 
 @COMERS
 def test_no_curve(cluster: Cluster, come: Callable[[Cluster], None]) -> None:
-    """Who speaks plain text gets no answer, and is told at its own end."""
+    """A client in plain text gets no answer, and learns the cause at its own end."""
     plain = tuple(address_of(endpoint).plain for endpoint in cluster.endpoints)
     reason = "shard [01] at tcp.*: expected plain text, as the endpoint says, .* that speaks CURVE"
     with pytest.raises(GiveUp, match=reason):
@@ -115,7 +115,7 @@ def test_no_curve(cluster: Cluster, come: Callable[[Cluster], None]) -> None:
 
 @COMERS
 def test_wrong_server_key(cluster: Cluster, come: Callable[[Cluster], None]) -> None:
-    """A server that cannot prove the pinned key is not spoken to."""
+    """A client sends nothing to a server that cannot prove the pinned key."""
     others = KeyPair.new().public
     moved = tuple(pinned(address_of(at).plain, others) for at in cluster.endpoints)
     with pytest.raises(GiveUp, match="broke off the handshake: the server key does not match"):
@@ -125,7 +125,7 @@ def test_wrong_server_key(cluster: Cluster, come: Callable[[Cluster], None]) -> 
 
 @COMERS
 def test_unknown_client_key(cluster: Cluster, come: Callable[[Cluster], None]) -> None:
-    """A key that nobody has enrolled, or that is another job's token, does not come in."""
+    """A key that was not enrolled, or is another job's token, is refused."""
     other = Access(KeyPair.new().secret, KeyPair.new().secret)
     with pytest.raises(GiveUp, match=AWAY):
         come(msgspec.structs.replace(cluster, access=other))
@@ -152,7 +152,7 @@ def text(reply: Reply) -> str:
 
 
 def test_admitted_key_but_another_name(cluster: Cluster) -> None:
-    """A worker speaks for itself alone, and asks nothing that is the operator's to ask."""
+    """A worker speaks only for itself, and sends no operator message."""
     own = join(cluster, "w0", cluster.endpoints, 60)
     assert own is not None
     (endpoint, _) = cluster.endpoints
@@ -168,7 +168,7 @@ def test_admitted_key_but_another_name(cluster: Cluster) -> None:
 
 
 def test_expired_and_used_up_tokens() -> None:
-    """Both are said in words, because whoever has held the token may know why."""
+    """Both are explained in words, because the holder of the token may know why."""
     (spec,) = ps.shard_specs(TABLE)
     token, operator = KeyPair.new(), KeyPair.new()
     for invitation, reason in (
@@ -189,7 +189,7 @@ def test_expired_and_used_up_tokens() -> None:
 
 
 def test_a_worker_waits_for_a_join_to_be_earned() -> None:
-    """One that comes when all joins are used up is let in a moment later, by the token alone."""
+    """When all joins are used up, a worker is admitted a moment later, by the token alone."""
     (spec,) = ps.shard_specs(TABLE)
     token, operator = KeyPair.new(), KeyPair.new()
     admission = Admission(operator.public, Invitation(token.public, 1, joins_a_second=5.0))
@@ -200,7 +200,7 @@ def test_a_worker_waits_for_a_join_to_be_earned() -> None:
 
 
 def test_an_invitation_lets_nobody_do_anything_else(cluster: Cluster) -> None:
-    """The holder of the token who says anything but who it is, is told no, and stays outside."""
+    """The token's holder may only enrol; any other message is denied, and it stays outside."""
     assert cluster.access is not None
     own = KeyPair.of(cluster.access.token)
     context = zmq.Context()
@@ -225,7 +225,7 @@ def test_an_invitation_lets_nobody_do_anything_else(cluster: Cluster) -> None:
 
 
 def test_a_later_life_takes_over_and_the_earlier_one_is_told(cluster: Cluster) -> None:
-    """A retried task joins with a key of its own; what its zombie still says is refused."""
+    """A retried task joins with a key of its own; messages of its zombie are refused."""
     zombie = ps.Client(cluster, worker="w0")
     try:
         with ps.Client(cluster, worker="w0", incarnation=1) as client:
@@ -237,7 +237,7 @@ def test_a_later_life_takes_over_and_the_earlier_one_is_told(cluster: Cluster) -
 
 
 def test_a_description_without_secrets(cluster: Cluster) -> None:
-    """It is said what is missing, and where it is; workers are given no operator's key."""
+    """The error says what is missing, and where it is; workers get no operator's key."""
     without = msgspec.structs.replace(cluster, access=None)
     with pytest.raises(BadInput, match="cluster job: expected a join token in it, got none"):
         as_worker(without)
@@ -247,7 +247,7 @@ def test_a_description_without_secrets(cluster: Cluster) -> None:
 
 
 def test_a_server_is_never_open_by_oversight() -> None:
-    """Beyond loopback it wants keys, or the word that there are none."""
+    """Beyond loopback it needs keys, or an explicit choice of plain text."""
     (spec,) = ps.shard_specs(TABLE)
     with pytest.raises(BadInput, match=r"shard 0 on tcp://0.0.0.0.*: expected keys to admit there"):
         ShardServer(spec, 1, bind="tcp://0.0.0.0:*")
@@ -256,8 +256,7 @@ def test_a_server_is_never_open_by_oversight() -> None:
 
 
 def test_a_look_outlasts_a_pause(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is stopped for longer than a look takes, between any two moments of it, has not seen
-    that there was nothing."""
+    """A process that was suspended during the probe, at any moment, reports no fault."""
     clock = SimpleNamespace(monotonic=itertools.count(step=1000.0).__next__)
     monkeypatch.setattr(handshake_diagnostics, "time", clock)
     monkeypatch.setattr(handshake_diagnostics, "_LOOK_S", 60.0)
@@ -267,12 +266,12 @@ def test_a_look_outlasts_a_pause(cluster: Cluster, monkeypatch: pytest.MonkeyPat
 
 
 def test_nobody_there() -> None:
-    """A port that answers nothing is no fault of any key."""
+    """A port that answers nothing is not a fault of any key."""
     assert fault_at("tcp://127.0.0.1:1", None) == ""
 
 
 def test_a_job_moves_with_its_workers() -> None:
-    """They join the new shards by the token that the old ones hand on, and learn nothing more."""
+    """They join the new shards by the token that the old ones pass on, and learn nothing more."""
     specs = ps.shard_specs(TABLE, shards=2)
     with (
         ps.local_shards(specs, transport=Transport.TCP, secure=True) as old,

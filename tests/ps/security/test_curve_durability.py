@@ -1,6 +1,6 @@
-"""Shards that keep a log and speak CURVE, as processes that are killed: who was let in still is.
+"""Shards with a WAL and CURVE in processes that are killed: admitted workers stay admitted.
 
-What the logs promise is tried in test_durability.py, whose workers these are.
+test_durability.py tests the promises of the WAL; these are its workers.
 """
 
 import os
@@ -36,8 +36,10 @@ def with_other_keys(cluster: Cluster) -> Cluster:
 
 @pytest.mark.timeout(600)  # a process starts in a second or two, on a busy machine in twenty
 def test_kill_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its next life proves the same key and knows its workers: each push counts once, nobody joins
-    anew, others may, and strangers stay outside."""
+    """A restarted shard proves the same key and knows its workers: each push counts once.
+
+    No worker joins again, new ones may, and strangers stay outside.
+    """
     monkeypatch.setattr(restart, "QUICK_S", 0.0)
     started = process_shards(
         specs_of(1),
@@ -76,7 +78,7 @@ def test_kill_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_guest_book(tmp_path: Path) -> None:
-    """What was written is read; under another admission, as of another driver, nobody is known."""
+    """Stored enrolments are read again; under another driver's admission no worker is known."""
     book, enrolments = EnrolmentStore(tmp_path), Enrolments(3, (Enrolment("w", 1, "1" * 64),))
     assert book.read(ADMISSION) is None
     book.write(enrolments)
@@ -87,7 +89,7 @@ def test_a_guest_book(tmp_path: Path) -> None:
 
 
 def test_a_guest_book_that_cannot_be_used(tmp_path: Path) -> None:
-    """The error names the file; nobody is let in on half a page, or without being written down."""
+    """The error names the file; no worker is admitted from a partial or unwritable file."""
     for page in (b'{"admission":', b'{"admission":{"operator":"\xff"}}'):
         (tmp_path / "joined").write_bytes(page)
         with pytest.raises(BadInput, match=f"^joined workers {tmp_path}/joined: "):
@@ -105,8 +107,11 @@ def test_a_guest_book_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 def test_a_kept_key(tmp_path: Path) -> None:
-    """Each life has the first one's; a file that others may read, or that holds none, is refused
-    by its name, and what it holds is not repeated."""
+    """All processes of a shard have the first one's key.
+
+    A file that others may read, or without a key, is refused by name, and its content is not
+    repeated.
+    """
     keys, path = load_or_create_keys(tmp_path), tmp_path / "key"
     assert load_or_create_keys(tmp_path) == keys
     assert [found.name for found in tmp_path.iterdir()] == ["key"]

@@ -1,7 +1,7 @@
-"""Replicated shards that other hosts can reach: who is let in at each of their sockets.
+"""Replicated shards that other hosts can reach: which keys each of their sockets admits.
 
-There are three kinds: the coordinator's, a copy's for clients, and a copy's for its peer. On which
-host keys are wanted is tried in test_replicated_host.py, what each key may say in test_roll.py.
+There are three sockets: the coordinator's, a copy's for clients, and a copy's for its peer.
+test_replicated_host.py tests where keys are needed, test_copy_registry.py what each key may send.
 """
 
 import os
@@ -48,7 +48,7 @@ LONG_S = 60.0
 
 
 def enter(group: Group) -> None:
-    """Tell the coordinator whose keys the copies' are, as whoever started them does."""
+    """Register the copies' keys with the coordinator, as the supervisor does."""
     assert group.access is not None
     context = zmq.Context()
     guide = PrimaryResolver(group.cluster, context, KeyPair.of(group.access.operator))
@@ -81,9 +81,10 @@ def group(tmp_path: Path) -> Iterator[Group]:
 
 
 def test_a_client_follows_the_primary(group: Group) -> None:
-    """With the token alone it gets in wherever it is led; the operator, who joins nowhere, too.
+    """The token alone admits it wherever it is redirected; so does the operator's key, without
+    joining.
 
-    The coordinator's next life proves the same key, and knows the copies once it was told.
+    A restarted coordinator proves the same key, and knows the copies once they are registered.
     """
     with ps.AdminClient(group.cluster) as console:
         client = ps.Client(group.cluster.for_workers(), worker="w")
@@ -107,7 +108,7 @@ def test_a_client_follows_the_primary(group: Group) -> None:
 
 
 def test_a_copy_that_comes_too_early_is_let_in_later(tmp_path: Path) -> None:
-    """It was turned away, which it hears, and tries again until its key is known."""
+    """It is refused, notices that, and tries again until its key is known."""
     group = Group(tmp_path, issue(1))
     group.join()
     porter = group.coordinator._authenticator
@@ -120,7 +121,7 @@ def test_a_copy_that_comes_too_early_is_let_in_later(tmp_path: Path) -> None:
 
 
 def test_a_later_life_takes_over(group: Group) -> None:
-    """A retried task joins anew, and its zombie is told so by a successor, too."""
+    """A retried task joins again, and a successor fences its zombie, too."""
     zombie = ps.Client(group.cluster, worker="w")
     zombie.pull()
     push(zombie, 1)
@@ -148,7 +149,7 @@ def sockets(group: Group) -> list[str]:
 
 
 def test_no_key(group: Group) -> None:
-    """Who speaks plain text is not spoken to anywhere."""
+    """No socket answers plain text."""
     assert [fault_at(address_of(at).plain, None) for at in sockets(group)] == [PLAIN] * 3
     plain = address_of(group.coordinator.endpoint).plain
     with pytest.raises(GiveUp, match=rf"^coordinator at {plain}: {PLAIN}"):
@@ -156,14 +157,14 @@ def test_no_key(group: Group) -> None:
 
 
 def test_another_servers_key(group: Group) -> None:
-    """Whoever cannot prove the pinned key is not taken for a coordinator or a copy."""
+    """A server that cannot prove the pinned key is not accepted as a coordinator or copy."""
     other = KeyPair.new()
     for at in sockets(group):
         assert BROKEN_OFF in fault_at(pinned(address_of(at).plain, other.public), other)
 
 
 def test_an_unknown_key(group: Group) -> None:
-    """Another job's token and operator's key are strangers' here."""
+    """Another job's token and operator's key are unknown here."""
     coordinator, clients, _ = sockets(group)  # at a peer's a stranger waits: see below
     for at in (coordinator, clients):
         assert AWAY in fault_at(at, KeyPair.new())
@@ -176,7 +177,7 @@ def test_an_unknown_key(group: Group) -> None:
 
 
 def test_a_right_key_under_anothers_name_at_the_coordinator(group: Group) -> None:
-    """Neither a worker nor a copy can lead clients elsewhere, or have a copy let in."""
+    """Neither a worker nor a copy can redirect clients, or register a copy."""
     assert group.access is not None
     job = group.specs[0].job
     token, copy = KeyPair.of(group.access.token), group.copies[1]._reporter._own
@@ -206,7 +207,7 @@ def test_a_right_key_under_anothers_name_at_the_coordinator(group: Group) -> Non
 def speak(
     context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, own: KeyPair, said: bytes
 ) -> "zmq.Socket[bytes]":
-    """Say that to whoever listens there, once let in; gives the socket."""
+    """Send a message to the server there, once admitted; yields the socket."""
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.RCVTIMEO, int(LONG_S * 1000))
     expect(socket, address_of(endpoint).key, own)
@@ -216,7 +217,7 @@ def speak(
 
 
 def test_a_right_key_under_anothers_name_at_a_copy(group: Group) -> None:
-    """A worker speaks for itself alone, and asks nothing that is the operator's to ask."""
+    """A worker speaks only for itself, and sends no operator message."""
     cluster, at = group.cluster, group.copies[0].endpoint
     own = join(cluster, "w0", [at], LONG_S)
     assert own is not None
@@ -230,7 +231,7 @@ def test_a_right_key_under_anothers_name_at_a_copy(group: Group) -> None:
 
 
 def test_a_token_that_has_run_out(tmp_path: Path) -> None:
-    """Who comes too late is told why, at whichever copy."""
+    """A late worker learns the cause from any copy."""
     token, operator = KeyPair.new(), KeyPair.new()
     admission = Admission(operator.public, Invitation(token.public, 1, 0.0))
     group = pair(tmp_path, (Access(token.secret, operator.secret), admission))
@@ -240,7 +241,7 @@ def test_a_token_that_has_run_out(tmp_path: Path) -> None:
 
 
 class Copies:
-    """The ends of two copies, 1 and 2, of one shard towards each other."""
+    """The peer links of two copies, 1 and 2, of one shard."""
 
     def __init__(self) -> None:
         self.coordinator = KeyPair.new().public
@@ -254,7 +255,7 @@ class Copies:
         return {1: self.one.endpoint, 2: self.two.endpoint}
 
     def heard_by_one(self, enough: Callable[[], bool]) -> list[tuple[int, object]]:
-        """Whom it has heard say what, by when it is enough."""
+        """Which copies it has heard, with what, until there is enough."""
         heard: list[tuple[int, object]] = []
         until = time.monotonic() + LONG_S
         while not (heard or enough()):
@@ -266,7 +267,7 @@ class Copies:
 
 @pytest.fixture
 def copies() -> Iterator[Copies]:
-    """Of which nobody knows the other yet."""
+    """Two copies that do not know each other yet."""
     copies = Copies()
     yield copies
     for end in (copies.one, copies.two):
@@ -278,7 +279,7 @@ def never() -> bool:
 
 
 def test_a_copy_waits_until_its_peer_knows_it(copies: Copies) -> None:
-    """One that was told of the pair first comes first, and is heard when the other is told."""
+    """The copy that knows its peer connects first, and is admitted when the peer knows it, too."""
     copies.two.know({1, 2}, copies.told)
     copies.two.send(Post(1, Replicated(1, 7)))
     porter = copies.one._authenticator
@@ -291,7 +292,7 @@ def test_a_copy_waits_until_its_peer_knows_it(copies: Copies) -> None:
 
 
 def test_a_right_key_under_anothers_name_at_a_peer(copies: Copies) -> None:
-    """A copy speaks as itself alone; and a stranger, who takes a copy's number, is not heard."""
+    """A copy speaks only for itself, and a stranger with a copy's number is ignored."""
     copies.one.know({1, 2}, copies.told)
     copies.two.know({1, 2}, copies.told)
     for origin in (1, 3):
@@ -312,8 +313,10 @@ def test_a_right_key_under_anothers_name_at_a_peer(copies: Copies) -> None:
 
 
 def test_nothing_is_open_by_oversight(tmp_path: Path) -> None:
-    """Beyond loopback coordinator and copy want keys, or the word that there are none; and what
-    listens everywhere is told by an address."""
+    """Beyond loopback coordinator and copy need keys, or an explicit choice of plain text.
+
+    A copy that listens everywhere publishes one address.
+    """
     (spec,) = specs_of()
     everywhere, wanted = "tcp://0.0.0.0:*", "expected keys to admit there, or plaintext asked for"
     with pytest.raises(BadInput, match=rf"^coordinator on tcp://0\.0\.0\.0.*: {wanted}"):
@@ -336,9 +339,9 @@ def test_nothing_is_open_by_oversight(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(400)
 def test_processes_are_killed() -> None:
-    """The coordinator, then the primary, while two workers push: each push is applied, and once.
+    """The coordinator, then the primary, while two workers push: each push is applied exactly once.
 
-    Neither their command lines nor their environments hold what lets in.
+    Neither their command lines nor their environments hold a secret.
     """
     with (
         replicated_shards(specs_of(), silence_s=SILENCE_S, secure=True) as hosts,

@@ -1,4 +1,4 @@
-"""The server loop: nothing that a peer sends, or fails to send, ends it."""
+"""The server loop: it survives whatever a peer sends, or fails to send."""
 
 import gc
 import os
@@ -67,7 +67,7 @@ def alone(message: Message, *frames: bytes) -> list[bytes]:
 
 
 class Peer:
-    """A DEALER that sends what it likes."""
+    """A DEALER that sends arbitrary frames."""
 
     def __init__(self, server: ShardServer) -> None:
         self._context = zmq.Context()
@@ -91,7 +91,7 @@ class Peer:
 
 
 def serves(server: ShardServer) -> bool:
-    """Whether a worker can still come, pull, push and leave."""
+    """Whether a worker can still join, pull, push and leave."""
     server.check()
     cluster = make_cluster([server.shard.spec], [server.endpoint])
     with Client(cluster, worker="probe", patience_s=60) as client:
@@ -101,7 +101,7 @@ def serves(server: ShardServer) -> bool:
 
 
 def test_a_shard_is_prepared_before_it_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For what it is told to expect, at the place where its weights are."""
+    """It prepares for the expected work, on the backend that holds its weights."""
     prepared: list[Any] = []
     monkeypatch.setattr(ShardSpec, "prepare", lambda *told: prepared.append(told))
     spec = spec_of(compression=ps.Compression.parse("topk:0.1", "int8"))
@@ -111,8 +111,7 @@ def test_a_shard_is_prepared_before_it_is_reached(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_stall_is_nobodys_silence() -> None:
-    """A push takes many leases, and leases are looked at before what came meanwhile is read: all
-    who were there count as before."""
+    """A push takes many leases, and no worker is expired before its waiting messages are read."""
     with ShardServer(spec_of(lease_s=60.0, bound=0), boot=1) as running:
         cluster = make_cluster([running.shard.spec], [running.endpoint])
         with AdminClient(cluster) as console:
@@ -131,7 +130,7 @@ def test_a_stall_is_nobodys_silence() -> None:
 
 
 def mangled(server: ShardServer) -> Iterator[Sequence[bytes]]:
-    """Messages that are none, each of a kind of its own."""
+    """Malformed messages, each of another kind."""
     job = server.shard.spec.job
     (hello,) = alone(Hello(1, job, "w", 0, PROTOCOL, "b"))
     yield [b""]
@@ -154,7 +153,7 @@ def mangled(server: ShardServer) -> Iterator[Sequence[bytes]]:
 
 
 def test_mangled_messages_are_refused(server: ShardServer) -> None:
-    """Each is answered by a refusal, and the shard goes on; the same peer can still be served."""
+    """Each gets a refusal, and the shard continues; the same peer can still be served."""
     refused = 0
     with Peer(server) as peer:
         for frames in mangled(server):
@@ -168,7 +167,7 @@ def test_mangled_messages_are_refused(server: ShardServer) -> None:
 
 
 def test_frames_too_many_or_too_large_for_what_they_come_with(server: ShardServer) -> None:
-    """A request that takes no frames ignores them; an install counts its own; others' are none."""
+    """A request without frames ignores extra ones; an install checks its own; others' are bad."""
     job = server.shard.spec.job
     with Peer(server) as peer:
         reply = peer.ask(*alone(Read(3, job, "net"), *[b"x"] * 1000))
@@ -185,7 +184,7 @@ def test_frames_too_many_or_too_large_for_what_they_come_with(server: ShardServe
 
 
 def test_an_oversized_frame_ends_its_own_connection(server: ShardServer) -> None:
-    """It is dropped before it is stored: the server neither answers nor grows by it."""
+    """It is dropped before it is stored: the server does not answer, and does not grow."""
     before = psutil.Process().memory_info().rss
     with Peer(server) as peer:
         peer.socket.setsockopt(zmq.RCVTIMEO, 500)
@@ -197,7 +196,7 @@ def test_an_oversized_frame_ends_its_own_connection(server: ShardServer) -> None
 
 
 def test_strangers_and_peers_that_vanish(server: ShardServer) -> None:
-    """Other protocols, half a handshake, half a message, a peer gone before its answer."""
+    """Other protocols, half a handshake, half a message, a peer that is gone before its answer."""
     host, port = server.endpoint.removeprefix("tcp://").split(":")
     greeting = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x00NULL" + bytes(48)
     for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(5000), greeting, greeting[:20]):
@@ -212,7 +211,7 @@ def test_strangers_and_peers_that_vanish(server: ShardServer) -> None:
 
 
 def test_a_parked_worker_that_vanishes(server: ShardServer) -> None:
-    """Its answer has nobody to go to, which is no error."""
+    """Its answer has no receiver, which is not an error."""
     with ShardServer(spec_of(bound=0, lease_s=2.0), boot=1) as strict:
         cluster = make_cluster([strict.shard.spec], [strict.endpoint])
         with AdminClient(cluster) as console:
@@ -230,7 +229,7 @@ def test_a_parked_worker_that_vanishes(server: ShardServer) -> None:
 
 
 def test_leases_run_out_while_messages_pour_in(server: ShardServer) -> None:
-    """A flood from one peer does not keep the loop from looking at its clock."""
+    """A flood from one peer does not keep the loop from checking its clock."""
     with ShardServer(spec_of(lease_s=0.4), boot=1) as quick:
         cluster = make_cluster([quick.shard.spec], [quick.endpoint])
         with AdminClient(cluster) as console:
@@ -263,14 +262,14 @@ def test_a_port_in_use() -> None:
     "bind", ["", "tcp://", "tcp://999.1.1.1:5", "tcp://127.0.0.1:x", "udp://a"]
 )
 def test_an_address_that_is_none(bind: str) -> None:
-    """It is named as it was given."""
+    """The error names it as it was given."""
     with pytest.raises(BadInput, match="shard 0 cannot listen on") as caught:
         ShardServer(spec_of(), boot=1, bind=bind)
     assert bind in str(caught.value)
 
 
 def test_stopping_frees_the_port_and_the_thread() -> None:
-    """Twice is as good as once; and one that was never started can be stopped."""
+    """Stopping twice is harmless, and a server that was never started can be stopped."""
     server = ShardServer(spec_of(), boot=1)
     before = set(threading.enumerate())  # of which some may end meanwhile
     server.start()
@@ -283,7 +282,7 @@ def test_stopping_frees_the_port_and_the_thread() -> None:
 
 
 def test_one_that_is_dropped_lets_go() -> None:
-    """Never started nor stopped, and collected with its thread: the port is free all the same."""
+    """A server that is dropped without start or stop frees its port when collected."""
     server = ShardServer(spec_of(), boot=1)
     endpoint = server.endpoint
     del server
@@ -294,7 +293,7 @@ def test_one_that_is_dropped_lets_go() -> None:
 def test_a_failure_of_the_loop_is_told(
     server: ShardServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What our own code does wrong is not swallowed: `check` and `stop` raise it."""
+    """An error in our own code is not swallowed: `check` and `stop` raise it."""
     with ShardServer(spec_of(), boot=1) as broken:
         monkeypatch.setattr(broken.shard, "handle", lambda *_: 1 // 0)
         with Peer(broken) as peer:
@@ -309,7 +308,7 @@ def test_a_failure_of_the_loop_is_told(
 
 
 def test_a_shard_that_comes_back_is_gone_on_with() -> None:
-    """A worker lives through a restart on the same port: every push counts once in the new life."""
+    """A worker survives a restart on the same port: every push counts once in the new shard."""
     first = ShardServer(spec_of(), boot=1).start()
     cluster = make_cluster([first.shard.spec], [first.endpoint])
     with AdminClient(cluster) as console:
@@ -334,7 +333,7 @@ def test_a_shard_that_comes_back_is_gone_on_with() -> None:
 
 
 def test_free_moments_are_used() -> None:
-    """Slots that somebody reads are copied while no message comes, before the next push does."""
+    """Slots that are being read are copied while no message comes, before the next push does."""
     server = ShardServer(spec_of(rule=Adam()), boot=1)
     slots = dict.fromkeys(Adam.slot_names, TABLE.empty())
     server.shard.restore(SavedProgress(0, 0, 0, Ledger()), TABLE.empty(), slots)

@@ -1,4 +1,4 @@
-"""What is lent comes back exactly when its borrower says so, whatever is lost or overtaken."""
+"""Loans are returned exactly when the borrower says so, whatever is lost or overtaken."""
 
 import random
 import sys
@@ -12,7 +12,7 @@ SEED = 4
 
 
 def test_a_loan_is_kept_until_returned() -> None:
-    """The lender refers to what it lent while the borrower has it, and not a moment longer."""
+    """The lender refers to what it lent while the borrower has it, and not longer."""
     loans, thing = Loans(2), object()
     before = sys.getrefcount(thing)
     assert loans.lend(thing) == 1
@@ -25,7 +25,7 @@ def test_a_loan_is_kept_until_returned() -> None:
 
 
 def test_what_was_lost_comes_back() -> None:
-    """A loan whose message never arrived is returned by what is said after a later one."""
+    """A loan in a message that never arrived is returned by a report after a later one."""
     loans = Loans(4)
     for _ in range(3):
         loans.lend("weights")
@@ -34,7 +34,7 @@ def test_what_was_lost_comes_back() -> None:
 
 
 def test_nobody_takes_more_than_the_limit() -> None:
-    """At the limit nothing is lent; what could not be sent does not count."""
+    """At the limit nothing is lent; a message that could not be sent does not count."""
     loans = Loans(2)
     assert [loans.lend(n) for n in "abc"] == [1, 2, None]
     loans.withdraw(2)
@@ -42,7 +42,7 @@ def test_nobody_takes_more_than_the_limit() -> None:
 
 
 def test_loans_that_were_never_made() -> None:
-    """A borrower that has seen more than there was is none."""
+    """A borrower that reports more loans than were made is refused."""
     loans = Loans(2)
     loans.lend("a")
     with pytest.raises(BadMessage, match="loans: 5 seen, but only 1 were made"):
@@ -50,7 +50,7 @@ def test_loans_that_were_never_made() -> None:
 
 
 def test_what_is_in_use_is_never_recycled() -> None:
-    """Messages are lost and overtaken at random: the lender still has all that is looked at."""
+    """Messages are lost and overtaken at random: the lender keeps all that is being read."""
     dice = random.Random(SEED)
     for _ in range(200):
         loans, borrowed = Loans(3), Borrowed()

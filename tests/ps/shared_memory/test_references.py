@@ -1,4 +1,4 @@
-"""Sharing below the protocol: who is let in, what is kept for whom, and what the dead leave."""
+"""Sharing below the protocol: admission, loans, and what dead processes leave."""
 
 import contextlib
 import random
@@ -50,14 +50,14 @@ WEIGHTS = Weights(2, 0, 1, 1, "net", 5, Kind.F4, [0, SIZE], 0.0)
 
 
 class Pair:
-    """A worker's and a shard's end, and what goes between them by hand."""
+    """A worker's and a shard's side; the test passes messages between them."""
 
     def __init__(self, job: str = JOB) -> None:
         self.shard, self.worker = ShardSide(job), WorkerSide(job, SIZE, 4)
         self.versions: Buffers = self.shard.buffers(SIZE)
 
     def greet(self) -> None:
-        """Hello and Welcome."""
+        """Exchange Hello and Welcome."""
         assert self.shard.open(b"a", self.worker.seal(0, [(HELLO, ())])) is not None
         parts, loan = self.shard.seal(b"a", [(WELCOME, ())])
         assert loan is None
@@ -67,7 +67,7 @@ class Pair:
         assert self.shard.open(b"a", self.worker.seal(0, [(PULL, ())])) is not None
 
     def lend(self, value: float) -> tuple[Parts, int | None]:
-        """A version on its way to the worker."""
+        """A version in transit to the worker."""
         version = self.versions.take()
         version[:] = value
         return self.shard.seal(b"a", [(WEIGHTS, (version,))])
@@ -92,7 +92,7 @@ def floats(part: wire_format.Buffer) -> set[float]:
 
 
 def test_nothing_is_lent_before_both_have_proved_it(pair: Pair) -> None:
-    """Weights go as they are to a stranger, and to a worker that has not shown both numbers."""
+    """A stranger, and a worker that has not shown both numbers, get plain weights."""
     version = pair.versions.take()
     for _ in range(2):
         parts, loan = pair.shard.seal(b"a", [(WEIGHTS, (version,))])
@@ -106,7 +106,7 @@ def test_nothing_is_lent_before_both_have_proved_it(pair: Pair) -> None:
 
 
 def test_an_offer_is_looked_at_only_with_a_welcome(pair: Pair, tmp_path: Path) -> None:
-    """Until the shard has welcomed who offers, it opens nothing; and then it says why not."""
+    """The shard opens nothing until it has welcomed the worker; then it explains a refusal."""
     offer = handshake.encode(Offer("../../etc/passwd"))
     assert pair.shard.open(b"s", [offer, *wire_format.enclose([(HELLO, ())])]) is not None
     parts, _ = pair.shard.seal(b"s", [(ACK, ())])
@@ -121,8 +121,10 @@ def test_an_offer_is_looked_at_only_with_a_welcome(pair: Pair, tmp_path: Path) -
 
 
 def test_offers_that_come_together(pair: Pair) -> None:
-    """Each Welcome answers its own offer, though the shard reads several before it answers any;
-    and those whom it never welcomes do not add up."""
+    """Each Welcome answers its own offer, though the shard reads several before it answers any.
+
+    Offers of workers that are never welcomed do not accumulate.
+    """
     workers = {b"a": pair.worker, b"b": WorkerSide(JOB, SIZE, 1)}
     for address, worker in workers.items():
         pair.shard.open(address, worker.seal(0, [(HELLO, ())]))
@@ -137,7 +139,7 @@ def test_offers_that_come_together(pair: Pair) -> None:
 
 
 def test_a_wrong_number_is_no_proof(pair: Pair) -> None:
-    """A worker that is told another number than its own shares nothing; a shard neither."""
+    """A worker or shard that receives another number than its own shares nothing."""
     other = WorkerSide(JOB, SIZE, 1)
     pair.worker.open(0, [handshake.encode(Accept("f" * 32, other._segment.name)), b"x"])
     assert not pair.worker.shares_with(0)
@@ -150,8 +152,10 @@ def test_a_wrong_number_is_no_proof(pair: Pair) -> None:
 
 
 def test_a_shard_in_its_next_life(pair: Pair) -> None:
-    """It cannot see what was meant for the one before: it gets the headers and empty frames, its
-    core asks for a new greeting, and after that they share again."""
+    """A restarted shard cannot see references meant for the earlier process.
+
+    It gets the headers and empty frames, asks for a new greeting, and after that they share again.
+    """
     pair.greet()
     gradient = pair.worker.buffers.take()
     pair.shard.close()
@@ -170,7 +174,7 @@ def test_a_shard_in_its_next_life(pair: Pair) -> None:
 
 
 def test_lives_that_are_over_are_let_go(pair: Pair) -> None:
-    """Of a shard that comes back again and again one life is held open, beside what is read."""
+    """Of a shard that restarts repeatedly one segment is held open, plus what is being read."""
     pair.greet()
     pair.ask()
     opened = pair.worker.open(0, pair.lend(1)[0])
@@ -191,7 +195,7 @@ def test_lives_that_are_over_are_let_go(pair: Pair) -> None:
 
 
 def test_a_worker_that_is_dropped_leaves_nothing_open() -> None:
-    """Not even what its peer is seen by."""
+    """This includes its view of the peer's segment."""
     pair = Pair()
     pair.greet()
     pair.shard.close()
@@ -200,7 +204,7 @@ def test_a_worker_that_is_dropped_leaves_nothing_open() -> None:
 
 
 def open_files() -> list[str]:
-    """What this process has open of the job's shared memory, once for each descriptor."""
+    """The job's shared memory files that this process has open, once for each descriptor."""
     found = []
     for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -212,7 +216,7 @@ def open_files() -> list[str]:
 
 
 def test_a_version_is_kept_for_who_reads_it(pair: Pair) -> None:
-    """As long as any view of it lives, and until the worker has said so, no apply writes there."""
+    """No apply writes there while a view of it exists, or before the worker has returned it."""
     pair.greet()
     pair.ask()
     parts, _ = pair.lend(1)
@@ -237,8 +241,10 @@ def test_a_version_is_kept_for_who_reads_it(pair: Pair) -> None:
 
 
 def test_what_is_lost_or_late_is_not_read(pair: Pair) -> None:
-    """A loan that was overtaken is not looked at, and one that was lost is returned; a gradient's
-    reference that is older than its slot's present use is dropped with its message."""
+    """An overtaken loan is not read, and a lost one is returned.
+
+    A gradient's reference that is older than its slot's current use is dropped with its message.
+    """
     pair.greet()
     pair.ask()
     (late, _), (seen, _) = pair.lend(1), pair.lend(2)
@@ -260,7 +266,7 @@ def test_what_is_lost_or_late_is_not_read(pair: Pair) -> None:
 
 
 def test_what_could_not_be_sent_is_not_lent(pair: Pair) -> None:
-    """A worker holds at most so much, and messages that never left do not count."""
+    """A worker holds at most the limit, and messages that never left do not count."""
     pair.greet()
     pair.ask()
     for _ in range(3 * LOANS):
@@ -271,7 +277,7 @@ def test_what_could_not_be_sent_is_not_lent(pair: Pair) -> None:
 
 
 def test_addresses_that_a_worker_had(pair: Pair) -> None:
-    """After many reconnections the shard knows the last few, and lends to those."""
+    """After many reconnections the shard knows the last few addresses, and lends to those."""
     pair.greet()
     for number in range(100):
         parts = pair.worker.seal(0, [(PULL, ())])
@@ -283,7 +289,7 @@ def test_addresses_that_a_worker_had(pair: Pair) -> None:
 
 
 def test_no_bytes_harm(pair: Pair) -> None:
-    """Mutated notes, envelopes and references are refused, dropped, or name what lies in a slot."""
+    """Mutated notes, envelopes and references are refused, dropped, or name bytes of a slot."""
     pair.greet()
     gradient = pair.worker.buffers.take()
     good = [bytes(part) for part in pair.worker.seal(0, [(PULL, (gradient, gradient[:64]))])]
@@ -323,8 +329,7 @@ def test_no_bytes_harm(pair: Pair) -> None:
 
 
 def test_a_hostile_peer_over_the_socket() -> None:
-    """Forged notes are answered or dropped, and the shard serves on; so it does for its neighbour
-    that shares memory."""
+    """Forged notes are answered or dropped, and the shard continues to serve all workers."""
     (spec,) = ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0))
     dice = random.Random(SEED)
     context = zmq.Context()
@@ -414,14 +419,16 @@ def push_many(cluster: Cluster, times: int) -> None:
 
 
 def left(cluster: Cluster) -> int:
-    """Segments of the job that are still there."""
+    """The segments of the job that still exist."""
     return len(list(shm_files.ROOT.glob(f"{shm_files.job_prefix(cluster.job)}memory-*")))
 
 
 def test_a_stopped_reader_sees_nothing_change(
     reader: tuple[ShardServer, Cluster, "subprocess.Popen[str]"],
 ) -> None:
-    """Its lease runs out many times over, hundreds of versions pass, and what it holds stays."""
+    """A suspended reader's lease expires many times, hundreds of versions pass, and what it holds
+    stays.
+    """
     server, cluster, process = reader
     (its,) = server._shard_endpoint.sharing._tenants
     process.send_signal(signal.SIGSTOP)
@@ -437,7 +444,7 @@ def test_a_stopped_reader_sees_nothing_change(
 def test_a_killed_reader_leaves_nothing(
     reader: tuple[ShardServer, Cluster, "subprocess.Popen[str]"],
 ) -> None:
-    """The shard takes back what it had and removes its segment; others go on."""
+    """The shard takes back its loans and removes its segment; other workers continue."""
     server, cluster, process = reader
     assert left(cluster) == 2
     process.kill()
@@ -453,7 +460,7 @@ def test_a_killed_reader_leaves_nothing(
 
 
 def test_a_killed_shard_leaves_nothing() -> None:
-    """What was pulled from it stays as it was, and its names go with the last who used them."""
+    """Weights pulled from it stay as they were, and its names go with their last user."""
     specs = ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0))
     with ps.process_shards(specs) as hosts:
         with AdminClient(hosts.cluster) as console:

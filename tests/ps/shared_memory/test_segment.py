@@ -1,4 +1,4 @@
-"""Shared memory: what a reference can reach, who may open it, and what is left of the dead."""
+"""Shared memory: the reach of references, access to segments, and what dead processes leave."""
 
 import errno
 import mmap
@@ -27,7 +27,7 @@ SEED = 12
 
 @pytest.fixture
 def segment() -> Iterator[ShmSegment]:
-    """Three slots of 1500 floats, which is a page and a half."""
+    """Three slots of 1500 floats, a page and a half each."""
     made = ShmSegment(JOB, 1500, 3)
     yield made
     made.close()
@@ -57,7 +57,7 @@ def test_what_is_written_is_read(segment: ShmSegment) -> None:
 
 
 def test_what_lies_elsewhere_is_not_referred_to(segment: ShmSegment) -> None:
-    """Neither the heap, nor bytes, nor two slots in one message; nor nothing."""
+    """Arrays on the heap, bytes, two slots in one message, or no array get no reference."""
     buffers = SharedBuffers(1500, segment)
     first, second = buffers.take(), buffers.take()
     for frames in ([np.zeros(4, np.float32)], [b"bytes"], [first, second], []):
@@ -67,7 +67,7 @@ def test_what_lies_elsewhere_is_not_referred_to(segment: ShmSegment) -> None:
 
 
 def test_a_recycled_slot_voids_old_references(segment: ShmSegment) -> None:
-    """What refers to an earlier use of a slot comes too late; a later use is a lie."""
+    """A reference to an earlier use of a slot is outdated; one to a later use is refused."""
     buffers, window = SharedBuffers(1500, segment), Window(JOB, segment.name)
     array = buffers.take()
     (old,) = segment.refer([array]) or []
@@ -105,7 +105,7 @@ def test_no_reference_reaches_outside_its_slot(segment: ShmSegment) -> None:
 
 
 def test_only_its_user_may_open_it(segment: ShmSegment) -> None:
-    """Mode 0600, and the name does not tell the job's id, which is a secret."""
+    """Its mode is 0600, and its name does not reveal the job's id, which is a secret."""
     path = shm_files.ROOT / segment.name
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert JOB not in segment.name
@@ -141,7 +141,7 @@ def test_names_that_are_no_segments(segment: ShmSegment, tmp_path: Path) -> None
 
 
 def test_a_closed_segment_leaves_no_name() -> None:
-    """The arrays live on, here and in windows; new ones come from the heap."""
+    """Its arrays stay valid, here and in windows; new ones come from the heap."""
     segment = ShmSegment(JOB, 100, 2)
     array, window = segment.allocate(100), Window(JOB, segment.name)
     (reference,) = segment.refer([array]) or []
@@ -158,7 +158,7 @@ def test_a_closed_segment_leaves_no_name() -> None:
 
 
 def test_a_forgotten_segment_leaves_no_name() -> None:
-    """What is collected without being closed lets go."""
+    """A segment that is collected without being closed is released."""
     ShmSegment(JOB, 100, 2)
     assert not there()
 
@@ -184,8 +184,10 @@ def test_when_slots_or_memory_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_slots_side_by_side() -> None:
-    """Parts of three segments read as one array, which shows what their owners write; a part that
-    does not end with a page can only be the last; the same parts are the same memory."""
+    """Parts of three segments read as one array, which shows what their owners write.
+
+    A part that does not end with a page can only be the last; the same parts give the same memory.
+    """
     floats, mosaic = (2048, 1024, 300), ContiguousMapping()
     owners = [ShmSegment(JOB, size, 3) for size in floats]
     windows = [Window(JOB, owner.name) for owner in owners]
@@ -239,8 +241,10 @@ time.sleep(60)
 
 
 def test_what_the_killed_leave_is_swept() -> None:
-    """A live owner's segment stays, a stopped one's too; a killed one's goes with the next sweep,
-    and its peers keep what they have mapped."""
+    """A live owner's segment stays, even if suspended; a killed one's goes with the next sweep.
+
+    Its peers keep what they have mapped.
+    """
     owner = subprocess.Popen([sys.executable, "-c", _OWNER, JOB], stdout=subprocess.PIPE, text=True)
     try:
         assert owner.stdout is not None
@@ -281,7 +285,7 @@ sys.stdin.read()
 
 
 def test_a_child_does_not_stand_for_its_parent() -> None:
-    """One that was forked off an owner lives on, and the owner is known to be gone all the same."""
+    """A forked child that outlives the owner does not make the owner count as alive."""
     command = [sys.executable, "-c", _PARENT, JOB]
     owner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -299,7 +303,7 @@ def test_a_child_does_not_stand_for_its_parent() -> None:
 
 
 def test_nobody_gets_what_is_being_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An owner cannot lock a name that a sweep found unlocked: it waits, and makes another."""
+    """An owner that cannot lock a name because a sweep has it waits, and creates it again."""
     path = tmp_path / "downpour-0123456789abcdef-memory-0123456789abcdef"
     path.touch()
     remove, could = shm_files._remove, []
@@ -317,7 +321,7 @@ def test_nobody_gets_what_is_being_swept(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_name_that_has_another_owner_by_now_is_not_swept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shard that comes back takes its door's old name between a sweep's look and its lock."""
+    """A restarted shard takes its socket's old name between a sweep's check and its lock."""
     path = tmp_path / "downpour-0123456789abcdef-door-0-7000"
     path.mkdir()
 
@@ -332,7 +336,7 @@ def test_a_name_that_has_another_owner_by_now_is_not_swept(
 
 
 def test_only_our_names_are_swept(tmp_path: Path) -> None:
-    """What somebody called after the project for himself is not touched, locked or not."""
+    """A user's own file with the project's prefix is not touched, locked or not."""
     keep = ["downpour-data", "downpour-0123456789abcdef-notes", "other"]
     gone = ["downpour-0123456789abcdef-memory-0123456789abcdef"]
     for name in keep + gone:

@@ -1,4 +1,4 @@
-"""Folders among the temporary files that go with their owner."""
+"""Temporary folders that are removed with their owner."""
 
 import subprocess
 import sys
@@ -22,8 +22,7 @@ with temporary_folder("record") as folder:
 def test_a_temporary_folder_of_a_killed_process_goes_with_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next process that wants one removes it, but none of a living process, and nothing that
-    is only called alike."""
+    """The next process that needs one removes it, but no living process's, and no similar name."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / "downpour-kept-notes").mkdir()
     command = [sys.executable, "-c", _KILLED_IN_THE_MIDST, str(tmp_path)]

@@ -29,7 +29,7 @@ def write(folder: Path, number: int, version: int) -> None:
 
 
 def write_and_die(folder: Path, number: int, version: int, line: int) -> None:
-    """In a child: write, and end at the given line; exits with 0 if there are not so many."""
+    """In a child: write, and end at the given line; exits with 0 if there are fewer lines."""
     lines = 0
 
     def look(frame: FrameType, event: str, _: Any) -> Any:

@@ -1,4 +1,4 @@
-"""States to save that no two of are alike, and places to save them at."""
+"""Distinct states to save, and places to save them at."""
 
 import resource
 from collections.abc import Iterator
@@ -54,16 +54,16 @@ def same(states: list[ShardState], others: list[ShardState]) -> bool:
 
 
 def mocked() -> ArrowStore:
-    """A folder of a file system of pyarrow's that lives in memory."""
+    """A folder of an in-memory file system of pyarrow."""
     return ArrowStore(
         fs._MockFileSystem(datetime.now(UTC)), "bucket/run", *2 * ["mock://bucket/run"]
     )
 
 
 class Keyed:
-    """In the place of `pyarrow.fs.FileSystem`: a store in a folder, closed without key and option.
+    """A replacement for `pyarrow.fs.FileSystem`: a folder that needs a key and an option.
 
-    `URI` opens it; put it there with `monkeypatch.setattr("pyarrow.fs.FileSystem", Keyed(folder))`.
+    `URI` opens it; install it with `monkeypatch.setattr("pyarrow.fs.FileSystem", Keyed(folder))`.
     """
 
     URI = "s3://key:the-secret@bucket/run?endpoint_override=localhost:9"

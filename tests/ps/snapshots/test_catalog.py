@@ -1,4 +1,4 @@
-"""The shelf: the newest good snapshot is found, the others go when told, and never the last."""
+"""The catalog: the newest good snapshot is found, and old ones go, but never the last."""
 
 import time
 from pathlib import Path
@@ -26,13 +26,15 @@ def names(shelf: SnapshotCatalog) -> list[str]:
 
 
 def spoil(store: Store, name: str, file: str) -> None:
-    """Write other bytes in a snapshot's file."""
+    """Overwrite a snapshot's file."""
     store.below(name).put(file, [b"spoilt"])
 
 
 def test_the_newest_is_found_by_its_time(store: Store) -> None:
-    """Not by number: who went back to an earlier one counts its iterations again. What is no
-    snapshot, or not named by a number, is passed over."""
+    """Not by number: a job that resumed from an earlier one repeats iteration numbers.
+
+    A folder that is not a snapshot, or not named by a number, is passed over.
+    """
     shelf = SnapshotCatalog(store)
     with pytest.raises(BadInput, match="no snapshot in"):
         shelf.newest()
@@ -53,7 +55,7 @@ def test_the_newest_is_found_by_its_time(store: Store) -> None:
 def test_a_clock_that_goes_back_changes_no_order(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each snapshot counts as later than those before it, also for a shelf opened anew."""
+    """Each snapshot counts as later than those before it, also for a catalog opened again."""
     for number, now in ((1, 1000.0), (2, 900.0), (3, 950.0)):
         monkeypatch.setattr(time, "time", lambda now=now: now)
         SnapshotCatalog(store).save(number, states_of(number), **JOB)
@@ -61,7 +63,7 @@ def test_a_clock_that_goes_back_changes_no_order(
 
 
 def test_what_is_damaged_is_passed_over(store: Store) -> None:
-    """A bad file, then a bad manifest: the one before is taken, and each bad file is named."""
+    """After a bad file, or a bad manifest, the one before is taken, and each bad file is named."""
     shelf = SnapshotCatalog(store)
     for number in (1, 2, 3):
         shelf.save(number, states_of(number), **JOB)
@@ -81,7 +83,7 @@ def test_what_is_damaged_is_passed_over(store: Store) -> None:
 
 
 def test_a_snapshot_of_another_job_ends_the_search(store: Store) -> None:
-    """That is no damage: an older one would be no better."""
+    """That is not damage: an older one would be no better."""
     shelf = SnapshotCatalog(store)
     for number in (1, 2):
         shelf.save(number, states_of(number), **JOB)
@@ -97,7 +99,7 @@ def test_a_snapshot_of_another_job_ends_the_search(store: Store) -> None:
 
 
 def test_one_is_asked_for_by_name(store: Store) -> None:
-    """And the error lists what there is."""
+    """The error for an unknown name lists the known ones."""
     shelf = SnapshotCatalog(store)
     for number in (1, 2):
         shelf.save(number, states_of(number), **JOB)
@@ -120,7 +122,7 @@ def test_one_is_asked_for_by_name(store: Store) -> None:
 def test_as_many_stay_as_told(
     store: Store, keep: Retention, left: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By count, by age, by both; the newest in any case."""
+    """Retention by count, by age, and by both; the newest always stays."""
     shelf = SnapshotCatalog(store, keep)
     for number in (1, 2, 3, 4):
         monkeypatch.setattr(time, "time", lambda now=1000.0 + 100 * number: now)
@@ -130,7 +132,7 @@ def test_as_many_stay_as_told(
 
 
 def test_remains_go_with_the_next_snapshot(store: Store) -> None:
-    """What a kill left half written is removed; a damaged manifest is somebody's to look at."""
+    """An incomplete snapshot of a killed writer is removed; one with a damaged manifest is left."""
     store.below("7").put("shard-0.safetensors", [b"begun"])
     store.below("8").put("manifest.json", [b"{"])
     store.below("9").put("thesis.tex", [b"mine"])
@@ -145,7 +147,7 @@ def test_remains_go_with_the_next_snapshot(store: Store) -> None:
 
 
 def test_a_snapshot_that_fails_removes_nothing(tmp_path: Path) -> None:
-    """On a full disk even the one that should make room for it stays."""
+    """On a full disk even the snapshot that should make room stays."""
     shelf = SnapshotCatalog(tmp_path, Retention(count=1))
     shelf.save(1, states_of(1), **JOB)
     with full_disk(), pytest.raises(GiveUp, match=r"2: File too large; earlier snapshots are"):
@@ -155,7 +157,7 @@ def test_a_snapshot_that_fails_removes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_reached_is_named() -> None:
-    """Any failure of a file system is one line that says where."""
+    """Any failure of a file system is reported in one line with the place."""
 
     class Broken:
         def get_file_info(self, _: Any) -> None:
@@ -167,5 +169,5 @@ def test_a_place_that_cannot_be_reached_is_named() -> None:
 
 
 def test_keep_is_a_value() -> None:
-    """By default everything stays."""
+    """By default all snapshots stay."""
     assert msgspec.structs.asdict(shelves.EVERYTHING) == {"count": None, "seconds": None}

@@ -1,4 +1,4 @@
-"""Snapshots: what is written comes back, and what went wrong leaves the one before as it was."""
+"""Snapshots: a written one is read back equal, and a failure leaves the one before unchanged."""
 
 import errno
 import json
@@ -39,7 +39,7 @@ def save(place: Path | Store, version: int = 5) -> None:
 
 
 def test_a_snapshot_comes_back(tmp_path: Path) -> None:
-    """Ledgers, weights and slots of every shard, what it is of, and nothing beside it."""
+    """Ledgers, weights and slots of every shard, the description, and no other file."""
     save(tmp_path / "runs" / "12")
     manifest, states = load_snapshot(tmp_path / "runs" / "12")
     assert same(states, states_of())
@@ -50,7 +50,7 @@ def test_a_snapshot_comes_back(tmp_path: Path) -> None:
 
 
 def test_others_can_read_it(tmp_path: Path) -> None:
-    """A shard's file is plain safetensors, and the same states give the same bytes."""
+    """A shard's file is plain safetensors, and equal states give equal bytes."""
     for name in ("1", "2"):
         save(tmp_path / name)
     arrays = load_file(tmp_path / "1" / "shard-1.safetensors")
@@ -96,7 +96,7 @@ def test_training_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
 
 
 def test_any_place_holds_one() -> None:
-    """Written through pyarrow, replaced and discarded there, a snapshot is what it is on disk."""
+    """Written, replaced and discarded through pyarrow, a snapshot is the same as on disk."""
     store = mocked()
     for version in (5, 6):
         save(store, version)
@@ -110,7 +110,7 @@ def test_any_place_holds_one() -> None:
 
 
 def test_states_are_aligned_when_they_hold_the_same_pushes(tmp_path: Path) -> None:
-    """One push more on one shard, or one life more, and they are not."""
+    """One push or one incarnation more on one shard, and they are not."""
     states = states_of()
     assert are_aligned(states)
     assert save_snapshot(tmp_path / "1", states, **JOB).aligned
@@ -139,7 +139,7 @@ def _empty(path: Path) -> None:
 @pytest.mark.parametrize("file", ["shard-0.safetensors", "shard-1.safetensors"])
 @pytest.mark.parametrize("damage", [_flip, _truncate, _empty, Path.unlink])
 def test_a_damaged_file_is_named(tmp_path: Path, file: str, damage: Callable[[Path], None]) -> None:
-    """One bit, one byte, all or none of it: the error names the file in one line."""
+    """For one bit, one byte, a part or all of it, the error names the file in one line."""
     save(tmp_path / "1")
     damage(tmp_path / "1" / file)
     with pytest.raises(BadInput) as caught:
@@ -154,7 +154,7 @@ def _garble(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [_truncate, _empty, _garble, Path.unlink])
 def test_a_damaged_manifest_is_named(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    """Without a manifest it is no snapshot."""
+    """A folder without a manifest is not a snapshot."""
     save(tmp_path / "1")
     damage(tmp_path / "1" / "manifest.json")
     with pytest.raises(BadInput, match=r"manifest.json: ") as caught:
@@ -181,7 +181,7 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, damage: Callable[[Path], No
 def test_a_manifest_that_says_something_else(
     tmp_path: Path, change: dict[str, Any], complaint: str
 ) -> None:
-    """Another format, another type, a hole: each is told."""
+    """Another format, another type, a missing field: each is reported."""
     save(tmp_path / "1")
     path = tmp_path / "1" / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
@@ -190,7 +190,7 @@ def test_a_manifest_that_says_something_else(
 
 
 def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path) -> None:
-    """Whatever it says, only files of its own folder are read."""
+    """Whatever it names, only files of its own folder are read."""
     save(tmp_path / "1")
     manifest = load_manifest(tmp_path / "1")
     for name in ("../2/shard-0.safetensors", "/etc/hostname", "..", "a\0b", ""):
@@ -202,7 +202,7 @@ def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path) -> None:
 
 
 def test_every_flipped_bit_of_a_manifest_shows(tmp_path: Path) -> None:
-    """Or nothing that it says has changed, as where a space became a tab."""
+    """Unless its content is unchanged, as where a space became a tab."""
     save(tmp_path / "1")
     manifest = load_manifest(tmp_path / "1")
     path = tmp_path / "1" / "manifest.json"
@@ -221,8 +221,10 @@ def test_every_flipped_bit_of_a_manifest_shows(tmp_path: Path) -> None:
 
 
 def test_parts_that_were_exchanged_are_named(tmp_path: Path) -> None:
-    """Of two shards of one size, by a manifest whose checksum is right, or by renaming: each file
-    says whose keys it holds. `damage` names both."""
+    """Files of two shards of equal size were exchanged, by name or in a manifest.
+
+    Each file holds its own key ranges. `damage` names both.
+    """
     save(tmp_path / "1")
     folder = tmp_path / "1"
     manifest = load_manifest(folder)
@@ -237,7 +239,7 @@ def test_parts_that_were_exchanged_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", ["fewer", "smaller", "another version"])
 def test_parts_that_cannot_be_its_shards(tmp_path: Path, change: str) -> None:
-    """Too few, or too small for their keys, or of another version than the file's own."""
+    """Too few parts, too small for their keys, or of another version than the file's own."""
     save(tmp_path / "1")
     manifest = load_manifest(tmp_path / "1")
     first, second = manifest.parts
@@ -259,8 +261,7 @@ def test_parts_that_cannot_be_its_shards(tmp_path: Path, change: str) -> None:
 
 
 def test_others_on_the_machine_cannot_look_in(tmp_path: Path) -> None:
-    """A folder that is made for snapshots is its owner's alone; one that was there keeps its mode,
-    and so who may read what is in it."""
+    """A folder created for snapshots is its owner's only; an existing one keeps its mode."""
     SnapshotCatalog(tmp_path / "own").save(1, states_of(), **JOB)
     assert (tmp_path / "own").stat().st_mode & 0o777 == 0o700
     save(tmp_path / "one")
@@ -276,7 +277,7 @@ def test_others_on_the_machine_cannot_look_in(tmp_path: Path) -> None:
 def test_a_flipped_bit_is_told_with_its_chunk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error says which chunk of which file, and where it lies; `damage` tells of each file."""
+    """The error names file, chunk and place; `damage` has a line for each file."""
     monkeypatch.setattr("ps.snapshots.shard_file.CHUNK_BYTES", 1000)
     save(tmp_path / "1")
     monkeypatch.undo()  # how large a chunk was is in the manifest
@@ -296,7 +297,7 @@ def test_a_flipped_bit_is_told_with_its_chunk(
 
 
 def test_a_full_disk_leaves_what_there_was(tmp_path: Path) -> None:
-    """A file that may grow no further fails the snapshot in one line; the last good one stays."""
+    """A file that cannot grow fails the snapshot in one line; the last good one stays."""
     save(tmp_path / "1")
     for name in ("2", "1"):
         with full_disk(), pytest.raises(GiveUp) as caught:
@@ -312,7 +313,7 @@ def test_a_full_disk_leaves_what_there_was(tmp_path: Path) -> None:
 def test_a_failure_at_any_point_leaves_what_there_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    """Writing, flushing or renaming may fail: the snapshot of that name is the old or the new."""
+    """If writing, flushing or renaming fails, the snapshot of that name is the old or the new."""
     save(tmp_path / "1", version=5)
     calls = 0
 
@@ -342,7 +343,7 @@ def test_a_failure_at_any_point_leaves_what_there_was(
 
 
 def test_what_is_not_ours_is_never_removed(tmp_path: Path) -> None:
-    """Remains of ours go; other files stay, and so does the folder with them."""
+    """Our remains are removed; other files stay, and so does the folder with them."""
     for name in ("shard-0.safetensors", ".shard-1.safetensors.77.partial", "notes.txt"):
         (tmp_path / name).touch()
     sweep(LocalStore(tmp_path))
@@ -350,7 +351,7 @@ def test_what_is_not_ours_is_never_removed(tmp_path: Path) -> None:
 
 
 def test_a_damaged_one_is_replaced(tmp_path: Path) -> None:
-    """A manifest that nobody can read keeps no new snapshot from being written over it."""
+    """An unreadable manifest does not prevent a new snapshot from replacing it."""
     save(tmp_path / "1")
     (tmp_path / "1" / "manifest.json").write_text("{")
     with pytest.raises(BadInput, match=r"manifest\.json"):

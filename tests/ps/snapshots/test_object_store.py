@@ -1,4 +1,4 @@
-"""Places: one behaviour for a folder here and for a file system of pyarrow's."""
+"""Stores: a local folder and a file system of pyarrow behave alike."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def content(store: Store, name: str) -> bytes:
 
 
 def test_files_come_and_go(store: Store) -> None:
-    """What is put is there, whole; what is removed is gone; a folder goes when it is empty."""
+    """A written file is there, complete; a removed one is gone; an empty folder can be dropped."""
     assert store.names() == []
     store.put("one", [b"12", memoryview(b"345")])
     store.put("one", [b"67"])
@@ -50,7 +50,7 @@ def test_files_come_and_go(store: Store) -> None:
 
 
 def test_what_is_missing_is_a_missing_file(store: Store) -> None:
-    """The error is the one that a local file raises."""
+    """The error is that of a local file."""
     for look in (store.size, lambda name: store.open(name).__enter__()):
         with pytest.raises(FileNotFoundError) as caught:
             look("nothing")
@@ -60,7 +60,7 @@ def test_what_is_missing_is_a_missing_file(store: Store) -> None:
 def test_an_address_opens_the_same_folder_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From anywhere, below the place, too, with key and options; which are not shown."""
+    """It works anywhere, also for subfolders, with key and options; these are not shown."""
     monkeypatch.setattr("pyarrow.fs.FileSystem", Keyed(tmp_path))
     for place in (Keyed.URI, tmp_path / "here", f"file://{tmp_path}/there"):
         store = open_store(place).below("400").below("workers")

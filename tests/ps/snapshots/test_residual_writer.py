@@ -1,4 +1,4 @@
-"""Workers' residuals in snapshots: a resumed run goes on as one that nothing happened to."""
+"""Workers' residuals in snapshots: a resumed run continues like an uninterrupted one."""
 
 import os
 import time
@@ -31,7 +31,7 @@ DEADLINE_S = 60.0
 
 @contextmanager
 def served(found: LoadedSnapshot | None = None) -> Iterator[tuple[Cluster, AdminClient]]:
-    """Two shards of a rule with slots and bound 0: fresh ones, or what a snapshot holds."""
+    """Two shards of a rule with slots and bound 0: fresh ones, or those of a snapshot."""
     specs = ps.shard_specs(
         TABLE, shards=MAP.shards, bound=0, rule=Momentum(0.9), schedule=Fixed(base_rate=0.1)
     )
@@ -52,7 +52,7 @@ def client_of(cluster: Cluster, push: str, incarnation: int = 0, **options: Any)
 
 
 def step(client: Client) -> None:
-    """One step, whose gradient depends on the weights and on the step's own noise."""
+    """One step with a gradient that depends on the weights and on the step's own noise."""
     weights = client.pull().weights
     gradient = client.new_gradient()
     gradient[:] = 0
@@ -74,7 +74,7 @@ def snapshotter(cluster: Cluster, place: Path, told: list[str] | None = None) ->
 
 
 def train_with_snapshot(client: Client, taker: SnapshotScheduler) -> None:
-    """Steps until a snapshot that was asked for is there; it is asked for while pushes fly."""
+    """Train until a requested snapshot is there; it is requested while pushes are in flight."""
     for _ in range(4):
         step(client)
     taker.look(0, asked=True)
@@ -99,8 +99,11 @@ def undisturbed(push: str, steps: int) -> bytes:
 
 @pytest.mark.parametrize("push", ["int8", "topk:0.05,momentum=0.9", "1bit,zstd"])
 def test_a_resumed_run_goes_on_to_the_bit(push: str, tmp_path: Path) -> None:
-    """One worker at bound 0, killed with its shards at any moment after a snapshot: from there the
-    weights are those of a run that nothing happened to; without the residual they are not."""
+    """A resumed run has the same weights as an uninterrupted one, to the bit.
+
+    One worker at bound 0 is killed with its shards at any moment after a snapshot. Without the
+    residual the weights differ.
+    """
     if "zstd" in push:
         pytest.importorskip("zstandard")
     told: list[str] = []
@@ -130,8 +133,10 @@ def test_a_resumed_run_goes_on_to_the_bit(push: str, tmp_path: Path) -> None:
 
 
 def test_the_last_snapshot_holds_the_last_residual(tmp_path: Path) -> None:
-    """A worker that leaves in peace writes once more; nothing stays beside the snapshots, and a
-    snapshot taken right after a resumed start holds what it was resumed with."""
+    """A worker that leaves regularly writes its residual once more, and no file is left over.
+
+    A snapshot taken right after resuming holds the residual that was restored.
+    """
     with served() as (cluster, console), snapshotter(cluster, tmp_path) as taker:
         finish(client_of(cluster, "int8", keep=tmp_path), 5)
         taker.save(console.export())
@@ -155,7 +160,9 @@ def test_the_last_snapshot_holds_the_last_residual(tmp_path: Path) -> None:
 
 
 def test_a_residual_that_does_not_come_is_told_of(tmp_path: Path) -> None:
-    """The snapshot is whole without; a worker that was killed before it heard of it wrote none."""
+    """The snapshot is complete without it; a worker killed before it knew of the snapshot wrote
+    none.
+    """
     told: list[str] = []
     with served() as (cluster, console), snapshotter(cluster, tmp_path, told) as taker:
         client = client_of(cluster, "int8", keep=tmp_path)
@@ -170,7 +177,7 @@ def test_a_residual_that_does_not_come_is_told_of(tmp_path: Path) -> None:
 
 
 def test_a_damaged_or_foreign_residual_is_refused(tmp_path: Path) -> None:
-    """Each is an error that names file or field; the worker can go on without it."""
+    """Each error names file or field; the worker can continue without the residual."""
     with served() as (cluster, console), snapshotter(cluster, tmp_path) as taker:
         finish(client_of(cluster, "int8", keep=tmp_path), 3)
         taker.save(console.export())
@@ -193,7 +200,7 @@ def test_a_damaged_or_foreign_residual_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_holds_up_nobody(tmp_path: Path) -> None:
-    """A worker that does not reach the place trains on, and its keeper says why."""
+    """A worker that cannot reach the place continues training, and its writer reports why."""
     (tmp_path / FOLDER).write_text("in the way")
     with served() as (cluster, _):
         client = client_of(cluster, "int8", keep=tmp_path)
@@ -222,8 +229,10 @@ OWN = "w.0.1-1.safetensors"
 def test_a_note_speaks_of_no_file_but_its_own(
     tmp_path: Path, note: str, file: str, size: int
 ) -> None:
-    """A worker's word never has the driver take another file into a snapshot; and one that is not
-    as long as it says is not whole."""
+    """A worker's note never makes the driver take another file into a snapshot.
+
+    A file of another length than its note says is incomplete.
+    """
     place, secret = tmp_path / "snapshots", tmp_path / "secret"
     (place / FOLDER).mkdir(parents=True)
     secret.write_bytes(SECRET)
@@ -244,7 +253,7 @@ def test_a_note_speaks_of_no_file_but_its_own(
 def test_what_is_no_file_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, hard_links: bool
 ) -> None:
-    """A link in a file's place leads to none, and a pipe is waited for by nobody."""
+    """A link in a file's place is not followed, and a pipe does not block."""
     store = SnapshotCatalog(tmp_path).store
     (tmp_path / FOLDER).mkdir()
     (tmp_path / "secret").write_bytes(SECRET)
@@ -269,7 +278,7 @@ def test_a_pipe_among_the_notes_holds_up_nobody(tmp_path: Path) -> None:
 
 
 def test_a_garbled_note_holds_up_nobody(tmp_path: Path) -> None:
-    """One that is no UTF-8 is none."""
+    """A note that is not UTF-8 is ignored."""
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / "w.0.1-1.json").write_bytes(b'{"worker": "\xff"}')
     assert gathered(SnapshotCatalog(tmp_path).store, {"w": (0, 1)}, 0.0) == ([], ["w"])

@@ -1,4 +1,4 @@
-"""Files with secrets: nobody else's eyes, looked at before they are believed."""
+"""Secret files: readable by their user only, and checked before they are trusted."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from shards.errors import BadInput
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o602, 0o666])
 def test_what_others_may_read_is_refused(mode: int, tmp_path: Path) -> None:
-    """The error says what to do about it."""
+    """The error says how to fix it."""
     path = tmp_path / "token"
     path.write_text("secret")
     path.chmod(mode)
@@ -24,7 +24,7 @@ def test_what_others_may_read_is_refused(mode: int, tmp_path: Path) -> None:
 
 
 def test_what_is_written_is_private(tmp_path: Path) -> None:
-    """A new file, and one that was there for everybody."""
+    """Both a new file, and one that others could read."""
     old, new = tmp_path / "old", tmp_path / "new"
     old.write_text("")
     old.chmod(0o666)
@@ -35,7 +35,7 @@ def test_what_is_written_is_private(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
-    """A folder, and nothing at all."""
+    """A folder, and a missing file."""
     with pytest.raises(BadInput, match="expected a file, got something else"):
         check_private(tmp_path, "a secret")
     with pytest.raises(BadInput, match=r"a secret: .*none: No such file"):

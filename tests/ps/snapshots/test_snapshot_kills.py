@@ -1,4 +1,4 @@
-"""Kill -9 in the middle of a snapshot: the last good one stays readable, at whatever line."""
+"""Kill -9 in the middle of a snapshot: the last good one stays readable, at any line."""
 
 import random
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture
 def memory(tmp_path: Path) -> Iterator[Path]:
-    """A folder where flushing costs nothing, for a kill loses nothing that was written."""
+    """A folder where flushing costs nothing, as a kill loses nothing that was written."""
     if not Path("/dev/shm").is_dir():
         yield tmp_path
         return
@@ -21,7 +21,7 @@ def memory(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_kill_at_any_line_leaves_a_good_one(memory: Path) -> None:
-    """Children die at many places, from the first line to behind the commit."""
+    """Children are killed at many places, from the first line to after the commit."""
     first = random.randrange(1, 8)
     done = subprocess.run(
         [sys.executable, "-m", "tests.ps.snapshots.kill_snapshots", memory, str(first), "12"],

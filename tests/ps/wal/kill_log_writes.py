@@ -28,12 +28,12 @@ BASE = np.random.default_rng(1).integers(1 << 32, size=(PAGES, 512), dtype=np.ui
 
 
 def content(number: int, record: int) -> NDArray[np.uint64]:
-    """What a record holds: no two share a word."""
+    """A record's content: no two records share a word."""
     return BASE + np.uint64((number * RECORDS + record + 1) << 33)
 
 
 def write(folder: LogFolder, number: int, told: int) -> None:
-    """In a child: until the file is full; exits with 0."""
+    """In a child: write until the file is full; exits with 0."""
     file = folder.create(f"log-{number}", f"log-{number - 1}" if number else None)
     mark, end = folder.create("mark", "mark" if number else None), 0
     for record in range(RECORDS):
@@ -45,7 +45,7 @@ def write(folder: LogFolder, number: int, told: int) -> None:
 
 
 def whole(found: memoryview, number: int) -> tuple[list[LogRecord], int]:
-    """The records that can be read, and where they end."""
+    """The readable records, and where they end."""
     records, offset = list[LogRecord](), 0
     while offset < len(found):
         try:

@@ -1,6 +1,6 @@
-"""What a shard without a log comes back with: its last whole save, never another's or half of one.
+"""Restarting a shard without a WAL: from its last complete autosave, never another's or a partial.
 
-Shards without a network; a death is a folder that the next life opens.
+Shards without a network; a death is a folder that the next shard opens.
 """
 
 import os
@@ -33,7 +33,7 @@ EVERY_S = 10.0
 
 
 class Done:
-    """What is done aside, at once."""
+    """Background work that is done at once."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         work()
@@ -46,7 +46,7 @@ class Done:
 
 
 class Later:
-    """What is done aside when the test says so."""
+    """Background work that is done when the test says so."""
 
     def __init__(self) -> None:
         self.work: list[Callable[[], None]] = []
@@ -64,7 +64,7 @@ class Later:
 
 
 class Life:
-    """One life of a shard that saves its state; it takes `took_s` to write one."""
+    """One process of a shard that saves its state; an autosave takes `took_s`."""
 
     def __init__(
         self,
@@ -116,13 +116,13 @@ class Life:
 
 
 def ended(life: Life) -> Path:
-    """Its folder, and what it saved in it."""
+    """The folder of a shard, and what it saved there."""
     life.saves.close()
     return life.saves.where
 
 
 def with_pushes(folder: Path, pushes: int = 3) -> Life:
-    """A life whose last save holds so many."""
+    """A shard with this number of pushes in its last autosave."""
     one = Life(folder)
     one.install()
     one.enter()
@@ -133,8 +133,11 @@ def with_pushes(folder: Path, pushes: int = 3) -> Life:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_death_takes_back_no_more_than_the_interval(seed: int, tmp_path: Path) -> None:
-    """Over several lives with pushes at any times: each begins with what the one before it held at
-    a moment no longer ago than that, bit for bit, with its worker and counters as of then."""
+    """A restart loses no more than the interval, in a series of processes with pushes at any times.
+
+    Each starts with what the one before it held at a moment within the interval, bit for bit, with
+    its worker and counters as of then.
+    """
     chance = random.Random(seed)
     folder = tmp_path / "job" / "shard-0"
     history: list[tuple[float, int, list[bytes], int]] = []
@@ -168,8 +171,11 @@ def test_a_death_takes_back_no_more_than_the_interval(seed: int, tmp_path: Path)
 
 
 def test_when_a_save_is_due(tmp_path: Path) -> None:
-    """At once when it was given weights; then after the interval, if anything has changed, and of
-    what takes long no more than a fiftieth of the time. Never two at once, none in a move."""
+    """At once after an install; then after the interval, if anything has changed.
+
+    Autosaves take no more than a fiftieth of the time. There are never two at once, and none during
+    resharding.
+    """
     later = Later()
     one = Life(tmp_path, later)
     one.saves.look(one.shard, 100.0)
@@ -201,8 +207,11 @@ def test_when_a_save_is_due(tmp_path: Path) -> None:
 
 
 def test_nobody_goes_on_with_what_was_replaced(tmp_path: Path) -> None:
-    """Who is told that a shard has weights is told of the only ones it may come back with, though
-    a save of others was being written; dead before those are saved it does not come back."""
+    """Once an install is acknowledged, a restart never resumes an older state.
+
+    This holds even if another autosave was being written. If the shard dies before the new state is
+    saved, it is not restarted.
+    """
     later = Later()
     one = Life(tmp_path, later)
     one.saves.close()
@@ -225,8 +234,10 @@ def test_nobody_goes_on_with_what_was_replaced(tmp_path: Path) -> None:
 
 
 def test_what_is_no_save(tmp_path: Path) -> None:
-    """Cut off anywhere, or with a flipped bit where something stands: the error names the file. One
-    that was being written is none."""
+    """For an autosave cut off anywhere, or with a flipped bit, the error names the file.
+
+    One that was being written does not count.
+    """
     one = with_pushes(tmp_path)
     held, path = one.held(), ended(one) / "save"
     content = path.read_bytes()
@@ -256,7 +267,7 @@ def test_what_is_no_save(tmp_path: Path) -> None:
     ],
 )
 def test_anothers_save(other: dict[str, Any], line: str, tmp_path: Path) -> None:
-    """Is refused, and says whose it is."""
+    """It is refused, and the error names its shard."""
     ended(with_pushes(tmp_path))
     with pytest.raises(BadInput) as caught:
         Life(tmp_path, **other)
@@ -265,8 +276,10 @@ def test_anothers_save(other: dict[str, Any], line: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_full_disk(seed: int) -> None:
-    """The shard goes on with the save that it has, leaves nothing half written, and tries again at
-    its next turn, though nothing was pushed meanwhile."""
+    """The shard keeps its last autosave, and leaves no partial file.
+
+    It tries again when the next one is due, even if no push has come meanwhile.
+    """
     disk = SimulatedDisk("disk", random.Random(seed))
     one = Life(disk)
     one.install()
@@ -286,7 +299,7 @@ def test_a_full_disk(seed: int) -> None:
 
 @pytest.mark.parametrize("fuse", range(4))
 def test_a_death_in_the_midst_of_a_save(fuse: int) -> None:
-    """At any step of it the next life has the save before, or, once it is whole, this one."""
+    """At any step the restarted shard has the autosave before, or this one once it is complete."""
     disk = SimulatedDisk("disk", random.Random(fuse))
     one = Life(disk)
     one.install()
@@ -303,7 +316,7 @@ def test_a_death_in_the_midst_of_a_save(fuse: int) -> None:
 
 
 def test_what_nobody_goes_on_from_goes(tmp_path: Path) -> None:
-    """With the folder of the job, once the last of its shards has gone."""
+    """The job's folder is removed with the autosaves of its last shard."""
     folders = [tmp_path / "job" / f"shard-{shard}" for shard in range(2)]
     first, second = map(with_pushes, folders)
     first.saves.close(forget=True)
@@ -313,8 +326,11 @@ def test_what_nobody_goes_on_from_goes(tmp_path: Path) -> None:
 
 
 def test_a_server_saves_though_nothing_comes(tmp_path: Path) -> None:
-    """The last push before a silence is saved in its turn, however long the lease is. A server that
-    is stopped for good takes its saves along; from another's its next life goes on."""
+    """The last push before a silence is saved when due, however long the lease is.
+
+    A server that is stopped for good removes its autosaves; after another stop a restart resumes
+    from them.
+    """
     table = ps.DenseTable("net", (ps.TensorSpec("w", (8,)),))
     (told,) = ps.shard_specs(table, lease_s=600.0)
     folder, transport = tmp_path / "shard-0", Transport.TCP

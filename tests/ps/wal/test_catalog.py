@@ -1,4 +1,4 @@
-"""A job's logs as something to resume from: the one that came farthest, whole, or an error."""
+"""A job's WALs as something to resume from: those with the most steps, complete, or an error."""
 
 from pathlib import Path
 
@@ -19,8 +19,11 @@ from tests.shards.shard_dsl import TABLE, fresh, spec
 
 
 def test_the_one_that_came_farthest(tmp_path: Path) -> None:
-    """Of several jobs' logs, in the form of a snapshot; one that was killed before it had weights
-    is passed over, and all are gone when they are dropped but the one that goes on."""
+    """Of several jobs' WALs those with the most steps are loaded, in the form of a snapshot.
+
+    A job that was killed before it had weights is passed over. Dropping WALs removes all but the
+    given job's.
+    """
     assert newest_logs(tmp_path / "none") is None
     early = WriteAheadLog(tmp_path / "early" / "shard-0", Durability.PROCESS)
     early.recover(Shard(spec(), boot=1), 0.0)
@@ -46,7 +49,7 @@ def test_the_one_that_came_farthest(tmp_path: Path) -> None:
 
 
 def test_a_shard_whose_log_is_missing(tmp_path: Path) -> None:
-    """A job is resumed whole or not at all."""
+    """A job is resumed completely or not at all."""
     folder = tmp_path / "job"
     log = WriteAheadLog(folder / "shard-0", Durability.PROCESS)
     shard = Shard(spec(map=cut_evenly(TABLE, 2)), boot=1)
@@ -72,8 +75,10 @@ def test_a_shard_whose_log_is_missing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_a_shard_without_weights_next_to_one_with(tmp_path: Path, epoch: int) -> None:
-    """Its log was removed, and begun again: the job is not passed over as one that never began. A
-    job that was about to move is, for its former shards know as much."""
+    """A job with a WAL that was removed and begun again is not passed over as one without weights.
+
+    A job that was being resharded is passed over: its old shards know as much.
+    """
     folder = tmp_path / "job"
     for number in range(2):
         log = WriteAheadLog(folder / f"shard-{number}", Durability.PROCESS)

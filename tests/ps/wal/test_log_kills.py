@@ -1,4 +1,4 @@
-"""Kill -9 in the middle of a record: it is whole, or it is none."""
+"""Kill -9 in the middle of a record: the record is complete, or does not count."""
 
 import random
 import subprocess
@@ -7,8 +7,11 @@ from pathlib import Path
 
 
 def test_a_kill_in_the_midst_of_a_record(tmp_path: Path) -> None:
-    """Real kills, real page cache; a record that was said to be written is there to the bit, and
-    none is taken for written whose end is still what the file held before."""
+    """With real kills and the real page cache, every record reported as written is there to the
+    bit.
+
+    No record counts whose end is still the earlier content of the file.
+    """
     seed = random.randrange(1 << 32)
     done = subprocess.run(
         [sys.executable, "-m", "tests.ps.wal.kill_log_writes", tmp_path, str(seed)],

@@ -1,6 +1,6 @@
-"""The files of a shard's log: what a crash left is cut, damage is named, old ones go.
+"""The files of a shard's WAL: a crash's remains are cut, damage is named, old files are reused.
 
-Shards without a network; a crash is a log that nobody closes, or bytes that a kill left behind.
+Shards without a network; a crash is a WAL that is not closed, or bytes that a kill left behind.
 """
 
 import os
@@ -34,7 +34,7 @@ LEVELS = (Durability.PROCESS, Durability.LOGGED)
 
 
 class Life:
-    """One life of a shard with a log."""
+    """One process of a shard with a WAL."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Life:
         return self.acts.handle_together([Arrival(b"w", message, frames)], 2.0)
 
     def enter(self) -> None:
-        """Install zeros where there is nothing yet, and be a worker of this life."""
+        """Install zeros in an empty shard, and act as a worker of this process."""
         if self.shard.version == 0:
             self.say(Install(1, "job", "net", []), fresh())
         self.say(hello("w"))
@@ -86,7 +86,7 @@ def life(folder: Path, *options: Any) -> Iterator[Life]:
 
 
 def written(folder: Path, pushes: int = 5) -> list[bytes]:
-    """A log with so many pushes, and what the shard held in the end."""
+    """A WAL with this number of pushes, and the shard's state at the end."""
     with life(folder) as one:
         one.enter()
         one.push(pushes)
@@ -99,8 +99,10 @@ def last_log(folder: Path) -> Path:
 
 @pytest.mark.parametrize("durability", LEVELS)
 def test_lives_go_on_from_one_another(durability: Durability, tmp_path: Path) -> None:
-    """Each begins where the one before it ended, in files that only their owner can read; another
-    reader gets the same."""
+    """Each process starts where the one before it ended, in files that only their owner can read.
+
+    Another reader gets the same state.
+    """
     folder = tmp_path / "logs" / "job" / "shard-0"
     held: list[bytes] = []
     for lives in range(4):
@@ -120,8 +122,10 @@ def test_lives_go_on_from_one_another(durability: Durability, tmp_path: Path) ->
 
 @pytest.mark.parametrize("seed", range(10))
 def test_what_a_life_goes_on_from_is_flushed(seed: int) -> None:
-    """A process dies between writing a push and flushing it; the next life has the push, and when
-    then the power fails, the life after that has it still."""
+    """A process dies between writing a push and flushing it; the next process has the push.
+
+    If then the power fails, the process after that still has it.
+    """
     disk = SimulatedDisk("disk", random.Random(seed))
     first = Life(disk, Durability.LOGGED)
     first.enter()
@@ -136,7 +140,7 @@ def test_what_a_life_goes_on_from_is_flushed(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_what_a_life_at_process_wrote_is_flushed_by_one_at_logged(seed: int) -> None:
-    """All of its files, the base among them: no power failure takes them from then on."""
+    """All files, the base among them, survive a power failure from then on."""
     disk = SimulatedDisk("disk", random.Random(seed))
     first = Life(disk, Durability.PROCESS, 1 << 13)
     first.enter()
@@ -153,8 +157,9 @@ def test_what_a_life_at_process_wrote_is_flushed_by_one_at_logged(seed: int) -> 
 
 
 def test_old_files_are_written_over(tmp_path: Path) -> None:
-    """A long log is left for a base and another one, again and again, in the same few files, and
-    neither bits nor a push are lost on the way."""
+    """One base after another replaces a long WAL, in the same few files, without losing a push or
+    bit.
+    """
     folder = tmp_path / "shard-0"
     with life(folder, Durability.PROCESS, 1 << 14) as one:
         one.enter()
@@ -176,8 +181,11 @@ def test_old_files_are_written_over(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("durability", LEVELS)
 def test_what_a_file_held_before_does_not_count(durability: Durability, tmp_path: Path) -> None:
-    """Lives that die anywhere in files that are written over: behind their last record stands what
-    was there before, whole records of earlier pushes among it, and none of it is replayed."""
+    """Records of a file's earlier use, after the last new record, are never replayed.
+
+    Processes die anywhere in files that are reused; complete records of earlier pushes are among
+    the rest.
+    """
     folder, held, pushes, behind = tmp_path / "shard-0", list[bytes](), 0, 0
     for lives in range(25):
         with life(folder, durability, 1 << 14) as one:
@@ -194,8 +202,9 @@ def test_what_a_file_held_before_does_not_count(durability: Durability, tmp_path
 
 
 def test_a_base_that_was_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A crash while it was written leaves the logs before it, and a name that the next life
-    removes."""
+    """A crash during its writing leaves the logs before it, and a file that the next process
+    removes.
+    """
     folder = tmp_path / "shard-0"
     with life(folder, Durability.PROCESS, 1 << 14) as one:
         monkeypatch.setattr(one.log, "_save", lambda *_: None)
@@ -210,8 +219,10 @@ def test_a_base_that_was_not_finished(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_base_that_lacks_only_its_name(tmp_path: Path) -> None:
-    """A crash between a base's last byte and its rename: whoever looks at the folder reads the logs
-    before it, and leaves the file alone."""
+    """After a crash between a base's last byte and its rename, a reader uses the logs before it.
+
+    It leaves the file unchanged.
+    """
     folder = tmp_path / "shard-0"
     with life(folder) as one:
         one.enter()
@@ -228,8 +239,10 @@ def test_a_base_that_lacks_only_its_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("left", ["half", "head", "zeros", "flipped"])
 def test_a_torn_tail_is_cut(left: str, tmp_path: Path) -> None:
-    """What was being written when the writer died was never acknowledged: the push before it is
-    the last, and the next life writes on behind it. The mark speaks of that push, too."""
+    """An incomplete record was never acknowledged: the push before it is the last.
+
+    The next process appends after it, and the mark includes that push, too.
+    """
     folder = tmp_path / "shard-0"
     held = written(folder, 4)
     with life(folder) as one:
@@ -259,7 +272,7 @@ def test_a_torn_tail_is_cut(left: str, tmp_path: Path) -> None:
 
 
 def test_a_log_that_was_just_created(tmp_path: Path) -> None:
-    """A crash before its opening was written leaves a file that says nothing."""
+    """A crash before its opening was written leaves a file that does not count."""
     folder = tmp_path / "shard-0"
     held = written(folder)
     mark = (folder / MARK).read_bytes()
@@ -272,8 +285,11 @@ def test_a_log_that_was_just_created(tmp_path: Path) -> None:
 
 
 def test_damage_in_the_middle_is_named(tmp_path: Path) -> None:
-    """A bit that flipped before the end: file and place, and nothing is served; in a base or an
-    older log, too. Nothing is changed by having looked."""
+    """For a flipped bit before the end, the error names file and place, and the shard does not
+    start.
+
+    The same holds in a base or an older log. Reading changes nothing.
+    """
     folder = tmp_path / "shard-0"
     written(folder)
     path = folder / "log-00000000"
@@ -304,8 +320,10 @@ def ends(path: Path) -> list[int]:
 def test_a_newest_log_that_ends_too_early_is_named(
     durability: Durability, left: str, tmp_path: Path
 ) -> None:
-    """Of one life and of two, where a log is gone, emptied or cut, or its last record is damaged:
-    acknowledged pushes would be missing. Whoever removes the mark does without them."""
+    """A newest log that is gone, emptied, cut, or damaged at its last record is named.
+
+    Acknowledged pushes would be missing. Removing the mark accepts their loss.
+    """
     folder = tmp_path / "shard-0"
     for lives in (1, 2):
         with life(folder, durability) as one:
@@ -344,8 +362,10 @@ def test_a_newest_log_that_ends_too_early_is_named(
 
 
 def test_an_older_log_that_ends_too_early_is_named(tmp_path: Path) -> None:
-    """It was cut between two records, so that each that is left is whole: the opening behind it
-    says how long it was."""
+    """It was cut between two records, so all that are left are complete.
+
+    The opening after it holds its length.
+    """
     folder = tmp_path / "shard-0"
     written(folder)
     written(folder)
@@ -362,7 +382,7 @@ def test_an_older_log_that_ends_too_early_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("spoiled", [b"", bytes(28), b"\x93DPMARK\n" + bytes(20), b"x" * 100])
 def test_a_spoiled_mark_says_nothing(spoiled: bytes, tmp_path: Path) -> None:
-    """A failing power may leave any bytes of it; the log is read as far as it goes."""
+    """A power failure may leave any bytes in it; then the log is read as far as it goes."""
     folder = tmp_path / "shard-0"
     held = written(folder)
     (folder / MARK).write_bytes(spoiled)
@@ -371,8 +391,7 @@ def test_a_spoiled_mark_says_nothing(spoiled: bytes, tmp_path: Path) -> None:
 
 
 def test_a_damaged_base_is_named(tmp_path: Path) -> None:
-    """Where older logs are there still, they are replayed in its place, to the same bits; where
-    they have gone, there is nothing to go on from."""
+    """Older logs, if still there, are replayed instead, to the same bits; else it is an error."""
     folder = tmp_path / "shard-0"
     with life(folder, Durability.PROCESS, 1 << 14) as one:
         one.log._aside = Errand  # written when it is joined
@@ -396,7 +415,7 @@ def test_a_damaged_base_is_named(tmp_path: Path) -> None:
 
 
 def test_a_missing_log_is_named(tmp_path: Path) -> None:
-    """Two lives, and the first one's file is gone."""
+    """Two processes have written, and the first one's file is gone."""
     folder = tmp_path / "shard-0"
     written(folder)
     written(folder, 0)
@@ -427,7 +446,7 @@ def test_another_jobs_log(tmp_path: Path) -> None:
 
 
 def test_a_log_of_an_earlier_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is named, with both numbers, and left as it is; an opening is read in all of them."""
+    """The error names both formats, and the file stays; openings of all formats can be read."""
     folder = tmp_path / "shard-0"
     monkeypatch.setattr(wal_format, "FORMAT", 3)
     written(folder)
@@ -441,7 +460,7 @@ def test_a_log_of_an_earlier_format(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_one_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second one waits for the first to be gone, and not for ever."""
+    """A second process waits for the first to be gone, but not for ever."""
     monkeypatch.setattr(log_storage, "_LOCK_S", 0.1)
     folder = tmp_path / "shard-0"
     with life(folder), pytest.raises(GiveUp) as caught:
@@ -456,8 +475,9 @@ def test_one_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_written_in_slices_is_whole(
     soon: bool, system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pieces of every size, more of them than one call takes, stand one behind another, and a disk
-    that is to begin soon is told of each slice, where the system can tell it. (Seed 7.)
+    """Pieces of all sizes, more than one call takes, are written in order.
+
+    A disk that is to start soon is asked for each slice, if the system supports that. (Seed 7.)
     """
     told: list[tuple[int, int]] = []
 
@@ -501,8 +521,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk(small_disk: Path) -> None:
-    """The push that found no room is not answered, nor any after it; the error names the file. With
-    room again, every acknowledged push is there, and no other."""
+    """The push that found no space is not answered, nor any after it; the error names the file.
+
+    With space again, every acknowledged push is there, and no other.
+    """
     folder = small_disk / "shard-0"
     with life(folder, Durability.LOGGED, 1 << 22) as one:
         one.enter()
