@@ -13,6 +13,7 @@ Only active workers, those that have joined, count at the gate, because Spark st
 and a task that has not started must not hold back those that have. A worker that joins late starts
 at the slowest active clock. A worker that is silent for longer than one lease no longer counts.
 Time in which the shard itself does not listen is not silence.
+After a rollback the saved clocks count until their workers have joined again (`roll_back`).
 The slowest clock never decreases, even when no worker is active any more: `floor` remembers it.
 Otherwise two workers that return one after the other could be further apart than the bound allows.
 
@@ -20,7 +21,7 @@ The ledger is one value that travels with snapshots. It leaves the answers to th
 reads a clock: `now` is passed in, in seconds of any monotonic clock.
 """
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from math import isfinite
 
@@ -47,6 +48,8 @@ class LedgerEntry(msgspec.Struct):
     this life has ever counted at the gate; `loss` is the last finite loss it reported; `refused`
     counts the gradients of all its lives that the guard has refused (gradient_guard.py).
     `acknowledged` is the last push that every shard had acknowledged to it when it sent push `seq`.
+    `unheard`: the worker counts as it did in the saved state that its shard was rolled back to, and
+    has not joined since.
     """
 
     incarnation: Count
@@ -60,6 +63,7 @@ class LedgerEntry(msgspec.Struct):
     admitted: bool = False
     refused: Count = 0
     acknowledged: Count = 0
+    unheard: bool = False
 
 
 class Ledger(msgspec.Struct):
@@ -98,7 +102,7 @@ class Ledger(msgspec.Struct):
         """
         entry = self.entries[worker]
         entry.clock = max(entry.clock, clock, self.floor)
-        entry.admitted = True
+        entry.admitted, entry.unheard = True, False
         self._stand(entry, Standing.ACTIVE)
         return entry.clock
 
@@ -111,25 +115,15 @@ class Ledger(msgspec.Struct):
         if seq > entry.seq:
             entry.seq, entry.step = seq, step
 
-    def raise_clocks(self, clock: int, heard: Container[str]) -> list[str]:
-        """Raise the clock of every active worker, and the floor, to at least `clock`.
+    def roll_back(self) -> None:
+        """Note that the state may be older than what the active workers have been sent.
 
-        The caller knows that no active worker is further behind. A worker in `heard` has already
-        been given an earlier clock by its Joined. It stops counting until it joins again and learns
-        the later clock. Returns those workers.
+        They may have come further, and report how far when they join. Nothing else shows it: not
+        the pushes of others, because any number may follow one pull; nor the pulls that others were
+        given, because the pushes that a worker has yet to repeat must be waited for.
         """
-        if clock <= self.floor:
-            return []
-        self.floor = clock
-        late = []
-        for worker, entry in self.entries.items():
-            if entry.standing is Standing.ACTIVE and entry.clock < clock:
-                if worker in heard:
-                    entry.standing = Standing.GREETED
-                    late.append(worker)
-                else:
-                    entry.clock = clock
-        return late
+        for worker in self.active:
+            self.entries[worker].unheard = True
 
     def leave(self, worker: str) -> None:
         self._stand(self.entries[worker], Standing.LEFT)
@@ -275,9 +269,15 @@ class Ledger(msgspec.Struct):
 
     @property
     def clock_gap(self) -> int:
-        """Fastest minus slowest active clock; 0 when no worker is active."""
-        clocks = self._clocks
+        """Fastest minus slowest active clock, without those that a rollback left unknown; or 0."""
+        entries = self.entries.values()
+        clocks = [e.clock for e in entries if e.standing is Standing.ACTIVE and not e.unheard]
         return max(clocks, default=0) - min(clocks, default=0)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that count have joined since the shard was rolled back, if it ever was."""
+        return not any(self.entries[worker].unheard for worker in self.active)
 
     @property
     def _clocks(self) -> list[int]:

@@ -288,5 +288,6 @@ class Shard:
         acknowledged to it.
         """
         self.part.rolled_back = True
+        self.ledger.roll_back()
         self.journal.roll_back(self.boot)
         self.take_over(now)

@@ -47,13 +47,12 @@ class WorkerRequests:
     """The workers of one life of a shard: its replies to them, and their requests that wait.
 
     `greeted` says whether a Welcome has reported this life's state to any worker: from then on no
-    Install may replace that state. `_joined` holds the workers that joined in this life.
+    Install may replace that state.
     """
 
     def __init__(self, part: ShardPart, move: ReshardState) -> None:
         self.gate = Gate(part.spec.bound)
         self.greeted = False
-        self._joined: set[str] = set()
         self._part = part
         self._move = move
         self._spec, self._boot = part.spec, part.boot
@@ -166,12 +165,18 @@ class WorkerRequests:
         if isinstance(message, Pull):
             in_round = message.worker in self._updates.round
             return not in_round and self.gate.passes(message.clock, slowest)
+        entry = self._ledger.entries[message.worker]
+        if self._part.rolled_back:
+            if message.again:
+                return True  # it counts at other shards
+            # At an autosave's clock a newcomer would be far behind all that have yet to return.
+            if entry.standing is not Standing.ACTIVE and not self._ledger.complete:
+                return False
         # Shard 0 alone decides which replica warms up, or two shards might choose different ones. A
         # worker that was admitted before and returns still counts elsewhere, so it must not wait.
         return (
             self._spec.shard > 0
-            or self._ledger.entries[message.worker].admitted
-            or (self._part.rolled_back and message.again)
+            or entry.admitted
             or self._updates.steps >= self._spec.warm_steps
             or not [worker for worker in self._ledger.active if worker != message.worker]
         )
@@ -186,10 +191,8 @@ class WorkerRequests:
 
     def _admit(self, sender: bytes, message: Join) -> Outgoing:
         clock = self._ledger.join(message.worker, message.clock)
-        self._joined.add(message.worker)
         if self._part.rolled_back:
             self._ledger.restore_seq(message.worker, message.seq, message.step)
-            self._raise_clocks(clock)
         return Outgoing(sender, Joined(message.request, self._spec.shard, self._boot, clock))
 
     def _open(self, now: float) -> list[Outgoing]:
@@ -303,20 +306,9 @@ class WorkerRequests:
         self._ledger.check_clock(message.worker, message.clock)
         self._move.standstill.check(message.worker, message.seq, now)
         if self._part.rolled_back:
-            self._raise_clocks(message.clock)
             read = min(message.read_version, self._held.version)
             return msgspec.structs.replace(message, read_version=read)
         return message
-
-    def _raise_clocks(self, clock: int) -> None:
-        """After a rollback, raise the other workers' clocks to what `clock` of one worker implies.
-
-        A worker at clock c passed the gate at c-1, so every active worker had reached c-1-s by
-        then, whatever the rolled-back ledger says; s is the staleness bound.
-        """
-        if self._spec.bound is not None:
-            late = self._ledger.raise_clocks(clock - 1 - self._spec.bound, self._joined)
-            self.gate.forget(*late)
 
     def _check_epoch(self, epoch: int) -> None:
         if epoch != self._spec.map.epoch:

@@ -28,11 +28,12 @@ class SimulationConfig(
 ):
     """One cluster and its training plan. `bound` None means no bound.
 
-    A worker needs `step_s` seconds for a step on average, a message up to `delay_s`. A shard
-    collects messages for `busy_s` seconds and then processes them together. No fault begins after
-    `quiet_s`. `durability` is the level of the logs; a log is replaced by a new one when it exceeds
-    `log_bytes`. A whole state takes `state_s` seconds longer to a backup than other messages. The
-    update `rule` is one of shards/rules.py, with its default constants.
+    A worker makes `burst` pushes, each of one step, with the weights of one read. It needs `step_s`
+    seconds for a step on average, a message up to `delay_s`. A shard collects messages for `busy_s`
+    seconds and then processes them together. No fault begins after `quiet_s`. `durability` is the
+    level of the logs; a log is replaced by a new one when it exceeds `log_bytes`. A whole state
+    takes `state_s` seconds longer to a backup than other messages. The update `rule` is one of
+    shards/rules.py, with its default constants.
     """
 
     cluster: ClusterConfig = ClusterConfig.SINGLE
@@ -41,6 +42,7 @@ class SimulationConfig(
     bound: int | None = None
     steps: int = 8
     in_flight: int = 2
+    burst: int = 1
     prefetch: bool = False
     merge: Merge = Merge.EACH
     rule: str = "sgd"

@@ -23,6 +23,7 @@ Drawn = Callable[[Draw, SimulationConfig], list[AnyFault]]
 
 ON = 0.4  # the share of seeds in which a kind of fault happens at all
 MOVED = 0.25  # the share of seeds in which the job is resharded
+BURSTS = 0.4  # the share of bounded in-memory clusters with several pushes per read
 SLOTS = 0.4  # the share of seeds with a rule that keeps slots, among those with lossless pushes
 FIRST_S = 0.3
 
@@ -61,6 +62,8 @@ def swarm(
     if draw.random() < SLOTS and setting.push not in SPARSE:
         rule, state_s = draw.choice(RULES_WITH_SLOTS), draw.choice([0.0, 0.5])
         setting = msgspec.structs.replace(setting, rule=rule, state_s=state_s)
+    if _may_burst(setting) and draw.random() < BURSTS:
+        setting = msgspec.structs.replace(setting, burst=draw.choice([2, 3]))
     return Scenario(seed=seed, profile=profile, setting=setting, faults=tuple(found))
 
 
@@ -87,6 +90,12 @@ def _setting(draw: Draw, cluster: ClusterConfig) -> SimulationConfig:
         durability=draw.choice(_LEVELS) if logged else Durability.LOGGED,
         log_bytes=draw.choice([1 << 12, 1 << 13, 1 << 20]) if logged else 1 << 20,
     )
+
+
+def _may_burst(setting: SimulationConfig) -> bool:
+    """Whether its shards are rolled back, and take more than one push of a worker at a time."""
+    in_memory = setting.cluster in (ClusterConfig.SINGLE, ClusterConfig.COMPRESSED)
+    return in_memory and setting.bound is not None and setting.merge is Merge.EACH
 
 
 def _compression(draw: Draw) -> tuple[str, str]:

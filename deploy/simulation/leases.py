@@ -31,8 +31,8 @@ def renewal_s(setting: SimulationConfig) -> float:
 def check_silent(world: "Simulation", host: "ShardHost", silent: list[str]) -> None:
     """Check the workers that a shard considers silent; raises Violation if one should not be."""
     setting, now = world.setting, world.clock.now
-    if not _heard_in_time(setting):
-        return
+    if host.moved_to is not None or not _heard_in_time(setting):
+        return  # no worker waits at a shard that its job has left
     for name in silent:
         entry = host.shard.ledger.entries[name]
         life = world.life_at(f"{name}/{entry.incarnation}".encode())

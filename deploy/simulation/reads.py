@@ -6,9 +6,12 @@ most c - s, at each shard separately. A breach is detected at one of two moments
 - when the read is served: a push of such a clock has been made and is not in the weights served;
 - later: a worker makes a push of such a clock, so it was registered there at too high a clock.
 
-The clocks are those that the workers send; the shard's ledger is what is being checked. There is
-one exception: a worker that a shard has lost and registers again may have pushes in flight at that
-moment, sent or not. Those are late, and no read waits for them.
+The clocks are those that the workers send; the shard's ledger is what is being checked. There are
+two exceptions:
+
+- Pushes that a shard has acknowledged, and lost when it was rolled back, are in no read any more.
+- A worker that a shard has lost and registers again may have pushes in flight at that moment, sent
+  or not. Those are late, and no read waits for them.
 """
 
 from typing import TYPE_CHECKING
@@ -62,7 +65,10 @@ class Reads:
             if due is None:  # the job is being resharded, and the worker does not know this shard
                 continue
             due.promised = max(due.promised, least)
-            seq = 1 + (entry.seq if weights is None else int(applied(weights, life.number)[0]))
+            seq = entry.seq if weights is None else int(applied(weights, life.number)[0])
+            # Acknowledged pushes that are missing here were lost when the shard was rolled back.
+            acked = life.session._registration.acknowledged.get(self._host.number)
+            seq = 1 + max(seq, acked.seq if acked is not None else 0)
             # A worker that has not joined will soon receive its new registration.
             if seq > due.late and self._host.number in life.session._registration.joined:
                 self._check_next(life, seq, least)

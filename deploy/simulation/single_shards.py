@@ -150,6 +150,7 @@ class Single(ShardHost):
             self._shard.restore(*self._shard.held.read(slots, frames))
             self._shard.roll_back(self._process.now)
         else:
+            self._pulls.whole &= not lost_s
             self._operate(Install(3, self._world.job, self._world.table.name, slots), frames)
         self._forget()
 

@@ -36,11 +36,14 @@ class WorkerLife(Party):
         self._world = world
         self._step = self._reached = 0
         self._ready: Ready | None = None
+        self.began_with: Sequence[ShardHost] = ()  # the shards that first registered it
         self._versions = (0,) * world.setting.shards
         self.ready_at = 0.0  # when its shards last had all registered it, by true time
         self._read = 0  # the request that returned these versions
+        self._remaining = 0  # pushes still to be made with the weights of this read
         self._turned: dict[int, int] = {}  # by shard, the last request before it was rolled back
-        self._boots: tuple[int, ...] = ()
+        self._boots: tuple[int, ...] = ()  # the boots of the shards that it last read from
+        self._asked_in: dict[int, tuple[int, ...]] = {}  # by request, the boots when it was sent
         self._pulled: dict[int, Pulled] = {}
         self._asked: list[tuple[int, int]] = []  # request and clock
         self._former: Session | None = None
@@ -95,6 +98,7 @@ class WorkerLife(Party):
         """Process an answer; one from shards that it has left is ignored."""
         if self.hosts[min(host.number, len(self.hosts) - 1)] is not host:
             return
+        ahead = self.session.ahead
         try:
             reply = wire_format.decode_reply(header)
             sends, events = self.session.receive(
@@ -104,17 +108,23 @@ class WorkerLife(Party):
             self._world.failed(self, error)
             return
         if type(reply) is Joined:
-            self._registered(self.due[host])
+            # When overtaken, it joins all shards again; such a Join may arrive before its pushes.
+            overtaken = self.session.ahead > ahead
+            self._registered(*(self.due.values() if overtaken else [self.due[host]]))
         self._send(sends)
         invariants.check_pending(self.session, self._world.setting.in_flight)
         for event in events:
             self._note(event)
 
     def _registered(self, *places: Due) -> None:
-        """These shards have registered the worker; its pushes in flight count as late."""
+        """These shards have registered the worker; its pushes in flight count as late.
+
+        Of the weights that it has read, that is the first push, and all those before it.
+        """
         made = max(self.clocks, default=self.session.seq)
+        under_way = self._remaining + 1 if self._pulled else min(self._remaining, 1)
         for due in places:
-            due.late = made + self._computing + len(self._pulled)
+            due.late = made + under_way
 
     def _note(self, event: Event) -> None:
         match event:
@@ -124,7 +134,9 @@ class WorkerLife(Party):
                         Promise.ORDER, f"{self} goes on after push {event.seq}, step {event.step}"
                     )
                 if self._ready is None:
+                    self._check_nothing_lost(event)
                     self._step, self._reached = event.step, event.clock
+                    self.began_with = self.hosts
                 self._ready, self.ready_at = event, self._clock.now
                 self._follow()
             case Relocated():
@@ -146,10 +158,24 @@ class WorkerLife(Party):
                 self._world.departed(self)
         self._go_on()
 
+    def _check_nothing_lost(self, ready: Ready) -> None:
+        """Check that a life begins after every push that all shards have acknowledged, as far as a
+        shard reports it. A shard that reports a rollback may have lost some.
+        """
+        welcomes = self.session._registration._welcomes.values()
+        known = max(welcome.acknowledged for welcome in welcomes)
+        if ready.seq < known and not any(welcome.rolled_back for welcome in welcomes):
+            raise Violation(
+                Promise.EXACTLY_ONCE,
+                f"{self} begins after push {ready.seq}, and all shards had acknowledged {known}",
+            )
+
     def _check_pulled(self, pulled: Pulled) -> None:
         """Check that versions do not decrease, and that both ends of a view have equal floats."""
         boots = self.session.boots
-        if self._world.ordered or boots == self._boots:
+        if self._asked_in.pop(pulled.request) != boots:
+            boots = ()  # a part may come from an earlier life of its shard
+        if self._world.ordered or (boots and boots == self._boots):
             read = self._versions
             # After a resharding, all shards start from the highest version of the former ones.
             if len(read) != len(pulled.versions):
@@ -173,20 +199,29 @@ class WorkerLife(Party):
                 self.leaving = True
                 self._send(session.leave(self.now))
             return
-        if not self._asked:
+        if not self._remaining and not self._asked:
             self._ask(self._reached)
-        request, _ = self._asked[0]
-        if request in self._pulled and session.unacknowledged < setting.in_flight:
-            self._asked.pop(0)
-            self._read, self._versions = request, self._pulled.pop(request).versions
-            if setting.prefetch and self._step + 1 < setting.steps:
-                self._ask(self._reached + 1)
+        if session.unacknowledged < setting.in_flight and (self._remaining or self._take_read()):
             self._computing = True
             takes_s = self._clock.random.expovariate(1 / setting.step_s)
             self.after(takes_s, self._push)
 
+    def _take_read(self) -> bool:
+        """Take the weights of the next read, if they have arrived; returns whether they have."""
+        request, _ = self._asked[0]
+        if request not in self._pulled:
+            return False
+        self._asked.pop(0)
+        self._read, self._versions = request, self._pulled.pop(request).versions
+        setting = self._world.setting
+        self._remaining = min(setting.burst, setting.steps - self._step)
+        if setting.prefetch and self._step + self._remaining < setting.steps:
+            self._ask(self._reached + self._remaining)
+        return True
+
     def _ask(self, clock: int) -> None:
         request, sends = self.session.pull(clock, self.now)
+        self._asked_in[request] = self.session.boots
         self._asked.append((request, clock))
         self._send(sends)
 
@@ -219,7 +254,7 @@ class WorkerLife(Party):
         self._owes = self.session.ready is None  # push later, when the new shards have admitted it
         if self._owes:
             return
-        self._computing = False
+        self._computing, self._remaining = False, self._remaining - 1
         self._step, self._reached = self._step + 1, self._reached + 1
         seq, clock = self.session.seq + 1, self._reached + self.session.ahead
         self.clocks[seq] = clock

@@ -111,7 +111,6 @@ class CoordinatorServer(ServerThread):
         self._socket = context.socket(zmq.ROUTER)
         if self._own is not None:
             serve_with(self._socket, self._own)
-        drop_with(self, context, (self._socket,))
         for option, value in (
             (zmq.ROUTER_MANDATORY, 1),
             (zmq.MAXMSGSIZE, wire_format.MAX_HEADER_BYTES),
@@ -123,6 +122,7 @@ class CoordinatorServer(ServerThread):
         self._accepted = Accepted(
             self._socket, wire_format.MAX_HEADER_BYTES, most_frames=_MOST_FRAMES
         )
+        drop_with(self, context, (self._socket, self._accepted.events))
         try:
             self._socket.bind(bind)
         except zmq.ZMQError as error:

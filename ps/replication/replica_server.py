@@ -62,7 +62,7 @@ class ReplicaServer(ServerThread):
             plaintext=plaintext,
             keys=keys,
         )
-        drop_with(self, context, self._shard_endpoint.sockets)
+        drop_with(self, context, self._shard_endpoint.owned)
         floats = sum(map(len, spec.map.ranges[spec.shard]))
         pinned = address_of(coordinator).key
         self._peers = PeerLink(spec.job, boot, floats, bind, keys, pinned, spec.workers)

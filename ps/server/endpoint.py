@@ -88,6 +88,11 @@ class ShardEndpoint:
         """The sockets to poll; when one can be read, call `arrivals`."""
         return self._sockets.sockets
 
+    @property
+    def owned(self) -> tuple[zmq.Socket[bytes], ...]:
+        """Every socket, those that are not waited at included: what `drop_with` must hold."""
+        return self._sockets.owned
+
     def arrivals(self, shard: Shard) -> list[Arrival]:
         """The messages that have come so far, but only a few, so that the loop can tick in time.
 

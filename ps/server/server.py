@@ -68,7 +68,7 @@ class ShardServer(ServerThread):
             keys=keys,
             store=EnrolmentStore(kept.where, needed=log is not None) if kept is not None else None,
         )
-        drop_with(self, context, self._shard_endpoint.sockets)
+        drop_with(self, context, self._shard_endpoint.owned)
         super().__init__(f"shard-{spec.shard}", context)
         self.endpoint = self._shard_endpoint.endpoint
         self.shard = Shard(spec, boot, self._shard_endpoint.sharing.buffers, place)

@@ -93,6 +93,11 @@ class ShardSockets:
         authenticators = (self._authenticator.socket,) if self._authenticator is not None else ()
         return (*self._routers, *authenticators)
 
+    @property
+    def owned(self) -> tuple[zmq.Socket[bytes], ...]:
+        """Every socket, those that are not waited at included: what `drop_with` must hold."""
+        return (*self.sockets, *(accepted.events for accepted in self._accepted))
+
     def received(self, most: int) -> Iterator[tuple[bytes, str, list[Buffer]]]:
         """Up to `most` messages from each socket: address, key, frames.
 

@@ -123,4 +123,7 @@ class Unreachable(GiveUp):
 
 
 class NotReady(GiveUp):
-    """A shard answers, but has deferred the worker for longer than the session's patience."""
+    """A shard answers, but has deferred the worker for longer than the session's patience.
+
+    Either it has no weights yet, or no copy of it serves; the text says which, and what to do.
+    """

@@ -10,8 +10,10 @@ back, and reports that to its workers when they reconnect (shards/shard.py).
 
 An autosave must survive the process that wrote it, but not a power failure, so nothing is flushed.
 Its records are read and checked as those of a WAL (shards/wal_format.py). A thread writes it from a
-version that no longer changes. Writing may take a fiftieth of the time: the longer an autosave
-takes, the less often one is made.
+version that no longer changes. Autosaves may use a fiftieth of a core: a state that costs more than
+that, saved as often as requested, is saved less often, and a death loses more. The cost of an
+autosave is the CPU time of its thread: time during which the process is stopped, or waits for a
+core or its disk, is no reason to save less often.
 
 A shard that dies before its first autosave is complete has lost the state that it received. A
 received state replaces the earlier one, so the file `empty`, or an older autosave, is removed
@@ -44,7 +46,7 @@ ROLLBACK_S = 10.0
 
 _SAVE, _PARTIAL, _EMPTY = "save", "save.partial", "empty"
 _NUMBER = 0  # of every autosave: files are not reused, so numbers need not differ
-_SHARE = 50  # an autosave takes at most this fraction (1/50) of the time
+_SHARE = 50  # autosaves take at most this fraction (1/50) of a core
 _MOVING_S = 1.0  # before the next attempt while the shard is being resharded
 
 
@@ -56,9 +58,11 @@ class Autosaves:
         folder: Path | LogStorage,
         every_s: float,
         aside: Callable[[Callable[[], None]], BackgroundTask] = in_a_thread,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.thread_time,
     ) -> None:
         """Save every `every_s` seconds; `aside` runs the writing in the background.
+
+        `clock` counts the CPU seconds of the calling thread, which is the one that writes a save.
 
         Raises BadInput if the folder cannot be created or locked, GiveUp if another process has
         locked it.
@@ -146,8 +150,8 @@ class Autosaves:
             if _PARTIAL in self._disk.names():
                 self._disk.remove(_PARTIAL)  # free the space: the disk may be full
         finally:
-            took_s = self._clock() - started
-            self._due = began + max(self._every_s, _SHARE * took_s)
+            cost_s = self._clock() - started
+            self._due = began + max(self._every_s, _SHARE * cost_s)
 
     def _write(self, first: Opening, state: LoggedState, frames: wal_format.Frames) -> None:
         pieces = wal_format.encode(first, number=_NUMBER)

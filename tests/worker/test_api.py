@@ -129,7 +129,7 @@ def test_an_empty_data_frame(spark: Any, solver: Path) -> None:
         ({"weights": "nowhere"}, "nowhere: cannot be read: No such file or directory"),
         (
             {"test_data": [1, 2]},
-            "train: test_data: expected a Spark DataFrame or a path, got a list",
+            "train: test_data: expected a Spark DataFrame or a path, got a list of 2",
         ),
         ({"test_data": "nowhere"}, "data nowhere: expected .*, got nothing there"),
         ({"shards": 9999}, "expected 1 to .* shards, got 9999"),
@@ -179,7 +179,10 @@ def _job_of(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Job:
         return SimpleNamespace(weights=None, evaluations=[])
 
     monkeypatch.setattr(api, "run_job", run_job)
-    df = SimpleNamespace(columns=["image", "label"], repartition=lambda _: None)
+    monkeypatch.setattr(api, "check_frame", lambda *_: None)
+    monkeypatch.setattr(api, "check_columns", lambda _: None)
+    monkeypatch.setattr(api, "first_shape", lambda *_, **__: (1, 8, 8))
+    df = SimpleNamespace(columns=["image", "label"])
     worker.train(df, workers=2, **options)  # type: ignore[arg-type]
     return jobs[0]
 

@@ -1,6 +1,6 @@
 """Bugs of rolled-back shards: the information that they and their workers exchange."""
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -8,6 +8,7 @@ import msgspec
 from deploy.simulation.config import ClusterConfig
 from deploy.simulation.mutants import Bugs, Patch
 from ps.session.membership import AppliedAtShard, Membership
+from shards.envelopes import Outgoing
 from shards.ledger import Ledger
 from shards.messages import Join, Push, Welcome
 from shards.worker_requests import WorkerRequests
@@ -43,7 +44,7 @@ def a_roll_back_is_kept_secret(patch: Patch) -> None:
 
 @BUGS.add
 def what_was_lost_in_a_roll_back_is_waited_for(patch: Patch) -> None:
-    patch.setattr(Ledger, "regain", lambda *_: None)
+    patch.setattr(Ledger, "restore_seq", lambda *_: None)
 
 
 @BUGS.add
@@ -60,27 +61,48 @@ def what_a_worker_repeats_counts_as_lost(patch: Patch) -> None:
 
 @BUGS.add
 def steps_are_forgotten_with_the_pushes(patch: Patch) -> None:
-    def regain(self: Ledger, worker: str, seq: int, _: int) -> None:
+    def restore_seq(self: Ledger, worker: str, seq: int, _: int) -> None:
         entry = self.entries[worker]
         entry.seq = max(entry.seq, seq)
 
-    patch.setattr(Ledger, "regain", regain)
+    patch.setattr(Ledger, "restore_seq", restore_seq)
 
 
 @BUGS.add
 def a_worker_comes_back_with_the_clock_of_its_first_day(patch: Patch) -> None:
     """All workers wait at a rolled-back shard for pushes that were made long ago."""
 
-    def had(self: Membership, shard: int) -> AppliedAtShard:
+    def applied(self: Membership, shard: int) -> AppliedAtShard:
         return original(self, shard)._replace(clock=0)
 
     original = Membership._applied
-    patch.setattr(Membership, "_had", had)
+    patch.setattr(Membership, "_applied", applied)
 
 
 @BUGS.add
-def who_has_not_come_back_is_where_the_save_has_it(patch: Patch) -> None:
-    patch.setattr(Ledger, "follow_up", lambda *_: [])
+def a_push_says_how_far_others_have_come(patch: Patch) -> None:
+    """A push at clock c is assumed to follow a read at c - 1, when others were not far behind."""
+
+    def follow_up(self: WorkerRequests, clock: int) -> None:
+        if self._part.rolled_back and self._spec.bound is not None:
+            least = clock - 1 - self._spec.bound
+            self._ledger.floor = max(self._ledger.floor, least)
+            for worker in self._ledger.active:
+                self._ledger.advance(worker, least)
+
+    def check(self: WorkerRequests, message: Push, now: float) -> Push:
+        checked = check_push(self, message, now)
+        follow_up(self, message.clock)
+        return checked
+
+    def joined(self: WorkerRequests, sender: bytes, message: Join) -> Outgoing:
+        answer = admit(self, sender, message)
+        follow_up(self, message.clock)
+        return answer
+
+    check_push, admit = WorkerRequests._check_push, WorkerRequests._admit
+    patch.setattr(WorkerRequests, "_check_push", check)
+    patch.setattr(WorkerRequests, "_admit", joined)
 
 
 @BUGS.add
@@ -96,14 +118,3 @@ def a_version_that_was_lost_was_never_there(patch: Patch) -> None:
 
     original = WorkerRequests._check_push
     patch.setattr(WorkerRequests, "_check_push", check)
-
-
-@BUGS.add
-def who_joined_a_rolled_back_shard_too_early_never_learns_it(patch: Patch) -> None:
-    """Others return with later clocks, and the shard assumes that it has caught up with them."""
-
-    def follow_up(self: Ledger, clock: int, _: Container[str]) -> list[str]:
-        return original(self, clock, ())
-
-    original = Ledger.raise_clocks
-    patch.setattr(Ledger, "follow_up", follow_up)

@@ -71,3 +71,9 @@ def only_shard_0_names_the_clock_of_a_worker(patch: Patch) -> None:
 def what_is_asked_for_again_after_a_move_counts_as_read(patch: Patch) -> None:
     """Shards raise the worker's clock, and it then makes a step that they believe was made."""
     patch.setattr(Membership, "reads_at", lambda *_: None)
+
+
+@BUGS.add
+def a_new_life_does_not_ask_what_was_acknowledged(patch: Patch) -> None:
+    """A shard that lacks pushes which all shards had acknowledged is treated as merely behind."""
+    patch.setattr(Membership, "_check_losses", lambda _: None)

@@ -2,8 +2,8 @@
 
 import socket
 import time
+from typing import Any
 
-import msgspec
 import pytest
 import ray
 
@@ -103,8 +103,19 @@ def test_too_few_gpus(ray_local: str, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def fail(actor: Any) -> None:
+    """End the loop of the server in this actor by an error."""
+
+    def tick(*_: object) -> list[object]:
+        raise OverflowError("planted")
+
+    actor._server.shard.tick = tick
+
+
 def test_a_loop_that_failed_is_told(ray_local: str) -> None:
-    """An actor whose loop has failed counts as dead (here: a lease without end)."""
-    specs = [msgspec.structs.replace(specs_of(1)[0], lease_s=float("inf"))]
-    with ray_shards(specs) as hosts, pytest.raises(GiveUp, match=r"^shard 0 has failed: Overflow"):
-        check_until_it_fails(hosts)
+    """An actor that lives while its loop has died is no shard."""
+    with ray_shards(specs_of(1)) as hosts:
+        (actor,) = hosts._present()
+        ray.get(actor._actor.__ray_call__.remote(fail))
+        with pytest.raises(GiveUp, match=r"^shard 0 has failed: OverflowError: planted"):
+            check_until_it_fails(hosts)

@@ -138,7 +138,7 @@ def test_several_files_of_weights(tmp_path: Path) -> None:
     text = 'weights: "a, b" weights: "w.caffemodel"'
     expected = tuple(str(tmp_path / name) for name in ("a", "b", "w.caffemodel"))
     assert read(tmp_path, NET + RATE + text).weights == expected
-    with pytest.raises(BadInput, match="weights nowhere: found neither as"):
+    with pytest.raises(BadInput, match="weights nowhere: found neither in"):
         read(tmp_path, NET + RATE + 'weights: "nowhere"')
 
 
