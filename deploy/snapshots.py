@@ -121,7 +121,7 @@ def restored(origin: SnapshotRef, target: Path, solver: Path | None = None) -> L
     for name in sorted(held.keys() | wanted.keys()):
         if held.get(name) != wanted.get(name):
             raise BadInput(
-                f"{solver}: expected the network of {found.place}, whose {name} is"
+                f"{solver}: expected the network of {found.place} with {name}"
                 f" {held.get(name, 'missing')}; got {wanted.get(name, 'none')}"
             )
     write_caffemodel(target, net, moved(weights, found.manifest.table, net))

@@ -47,9 +47,9 @@ def docstrings(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         for field in ("body", "orelse", "finalbody"):
             for statement in getattr(node, field, None) or []:
-                if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                    if isinstance(statement.value.value, str):
-                        yield statement.value.value
+                match statement:
+                    case ast.Expr(value=ast.Constant(value=str(text))):
+                        yield text
 
 
 def comments(text: str) -> Iterator[str]:
@@ -62,9 +62,9 @@ def messages(tree: ast.Module) -> Iterator[str]:
     """String literals that hold a sentence: errors, help, log lines."""
     documentation = set(docstrings(tree))
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if node.value not in documentation and node.value.count(" ") >= 2:
-                yield node.value
+        match node:
+            case ast.Constant(value=str(text)) if text not in documentation and text.count(" ") > 1:
+                yield text
 
 
 def idioms(texts: list[str]) -> tuple[float, dict[str, int]]:

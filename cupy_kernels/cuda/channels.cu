@@ -4,7 +4,7 @@
 // Layout: float32 matrices of `rows` x `columns`, row-major; for a blob (n, h, w, c) the columns are
 // its channels. No access is wider than a float.
 // Launch: elementwise kernels one-dimensional; sums in blocks of 32 columns x 8 rows, the grid's y
-// cutting the rows into chunks whose number depends on the sizes alone.
+// cutting the rows into a number of chunks that depends on the sizes alone.
 // Rounding: each operation once; sums in a fixed order, two stages, in float32.
 #include "device.cuh"
 

@@ -1,10 +1,10 @@
-// What a gradient becomes on a slow link, and the error that stays behind for the next push.
+// Codecs that compress a gradient, and the error that remains for the next push.
 //
-// With v = error + scale * g (scale 1 without a verdict; g counts as 0 where the step is left out):
-// q stands for dq, and error becomes v - dq. That difference is exact in float32 wherever q is the
+// With v = error + scale * g (scale 1 without a verdict; g counts as 0 if the step is skipped):
+// q decodes to dq, and error becomes v - dq. That difference is exact in float32 wherever q is the
 // nearest value it could be: for int8, 4 bits and the casts (fp16: up to 2^29). A sign's error is
-// rounded once, and denormals are flushed. What is not finite must have been kept out by the guard
-// (norm.cu).
+// rounded once, and denormals are flushed. The guard (norm.cu) must have refused values that are
+// not finite.
 //
 // Layout: float32 arenas of n floats. A quantisation block is 256 floats, the arena's shard
 // boundary, with one float32 scale; the last block may be shorter, and its q is padded with zeros'

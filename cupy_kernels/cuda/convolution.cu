@@ -1,4 +1,4 @@
-// Convolution and inner product as one matrix product whose operands are gathered on the way.
+// Convolution and inner product as one matrix product, with operands gathered during it.
 //
 // Layout: activations NHWC (n, h, w, c), outputs (n, oh, ow, o), all float32, 16-byte aligned. Weights
 // in Caffe's order (o, c / groups, kh, kw), or `packed` by pack_weights as (o, kh, kw, c / groups):

@@ -1,4 +1,4 @@
-// What every kernel source starts from; NVRTC, nvcc and g++ with the emulator's shim accept it.
+// The common header of all kernel sources; NVRTC, nvcc and g++ with the emulator's shim accept it.
 //
 // No host header is included here or in any source: NVRTC has none. Sizes and indices are 64 bits
 // wide, loops are grid-stride loops, and since a grid of 0 is launched as a grid of 1, every loop
@@ -18,7 +18,7 @@ typedef long long i64;
 #define WARP 32
 #define ALL_LANES 0xffffffffu
 
-// Shared memory whose size the launch gives; 16-byte aligned. The emulator has its own.
+// Shared memory with the size that the launch gives; 16-byte aligned. The emulator has its own.
 #ifndef EMULATED
 #define DYNAMIC_SHARED(type, name)                                   \
   extern __shared__ __align__(16) unsigned char dynamic_shared_bytes[]; \

@@ -1,4 +1,4 @@
-// One tile of a matrix product, whose operands are gathered from global memory on the way.
+// One tile of a matrix product, with operands gathered from global memory during it.
 //
 // A block of 256 threads computes SIDE x SIDE sums, SIDE being 128, 64 or 32. The summed dimension
 // passes 32 at a time through a ring of stages in dynamic shared memory: asynchronous copies fill

@@ -1,9 +1,9 @@
-// The gradient's L2 norm, and the verdict that follows from it: clip, unscale, or leave it out.
+// The gradient's L2 norm, and the verdict that follows from it: clip, unscale, or skip the step.
 //
 // Layout: a float32 arena of n floats, 16-byte aligned. Sums run in a fixed order, in two stages:
-// `square_sums` gives one partial a block, whose number depends on n alone; `judge` adds them up in
+// `square_sums` gives one partial a block, in a number that depends on n alone; `judge` adds them up in
 // double precision. A NaN or an infinity makes the sum not finite and is never lost on the way,
-// which a maximum would do; so do finite values beyond about 1e19, whose squares overflow.
+// as it would be in a maximum; squares of finite values beyond about 1e19 overflow to infinity.
 // Launch: `square_sums` a grid-stride loop over quadruples in blocks of 256; `judge` one block.
 #include "arena.cuh"
 
@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(256)
   verdict->skips += skip;
 }
 
-// y = scale * x, or zeros where the step is left out: for a gradient that is pushed as it is.
+// y = scale * x, or zeros if the step is skipped: for a gradient that is pushed uncompressed.
 extern "C" __global__ void __launch_bounds__(256)
     apply_verdict(const float* x, float* y, const Verdict* verdict, i64 n) {
   float scale = verdict->scale;

@@ -1,9 +1,9 @@
 // Update rules fused over a flat parameter arena: every array is read and written once.
 //
 // Layout: float32 arenas of n floats, 16-byte aligned; `out` may be `w`. Tensors start on multiples
-// of 64 floats, so each chunk of 64 belongs to one group, whose multipliers `groups[chunk]` picks;
-// without `groups`, group 0 is everybody's. Padding holds zeros and keeps them.
-// Changing numbers (rate, decay, ...) come from `hyper`, and what the norm's guard found from
+// of 64 floats, so each chunk of 64 belongs to one group: `groups[chunk]` is the index of its
+// multipliers; without `groups` all are in group 0. Padding is zero and stays zero.
+// Changing numbers (rate, decay, ...) come from `hyper`, and the norm guard's result from
 // `verdict` (may be null), both in device memory: a captured graph freezes arguments, not memory.
 // Launch: one-dimensional, a grid-stride loop over quadruples; the last n % 4 floats one by one.
 // Rounding: each operation once, in the order of update_loops.py: the same bits as on the CPU.

@@ -80,7 +80,7 @@ void report_outside(uintptr_t address, size_t bytes, Kind kind) {
 void access(const void* pointer, size_t bytes, Kind kind) {
   uintptr_t address = (uintptr_t)pointer;
   if (address - (uintptr_t)stacks < MAX_THREADS * STACK || !now) return;
-  if (++accesses > MOST_ACCESSES) fail("goes on and on, while no other thread gets a turn");
+  if (++accesses > MOST_ACCESSES) fail("runs without end, while no other thread gets a turn");
   char* at = (char*)pointer;
   bool fixed = at >= launch->shared && at + bytes <= launch->shared_end;
   if (fixed || (at >= dynamic_shared && at + bytes <= dynamic_shared + launch->dynamic_bytes)) {

@@ -1,20 +1,20 @@
 // Executes one kernel launch on the CPU: blocks one after the other, a block's threads as fibers.
 //
-// A thread runs until it waits: at a barrier, or in a warp collective whose other lanes have not
-// come. The scheduler then runs another one, in one of three orders, and reports what a GPU would
-// let pass: barriers that not every thread reaches, accesses outside the arguments, two threads
+// A thread runs until it waits: at a barrier, or in a warp collective for the other lanes. The
+// scheduler then runs another thread, in one of three orders, and reports faults that a GPU would
+// not report: barriers that not every thread reaches, accesses outside the arguments, two threads
 // that touch a value without a barrier between them, a misaligned vector, an overflowing index.
 //
-// The kernel's own accesses arrive here through the calls that -fsanitize=thread and the undefined
-// behaviour sanitizer leave in its code; their handlers below replace the compiler's libraries, so
+// The kernel's own accesses are seen here through the calls that -fsanitize=thread and the undefined
+// behaviour sanitizer insert into its code; their handlers below replace the compiler's libraries, so
 // every access is checked before it happens. Guard pages around each buffer catch the rest. The
 // first fault ends the launch: the running fiber is abandoned and a line of text says what it did.
 //
 // Not seen: weak memory order, coalescing, bank conflicts, registers. Not thread-safe: one launch
 // at a time in a process.
 //
-// This file holds what the others share: the structs, the fibers, and how a fault ends a launch.
-// build.py puts scheduler.cc, checks.cc, launch.cc and calls.cc behind it.
+// This file has what the others share: the structs, the fibers, and how a fault ends a launch.
+// build.py appends scheduler.cc, checks.cc, launch.cc and calls.cc.
 #include <cerrno>
 #include <csignal>
 #include <cstdarg>
@@ -29,7 +29,7 @@
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif
-// Without a switch of our own a fiber costs twenty times as much: two system calls a turn.
+// Our own context switch is twenty times as fast as ucontext, which makes two system calls a turn.
 #if defined(__x86_64__) && !defined(PORTABLE)
 #define OWN_SWITCH 1
 #else

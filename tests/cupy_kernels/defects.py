@@ -168,7 +168,7 @@ DEFECTS = {
     "loop that waits for another thread": Defect(
         "__shared__ volatile int ready; int t = threadIdx.x; if (t == 0) ready = 0;"
         " __syncthreads(); while (ready != 63 - t) {} y[t] = x[63 - t]; ready = 64 - t;",
-        "goes on and on, while no other thread gets a turn | race: reads shared memory",
+        "runs without end, while no other thread gets a turn | race: reads shared memory",
     ),
     "stack overflow": Defect(
         "float deep[100000]; for (GRID_STRIDE(i, n)) deep[i * 1000 % 100000] = x[i];"

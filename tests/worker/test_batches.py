@@ -1,4 +1,4 @@
-"""Minibatches: which rows come when, whatever the stream's cuts and wherever a worker starts."""
+"""Minibatches: the order of rows does not depend on the stream's cuts or a worker's start."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -16,7 +16,7 @@ from worker.model import Batch
 
 
 class OnGpu(Ones):
-    """Says where it is."""
+    """A model on a device that records the device."""
 
     def __init__(self, where: Any) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def test_a_device_is_parsed_and_printed_alike(text: str, wanted: DeviceRequest) 
 
 @pytest.mark.parametrize("text", ["", "GPU", "cuda", "gpu:", "gpu:-1", "cpu:0", "gpu:1,2", "gpu:٣"])
 def test_other_names_are_refused(text: str) -> None:
-    """With the four forms that there are."""
+    """An unknown name is refused; the error lists the four forms."""
     with pytest.raises(BadInput, match=r"device: expected auto, cpu, gpu or gpu:N, got"):
         parse_device(text)
 
@@ -88,7 +88,7 @@ def test_other_names_are_refused(text: str) -> None:
 def test_a_worker_takes_its_own_gpu(
     wanted: str, partition: int, assigned: list[str], index: int
 ) -> None:
-    """The one named; else the one that Spark assigned; else in turns by partition."""
+    """A worker uses the named GPU, else Spark's assignment, else takes turns by partition."""
     found = placed(Able(), parse_device(wanted), partition=partition, assigned=assigned)
     assert isinstance(found, OnGpu)
     assert isinstance(found.device, Gpu)
@@ -124,7 +124,7 @@ def test_a_gpu_that_is_wanted_must_answer() -> None:
 @pytest.mark.parametrize("gpus", [0], indirect=True)
 @pytest.mark.usefixtures("gpus")
 def test_weights_stay_where_no_gpu_is() -> None:
-    """Inference runs on the CPU where that is wanted or nothing else is there."""
+    """Inference runs on the CPU if that is requested or there is no GPU."""
     weights = np.ones(3, np.float32)
     for wanted in (DeviceRequest(), DeviceRequest(False)):
         with lent(weights, wanted) as there:

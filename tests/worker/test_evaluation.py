@@ -20,7 +20,7 @@ TABLE = DenseTable("net", (TensorSpec("w", (600,)),))
 
 
 class Heard:
-    """What a tester has reported."""
+    """The reports of an evaluator."""
 
     def __init__(self) -> None:
         self.found: list[Evaluation] = []
@@ -56,7 +56,7 @@ def evaluator(
 
 
 def look(evaluator: BackgroundEvaluator, iteration: int, heard: Heard) -> None:
-    """Look, and then wait for the test that it has begun, if any."""
+    """Call `look`, and wait for the test that it has begun, if any."""
     evaluator.look(iteration, 64 * iteration)
     evaluator.finish(lambda: False)
 
@@ -81,7 +81,7 @@ def test_every_so_many_iterations(cluster: Cluster) -> None:
 def test_a_resumed_job_is_tested_from_where_it_was(
     cluster: Cluster, begins_at: int, expected: list[int]
 ) -> None:
-    """What was reached before is not tested again, and the initial test is a new job's alone."""
+    """Earlier iterations are not tested again; only a new job tests its initial weights."""
     heard = Heard()
     with evaluator(
         cluster, EvaluationPlan(mean, every=10, at_start=False), heard, begins_at

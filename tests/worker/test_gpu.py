@@ -1,4 +1,4 @@
-"""`Gpu` calls CuPy as CuPy wants to be called; here CuPy is the strict stand-in."""
+"""`Gpu` calls CuPy correctly; here CuPy is a strict stand-in."""
 
 import shutil
 import sys
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulato
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The stand-in, where everybody looks for CuPy."""
+    """Install the stand-in as the module `cupy`."""
     module = fake_cuda()
     monkeypatch.setitem(sys.modules, "cupy", module)
     launches_are_captured(module.state, monkeypatch)
@@ -73,7 +73,7 @@ def test_a_capture_that_fails_leaves_the_stream_usable(cupy: Any) -> None:
 
 
 def test_inference_runs_on_a_gpu(cupy: Any) -> None:
-    """Weights that are lent to the GPU make the network run there; its outputs are the CPU's."""
+    """With weights on the GPU the network runs there; its outputs are the CPU's."""
     model, batch = CaffeModel(TINY), small(6, seed=1)
     weights = model.initial(2)
     with lent(weights, DeviceRequest(True, 1)) as there:

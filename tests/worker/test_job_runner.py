@@ -83,7 +83,7 @@ class Evaluations(Notes):
 
 @pytest.fixture(autouse=True)
 def _no_data_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No task of these tests reads one."""
+    """The rows, which no task of these tests reads."""
     monkeypatch.setattr(job_runner, "check_frame", lambda *_: None)
 
 
@@ -189,7 +189,7 @@ def test_what_a_death_at_the_end_has_cost(
 def test_residuals_are_read_where_the_snapshot_is(
     servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Workers are told of it with its key and options, without which they could not read there;
+    """Workers get the place with its key and options, without which they could not read there;
     nobody else is."""
     monkeypatch.setattr("pyarrow.fs.FileSystem", Keyed(tmp_path))
 
@@ -264,7 +264,7 @@ def test_workers_that_had_no_rows_after_all(
 def test_snapshots_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: list[Servers]
 ) -> None:
-    """A place where none can be made is refused before a shard is started."""
+    """A place that cannot hold snapshots is refused before a shard is started."""
     Spark(lambda: None, monkeypatch)
     (tmp_path / "snapshots").write_text("a file")
     with pytest.raises(BadInput, match=r"^snapshots \S*snapshots: cannot be written: \w"):
@@ -460,7 +460,7 @@ def test_logs_that_are_all_that_is_left(
 def test_logs_next_to_those_that_are_resumed(
     servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a job that had moved before it was killed: the ones that it left hold less."""
+    """The newest logs of a job that was resharded and then killed; the former ones hold less."""
     asked, logs = threading.Event(), tmp_path / "logs"
     with monkeypatch.context() as killed:
         killed.setattr(job_runner, "drop_logs", lambda *_, **__: None)
@@ -536,7 +536,7 @@ def press() -> None:
 def test_an_error_of_who_looks_on_ends_the_job_with_a_snapshot(
     watched: tuple[Spark, threading.Event], tmp_path: Path
 ) -> None:
-    """The tasks are cancelled, not left to train unseen; what they had learned is kept, and the
+    """The tasks are cancelled, and do not train unseen; their updates are kept, and the
     error says where."""
     cluster, pushed = watched
 
@@ -570,7 +570,7 @@ def test_a_second_press_cancels_the_tasks_and_waits_for_nothing(
 def test_a_press_before_spark_has_begun_is_heard(
     watched: tuple[Spark, threading.Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark cancels what it runs already: it is asked until there is nothing left to cancel."""
+    """Spark cancels only tasks that run already, so it is asked until the job has ended."""
     monkeypatch.setattr(job_runner, "_CANCEL_S", 0.01)
     cluster, pushed = watched
     cluster.deaf = 3
@@ -587,7 +587,7 @@ def test_a_press_after_the_last_step_costs_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """While the weights are brought home they are still only at the shards."""
+    """A Ctrl-C while the final weights are fetched does not lose them."""
     export = AdminClient.export
 
     def pressed(self: AdminClient, **options: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Caffe's `display` and `average_loss`: when a line comes, and what it is the mean of."""
+"""Caffe's `display` and `average_loss`: when a line is due, and which losses it averages."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from worker.loss_display import LossLine, Milestones, RecentLoss
 
 
 def test_the_loss_is_the_mean_of_the_last_updates() -> None:
-    """Of shard 0's, however many a look brings; an update without a loss is passed over."""
+    """The mean is over all records of shard 0; updates without a loss are ignored."""
     recent = RecentLoss(3)
     assert recent.mean is None
     recent.add([records(2, loss=[9.0, 1.0]), records(2, loss=50.0)])

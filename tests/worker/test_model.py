@@ -1,4 +1,4 @@
-"""What a model of a user's own must be, and the line that says what it lacks."""
+"""The interface of a user's model, and the one-line errors for what it lacks."""
 
 from functools import partial
 from typing import Any
@@ -51,14 +51,14 @@ class Sized(Ones):
     ids=["object", "arguments", "no table", "odd table", "no gradient", "no step"],
 )
 def test_what_a_model_lacks(make: Any, line: str) -> None:
-    """The error names the class, what is expected of it and what it has."""
+    """The error names the class, what is expected of it and what was found."""
     with pytest.raises(BadInput, match=line) as caught:
         build_model(make)
     assert "\n" not in str(caught.value)
 
 
 def test_models_that_fit() -> None:
-    """A class or a function that builds the model will do."""
+    """A class or a function that builds the model is accepted."""
     for make in (Ones, partial(Sized, 3), lambda: Ones(0.0)):
         assert build_model(make).table is TABLE
 
@@ -79,7 +79,7 @@ def test_a_start_that_is_no_arena(start: Any, got: str) -> None:
 
 
 def test_losses() -> None:
-    """Whatever is a number is a loss; what a method without `return` gives is not."""
+    """Any number is a loss; None, from a method without `return`, is not."""
     numbers: list[Any] = [1, 1.0, np.float32(1), np.ones(())]
     assert [check_loss(Ones(), number) for number in numbers] == [1.0] * 4
     others: list[tuple[Any, str]] = [(None, "None"), ([1.0], "an object of class list")]

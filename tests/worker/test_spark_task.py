@@ -1,4 +1,4 @@
-"""A worker's life in a task: Arrow batches in, one report out, and nothing left behind."""
+"""A worker in a task: Arrow batches in, one report out, and no files left behind."""
 
 import tempfile
 from collections.abc import Iterator
@@ -85,7 +85,7 @@ def rows(*sizes: int) -> Iterator[pa.RecordBatch]:
 
 
 def reports(batches: Iterator[pa.RecordBatch]) -> list[WorkerReport]:
-    """Decoded as the driver does it, from rows as Spark collects them."""
+    """The reports, decoded like the driver does, from rows as Spark collects them."""
     found = list(batches)
     assert all(batch.schema == REPORT for batch in found)
     return decode_reports([tuple(row.values()) for batch in found for row in batch.to_pylist()])

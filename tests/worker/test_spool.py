@@ -121,7 +121,7 @@ print(spool.take(np.arange(10))["data"].sum(axis=1).tolist())
 
 
 def test_a_full_disk_is_one_line_and_loses_no_row(tmp_path: Path) -> None:
-    """Where no more bytes go, the error says how many were wanted; the rows before stay whole."""
+    """On a full disk the error says how many bytes were needed; earlier rows stay readable."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", FULL, str(tmp_path)]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -136,6 +136,6 @@ def test_a_full_disk_is_one_line_and_loses_no_row(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    """A spool that can be made nowhere says where it should have been."""
+    """The error for a spool that cannot be created names its folder."""
     with pytest.raises(BadInput, match=r"spool in .*/none: No such file or directory"):
         Spool(COLUMNS, tmp_path / "none")

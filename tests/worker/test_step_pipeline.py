@@ -84,7 +84,7 @@ def test_every_step_sees_its_own_inputs_and_leaves_its_own_results(ahead: int) -
 
 @pytest.mark.parametrize("ahead", [0, UNDER_WAY - 1])
 def test_nothing_is_allocated_after_the_first_steps(ahead: int) -> None:
-    """However many steps are taken: neither on the device nor of page-locked memory."""
+    """No number of steps allocates more, on the device or of page-locked memory."""
     few, many = FakeDevice(), FakeDevice()
     run(few, 4, ahead)
     run(many, 20, ahead)
@@ -109,7 +109,7 @@ def test_copies_over_the_bus_run_during_a_step() -> None:
 
 
 class Without(FakeDevice):
-    """A device that leaves out one kind of waiting: between two streams, or the host's."""
+    """A device that omits one kind of waiting: between two streams, or the host's."""
 
     def __init__(self, waiter: str, awaited: str) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Without(FakeDevice):
     ids=["rule 1", "rule 2", "rule 3", "rule 4"],
 )
 def test_each_rule_between_streams_is_needed(waiter: str, awaited: str) -> None:
-    """Left out, it is found as a hazard between just these two streams."""
+    """An omitted wait is found as a hazard between exactly these two streams."""
     device = Without(waiter, awaited)
     steps = Steps(device)
     steps.begin(1)

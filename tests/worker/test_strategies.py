@@ -97,7 +97,7 @@ def test_downpour_refuses_numbers_that_make_no_sense(field: str, value: int, lea
 def test_what_would_wait_for_ever(
     strategy: Strategy, bound: int | None, prefetch: bool, line: str
 ) -> None:
-    """A bound that leaves no room for what is not pushed yet, or means something else."""
+    """A bound without room for the steps not pushed yet, or not defined, is refused."""
     with pytest.raises(BadInput, match=f"{line}$"):
         strategy.check(bound, prefetch)
 

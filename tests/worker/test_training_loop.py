@@ -29,7 +29,7 @@ TABLE = DenseTable(
 
 
 class Scripted:
-    """A model that writes down what it is asked, and may fail at a call."""
+    """A model that records its calls, and may fail at one."""
 
     def __init__(self, fails_at: int | None = None) -> None:
         self.table = TABLE
@@ -319,7 +319,7 @@ def test_clip_bounds_the_norm(iter_size: int, values: Sequence[float], expected:
 
 
 def test_data_that_ends() -> None:
-    """The loop ends with the data, what is owed is pushed, and the worker leaves."""
+    """The loop ends with the data, gradients owed are pushed, and the worker leaves."""
     with shards(bound=3) as (cluster, console):
         report = live(cluster, Scripted(), batches(1, 2, 4), plan(100, Downpour(n_push=2)))
         assert weight(console) == -7
@@ -337,7 +337,7 @@ def test_no_data_at_all() -> None:
 
 
 def test_a_second_incarnation_continues_after_the_last_push() -> None:
-    """A life that ends with two steps owed is followed by one that takes them again."""
+    """After an incarnation that ends with two steps owed, the next one takes them again."""
     planned, first, second = plan(7, Downpour(n_push=3)), Scripted(fails_at=5), Scripted()
     values = (1, 2, 3, 4, 5, 6, 7)
     with shards(bound=2) as (cluster, console):
@@ -355,7 +355,7 @@ def test_a_second_incarnation_continues_after_the_last_push() -> None:
 
 
 def test_a_finished_plan_has_nothing_left() -> None:
-    """A life that begins where the plan ended takes no step."""
+    """An incarnation that starts at the plan's end takes no step."""
     model = Scripted()
     with shards() as (cluster, console):
         live(cluster, Scripted(), batches(1, 2), plan(2))

@@ -88,7 +88,9 @@ def test_children_are_told_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     (child,) = hosts._children
     assert isinstance(child, processes.ChildProcess)
     with subprocess.Popen(["sleep", "600"], pass_fds=[child._orders.fileno()]) as holder:
-        assert not block.__exit__(ZeroDivisionError, ZeroDivisionError(), None), "it goes on"
+        assert not block.__exit__(ZeroDivisionError, ZeroDivisionError(), None), (
+            "the error propagates"
+        )
         holder.kill()
     assert (child.process.returncode, gone(hosts.pids)) == (0, True)
 
@@ -105,7 +107,7 @@ def test_a_port_in_use() -> None:
     """The error is the line of the shard with the taken port; the other shards end as well."""
     port = free_port()
     while (free := port) + 1 != (port := free_port()):
-        pass  # not beside the one before it
+        pass  # not in parallel with the one before it
     with (
         socket.create_server(("127.0.0.1", port)),
         pytest.raises(BadInput) as caught,

@@ -44,7 +44,7 @@ def test_two_actors_serve_a_job_until_one_dies(ray_local: str) -> None:
             check_until_it_fails(hosts)
         until = time.monotonic() + 60
         while listening(cluster)[1] and time.monotonic() < until:
-            time.sleep(0.05)  # Ray tells of a death before the process has gone
+            time.sleep(0.05)  # Ray reports a death before the process is gone
         unreachable = pytest.raises(ps.Unreachable, match=r"shard 1 at tcp://")
         with AdminClient(cluster, patience_s=3) as console, unreachable:
             console.read()

@@ -153,7 +153,7 @@ def test_a_backup_goes_where_it_would_not_die_with_its_primary(kept: Kept) -> No
     kept.host.next = lambda: Life(pid=None)
     kept.goes_on(60.0)
     (spare,) = kept.host.copies
-    assert kept.hosts.redundant, "it has not told that it serves"
+    assert kept.hosts.redundant, "it has not reported that it serves"
     boot, _ = kept.supervisor._offered[0]
     spare.pid = 2
     kept.goes_on(6.0)

@@ -70,7 +70,7 @@ def losses(hosts: launcher.LaunchedShards) -> list[str]:
         told.extend(hosts.lost_updates())
         return bool(told)
 
-    until(come, "nothing is told", hosts)
+    until(come, "no loss is reported", hosts)
     return told
 
 
@@ -117,7 +117,7 @@ def test_kill_one_of_two(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> No
         hosts.restart_enabled = False
         os.kill(hosts.pids[0], signal.SIGKILL)
         with pytest.raises(GiveUp) as caught:
-            until(lambda: False, "it is not told", hosts)
+            until(lambda: False, "the end is not reported", hosts)
         assert str(caught.value) == f"shard 0 has died: {KILLED}"
         assert hosts.lost_updates() == []
 

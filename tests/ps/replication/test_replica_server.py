@@ -65,7 +65,7 @@ class Group:
         until = time.monotonic() + 60
         while True:
             try:
-                # Nobody is to be suspected for the machine's sake: connections alone tell of
+                # A slow machine must not look dead: only broken connections count as
                 # deaths.
                 return CoordinatorServer(
                     job, 1, self._record, bind=bind, silence_s=30.0, admission=self.admission

@@ -100,7 +100,7 @@ def test_a_worker_on_the_shards_own_host_needs_no_key() -> None:
             assert client.transports in {("shm",), ("ipc",)}  # by how much /dev/shm there is
 
 
-# --- the four bad credentials, and what is told ---------------------------------------------------
+# --- the four bad credentials, and their errors ---------------------------------------------------
 
 
 @COMERS
@@ -139,7 +139,9 @@ def say(endpoint: str, own: KeyPair, message: Message) -> Reply:
         links.await_connections(60)
         links.send(0, message)
         give_up_at = time.monotonic() + 60
-        while time.monotonic() < give_up_at:  # it may return with nothing, told of a connection
+        while (
+            time.monotonic() < give_up_at
+        ):  # it may return without a message, for a connection event
             for _, reply, _ in links.receive(10):
                 return reply
     finally:

@@ -1,11 +1,11 @@
-"""A program that kills children of its own in the middle of snapshots, line after line.
+"""Kills child processes in the middle of snapshots, at one line of code after another.
 
     python -m tests.ps.snapshots.kill_snapshots FOLDER FIRST STEP
 
-Each child writes a snapshot onto the same shelf and is ended by signal 9 at its n-th line of our
-own code; n starts at FIRST and rises by STEP until a child lives to the end. After each, the shelf
-must give a snapshot whole, the last one or the new one, and never nothing. Prints how many died,
-and how many of them left the new one.
+Each child writes a snapshot to the same place and is killed by signal 9 at its n-th line of our own
+code; n starts at FIRST and rises by STEP until a child survives to the end. After each child, the
+catalog must load a complete snapshot, the last one or the new one. Prints how many children died,
+and how many of them left the new snapshot.
 """
 
 import os
@@ -53,7 +53,7 @@ def main(folder: Path, first: int, step: int) -> None:
     write(folder, 2, 2)
     number, version, line, died, new = 2, 2, first, 0, 0
     while True:
-        # By turns a snapshot that replaces the last, and one beside it.
+        # Alternately a snapshot that replaces the last, and one next to it.
         wanted = number + died % 2, version + 1
         child = os.fork()
         if not child:

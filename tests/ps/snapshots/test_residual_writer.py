@@ -224,7 +224,7 @@ OWN = "w.0.1-1.safetensors"
         ("..json", "..safetensors", len(SECRET)),
         ("w.0.1-1.json", OWN, len(SECRET) - 1),
     ],
-    ids=["upwards", "absolute", "another's", "another name", "larger than told"],
+    ids=["upwards", "absolute", "another's", "another name", "larger than stated"],
 )
 def test_a_note_speaks_of_no_file_but_its_own(
     tmp_path: Path, note: str, file: str, size: int

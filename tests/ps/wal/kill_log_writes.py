@@ -1,12 +1,12 @@
-"""A program that kills children of its own in the middle of writing a log, again and again.
+"""Kills child processes again and again while they write a log file.
 
     python -m tests.ps.wal.kill_log_writes FOLDER SEED
 
-Each child writes records over the file that the one before it left, says of each that it is
-written, and is ended by signal 9 at a moment that chance gives. What is read then must be the
-records of this child that were said to be written, and at most one more, every byte as it should
-be; all the rest is no record. The mark that a child leaves never says more than was written. It
-continues until many died in the midst of a record; prints how many did, and how many were killed.
+Each child writes records over the file that the one before it left, reports each record as written,
+and is killed by signal 9 at a random moment. The records that are then read must be those that this
+child has reported, and at most one more, with every byte correct; the rest must not be read as
+records. The child's mark never exceeds what was written. The program continues until many children
+died in the middle of a record; it prints how many did, and how many were killed.
 """
 
 import os
