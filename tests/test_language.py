@@ -46,7 +46,8 @@ def docstrings(tree: ast.Module) -> Iterator[str]:
     """The docstrings of a file; a string that follows a constant is one as well."""
     for node in ast.walk(tree):
         for field in ("body", "orelse", "finalbody"):
-            for statement in getattr(node, field, None) or []:
+            statements = getattr(node, field, None)
+            for statement in statements if isinstance(statements, list) else []:
                 match statement:
                     case ast.Expr(value=ast.Constant(value=str(text))):
                         yield text
