@@ -233,11 +233,13 @@ def _evaluator(
         if solver.test_interval and solver.tests:
             _LOG.warning("%s: test_interval has no effect: no test_data was given", file)
         return None
-    named = data if isinstance(data, str | Path) else "the DataFrame"
+    if not isinstance(data, spark.DataFrame):
+        data = paths.path("train: test_data", data)
+    named = data if isinstance(data, Path) else "the DataFrame"
     needs_test_net(solver, "train: test_data", named)
     model = CaffeModel(solver.train)
     batches: list[pa.RecordBatch] = []
-    if isinstance(data, str | Path):
+    if isinstance(data, Path):
         # PyArrow's readers are for those who have files alone.
         from worker.sources import open_source, part_to_test
 
@@ -250,9 +252,6 @@ def _evaluator(
             image=rows.image,
         )
         evaluator = Evaluator(solver, model, source.batches)
-    elif not isinstance(data, spark.DataFrame):
-        kind = type(data).__name__  # type: ignore[unreachable]  # for callers that check no types
-        raise BadInput(f"train: test_data: expected a Spark DataFrame or a path, got a {kind}")
     else:
         pixel_column(data.columns, "train: test_data")
         evaluator = Evaluator(solver, model, lambda: batches)

@@ -132,10 +132,32 @@ def _checked(job: Job) -> dict[str, object]:
                 ("workers", 1),
                 ("shards", 1),
                 ("snapshot_every", 0),
+                ("display", 0),
             )
         },
+        "average_loss": (
+            None
+            if job.average_loss is None
+            else arguments.whole("average_loss", job.average_loss, 1)
+        ),
+        "shape": _shape(job.shape),
         **{
             name: arguments.flag(name, getattr(job, name))
-            for name in ("shuffle", "snapshot_aligned", "plaintext", "logs_apart")
+            for name in (
+                "shuffle",
+                "snapshot_aligned",
+                "snapshot_at_end",
+                "plaintext",
+                "logs_apart",
+            )
         },
     }
+
+
+def _shape(value: object) -> tuple[int, ...] | None:
+    """The shape of a row, or None for what the data says."""
+    if value is None:
+        return None
+    if not isinstance(value, tuple | list):
+        raise arguments.wrong("shape", "a tuple of whole numbers, or None", value)
+    return tuple(arguments.whole("shape", extent, 1) for extent in value)

@@ -138,6 +138,7 @@ def run_job(
     check_frame("df", df)
     job = arguments.instance("job", job, Job, "a worker.job.Job")
     arguments.function("wishes", wishes, "a function without arguments")
+    arguments.flag("even", even)
     if asked is not None:
         asked = arguments.instance("asked", asked, Event, "a threading.Event")
     if not isinstance(resume, Found | None):

@@ -65,9 +65,9 @@ class Threshold(msgspec.Struct, frozen=True, tag="threshold"):
     clip: float = 0.0
 
     def __post_init__(self) -> None:
-        arguments.number("threshold: tau", self.tau, expected="more than 0")
+        arguments.number("threshold: tau", self.tau, expected="more than 0, and finite")
         if not 0 < self.tau < _LARGEST:
-            raise BadInput(f"threshold: expected more than 0, got {self.tau:g}")
+            raise BadInput(f"threshold: tau: expected more than 0, and finite, got {self.tau:g}")
         _demand(self)
 
 
@@ -113,7 +113,11 @@ class Compression(msgspec.Struct, frozen=True, kw_only=True):
         if self.push is not None:
             expected = "Rounded, TopK or Threshold"
             arguments.instance("compression: push", self.push, Writing, expected)  # type: ignore[arg-type]
-        arguments.number("compressed pull: pull_share", self.pull_share)
+        arguments.number(
+            "compressed pull: pull_share",
+            self.pull_share,
+            expected=f"a share above 0, up to {MOST_SHARE:g}",
+        )
         arguments.flag("compression: zstd", self.zstd)
         if self.pull not in KINDS + CHANGES:
             raise arguments.wrong("compressed pull", PULLS, self.pull)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 import ps
 import worker
@@ -31,12 +32,19 @@ class Frame(DataFrame):
     """A DataFrame as far as arguments are looked at: no Spark has to be started for it."""
 
     columns = ["image", "label"]  # noqa: RUF012  # as pyspark has it
+    schema = StructType([StructField("image", BinaryType()), StructField("label", LongType())])
 
     def __new__(cls) -> "Frame":
         return object.__new__(cls)
 
     def __init__(self) -> None:
         pass
+
+    def select(self, *_: Any) -> "Frame":
+        return self
+
+    def head(self, *_: Any) -> Any:
+        return (bytes(64),)
 
 
 class Other:
@@ -95,6 +103,8 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
         (2, "a"),
         np.zeros(2),
     ),
+    "data": (*_ANY, 3, 1.5, [], b"", True, nan, "", "nope", "a\0b"),
+    "row shape": (*_ANY, 3, "a", (0,), (3, -1), (1.5,), ("a",), True, nan),
     "tensors": (*_ANY, None, 3, "w", ["w"], [("w", (3,))], ps.TensorSpec("w", (3,))),
     "array": (
         *_ANY,
@@ -585,6 +595,10 @@ def _training(env: Env) -> dict[str, Target]:
                 "silence_s": "seconds",
                 "rollback_s": "0 seconds",
                 "logs_apart": "flag",
+                "snapshot_at_end": "flag",
+                "display": "0..",
+                "average_loss": "1..?",
+                "shape": "row shape",
             },
             {"compression": "compression|topk|threshold"},
         ),
@@ -600,6 +614,8 @@ def _training(env: Env) -> dict[str, Target]:
                 "asked": "object?",
                 "wishes": "function",
                 "logs": "path?",
+                "evaluation": "",
+                "even": "flag",
                 "observer": "",
             },
         ),
@@ -613,8 +629,9 @@ def _training(env: Env) -> dict[str, Target]:
                 "workers": "1..?",
                 "staleness": "bound",
                 "strategy": "strategy?",
-                "seed": "whole",
+                "seed": "whole?",
                 "max_iter": "1..?",
+                "test_data": "data?",
                 "weights": "path?",
                 "resume": "path?",
                 "snapshots": "path?",
@@ -627,7 +644,7 @@ def _training(env: Env) -> dict[str, Target]:
                 "transport": "choice",
                 "compress": "compression",
                 "compress_pull": "pull",
-                "device": "device",
+                "device": "device?",
                 "precision": "choice",
                 "durability": "choice",
                 "silence_s": "seconds",
@@ -638,6 +655,7 @@ def _training(env: Env) -> dict[str, Target]:
             {
                 "compress": "compress|topk|threshold",
                 "compress_pull": "compress_pull|compressed pull",
+                "test_data": "test_data|data nope",
             },
         ),
         "Trained.save": Target(
