@@ -233,6 +233,8 @@ def _evaluator(
         if solver.test_interval and solver.tests:
             _LOG.warning("%s: test_interval has no effect: no test_data was given", file)
         return None
+    if not isinstance(data, spark.DataFrame | str | Path):
+        raise arguments.wrong("train: test_data", "a Spark DataFrame or a path", data)
     if not isinstance(data, spark.DataFrame):
         data = paths.path("train: test_data", data)
     named = data if isinstance(data, Path) else "the DataFrame"

@@ -101,7 +101,6 @@ class CoordinatorServer(Looping):
         self._socket = context.socket(zmq.ROUTER)
         if self._own is not None:
             serve_with(self._socket, self._own)
-        drop_with(self, context, (self._socket,))
         for option, value in (
             (zmq.ROUTER_MANDATORY, 1),
             (zmq.MAXMSGSIZE, codec.MAX_HEADER_BYTES),
@@ -111,6 +110,7 @@ class CoordinatorServer(Looping):
         ):
             self._socket.setsockopt(option, value)
         self._accepted = Accepted(self._socket, codec.MAX_HEADER_BYTES, most_frames=_MOST_FRAMES)
+        drop_with(self, context, (self._socket, self._accepted.events))
         try:
             self._socket.bind(bind)
         except zmq.ZMQError as error:

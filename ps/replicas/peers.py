@@ -78,7 +78,7 @@ class Peers:
             self._context.destroy(linger=0)
             reason = f"cannot listen on {bind!r}: {zmq.strerror(error.errno or 0)}"
             raise BadInput(f"a copy of a shard {reason}") from None
-        drop_with(self, self._context, self.sockets)
+        drop_with(self, self._context, (*self.sockets, self._accepted.events))
         bound = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.endpoint = bound if own is None else pinned(bound, own.public)
         self._links: dict[int, zmq.Socket[bytes]] = {}

@@ -62,7 +62,7 @@ class ReplicaServer(Looping):
             plaintext=plaintext,
             keys=keys,
         )
-        drop_with(self, context, self._reception.sockets)
+        drop_with(self, context, self._reception.owned)
         floats = sum(map(len, spec.map.ranges[spec.shard]))
         pinned = address_of(coordinator).key
         self._peers = Peers(spec.job, boot, floats, bind, keys, pinned, spec.workers)

@@ -92,6 +92,11 @@ class Entrance:
         porters = (self._porter.socket,) if self._porter is not None else ()
         return (*self._routers, *porters)
 
+    @property
+    def owned(self) -> tuple[zmq.Socket[bytes], ...]:
+        """Every socket, those that are not waited at included: what `drop_with` must hold."""
+        return (*self.sockets, *(accepted.events for accepted in self._accepted))
+
     def received(self, most: int) -> Iterator[tuple[bytes, str, list[Buffer]]]:
         """What has come so far, up to `most` a socket: address, key, frames.
 

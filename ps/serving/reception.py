@@ -88,6 +88,11 @@ class Reception:
         """What to wait at; when one can be read, call `arrivals`."""
         return self._entrance.sockets
 
+    @property
+    def owned(self) -> tuple[zmq.Socket[bytes], ...]:
+        """Every socket, those that are not waited at included: what `drop_with` must hold."""
+        return self._entrance.owned
+
     def arrivals(self, shard: Shard) -> list[Arrival]:
         """The messages that have come so far, but no more than a few, so that clocks are looked at.
 

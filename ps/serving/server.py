@@ -68,7 +68,7 @@ class Server(Looping):
             keys=keys,
             book=GuestBook(kept.where, needed=log is not None) if kept is not None else None,
         )
-        drop_with(self, context, self._reception.sockets)
+        drop_with(self, context, self._reception.owned)
         super().__init__(f"shard-{spec.shard}", context)
         self.endpoint = self._reception.endpoint
         self.shard = Shard(spec, boot, self._reception.sharing.buffers, place)

@@ -76,10 +76,10 @@ class Accepted:
         self.reset = 0
         where = f"inproc://accepted-{id(self)}"
         socket.monitor(where, int(zmq.EVENT_ACCEPTED) | _GONE)
-        self._events: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
-        self._events.setsockopt(zmq.RCVHWM, 0)  # or ZeroMQ's thread would wait for us
-        self._events.setsockopt(zmq.LINGER, 0)
-        self._events.connect(where)
+        self.events: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
+        self.events.setsockopt(zmq.RCVHWM, 0)  # or ZeroMQ's thread would wait for us
+        self.events.setsockopt(zmq.LINGER, 0)
+        self.events.connect(where)
 
     def arrived(self, most: int) -> Iterator[list[zmq.Frame]]:
         """Up to `most` messages that wait, as their frames; each proves its connection alive."""
@@ -153,7 +153,7 @@ class Accepted:
     def _hear_events(self) -> None:
         with suppress(zmq.Again):
             while True:
-                packed, _ = self._events.recv_multipart(zmq.NOBLOCK)
+                packed, _ = self.events.recv_multipart(zmq.NOBLOCK)
                 event, fd = _EVENT.unpack(packed)
                 self._connections.pop(fd, None)
                 if event == zmq.EVENT_ACCEPTED and (peer := _peer(fd)) is not None:

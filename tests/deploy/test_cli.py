@@ -91,8 +91,8 @@ OPTIONS = [
     ("--workers -1", r"--workers: expected at least 1, got -1"),
     ("--shards 0", r"--shards: expected at least 1, got 0"),
     (
-        "--shards 400",
-        r"table weights has \d+ blocks of 256 floats: expected 1 to \d+ shards, got 400",
+        "--shards 1025",
+        r"table weights: expected 1 to \d+ shards, got 1025",
     ),
     ("--max-iter -5", r"--max-iter: expected at least 1, got -5"),
     ("--n-push -1", r"--n-push: expected at least 1, got -1"),

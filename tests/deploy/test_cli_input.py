@@ -82,7 +82,7 @@ SOLVERS = [
     ),
     ("base_lr: 0.1", "", r"solver\.prototxt: expected a base_lr, got none"),
     ("max_iter: 100", "max_iter: 0", r"solver\.prototxt: max_iter: expected at least 1, got 0"),
-    ('"net.prototxt"', '"n.prototxt"', r"solver\.prototxt: net n\.prototxt: found neither as "),
+    ('"net.prototxt"', '"n.prototxt"', r"solver\.prototxt: net n\.prototxt: found neither in "),
     (
         "test_iter: 7",
         "test_iter: 7 snapshot_format: HDF5",

@@ -179,7 +179,10 @@ def _job_of(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Job:
         return SimpleNamespace(weights=None, evaluations=[])
 
     monkeypatch.setattr(api, "run_job", run_job)
-    df = SimpleNamespace(columns=["image", "label"], repartition=lambda _: None)
+    monkeypatch.setattr(api, "check_frame", lambda *_: None)
+    monkeypatch.setattr(api, "check_columns", lambda _: None)
+    monkeypatch.setattr(api, "first_shape", lambda *_, **__: (1, 8, 8))
+    df = SimpleNamespace(columns=["image", "label"])
     worker.train(df, workers=2, **options)  # type: ignore[arg-type]
     return jobs[0]
 

@@ -382,7 +382,7 @@ def test_what_cannot_be_wished_for() -> None:
     with job.residence as residence:
         for shards, line in (
             (2, "reshard: expected another number of shards than 2, got it"),
-            (99, "table net has 12 blocks of 256 floats: expected 1 to 12 shards, got 99"),
+            (9999, "table net: expected 1 to 768 shards, got 9999"),
         ):
             wish = Wished(shards)
             residence.begin(wish)

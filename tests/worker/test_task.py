@@ -136,7 +136,7 @@ def test_another_attempt_goes_on(iter_size: int) -> None:
     first, second = Watched(fails_at=3 * iter_size), Watched()
     with job(iter_size=iter_size) as (spec, console):
         with pytest.raises(
-            GiveUp, match=r"^RuntimeError: watched \(test_task\.py:\d+ in gradient\)$"
+            GiveUp, match=r"^RuntimeError: watched \(test_task\.py:\d+ in gradient\)"
         ) as caught:
             list(run_task(rows(24), spec, lambda: first, 0, 0))
         assert isinstance(caught.value.__cause__, RuntimeError)

@@ -15,7 +15,7 @@ import numpy as np
 from google.protobuf import text_format
 
 from shards import rules, schedules
-from shards.errors import BadInput
+from shards.errors import BadInput, quoted
 from worker.caffe.caffe_pb2 import NetParameter, NetState, SolverParameter
 from worker.caffe.net import Description
 from worker.caffe.phases import Phase
@@ -260,7 +260,9 @@ def _find(name: str, solver: Path, what: str) -> Path:
         with suppress(OSError):  # a name that is too long for a file's
             if path.is_file():
                 return path
-    raise BadInput(f"{solver}: {what} {name}: found neither as {beside} nor in {Path.cwd()}")
+    raise BadInput(
+        f"{solver}: {what} {quoted(name)}: found neither in {solver.parent} nor in {Path.cwd()}"
+    )
 
 
 def _named(file: str, read: Callable[[], _T]) -> _T:

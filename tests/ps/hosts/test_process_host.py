@@ -22,7 +22,13 @@ from ps import Console, ShardDevice, process_shards
 from ps.hosts import hosting, process_host, single_copies
 from shards.errors import BadInput, GiveUp, WrongBuild
 from tests.clusters import free_port
-from tests.ps.hosts.a_job import check_until_it_fails, specs_of, train
+from tests.ps.hosts.a_job import (
+    DIVIDES_BY_ZERO,
+    check_until_it_fails,
+    divide_by_zero,
+    specs_of,
+    train,
+)
 
 PARENT = """
 import sys, time
@@ -167,10 +173,12 @@ def test_a_child_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_a_loop_that_failed_is_told() -> None:
-    """A process whose loop has died ends, and says of what (here: of a lease without end)."""
-    specs = [msgspec.structs.replace(specs_of(1)[0], lease_s=float("inf"))]
-    with process_shards(specs) as hosts, pytest.raises(GiveUp, match=r"^shard 0 has failed: Over"):
-        check_until_it_fails(hosts)
+    """A process whose loop has died ends, and says of what: here, of a rate that divides by zero."""
+    specs = [msgspec.structs.replace(specs_of(1)[0], schedule=DIVIDES_BY_ZERO)]
+    with process_shards(specs) as hosts, ps.Console(hosts.cluster) as console:
+        divide_by_zero(hosts.cluster, console)
+        with pytest.raises(GiveUp, match=r"^shard 0 has failed: ZeroDiv"):
+            check_until_it_fails(hosts)
 
 
 def test_shards_in_processes_need_no_extra() -> None:

@@ -14,7 +14,14 @@ from ps.hosts.ray_host import ray_shards
 from ps.security.keys import address_of
 from shards.errors import BadInput, GiveUp, WrongBuild
 from shards.schedules import Fixed
-from tests.ps.hosts.a_job import TABLE, check_until_it_fails, specs_of, train
+from tests.ps.hosts.a_job import (
+    DIVIDES_BY_ZERO,
+    TABLE,
+    check_until_it_fails,
+    divide_by_zero,
+    specs_of,
+    train,
+)
 from tests.ps.hosts.pushing import Worker, check_applied_once
 
 
@@ -102,7 +109,9 @@ def test_too_few_gpus(ray_local: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_loop_that_failed_is_told(ray_local: str) -> None:
-    """An actor that lives while its loop has died is no shard (here: of a lease without end)."""
-    specs = [msgspec.structs.replace(specs_of(1)[0], lease_s=float("inf"))]
-    with ray_shards(specs) as hosts, pytest.raises(GiveUp, match=r"^shard 0 has failed: Overflow"):
-        check_until_it_fails(hosts)
+    """An actor that lives while its loop has died is no shard (here: of a rate that divides by zero)."""
+    specs = [msgspec.structs.replace(specs_of(1)[0], schedule=DIVIDES_BY_ZERO)]
+    with ray_shards(specs) as hosts, ps.Console(hosts.cluster) as console:
+        divide_by_zero(hosts.cluster, console)
+        with pytest.raises(GiveUp, match=r"^shard 0 has failed: ZeroDiv"):
+            check_until_it_fails(hosts)

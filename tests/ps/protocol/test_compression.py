@@ -58,7 +58,7 @@ def test_a_compression_as_people_write_it(push: str, pull: str, meant: Compressi
         ("topk:0.1,clip=-1", "none", "topk: clip: expected 0 or more, got -1"),
         ("topk:0.1,warm_up=-1", "none", "topk: warm_up: expected 0 to 2147483647, got -1"),
         ("topk:0.1,warm_up=0.5", "none", "compression topk: warm_up: "),
-        ("threshold:0", "none", "threshold: expected more than 0, got 0"),
+        ("threshold:0", "none", "threshold: tau: expected more than 0, and finite, got 0"),
         ("threshold:inf", "none", "got inf"),
         ("threshold:1,warm_up=3", "none", "compression threshold: no such option: warm_up"),
         (
@@ -83,7 +83,7 @@ def test_a_value_is_checked_too() -> None:
         Rounded(Kind.F4)
     with pytest.raises(BadInput, match=r"up to 0\.5, got 0"):
         Compression(pull=Kind.SPARSE)
-    with pytest.raises(BadInput, match="got sign"):
+    with pytest.raises(BadInput, match="got 'sign'"):
         Compression(pull=Kind.SIGN)
     assert [Rounded(kind).kind for kind in NAMES.values()] == list(NAMES.values())
 
