@@ -20,7 +20,7 @@ The ledger is one value that travels with snapshots. It leaves the answers to th
 nobody what time it is: `now` is passed in, in seconds of any monotonic clock.
 """
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from math import isfinite
 
@@ -105,23 +105,15 @@ class Ledger(msgspec.Struct):
         if seq > entry.seq:
             entry.seq, entry.step = seq, step
 
-    def follow_up(self, clock: int, heard: Container[str]) -> list[str]:
-        """No registered worker is further behind than `clock`, even if it has not said so yet.
+    def follow_up(self, clock: int) -> list[str]:
+        """Raise the slowest clock to `clock`, which it had reached before the shard rolled back.
 
-        A worker in `heard` has joined at an earlier clock all the same: it knew no better. It no
-        longer counts until it joins again and learns the later one. Returns those workers.
+        Returns the registered workers whose clocks were behind it.
         """
-        if clock <= self.floor:
-            return []
-        self.floor = clock
-        late = []
-        for worker, entry in self.entries.items():
-            if entry.standing is Standing.ACTIVE and entry.clock < clock:
-                if worker in heard:
-                    entry.standing = Standing.GREETED
-                    late.append(worker)
-                else:
-                    entry.clock = clock
+        self.floor = max(self.floor, clock)
+        late = [worker for worker in self.active if self.entries[worker].clock < clock]
+        for worker in late:
+            self.entries[worker].clock = clock
         return late
 
     def leave(self, worker: str) -> None:
