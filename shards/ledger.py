@@ -46,7 +46,9 @@ class Entry(msgspec.Struct):
     `takeovers` counts lives that began before the one before had left; `admitted` says whether this
     life has ever counted at the gate; `loss` is the last finite one that it told; `refused` counts
     the gradients of all its lives that the guard has refused (guard.py). `acknowledged` is the last
-    push that every shard had acknowledged to it when it sent push `seq`.
+    push that every shard had acknowledged to it when it sent push `seq`. `unheard` says that it
+    counts as it did when the state was saved that its shard was rolled back to: it has not joined
+    since.
     """
 
     incarnation: Count
@@ -60,6 +62,7 @@ class Entry(msgspec.Struct):
     admitted: bool = False
     refused: Count = 0
     acknowledged: Count = 0
+    unheard: bool = False
 
 
 class Ledger(msgspec.Struct):
@@ -95,7 +98,7 @@ class Ledger(msgspec.Struct):
         """
         entry = self.entries[worker]
         entry.clock = max(entry.clock, clock, self.floor)
-        entry.admitted = True
+        entry.admitted, entry.unheard = True, False
         self._stand(entry, Standing.ACTIVE)
         return entry.clock
 
@@ -105,16 +108,15 @@ class Ledger(msgspec.Struct):
         if seq > entry.seq:
             entry.seq, entry.step = seq, step
 
-    def follow_up(self, clock: int) -> list[str]:
-        """Raise the slowest clock to `clock`, which it had reached before the shard rolled back.
+    def roll_back(self) -> None:
+        """The shard goes on from a state that may be older than what its workers have been told.
 
-        Returns the registered workers whose clocks were behind it.
+        Those that count may have come further, and say so when they join. Nothing else says how
+        far: not the pushes of others, of which any number may follow one pull, nor the pulls that
+        others were given, since what a worker has yet to repeat is to be waited for.
         """
-        self.floor = max(self.floor, clock)
-        late = [worker for worker in self.active if self.entries[worker].clock < clock]
-        for worker in late:
-            self.entries[worker].clock = clock
-        return late
+        for worker in self.active:
+            self.entries[worker].unheard = True
 
     def leave(self, worker: str) -> None:
         self._stand(self.entries[worker], Standing.LEFT)
@@ -254,18 +256,22 @@ class Ledger(msgspec.Struct):
     @property
     def min_clock(self) -> int | None:
         """The slowest registered worker's clock; None when nobody is registered."""
-        return min(self._clocks, default=None)
+        return min([entry.clock for entry in self._counting], default=None)
 
     @property
     def clock_gap(self) -> int:
-        """Fastest minus slowest registered clock."""
-        clocks = self._clocks
+        """Fastest minus slowest registered clock, without those that a roll back left unknown."""
+        clocks = [entry.clock for entry in self._counting if not entry.unheard]
         return max(clocks, default=0) - min(clocks, default=0)
 
     @property
-    def _clocks(self) -> list[int]:
-        """Those that count."""
-        return [e.clock for e in self.entries.values() if e.standing is Standing.ACTIVE]
+    def complete(self) -> bool:
+        """Whether all that count have joined since the shard was rolled back, if it ever was."""
+        return not any([entry.unheard for entry in self._counting])
+
+    @property
+    def _counting(self) -> list[Entry]:
+        return [entry for entry in self.entries.values() if entry.standing is Standing.ACTIVE]
 
     def standings(self, waits: Callable[[str], bool]) -> tuple[WorkerStatus, ...]:
         """How each worker stands, as an operator is told; `waits` says whether one is parked."""

@@ -93,16 +93,14 @@ class Registered(FromWorker, frozen=True):
 class Join(Registered, frozen=True, tag="join"):
     """Count me at the gate from `clock` on, or from the slowest worker's clock if that is later.
 
-    `again`: this life of mine was let in before. The rest matters if you were rolled back since:
-    `seq` and `step` are the last push that you have acknowledged to me and the steps that it
-    covers, `read` is the latest clock of a pull that you have answered.
+    `again`: this life of mine was let in before. `seq` and `step` are the last push that you have
+    acknowledged to me and the steps that it covers, which matters if you were rolled back since.
     """
 
     clock: Count
     again: bool = False
     seq: Count = 0
     step: Count = 0
-    read: Count = 0
 
 
 class Push(Registered, frozen=True, tag="push"):

@@ -47,13 +47,11 @@ class Workers:
     """The workers of one life of a shard: what they are answered, and who of them waits.
 
     `greeted` says whether any has been told what this life holds: nothing may take its place then.
-    `_joined` are those that have joined in this life of the shard, and know their clocks.
     """
 
     def __init__(self, part: Part, move: Move) -> None:
         self.gate = Gate(part.spec.bound)
         self.greeted = False
-        self._joined: set[str] = set()
         self._part = part
         self._move = move
         self._spec, self._boot = part.spec, part.boot
@@ -96,14 +94,13 @@ class Workers:
 
     def join(self, sender: bytes, message: Join, now: float) -> list[Outgoing]:
         self._identify(message, now)
-        self._ledger.check_clock(message.worker, max(message.clock, message.read))
+        self._ledger.check_clock(message.worker, message.clock)
         if not self.may_go(message, self._ledger.min_clock):
             return self._park(sender, message, now)
         return [self._admit(sender, message), *self._open(now)]
 
     def renew(self, sender: bytes, message: Renew, now: float) -> list[Outgoing]:
         self._identify(message, now)
-        self._check_joined(message.worker)
         return [Outgoing(sender, Renewed(message.request, self._spec.shard, self._boot))]
 
     def leave(self, sender: bytes, message: Leave, now: float) -> list[Outgoing]:
@@ -159,12 +156,18 @@ class Workers:
         if isinstance(message, Pull):
             in_round = message.worker in self._updates.round
             return not in_round and self.gate.passes(message.clock, slowest)
-        # Shard 0 alone decides who warms up, or two shards might choose different replicas. Who was
-        # admitted once and comes back still counts elsewhere, so it must not wait here.
+        entry = self._ledger.entries[message.worker]
+        if self._part.rolled_back:
+            if message.again:
+                return True  # it counts elsewhere
+            # At the clock of a save a newcomer would be far behind all that are yet to come back.
+            if entry.standing is not Standing.ACTIVE and not self._ledger.complete:
+                return False
+        # Shard 0 alone decides who warms up, or two shards might choose different replicas. A
+        # worker that was admitted once and comes back counts elsewhere, so it must not wait here.
         return (
             self._spec.shard > 0
-            or self._ledger.entries[message.worker].admitted
-            or (self._part.rolled_back and message.again)
+            or entry.admitted
             or self._updates.steps >= self._spec.warm_steps
             or not [worker for worker in self._ledger.active if worker != message.worker]
         )
@@ -178,11 +181,9 @@ class Workers:
         return Outgoing(sender, Parked(message.request, self._spec.shard, self._boot, slowest))
 
     def _admit(self, sender: bytes, message: Join) -> Outgoing:
+        clock = self._ledger.join(message.worker, message.clock)
         if self._part.rolled_back:
             self._ledger.regain(message.worker, message.seq, message.step)
-            self._follow_up(message.read)
-        clock = self._ledger.join(message.worker, message.clock)
-        self._joined.add(message.worker)
         return Outgoing(sender, Joined(message.request, self._spec.shard, self._boot, clock))
 
     def _open(self, now: float) -> list[Outgoing]:
@@ -208,7 +209,6 @@ class Workers:
 
     def pull(self, sender: bytes, message: Pull, now: float) -> list[Outgoing]:
         self._ledger.identify(message, now + self._spec.lease_s)
-        self._check_joined(message.worker)
         self._check_epoch(message.epoch)
         self._serving.check(message)
         if not self.may_go(message, self._ledger.min_clock):
@@ -283,7 +283,6 @@ class Workers:
     def _check_push(self, message: Push, now: float) -> Push:
         """The push, which may come here; from before a roll back, as if it read the present."""
         self._ledger.identify(message, now + self._spec.lease_s)
-        self._check_joined(message.worker)
         self._check_epoch(message.epoch)
         self._ledger.check_clock(message.worker, message.clock)
         self._move.standstill.check(message.worker, message.seq, now)
@@ -291,26 +290,6 @@ class Workers:
             read = min(message.read_version, self._held.version)
             return msgspec.structs.replace(message, read_version=read)
         return message
-
-    def _follow_up(self, read: int) -> None:
-        """A former life of this shard has answered a pull at clock `read`, so none that counted
-        then was further behind than the bound allows, whatever the save says. A push proves no
-        such thing: any number of them may follow one read.
-
-        A worker that has joined this life at an earlier clock does not know the later one. It must
-        join again; meanwhile it counts, or others would read on without what it has yet to repeat.
-        """
-        if self._spec.bound is not None:
-            self._joined.difference_update(self._ledger.follow_up(read - self._spec.bound))
-
-    def _check_joined(self, worker: str) -> None:
-        """After a roll back each worker must hear from this life at which clock it counts."""
-        active = self._ledger.entries[worker].standing is Standing.ACTIVE
-        if self._part.rolled_back and active and worker not in self._joined:
-            raise Resynchronise(
-                f"worker {worker} has joined shard {self._spec.shard} at an earlier clock than it"
-                " counts at"
-            )
 
     def _check_epoch(self, epoch: int) -> None:
         if epoch != self._spec.map.epoch:

@@ -36,8 +36,7 @@ class Registration:
     `ready` is set once all have registered it; `joined` are those that have it registered now, and
     `boots` their lives. `reached` is the clock, on the wire, that its pushes reach with the weights
     it has been given so far, `pushed` the one that they have reached, and `ahead` how far the
-    wire's clock is before the driver's. `acknowledged` is the last push that each has acknowledged,
-    `read` the latest clock of a pull that each has answered.
+    wire's clock is before the driver's. `acknowledged` is the last push that each has acknowledged.
     """
 
     def __init__(
@@ -54,7 +53,6 @@ class Registration:
         self.boots: dict[int, int] = {}
         self.joined: set[int] = set()
         self.acknowledged: dict[int, Push] = {}
-        self.read: dict[int, int] = {}
         self.reached = self.pushed = self.ahead = 0
         self._admission: int | None = None  # the largest clock that a shard has let this life in at
         self._welcomes: dict[int, Welcome] = {}
@@ -224,8 +222,7 @@ class Registration:
         again = self.ready is not None
         had = self._had(shard) if again else Had(0, 0, 0)
         self._outstanding.drop_greetings(shard)  # an earlier Join: this one says more
-        clock, read = max(clock, had.clock), self.read.get(shard, 0)
-        join = Join(request, *told, clock, again, had.seq, had.step, read)
+        join = Join(request, *told, max(clock, had.clock), again, had.seq, had.step)
         return self._outstanding.keep(shard, request, join, (), now)
 
     def _joining(self, shard: int) -> bool:

@@ -102,7 +102,6 @@ class Session:
             build=build,
         )
         self._acknowledged = self._registration.acknowledged
-        self._read = self._registration.read
         self._boots = self._registration.boots
         self._requests = Requests(
             self._outstanding, self._registration, self.cargo, shard_map.shards
@@ -269,9 +268,6 @@ class Session:
             case Weights():
                 if reply.boot != self._boots[shard]:
                     return [], []
-                pull = pending.message
-                if isinstance(pull, Pull) and self._read.get(shard, 0) < pull.clock:
-                    self._read[shard] = pull.clock
                 read = self.cargo.read(reply, frames)
                 asks: list[Send] = []
                 events: list[Event] = []
