@@ -96,6 +96,7 @@ class Life(Party):
         """An answer has come; of shards that it has turned from it is no longer heard."""
         if self.hosts[min(host.number, len(self.hosts) - 1)] is not host:
             return
+        ahead = self.session.ahead
         try:
             reply = codec.decode_reply(header)
             sends, events = self.session.receive(host.number, reply, codec.wrap(frames), self.now)
@@ -103,7 +104,9 @@ class Life(Party):
             self._world.failed(self, error)
             return
         if type(reply) is Joined:
-            self._registered(self.due[host])
+            # Put ahead, it joins all of them again, and each may hear that before its pushes.
+            overtaken = self.session.ahead > ahead
+            self._registered(*(self.due.values() if overtaken else [self.due[host]]))
         self._send(sends)
         invariants.check_pending(self.session, self._world.setting.in_flight)
         for event in events:
