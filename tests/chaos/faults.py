@@ -102,8 +102,11 @@ def _carry_out(party: Party, fault: Fault, seed: int) -> Iterator[None]:
             with _stopped(party.pids[fault.target]):
                 yield
         case Kind.STOP_SHARD:
+            since = time.monotonic()
             with _stopped(party.serving[fault.target]):
                 yield
+            _, number = fault.target.split()
+            party.stops.append(Stop(int(number), since, time.monotonic()))
         case Kind.FULL_DISK:
             with _full_disk(party):
                 yield
