@@ -13,6 +13,7 @@ Only registered workers count at the gate, because Spark starts tasks in waves a
 not started must not hold back those that have. A worker that joins late starts at the clock of the
 slowest registered one, and its silence is tolerated for one lease: after that it no longer counts.
 While the shard itself does not listen, nobody is silent.
+After a roll back the clocks of the save count until their workers have joined again (`roll_back`).
 The slowest clock never goes back, even when nobody is left to count: `floor` remembers it, or two
 workers that return one after the other could find themselves further apart than the bound allows.
 
@@ -256,22 +257,24 @@ class Ledger(msgspec.Struct):
     @property
     def min_clock(self) -> int | None:
         """The slowest registered worker's clock; None when nobody is registered."""
-        return min([entry.clock for entry in self._counting], default=None)
+        return min(self._clocks, default=None)
 
     @property
     def clock_gap(self) -> int:
         """Fastest minus slowest registered clock, without those that a roll back left unknown."""
-        clocks = [entry.clock for entry in self._counting if not entry.unheard]
+        entries = self.entries.values()
+        clocks = [e.clock for e in entries if e.standing is Standing.ACTIVE and not e.unheard]
         return max(clocks, default=0) - min(clocks, default=0)
 
     @property
     def complete(self) -> bool:
         """Whether all that count have joined since the shard was rolled back, if it ever was."""
-        return not any([entry.unheard for entry in self._counting])
+        return not any(self.entries[worker].unheard for worker in self.active)
 
     @property
-    def _counting(self) -> list[Entry]:
-        return [entry for entry in self.entries.values() if entry.standing is Standing.ACTIVE]
+    def _clocks(self) -> list[int]:
+        """Those that count."""
+        return [e.clock for e in self.entries.values() if e.standing is Standing.ACTIVE]
 
     def standings(self, waits: Callable[[str], bool]) -> tuple[WorkerStatus, ...]:
         """How each worker stands, as an operator is told; `waits` says whether one is parked."""

@@ -164,8 +164,8 @@ class PullWatch:
             elif type(answer.message) is Weights and answer.to:
                 self._check_weights(shard, answer)
         bound = self._bound
-        # At a rolled back shard a worker may have pushes to repeat that others have long waited for,
-        # so that its clock is behind for a moment. There reads.py alone judges.
+        # At a rolled back shard a worker may have pushes to repeat, so its clock may be far behind
+        # for a moment. There reads.py alone judges.
         if bound is not None and not shard.part.rolled_back:
             gap = max(shard.ledger.clock_gap, shard.journal.max_clock_gap)
             if self._fresh:

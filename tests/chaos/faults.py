@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from ps.storage.snapshots import load_snapshot, save_snapshot
 from shards.errors import GiveUp
+from tests.chaos.oracle import Stop
 from tests.chaos.party import Broken, Party
 from tests.chaos.schedule import KILLS, LINK_KINDS, Fault, Kind, Round
 

@@ -111,8 +111,8 @@ class Found(NamedTuple):
 
     `judged` counts, over reads, shards and workers, how often the bound could be judged, and
     `behind` the largest lack among those. `taken_back_s` is the age of the oldest push that a death
-    took back, without the time that its shard was stopped, and `lacking` what each shard lacks in the end for good of each worker: how many
-    pushes, and their marks.
+    took back, without the time that its shard was stopped. `lacking` is what each shard lacks in
+    the end for good of each worker: how many pushes, and their marks.
     """
 
     reads: int

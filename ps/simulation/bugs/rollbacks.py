@@ -87,8 +87,8 @@ def a_push_says_how_far_others_have_come(patch: Patch) -> None:
         if self._part.rolled_back and self._spec.bound is not None:
             least = clock - 1 - self._spec.bound
             self._ledger.floor = max(self._ledger.floor, least)
-            for entry in self._ledger._counting:
-                entry.clock = max(entry.clock, least)
+            for worker in self._ledger.active:
+                self._ledger.advance(worker, least)
 
     def check(self: Workers, message: Push, now: float) -> Push:
         checked = check_push(self, message, now)
