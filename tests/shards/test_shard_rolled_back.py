@@ -165,21 +165,3 @@ def test_whoever_collects_records_misses_none() -> None:
 def test_a_join_is_as_short_as_it_was() -> None:
     """What matters to shards that were rolled back has defaults that mean nothing."""
     assert Join(1, "job", "w", 0, 1, 3) == Join(1, "job", "w", 0, 1, 3, False, 0, 0)
-
-
-def test_who_joined_too_early_joins_again() -> None:
-    """A newcomer that no other has returned before is let in at the clock of the save; once another
-    has said a later clock, it has to join again, and is admitted at that."""
-    former = Talk(bound=1)
-    former.enter("w")
-    talk = rolled_back(former, bound=1)
-    talk.say(hello("new"))
-    ((_, early),) = talk.say(to(talk, join("new")))
-    talk.say(hello("w"))
-    talk.say(to(talk, join("w", 9), again=True, seq=9, step=9))
-    assert refusal(talk.say(to(talk, pull("new", 0)))).remedy is Remedy.RESYNCHRONISE
-    talk.say(hello("new"))
-    ((_, late),) = talk.say(to(talk, join("new")))
-    assert isinstance(early, Joined)
-    assert isinstance(late, Joined)
-    assert (early.clock, late.clock) == (0, 9)
