@@ -13,6 +13,7 @@ Only registered workers count at the gate, because Spark starts tasks in waves a
 not started must not hold back those that have. A worker that joins late starts at the clock of the
 slowest registered one, and its silence is tolerated for one lease: after that it no longer counts.
 While the shard itself does not listen, nobody is silent.
+After a roll back the clocks of the save count until their workers have joined again (`roll_back`).
 The slowest clock never goes back, even when nobody is left to count: `floor` remembers it, or two
 workers that return one after the other could find themselves further apart than the bound allows.
 
@@ -20,7 +21,7 @@ The ledger is one value that travels with snapshots. It leaves the answers to th
 nobody what time it is: `now` is passed in, in seconds of any monotonic clock.
 """
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from math import isfinite
 
@@ -46,7 +47,9 @@ class Entry(msgspec.Struct):
     `takeovers` counts lives that began before the one before had left; `admitted` says whether this
     life has ever counted at the gate; `loss` is the last finite one that it told; `refused` counts
     the gradients of all its lives that the guard has refused (guard.py). `acknowledged` is the last
-    push that every shard had acknowledged to it when it sent push `seq`.
+    push that every shard had acknowledged to it when it sent push `seq`. `unheard` says that it
+    counts as it did when the state was saved that its shard was rolled back to: it has not joined
+    since.
     """
 
     incarnation: Count
@@ -60,6 +63,7 @@ class Entry(msgspec.Struct):
     admitted: bool = False
     refused: Count = 0
     acknowledged: Count = 0
+    unheard: bool = False
 
 
 class Ledger(msgspec.Struct):
@@ -95,7 +99,7 @@ class Ledger(msgspec.Struct):
         """
         entry = self.entries[worker]
         entry.clock = max(entry.clock, clock, self.floor)
-        entry.admitted = True
+        entry.admitted, entry.unheard = True, False
         self._stand(entry, Standing.ACTIVE)
         return entry.clock
 
@@ -105,24 +109,15 @@ class Ledger(msgspec.Struct):
         if seq > entry.seq:
             entry.seq, entry.step = seq, step
 
-    def follow_up(self, clock: int, heard: Container[str]) -> list[str]:
-        """No registered worker is further behind than `clock`, even if it has not said so yet.
+    def roll_back(self) -> None:
+        """The shard goes on from a state that may be older than what its workers have been told.
 
-        A worker in `heard` has joined at an earlier clock all the same: it knew no better. It no
-        longer counts until it joins again and learns the later one. Returns those workers.
+        Those that count may have come further, and say so when they join. Nothing else says how
+        far: not the pushes of others, of which any number may follow one pull, nor the pulls that
+        others were given, since what a worker has yet to repeat is to be waited for.
         """
-        if clock <= self.floor:
-            return []
-        self.floor = clock
-        late = []
-        for worker, entry in self.entries.items():
-            if entry.standing is Standing.ACTIVE and entry.clock < clock:
-                if worker in heard:
-                    entry.standing = Standing.GREETED
-                    late.append(worker)
-                else:
-                    entry.clock = clock
-        return late
+        for worker in self.active:
+            self.entries[worker].unheard = True
 
     def leave(self, worker: str) -> None:
         self._stand(self.entries[worker], Standing.LEFT)
@@ -266,9 +261,15 @@ class Ledger(msgspec.Struct):
 
     @property
     def clock_gap(self) -> int:
-        """Fastest minus slowest registered clock."""
-        clocks = self._clocks
+        """Fastest minus slowest registered clock, without those that a roll back left unknown."""
+        entries = self.entries.values()
+        clocks = [e.clock for e in entries if e.standing is Standing.ACTIVE and not e.unheard]
         return max(clocks, default=0) - min(clocks, default=0)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that count have joined since the shard was rolled back, if it ever was."""
+        return not any(self.entries[worker].unheard for worker in self.active)
 
     @property
     def _clocks(self) -> list[int]:

@@ -275,5 +275,6 @@ class Shard:
         Workers are told so when they say hello, and say what they had been told.
         """
         self.part.rolled_back = True
+        self.ledger.roll_back()
         self.journal.roll_back(self.boot)
         self.take_over(now)

@@ -47,13 +47,11 @@ class Workers:
     """The workers of one life of a shard: what they are answered, and who of them waits.
 
     `greeted` says whether any has been told what this life holds: nothing may take its place then.
-    `_joined` are those that have joined in this life of the shard.
     """
 
     def __init__(self, part: Part, move: Move) -> None:
         self.gate = Gate(part.spec.bound)
         self.greeted = False
-        self._joined: set[str] = set()
         self._part = part
         self._move = move
         self._spec, self._boot = part.spec, part.boot
@@ -158,12 +156,18 @@ class Workers:
         if isinstance(message, Pull):
             in_round = message.worker in self._updates.round
             return not in_round and self.gate.passes(message.clock, slowest)
-        # Shard 0 alone decides who warms up, or two shards might choose different replicas. Who was
-        # admitted once and comes back still counts elsewhere, so it must not wait here.
+        entry = self._ledger.entries[message.worker]
+        if self._part.rolled_back:
+            if message.again:
+                return True  # it counts elsewhere
+            # At the clock of a save a newcomer would be far behind all that are yet to come back.
+            if entry.standing is not Standing.ACTIVE and not self._ledger.complete:
+                return False
+        # Shard 0 alone decides who warms up, or two shards might choose different replicas. A
+        # worker that was admitted once and comes back counts elsewhere, so it must not wait here.
         return (
             self._spec.shard > 0
-            or self._ledger.entries[message.worker].admitted
-            or (self._part.rolled_back and message.again)
+            or entry.admitted
             or self._updates.steps >= self._spec.warm_steps
             or not [worker for worker in self._ledger.active if worker != message.worker]
         )
@@ -178,10 +182,8 @@ class Workers:
 
     def _admit(self, sender: bytes, message: Join) -> Outgoing:
         clock = self._ledger.join(message.worker, message.clock)
-        self._joined.add(message.worker)
         if self._part.rolled_back:
             self._ledger.regain(message.worker, message.seq, message.step)
-            self._follow_up(clock)
         return Outgoing(sender, Joined(message.request, self._spec.shard, self._boot, clock))
 
     def _open(self, now: float) -> list[Outgoing]:
@@ -285,18 +287,9 @@ class Workers:
         self._ledger.check_clock(message.worker, message.clock)
         self._move.standstill.check(message.worker, message.seq, now)
         if self._part.rolled_back:
-            self._follow_up(message.clock)
             read = min(message.read_version, self._held.version)
             return msgspec.structs.replace(message, read_version=read)
         return message
-
-    def _follow_up(self, clock: int) -> None:
-        """A worker has come to this clock, so it was let through the gate a step before that: who
-        counted then was no further behind than the bound allows, whatever is known here.
-        """
-        if self._spec.bound is not None:
-            late = self._ledger.follow_up(clock - 1 - self._spec.bound, self._joined)
-            self.gate.forget(*late)
 
     def _check_epoch(self, epoch: int) -> None:
         if epoch != self._spec.map.epoch:

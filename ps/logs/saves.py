@@ -10,7 +10,10 @@ has rolled back, and its workers are told so when they greet it (shards/shard.py
 
 A save outlives the process that wrote it, and no more, so nothing is flushed; its records are read
 and checked as a log's are (shards/log.py). It is written in a thread, from a version that no longer
-changes. It may take a fiftieth of the time: what takes long is done less often.
+changes. Saves may take a fiftieth of a core: a state that costs more than that, saved as often as
+asked for, is saved less often, and a death takes back more. A save's cost is the CPU time of its
+thread: the time that the process is stopped, or waits for a core or its disk, is no reason to save
+less often.
 
 A shard that dies before its first save is whole has lost what it was given. What it is given
 replaces what it had: the file `empty`, or a former save, goes before whoever gave it is answered.
@@ -42,7 +45,7 @@ ROLLBACK_S = 10.0
 
 _SAVE, _PARTIAL, _EMPTY = "save", "save.partial", "empty"
 _NUMBER = 0  # of every save: none is written over another
-_SHARE = 50  # a save takes at most one such part of the time
+_SHARE = 50  # saves take at most one such part of a core
 _MOVING_S = 1.0  # between two looks at a shard that stands still
 
 
@@ -54,9 +57,11 @@ class Saves:
         folder: Path | Disk,
         every_s: float,
         aside: Callable[[Callable[[], None]], Aside] = in_a_thread,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.thread_time,
     ) -> None:
         """One each `every_s`; `aside` writes it while requests are served.
+
+        `clock` counts the CPU seconds of the thread that reads it, the one that writes a save.
 
         Raises BadInput where the folder cannot be had, GiveUp where another process has it.
         """
@@ -141,8 +146,8 @@ class Saves:
             if _PARTIAL in self._disk.names():
                 self._disk.remove(_PARTIAL)  # its room is somebody's
         finally:
-            took_s = self._clock() - started
-            self._due = began + max(self._every_s, _SHARE * took_s)
+            cost_s = self._clock() - started
+            self._due = began + max(self._every_s, _SHARE * cost_s)
 
     def _write(self, first: Opening, state: State, frames: log.Frames) -> None:
         pieces = log.encode(first, number=_NUMBER)

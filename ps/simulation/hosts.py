@@ -73,6 +73,7 @@ class Host:
             number,
             setting.workers,
             setting.bound,
+            setting.burst,
             Reads(world, self).served,
             exact=exact(setting, setting.pull),
             fresh=fresh,

@@ -22,6 +22,7 @@ Drawn = Callable[[Draw, Setting], list[AnyFault]]
 
 ON = 0.4  # the share of seeds in which a kind of fault happens at all
 MOVED = 0.25  # the share in which the job moves
+BURSTS = 0.4  # the share of bounded clusters in memory that push more than once a read
 SLOTS = 0.4  # the share whose update rule keeps slots, as far as its pushes arrive as they were
 FIRST_S = 0.3
 
@@ -56,6 +57,8 @@ def swarm(seed: int, profile: Profile = Profile.WITHIN, cluster: Cluster | None 
     if draw.random() < SLOTS and setting.push not in SPARSE:
         rule, state_s = draw.choice(RULES_WITH_SLOTS), draw.choice([0.0, 0.5])
         setting = msgspec.structs.replace(setting, rule=rule, state_s=state_s)
+    if _may_burst(setting) and draw.random() < BURSTS:
+        setting = msgspec.structs.replace(setting, burst=draw.choice([2, 3]))
     return Scenario(seed=seed, profile=profile, setting=setting, faults=tuple(found))
 
 
@@ -82,6 +85,12 @@ def _setting(draw: Draw, cluster: Cluster) -> Setting:
         durability=draw.choice(_LEVELS) if logged else Durability.LOGGED,
         log_bytes=draw.choice([1 << 12, 1 << 13, 1 << 20]) if logged else 1 << 20,
     )
+
+
+def _may_burst(setting: Setting) -> bool:
+    """Where shards are rolled back; a round takes one push of each worker."""
+    in_memory = setting.cluster in (Cluster.SINGLE, Cluster.COMPRESSED)
+    return in_memory and setting.bound is not None and setting.merge is Merge.EACH
 
 
 def _compression(draw: Draw) -> tuple[str, str]:

@@ -7,8 +7,11 @@ most c - s, at each shard by itself. A breach shows at one of two moments:
 - later: a worker makes a push of such a clock, so it was registered there at too high a clock.
 
 Clocks are the worker's own account, as it sends them; what a shard's ledger says of them is what is
-checked. One thing is not asked for: a worker that a shard has lost and registers again may have
-pushes under way at that moment, sent or not. Those are late, and nobody waits for them.
+checked. Two things are not asked for:
+
+- What a shard has acknowledged and lost when it was rolled back is in no read any more.
+- A worker that a shard has lost and registers again may have pushes under way at that moment, sent
+  or not. Those are late, and nobody waits for them.
 """
 
 from typing import TYPE_CHECKING
@@ -62,7 +65,10 @@ class Reads:
             if due is None:  # it knows nothing of this shard yet, to which its job is moving
                 continue
             due.promised = max(due.promised, least)
-            seq = 1 + (entry.seq if weights is None else int(applied(weights, life.number)[0]))
+            seq = entry.seq if weights is None else int(applied(weights, life.number)[0])
+            # What it lacks of those that it has acknowledged, it lost when it was rolled back.
+            acked = life.session._registration.acknowledged.get(self._host.number)
+            seq = 1 + max(seq, acked.seq if acked is not None else 0)
             # One that is not joined is about to hear that it is registered again.
             if seq > due.late and self._host.number in life.session._registration.joined:
                 self._check_next(life, seq, least)

@@ -28,6 +28,7 @@ class Setting(
 ):
     """One cluster and what its workers do. `bound` None is no bound.
 
+    A worker makes `burst` pushes, each of one step, with the weights of one read.
     A step takes a worker `step_s` on average, a message up to `delay_s`. A shard lets messages
     gather for `busy_s` and then takes them together. No fault begins after `quiet_s`. A log keeps
     what its `durability` says, and is left for another when it has grown beyond `log_bytes`. A
@@ -41,6 +42,7 @@ class Setting(
     bound: int | None = None
     steps: int = 8
     in_flight: int = 2
+    burst: int = 1
     prefetch: bool = False
     merge: Merge = Merge.EACH
     rule: str = "sgd"

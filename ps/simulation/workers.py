@@ -39,6 +39,7 @@ class Life(Party):
         self._versions = (0,) * world.setting.shards
         self.ready_at = 0.0  # when its shards last had all registered it, by true time
         self._read = 0  # the request that these came with
+        self._remaining = 0  # pushes still to be made with them
         self._turned: dict[int, int] = {}  # the last request before a shard was rolled back
         self._boots: tuple[int, ...] = ()
         self._pulled: dict[int, Pulled] = {}
@@ -95,6 +96,7 @@ class Life(Party):
         """An answer has come; of shards that it has turned from it is no longer heard."""
         if self.hosts[min(host.number, len(self.hosts) - 1)] is not host:
             return
+        ahead = self.session.ahead
         try:
             reply = codec.decode_reply(header)
             sends, events = self.session.receive(host.number, reply, codec.wrap(frames), self.now)
@@ -102,17 +104,23 @@ class Life(Party):
             self._world.failed(self, error)
             return
         if type(reply) is Joined:
-            self._registered(self.due[host])
+            # Put ahead, it joins all of them again, and each may hear that before its pushes.
+            overtaken = self.session.ahead > ahead
+            self._registered(*(self.due.values() if overtaken else [self.due[host]]))
         self._send(sends)
         invariants.check_pending(self.session, self._world.setting.in_flight)
         for event in events:
             self._note(event)
 
     def _registered(self, *places: Due) -> None:
-        """These count it from now on; the pushes that are under way are late."""
+        """These count it from now on; the pushes that are under way are late.
+
+        Of weights that it has read, that is the first push, and all of those before.
+        """
         made = max(self.clocks, default=self.session.seq)
+        under_way = self._remaining + 1 if self._pulled else min(self._remaining, 1)
         for due in places:
-            due.late = made + self._computing + len(self._pulled)
+            due.late = made + under_way
 
     def _note(self, event: Event) -> None:
         match event:
@@ -170,17 +178,25 @@ class Life(Party):
                 self.leaving = True
                 self._send(session.leave(self.now))
             return
-        if not self._asked:
+        if not self._remaining and not self._asked:
             self._ask(self._reached)
-        request, _ = self._asked[0]
-        if request in self._pulled and session.unacknowledged < setting.in_flight:
-            self._asked.pop(0)
-            self._read, self._versions = request, self._pulled.pop(request).versions
-            if setting.prefetch and self._step + 1 < setting.steps:
-                self._ask(self._reached + 1)
+        if session.unacknowledged < setting.in_flight and (self._remaining or self._take_read()):
             self._computing = True
             takes_s = self._clock.random.expovariate(1 / setting.step_s)
             self.after(takes_s, self._push)
+
+    def _take_read(self) -> bool:
+        """Compute from the next weights, if they are there."""
+        request, _ = self._asked[0]
+        if request not in self._pulled:
+            return False
+        self._asked.pop(0)
+        self._read, self._versions = request, self._pulled.pop(request).versions
+        setting = self._world.setting
+        self._remaining = min(setting.burst, setting.steps - self._step)
+        if setting.prefetch and self._step + self._remaining < setting.steps:
+            self._ask(self._reached + self._remaining)
+        return True
 
     def _ask(self, clock: int) -> None:
         request, sends = self.session.pull(clock, self.now)
@@ -216,7 +232,7 @@ class Life(Party):
         self._owes = self.session.ready is None  # until its new shards have let it in
         if self._owes:
             return
-        self._computing = False
+        self._computing, self._remaining = False, self._remaining - 1
         self._step, self._reached = self._step + 1, self._reached + 1
         seq, clock = self.session.seq + 1, self._reached + self.session.ahead
         self.clocks[seq] = clock

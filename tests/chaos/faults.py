@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from ps.storage.snapshots import load_snapshot, save_snapshot
 from shards.errors import GiveUp
+from tests.chaos.oracle import Stop
 from tests.chaos.party import Broken, Party
 from tests.chaos.schedule import KILLS, LINK_KINDS, Fault, Kind, Round
 
@@ -102,8 +103,11 @@ def _carry_out(party: Party, fault: Fault, seed: int) -> Iterator[None]:
             with _stopped(party.pids[fault.target]):
                 yield
         case Kind.STOP_SHARD:
+            since = time.monotonic()
             with _stopped(party.serving[fault.target]):
                 yield
+            _, number = fault.target.split()
+            party.stops.append(Stop(int(number), since, time.monotonic()))
         case Kind.FULL_DISK:
             with _full_disk(party):
                 yield

@@ -39,9 +39,8 @@ from typing import NamedTuple
 from tests.chaos.journal import Acked, Began, Content, Event, Leaves, Pushes, Reads, Ready
 from tests.chaos.record import marks_to
 
-GRACE_S = 30.0
-"""A shard saves again only after fifty times what its last save took (docs/durability.md), which on
-a busy machine is this long."""
+GRACE_S = 5.0
+"""What a save, and the wait for a core to write it on, may add to the time between two saves."""
 _SURE = 0.9  # of a lease: what a shard's clock and the last message's way may take off it
 
 
@@ -75,6 +74,18 @@ class Death(NamedTuple):
     after: float
 
 
+class Stop(NamedTuple):
+    """A shard was stopped between these times, and neither served nor saved."""
+
+    shard: int
+    since: float
+    until: float
+
+    def within(self, begin: float, end: float) -> float:
+        """How many seconds of that time."""
+        return max(0.0, min(self.until, end) - max(self.since, begin))
+
+
 class Move(NamedTuple):
     """The job moved to other shards between these times."""
 
@@ -100,8 +111,8 @@ class Found(NamedTuple):
 
     `judged` counts, over reads, shards and workers, how often the bound could be judged, and
     `behind` the largest lack among those. `taken_back_s` is the age of the oldest push that a death
-    took back, and `lacking` what each shard lacks in the end for good of each worker: how many
-    pushes, and their marks.
+    took back, without the time that its shard was stopped. `lacking` is what each shard lacks in
+    the end for good of each worker: how many pushes, and their marks.
     """
 
     reads: int
@@ -236,12 +247,13 @@ def judge_reads(
     promise: Promise,
     deaths: Sequence[Death] = (),
     moves: Sequence[Move] = (),
+    stops: Sequence[Stop] = (),
 ) -> Found:
     """Judge every read in the journals of these workers, which are in the order of their numbers.
 
-    `deaths` matter where shards roll back; `moves` where they do not.
+    `deaths` and `stops` matter where shards roll back; `moves` where they do not.
     """
-    return _Oracle(journals, promise, deaths, moves).judge()
+    return _Oracle(journals, promise, deaths, moves, stops).judge()
 
 
 class _Oracle:
@@ -251,9 +263,10 @@ class _Oracle:
         promise: Promise,
         deaths: Sequence[Death],
         moves: Sequence[Move],
+        stops: Sequence[Stop],
     ) -> None:
         self._promise = promise
-        self._moves = moves
+        self._moves, self._stops = moves, stops
         self._workers = [
             _Worker(name, events, promise.lease_s) for name, events in journals.items()
         ]
@@ -340,7 +353,11 @@ class _Oracle:
         # Up to its last push, at most: the oldest that it can have lost is no older than this one.
         oldest = worker.sent.before(death.before) - lost + 1
         acked_at = worker.acked.when(oldest)
-        age_s = 0.0 if acked_at is None else max(0.0, death.before - acked_at)
+        age_s = 0.0
+        if acked_at is not None:
+            stops = [stop for stop in self._stops if stop.shard == death.shard]
+            stopped_s = sum([stop.within(acked_at, death.before) for stop in stops])
+            age_s = max(0.0, death.before - acked_at - stopped_s)
         self._taken_back_s = max(self._taken_back_s, age_s)
         assert self._promise.rollback_s is not None
         if age_s > self._promise.rollback_s + GRACE_S:

@@ -23,7 +23,7 @@ from shards.spec import ShardSpec
 from tests.chaos.journal import read_journal
 from tests.chaos.levels import Hosts, Level
 from tests.chaos.namespaces import Link, small_disk
-from tests.chaos.oracle import Death, Found, Move, Promise, judge_reads
+from tests.chaos.oracle import Death, Found, Move, Promise, Stop, judge_reads
 from tests.chaos.record import Record, Verdict, judge, table_for
 from tests.chaos.schedule import Kind
 from tests.chaos.worker import PATIENCE_S, Life
@@ -84,6 +84,7 @@ class Party:
         self.kills = 0
         self._killed: set[int] = set()
         self._deaths: list[Death] = []
+        self.stops: list[Stop] = []
         self._moves: list[Move] = []
         self.records = {name: Record(folder, name) for name in self.names}
 
@@ -263,7 +264,7 @@ class Party:
         level = self.plan.level
         promise = Promise(self.plan.bound, LEASE_S, level.rollback_s, level.one_copy)
         journals = {name: read_journal(self.folder, name) for name in self.names}
-        return judge_reads(journals, promise, self._deaths, self._moves)
+        return judge_reads(journals, promise, self._deaths, self._moves, self.stops)
 
     def judge(
         self, states: Sequence[ShardState], lacking: Mapping[tuple[int, int], tuple[int, int]]

@@ -22,9 +22,6 @@ OPTIONS = [
     *("--tour", "--kinds", "kills", "--workers", "8", "--longest-s", "0.3", "--seconds", "500"),
     *("--light", "--floats", "1024", "--rest-ms", "40", "--bound", "4"),
 ]
-# A shard that has rolled back takes a worker's clock for that of a read, so it overrates workers
-# that push more than once a read, and lets others read beyond the bound (docs/chaos.md).
-OPTIONS_OF = {"memory": ["--burst", "1"]}
 SEED = 1
 
 
@@ -52,7 +49,7 @@ def test_nothing_acknowledged_is_lost_or_doubled(level: str, tmp_path: Path) -> 
     No read is torn, older than the one before, or lacks what it must hold.
     """
     kills = KILLS[level]
-    options = ["--level", level, "--kills", str(kills), *OPTIONS, *OPTIONS_OF.get(level, [])]
+    options = ["--level", level, "--kills", str(kills), *OPTIONS]
     status, report, told = chaos(tmp_path, *options)
     assert (status, report["broken"], report["kept"]) == (0, "", True), told
     assert sum(n for kind, n in report["faults"].items() if kind.startswith("kill")) >= kills, told

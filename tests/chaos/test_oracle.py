@@ -23,7 +23,7 @@ from tests.chaos.journal import (
     contents,
     read_journal,
 )
-from tests.chaos.oracle import GRACE_S, Breach, Death, Found, Move, Promise, judge_reads
+from tests.chaos.oracle import GRACE_S, Breach, Death, Found, Move, Promise, Stop, judge_reads
 from tests.chaos.record import gradient, mark, marks_to, table_for
 
 LEASE_S, BOUND = 10.0, 2
@@ -62,8 +62,9 @@ def judged(
     promise: Promise = PROMISE,
     deaths: Sequence[Death] = (),
     moves: Sequence[Move] = (),
+    stops: Sequence[Stop] = (),
 ) -> Found:
-    return judge_reads({"w0": w0, "w1": w1}, promise, deaths, moves)
+    return judge_reads({"w0": w0, "w1": w1}, promise, deaths, moves, stops)
 
 
 def breaches(found: Found) -> list[Breach]:
@@ -216,6 +217,11 @@ def test_a_death_takes_back_too_much() -> None:
     late = Death(1, GRACE_S + 10.0, GRACE_S + 10.5)
     found = judged(survivor(2, GRACE_S + 11.0), reader(), ROLLS_BACK, [late])
     assert breaches(found) == [Breach.TAKEN_BACK]
+    stops = [Stop(1, 5.0, 9.0), Stop(1, 9.0, 19.0), Stop(0, 5.0, 19.0)]
+    found = judged(survivor(2, GRACE_S + 11.0), reader(), ROLLS_BACK, [late], stops=stops[2:])
+    assert breaches(found) == [Breach.TAKEN_BACK], "another shard was stopped"
+    found = judged(survivor(2, GRACE_S + 11.0), reader(), ROLLS_BACK, [late], stops=stops)
+    assert breaches(found) == [], "it could not save while it was stopped"
     found = judged(survivor(0), reader(read(6.0, 3, holds(2, 0), holds(3, 0))), ROLLS_BACK, [DEATH])
     assert breaches(found) == [Breach.LOST]
     w0 = [*survivor(1), read(6.0, 3, holds(3, 0), holds(1, 0), seq=3)]

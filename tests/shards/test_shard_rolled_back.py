@@ -69,23 +69,62 @@ def test_a_version_that_was_lost_may_have_been_read() -> None:
     )
 
 
-def test_who_has_not_come_back_is_no_further_behind_than_the_bound_allows() -> None:
-    """Others were let on in the former life, so this one was; but no pull goes by that alone."""
+def test_a_worker_counts_as_it_was_saved_until_it_comes_back() -> None:
+    """What others have pushed raises no clock but their own: any number may follow one read."""
+    former = Talk(bound=1)
+    former.enter("w", "v")
+    talk = rolled_back(former, bound=1)
+    ledger = talk.shard.ledger
+    talk.say(hello("w"))
+    talk.say(to(talk, join("w", 5), again=True, seq=5, step=5))
+    talk.say(to(talk, push("w", 6)), gradient(1))
+    assert {name: e.clock for name, e in ledger.entries.items()} == {"w": 6, "v": 0}
+    assert talk.say(to(talk, pull("w", 5))) == [], "v may have come to 0 only"
+    assert ledger.clock_gap == 0, "nobody knows how far apart they are"
+    talk.say(hello("v"))
+    said = talk.say(to(talk, join("v", 4), again=True, seq=4, step=4))
+    version = served("w", 1)[1]
+    assert said[0] == ("v", Joined(11, 0, 5_000_000, 4))
+    assert [(to_whom, type(message)) for to_whom, message in said[1:]] == [("w", type(version))]
+    assert ledger.clock_gap == 2
+
+
+def test_a_newcomer_waits_until_those_that_counted_are_back() -> None:
+    """It is admitted at the clock that they have reached, not at the one that was saved."""
+    former = Talk(bound=1)
+    former.enter("w", "v")
+    talk = rolled_back(former, bound=1)
+    for worker in ("w", "n"):
+        talk.say(hello(worker))
+    talk.say(to(talk, join("w", 5), again=True, seq=5, step=5))
+    assert talk.say(to(talk, join("n"))) == []
+    talk.say(hello("v"))
+    said = talk.say(to(talk, join("v", 4), again=True, seq=4, step=4))
+    assert [(worker, m.clock) for worker, m in said if isinstance(m, Joined)] == [
+        ("v", 4),
+        ("n", 4),
+    ]
+
+
+def test_a_newcomer_waits_for_no_more_than_a_lease() -> None:
+    """Those that died, or left after the save, do not come back."""
+    former = Talk(bound=1)
+    former.enter("w", "v")
+    talk = rolled_back(former, bound=1)
+    talk.say(hello("n"))
+    assert talk.say(to(talk, join("n"))) == []
+    said = talk.shard.expire(["w", "v"], talk.now)
+    assert [(out.to, type(out.message)) for out in said] == [(b"n", Joined)]
+
+
+def test_a_worker_that_counts_is_no_newcomer() -> None:
+    """It has not heard yet that it was let in, and others may wait for it at other shards."""
     former = Talk(bound=1)
     former.enter("w", "v")
     talk = rolled_back(former, bound=1)
     talk.say(hello("w"))
-    talk.say(to(talk, join("w", 5), again=True, seq=5, step=5))
-    assert {name: e.clock for name, e in talk.shard.ledger.entries.items()} == {"w": 5, "v": 3}
-    assert talk.say(to(talk, pull("w", 5))) == [], "v may have come to 3 only"
-    talk.say(hello("v"))
-    said = talk.say(to(talk, join("v", 4), again=True, seq=4, step=4))
-    version = served("w", 0)[1]
-    assert said == [
-        ("v", Joined(11, 0, 5_000_000, 4)),
-        ("w", msgspec.structs.replace(version, boot=5_000_000)),
-    ]
-    assert talk.shard.ledger.clock_gap == 1
+    ((_, joined),) = talk.say(to(talk, join("w")))
+    assert isinstance(joined, Joined)
 
 
 def test_who_was_let_in_is_let_in_again() -> None:
@@ -126,21 +165,3 @@ def test_whoever_collects_records_misses_none() -> None:
 def test_a_join_is_as_short_as_it_was() -> None:
     """What matters to shards that were rolled back has defaults that mean nothing."""
     assert Join(1, "job", "w", 0, 1, 3) == Join(1, "job", "w", 0, 1, 3, False, 0, 0)
-
-
-def test_who_joined_too_early_joins_again() -> None:
-    """A newcomer that no other has returned before is let in at the clock of the save; once another
-    has said a later clock, it has to join again, and is admitted at that."""
-    former = Talk(bound=1)
-    former.enter("w")
-    talk = rolled_back(former, bound=1)
-    talk.say(hello("new"))
-    ((_, early),) = talk.say(to(talk, join("new")))
-    talk.say(hello("w"))
-    talk.say(to(talk, join("w", 9), again=True, seq=9, step=9))
-    assert refusal(talk.say(to(talk, pull("new", 0)))).remedy is Remedy.RESYNCHRONISE
-    talk.say(hello("new"))
-    ((_, late),) = talk.say(to(talk, join("new")))
-    assert isinstance(early, Joined)
-    assert isinstance(late, Joined)
-    assert (early.clock, late.clock) == (0, 9)

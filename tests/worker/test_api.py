@@ -129,7 +129,7 @@ def test_an_empty_data_frame(spark: Any, solver: Path) -> None:
         ({"weights": "nowhere"}, "nowhere: cannot be read: No such file or directory"),
         (
             {"test_data": [1, 2]},
-            "train: test_data: expected a Spark DataFrame or a path, got a list",
+            "train: test_data: expected a Spark DataFrame or a path, got a list of 2",
         ),
         ({"test_data": "nowhere"}, "data nowhere: expected .*, got nothing there"),
         ({"shards": 9999}, "expected 1 to .* shards, got 9999"),

@@ -1,6 +1,6 @@
 """Bugs of shards that were rolled back: what they tell, and what they are told."""
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -10,6 +10,7 @@ from ps.simulation.planting import Bugs, Patch
 from ps.simulation.setting import Cluster
 from shards.ledger import Ledger
 from shards.messages import Join, Push, Welcome
+from shards.transitions import Outgoing
 from shards.workers import Workers
 
 BUGS = Bugs(Cluster.SINGLE)
@@ -79,8 +80,29 @@ def a_worker_comes_back_with_the_clock_of_its_first_day(patch: Patch) -> None:
 
 
 @BUGS.add
-def who_has_not_come_back_is_where_the_save_has_it(patch: Patch) -> None:
-    patch.setattr(Ledger, "follow_up", lambda *_: [])
+def a_push_says_how_far_others_have_come(patch: Patch) -> None:
+    """A push at clock c is taken to follow a read at c - 1, which others were not far behind."""
+
+    def follow_up(self: Workers, clock: int) -> None:
+        if self._part.rolled_back and self._spec.bound is not None:
+            least = clock - 1 - self._spec.bound
+            self._ledger.floor = max(self._ledger.floor, least)
+            for worker in self._ledger.active:
+                self._ledger.advance(worker, least)
+
+    def check(self: Workers, message: Push, now: float) -> Push:
+        checked = check_push(self, message, now)
+        follow_up(self, message.clock)
+        return checked
+
+    def joined(self: Workers, sender: bytes, message: Join) -> Outgoing:
+        answer = admit(self, sender, message)
+        follow_up(self, message.clock)
+        return answer
+
+    check_push, admit = Workers._check_push, Workers._admit
+    patch.setattr(Workers, "_check_push", check)
+    patch.setattr(Workers, "_admit", joined)
 
 
 @BUGS.add
@@ -96,14 +118,3 @@ def a_version_that_was_lost_was_never_there(patch: Patch) -> None:
 
     original = Workers._check_push
     patch.setattr(Workers, "_check_push", check)
-
-
-@BUGS.add
-def who_joined_a_rolled_back_shard_too_early_never_learns_it(patch: Patch) -> None:
-    """Others return with later clocks, and it is taken to have come near them."""
-
-    def follow_up(self: Ledger, clock: int, _: Container[str]) -> list[str]:
-        return original(self, clock, ())
-
-    original = Ledger.follow_up
-    patch.setattr(Ledger, "follow_up", follow_up)

@@ -9,7 +9,6 @@ from ps.hosts.hosting import Hosts
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
 
-DIVIDES_BY_ZERO = ps.Inv(base_rate=1.0, gamma=-1.0, power=1.0)
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (600,)),))
 
 
@@ -38,15 +37,3 @@ def check_until_it_fails(hosts: Hosts) -> None:
     while time.monotonic() < until:
         hosts.check()
         time.sleep(0.02)
-
-
-def divide_by_zero(cluster: ps.Cluster, console: ps.Console) -> None:
-    """Have a shard with this schedule fail as it takes the rate of its second update."""
-    console.install(TABLE.empty())
-    client = ps.Client(cluster, worker="w0", in_flight=32)
-    try:
-        client.pull()
-        for _ in range(3):
-            client.push(client.empty())
-    finally:
-        client.abandon()

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
 
@@ -23,9 +22,7 @@ from ps.hosts import hosting, process_host, single_copies
 from shards.errors import BadInput, GiveUp, WrongBuild
 from tests.clusters import free_port
 from tests.ps.hosts.a_job import (
-    DIVIDES_BY_ZERO,
     check_until_it_fails,
-    divide_by_zero,
     specs_of,
     train,
 )
@@ -172,13 +169,19 @@ def test_a_child_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path:
         process_shards(specs_of(1)).__enter__()
 
 
-def test_a_loop_that_failed_is_told() -> None:
-    """A process whose loop has died ends, and says of what: here, of a rate that divides by zero."""
-    specs = [msgspec.structs.replace(specs_of(1)[0], schedule=DIVIDES_BY_ZERO)]
-    with process_shards(specs) as hosts, ps.Console(hosts.cluster) as console:
-        divide_by_zero(hosts.cluster, console)
-        with pytest.raises(GiveUp, match=r"^shard 0 has failed: ZeroDiv"):
-            check_until_it_fails(hosts)
+def test_a_loop_that_failed_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A process whose loop has died ends, and reports the error that ended it."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "from shards.shard import Shard\n\n"
+        "def tick(*_):\n    raise OverflowError('planted')\n\n"
+        "Shard.tick = tick\n"
+    )
+    monkeypatch.setattr(
+        process_host, "_import_path", lambda: os.pathsep.join([str(tmp_path), *sys.path])
+    )
+    with process_shards(specs_of(1)) as hosts, pytest.raises(GiveUp) as caught:
+        check_until_it_fails(hosts)
+    assert str(caught.value) == "shard 0 has failed: OverflowError: planted"
 
 
 def test_shards_in_processes_need_no_extra() -> None:

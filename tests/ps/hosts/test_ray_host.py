@@ -2,8 +2,8 @@
 
 import socket
 import time
+from typing import Any
 
-import msgspec
 import pytest
 import ray
 
@@ -15,10 +15,8 @@ from ps.security.keys import address_of
 from shards.errors import BadInput, GiveUp, WrongBuild
 from shards.schedules import Fixed
 from tests.ps.hosts.a_job import (
-    DIVIDES_BY_ZERO,
     TABLE,
     check_until_it_fails,
-    divide_by_zero,
     specs_of,
     train,
 )
@@ -108,10 +106,19 @@ def test_too_few_gpus(ray_local: str, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def fail(actor: Any) -> None:
+    """End the loop of the server in this actor by an error."""
+
+    def tick(*_: object) -> list[object]:
+        raise OverflowError("planted")
+
+    actor._server.shard.tick = tick
+
+
 def test_a_loop_that_failed_is_told(ray_local: str) -> None:
-    """An actor that lives while its loop has died is no shard (here: of a rate that divides by zero)."""
-    specs = [msgspec.structs.replace(specs_of(1)[0], schedule=DIVIDES_BY_ZERO)]
-    with ray_shards(specs) as hosts, ps.Console(hosts.cluster) as console:
-        divide_by_zero(hosts.cluster, console)
-        with pytest.raises(GiveUp, match=r"^shard 0 has failed: ZeroDiv"):
+    """An actor that lives while its loop has died is no shard."""
+    with ray_shards(specs_of(1)) as hosts:
+        (actor,) = hosts._present()
+        ray.get(actor._actor.__ray_call__.remote(fail))
+        with pytest.raises(GiveUp, match=r"^shard 0 has failed: OverflowError: planted"):
             check_until_it_fails(hosts)

@@ -7,6 +7,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,12 @@ class Later:
 
 
 class Life:
-    """One life of a shard that saves its state; it takes `took_s` to write one."""
+    """One life of a shard that saves its state; to write one costs `cost_s` of CPU time."""
 
     def __init__(
         self, folder: Path | Disk, aside: Callable[[Callable[[], None]], Aside] = Done, **more: Any
     ) -> None:
-        self.took_s, self.read_s = 0.0, 0.0
+        self.cost_s, self.spent_s = 0.0, 0.0
         self.saves = Saves(folder, EVERY_S, aside, self._clock)
         told = {"rule": Momentum(0.5), "bound": None} | more
         self.shard = Shard(spec(**told), boot=int(os.urandom(6).hex(), 16))
@@ -82,8 +83,8 @@ class Life:
         self.seq = 0
 
     def _clock(self) -> float:
-        self.read_s += self.took_s
-        return self.read_s
+        self.spent_s += self.cost_s
+        return self.spent_s
 
     def say(self, message: Any, frames: Any = (), now: float = 0.0) -> list[Outgoing]:
         return self.acts.handle_together([Arrival(b"w", message, frames)], now)
@@ -183,7 +184,7 @@ def test_when_a_save_is_due(tmp_path: Path) -> None:
     assert later.work == []
     one.saves.look(one.shard, EVERY_S)
     assert len(later.work) == 1
-    one.took_s = 1.0
+    one.cost_s = 1.0
     later.join()
     one.saves.look(one.shard, 100.0)
     assert (later.work, one.saves.next_look(one.shard)) == ([], np.inf), "nothing is new"
@@ -194,6 +195,24 @@ def test_when_a_save_is_due(tmp_path: Path) -> None:
     assert (later.work, one.saves.next_look(one.shard)) == ([], 61.0)
     one.saves.look(one.shard, 81.0)
     assert len(later.work) == 1, "the standstill has run out"
+    ended(one)
+
+
+def test_a_pause_makes_no_save_rarer(tmp_path: Path) -> None:
+    """A process that stands still while it saves costs nothing: the next save is due at once."""
+    later = Later()
+    one = Life(tmp_path, later)
+    one.install(now=0.0)
+    one.enter()
+    one.push(7.5)
+    one.cost_s = 0.01
+    later.join()
+    one.saves.look(one.shard, 7.5 + EVERY_S)
+    assert len(later.work) == 1
+    later.join()
+    one.push(8.0 + EVERY_S)
+    assert one.saves.next_look(one.shard) == 7.5 + 2 * EVERY_S
+    assert signature(Saves).parameters["clock"].default is time.thread_time
     ended(one)
 
 
