@@ -144,6 +144,7 @@ class PullWatch:
         """
         self._number, self._workers, self._served = number, workers, served
         self._bound, self.exact, self._follows = bound, exact, follows
+        self.whole = True  # until the shard loses state, and the clocks in it, unnoticed
         self._clocks: dict[tuple[bytes, int], int] = {}
         self._joined: set[bytes] = set()
         self._readers: set[bytes] = set()
@@ -162,7 +163,7 @@ class PullWatch:
                 self._readers.add(answer.to)
                 self._check_weights(shard, answer)
         bound = self._bound
-        if bound is not None:
+        if bound is not None and self.whole:
             gap = max(shard.ledger.clock_gap, shard.journal.max_clock_gap)
             if self._follows is not None:
                 gap = self._gap_after_a_move(shard, self._follows)
