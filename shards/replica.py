@@ -180,7 +180,10 @@ class Replica:
     ) -> Effects:
         """Answer a worker or an operator."""
         if not self.serving:
-            reason = Retry(f"shard {self.number}: this copy does not serve; ask the primary")
+            reason = Retry(
+                f"this copy of shard {self.number} does not serve; if no other copy does, all that"
+                " held its state have died: resume the job from its last snapshot"
+            )
             return Effects([self.shard.refuse(sender, message.request, reason)])
         answers = self.shard.handle(sender, message, frames, now)
         in_vain = any(changed_nothing(answer.message) for answer in answers)

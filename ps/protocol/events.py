@@ -118,4 +118,7 @@ class Unreachable(GiveUp):
 
 
 class NotReady(GiveUp):
-    """A shard answers, but has put the worker off for longer than the session's patience."""
+    """A shard answers, but has put the worker off for longer than the session's patience.
+
+    It has no weights yet, or no copy of it serves; the text says which, and what to do.
+    """

@@ -117,11 +117,14 @@ class Registration:
         self._welcomes[shard] = reply
         if self.ready is None or reply.seq > self._reported[shard].seq:
             self._reported[shard] = Had(reply.seq, reply.step, 0)
+        if len(self._welcomes) < self._shards:
+            return []
+        if self.ready is None:  # also of a shard that came back while others were being joined
+            self._check_losses()
         if self._admission is not None:
             return [self._join(shard, self._admission, now)]
-        if len(self._welcomes) < self._shards or self._joining(0):
+        if self._joining(0):
             return []
-        self._check_losses()
         return [self._join(0, 0, now)]
 
     def admitted(self, shard: int, reply: Joined, now: float) -> tuple[list[Send], Ready | None]:

@@ -76,8 +76,13 @@ class Host:
             setting.burst,
             Reads(world, self).served,
             exact=exact(setting, setting.pull),
-            fresh=fresh,
+            follows=self._follows if fresh else None,
         )
+
+    def _follows(self, address: bytes) -> bool:
+        """Whether the life at this address has trained with the shards that the job left."""
+        began_with = self._world.life_at(address).began_with
+        return bool(began_with) and self not in began_with
 
     def begin(self) -> None:
         """Let its processes live."""

@@ -135,21 +135,23 @@ class PullWatch:
         served: Callable[[Shard, int, Array | None], None],
         *,
         exact: bool,
-        fresh: bool,
+        follows: Callable[[bytes], bool] | None,
     ) -> None:
         """Workers make `burst` pushes with the weights of one read.
 
         `served` is called for each read, with the clock up to which it contains all pushes, and
         with its weights if they can be counted.
 
-        `exact`: what is served can be counted, being float32 and no mean of a round. A `fresh`
-        shard, which a job moves to, knows of workers less than those that it has moved from.
+        `exact`: what is served can be counted, being float32 and no mean of a round. `follows`
+        is for a shard that a job moves to: whether the worker at an address comes from others.
         """
         self._number, self._workers, self._served = number, workers, served
         self._bound, self._burst = bound, burst
-        self.exact, self._fresh = exact, fresh
+        self.exact, self._follows = exact, follows
+        self.whole = True  # until the shard loses state, and the clocks in it, unnoticed
         self._clocks: dict[tuple[bytes, int], int] = {}
-        self._admitted: dict[bytes, int] = {}
+        self._joined: set[bytes] = set()
+        self._readers: set[bytes] = set()
 
     def asked(self, sender: bytes, message: Any) -> None:
         """A request has come."""
@@ -160,28 +162,44 @@ class PullWatch:
         """Hold the answers to pulls against the bound."""
         for answer in answers:
             if type(answer.message) is Joined:
-                self._admitted[answer.to] = answer.message.clock
+                self._joined.add(answer.to)
             elif type(answer.message) is Weights and answer.to:
+                self._readers.add(answer.to)
                 self._check_weights(shard, answer)
         bound = self._bound
         # At a rolled back shard a worker may have pushes to repeat, so its clock may be far behind
         # for a moment. There reads.py alone judges.
-        if bound is not None and not shard.part.rolled_back:
+        if bound is not None and self.whole and not shard.part.rolled_back:
             gap = max(shard.ledger.clock_gap, shard.journal.max_clock_gap)
-            if self._fresh:
-                gap = self._gap_of_known(shard)
+            if self._follows is not None:
+                gap = self._gap_after_a_move(shard, self._follows)
             if gap > bound + self._burst:
                 raise Violation(Promise.BOUND, f"a gap of {gap} under bound {bound}")
 
-    def _gap_of_known(self, shard: Shard) -> int:
-        """Between those that have joined this shard itself, and so told it their clocks."""
-        clocks = [
-            entry.clock
+    def _gap_after_a_move(self, shard: Shard, follows: Callable[[bytes], bool]) -> int:
+        """The largest gap between two workers that have joined here, of those that must be small.
+
+        The shards that a job leaves serve reads after they have exported their state, and their
+        slowest clock may rise meanwhile. A worker may then bring pushes from such reads that are
+        further ahead of one that begins here. Those reads lack nothing, for they were served before
+        the newcomer was registered. And a worker that comes from the former shards first joins at
+        the clock that they exported, then at its own. So a worker that has not read here is
+        compared only with those that come from there and have.
+        """
+        clocks = {
+            address: entry.clock
             for name, entry in shard.ledger.entries.items()
             if entry.standing is Standing.ACTIVE
-            and f"{name}/{entry.incarnation}".encode() in self._admitted
-        ]
-        return max(clocks, default=0) - min(clocks, default=0)
+            and (address := f"{name}/{entry.incarnation}".encode()) in self._joined
+        }
+        readers = {address: clocks[address] for address in clocks.keys() & self._readers}
+        followers = [clock for address, clock in readers.items() if follows(address)]
+        slowest = min(clocks.values(), default=0)
+        fastest = max(clocks.values(), default=0)
+        return max(
+            max(readers.values(), default=slowest) - slowest,
+            fastest - min(followers, default=fastest),
+        )
 
     def _check_weights(self, shard: Shard, answer: Outgoing) -> None:
         weights = answer.frames[0]

@@ -31,8 +31,8 @@ def renewal_s(setting: Setting) -> float:
 def check_silent(world: "World", host: "Host", silent: list[str]) -> None:
     """A shard finds that these workers have been silent for a lease."""
     setting, now = world.setting, world.clock.now
-    if not _heard_in_time(setting):
-        return
+    if host.moved_to is not None or not _heard_in_time(setting):
+        return  # nobody waits at a shard that its job has left
     for name in silent:
         entry = host.shard.ledger.entries[name]
         life = world.life_at(f"{name}/{entry.incarnation}".encode())

@@ -149,6 +149,7 @@ class Single(Host):
             self._shard.restore(*self._shard.held.read(slots, frames))
             self._shard.roll_back(self._process.now)
         else:
+            self._pulls.whole &= not lost_s
             self._operate(Install(3, self._world.job, self._world.table.name, slots), frames)
         self._forget()
 

@@ -36,12 +36,14 @@ class Life(Party):
         self._world = world
         self._step = self._reached = 0
         self._ready: Ready | None = None
+        self.began_with: Sequence[Host] = ()  # the shards that first registered it
         self._versions = (0,) * world.setting.shards
         self.ready_at = 0.0  # when its shards last had all registered it, by true time
         self._read = 0  # the request that these came with
         self._remaining = 0  # pushes still to be made with them
         self._turned: dict[int, int] = {}  # the last request before a shard was rolled back
-        self._boots: tuple[int, ...] = ()
+        self._boots: tuple[int, ...] = ()  # the lives of the shards that it last read from
+        self._asked_in: dict[int, tuple[int, ...]] = {}  # the lives when it asked
         self._pulled: dict[int, Pulled] = {}
         self._asked: list[tuple[int, int]] = []  # request and clock
         self._former: Session | None = None
@@ -130,7 +132,9 @@ class Life(Party):
                         Promise.ORDER, f"{self} goes on after push {event.seq}, step {event.step}"
                     )
                 if self._ready is None:
+                    self._check_nothing_lost(event)
                     self._step, self._reached = event.step, event.clock
+                    self.began_with = self.hosts
                 self._ready, self.ready_at = event, self._clock.now
                 self._follow()
             case Relocated():
@@ -152,10 +156,24 @@ class Life(Party):
                 self._world.departed(self)
         self._go_on()
 
+    def _check_nothing_lost(self, ready: Ready) -> None:
+        """Unless a shard says that it was rolled back, a life begins after every push of which a
+        shard says that all have acknowledged it.
+        """
+        welcomes = self.session._registration._welcomes.values()
+        known = max(welcome.acknowledged for welcome in welcomes)
+        if ready.seq < known and not any(welcome.rolled_back for welcome in welcomes):
+            raise Violation(
+                Promise.EXACTLY_ONCE,
+                f"{self} begins after push {ready.seq}, and all shards had acknowledged {known}",
+            )
+
     def _check_pulled(self, pulled: Pulled) -> None:
         """No older version than was read before; and of a view, both ends hold the same floats."""
         boots = self.session.boots
-        if self._world.ordered or boots == self._boots:
+        if self._asked_in.pop(pulled.request) != boots:
+            boots = ()  # a part may be from a life of its shard that has ended
+        if self._world.ordered or (boots and boots == self._boots):
             read = self._versions
             if len(read) != len(pulled.versions):  # all were moved as the furthest's next
                 read = (max(read),) * len(pulled.versions)
@@ -200,6 +218,7 @@ class Life(Party):
 
     def _ask(self, clock: int) -> None:
         request, sends = self.session.pull(clock, self.now)
+        self._asked_in[request] = self.session.boots
         self._asked.append((request, clock))
         self._send(sends)
 

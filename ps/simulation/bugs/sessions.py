@@ -71,3 +71,9 @@ def only_shard_0_names_the_clock_of_a_worker(patch: Patch) -> None:
 def what_is_asked_for_again_after_a_move_counts_as_read(patch: Patch) -> None:
     """A worker that its shards count further then makes a step that they believe was made."""
     patch.setattr(Registration, "reads_at", lambda *_: None)
+
+
+@BUGS.add
+def a_new_life_does_not_ask_what_was_acknowledged(patch: Patch) -> None:
+    """A shard without pushes that all shards had acknowledged is taken for one that is behind."""
+    patch.setattr(Registration, "_check_losses", lambda _: None)

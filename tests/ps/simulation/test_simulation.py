@@ -11,7 +11,16 @@ import msgspec
 import pytest
 
 from ps.simulation import campaign, scenarios
-from ps.simulation.faults import CoordinatorCrash, Crash, Double, Lose, Restart
+from ps.simulation.faults import (
+    CoordinatorCrash,
+    Crash,
+    Delay,
+    Double,
+    Lose,
+    Mangle,
+    Move,
+    Restart,
+)
 from ps.simulation.invariants import Violation
 from ps.simulation.planting import Patch, find, planted, registry
 from ps.simulation.profiles import RULES_WITH_SLOTS, SPARSE, swarm
@@ -25,7 +34,8 @@ from shards.spec import Merge
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "5000"))
 SEEDS_A_BUG = 400
 SEEDS_A_TOLD_BUG = 25  # with a scenario, which is proof enough that it is caught
-SCENARIOS = sorted((Path(__file__).parent / "scenarios").glob("*.toml"))
+SCENARIOS_AT = Path(__file__).parent / "scenarios"
+SCENARIOS = sorted(SCENARIOS_AT.glob("*.toml"))
 LOSSY = (Lose(at=0.0, for_s=99.0, share=0.3), Double(at=0.0, for_s=99.0, share=0.3))
 
 
@@ -139,7 +149,11 @@ def test_slots_are_worked_out_by_the_rule_alone() -> None:
 
 
 def test_beyond_the_budget_progress_may_end() -> None:
-    """Both copies of a shard die: nothing goes on and nothing is lost that somebody holds."""
+    """Both copies of a shard die: training stops, no acknowledged push is lost where a copy still
+    holds it, and a worker gives up when its patience ends.
+
+    Within the budget that is a breach, since no fault explains it.
+    """
     faults = (
         Crash(at=2.0, who="backup 0", back_s=9.0, reckless=True),
         Crash(at=2.0, who="primary 0", back_s=9.0, reckless=True),
@@ -148,7 +162,9 @@ def test_beyond_the_budget_progress_may_end() -> None:
     beyond = Scenario(seed=3, profile=Profile.BEYOND, setting=setting, faults=faults)
     assert play(beyond).violation == ""
     within = msgspec.structs.replace(beyond, profile=Profile.WITHIN)
-    assert "everyone comes to an end" in play(within).violation
+    breach = play(within).violation
+    assert "only errors that the faults explain are raised" in breach
+    assert "NotReady: worker w0 has waited 60 s for shard 0: this copy of shard 0" in breach
 
 
 def test_a_rolled_back_shard_loses_its_own_part_alone() -> None:
@@ -174,12 +190,67 @@ def test_a_lost_state_ends_its_workers() -> None:
     assert any("resume the job from its last snapshot" in line for line in outcome.noted)
 
 
+def test_a_new_life_names_the_shard_that_lost_pushes() -> None:
+    """A life that begins after a shard lost acknowledged pushes fails, and says which shard."""
+    scenario = scenarios.load(SCENARIOS_AT / "a_new_life_asks_what_was_acknowledged.toml")
+    outcome = play(scenario)
+    assert outcome.violation == ""
+    (failure,) = [line for line in outcome.noted if "w0/1 fails" in line]
+    assert "pushes of w0: shard 0 has 0, but all shards had acknowledged" in failure
+
+
 def test_crashes_wait_until_their_group_is_whole() -> None:
     """Within the budget the second death comes after the first one's copy is in sync again."""
     faults = tuple(Crash(at=2.0, who="primary 0", back_s=0.5) for _ in range(2))
     setting = Setting(cluster=Cluster.REPLICATED, workers=3, steps=20)
     outcome = play(Scenario(seed=5, setting=setting, faults=faults))
     assert (outcome.violation, outcome.counted.deaths) == ("", 2)
+
+
+# --- what is no breach ----------------------------------------------------------------------------
+
+
+def test_pushes_that_follow_a_move_may_be_far_ahead_of_a_newcomer() -> None:
+    """A worker that joins the new shards first begins at the clock that the former ones exported.
+    Reads that those served later lack nothing of it, though pushes made from them are beyond it."""
+    setting = Setting(workers=3, bound=1, steps=4, lease_s=4.0, delay_s=0.3)
+    faults = (
+        Mangle(at=0.454, for_s=1.379, share=0.3),
+        Delay(at=1.03, for_s=0.645, by_s=0.3),
+        Delay(at=1.822, for_s=2.331, by_s=0.3),
+        Move(at=4.672, shards=2),
+        Mangle(at=4.8, for_s=0.517, share=0.3),
+        Mangle(at=5.224, for_s=1.138, share=0.3),
+    )
+    world = World(Scenario(seed=20172, setting=setting, faults=faults))
+    world.run()
+    assert max(host.shard.journal.max_clock_gap for host in world.hosts) > 2
+
+
+def test_parts_of_a_read_may_be_older_than_the_shards() -> None:
+    """A shard comes back with an older state while a read still waits for another shard's part. The
+    next read is older there, and no worker has seen that life of the shard go back."""
+    setting = Setting(
+        cluster=Cluster.COMPRESSED,
+        shards=2,
+        workers=3,
+        bound=2,
+        steps=3,
+        in_flight=1,
+        warm_steps=10,
+        lease_s=2.0,
+        delay_s=0.3,
+        push="threshold:100",
+    )
+    faults = (
+        Delay(at=0.7, for_s=3.844, by_s=0.3),
+        Restart(at=1.1, shard=1, lost_s=1.329, told=False),
+        Restart(at=1.7, shard=0, lost_s=2.942, told=False),
+        Delay(at=5.0, for_s=1.232, a="shard 1", by_s=2.5),
+        Restart(at=5.6, shard=0, lost_s=1.794, told=False),
+    )
+    scenario = Scenario(seed=6989, profile=Profile.BEYOND, setting=setting, faults=faults)
+    assert play(scenario).violation == ""
 
 
 # --- scenarios ------------------------------------------------------------------------------------
