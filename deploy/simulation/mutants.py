@@ -4,6 +4,7 @@ A bug is a patch of the real code in one of the files in bugs/, named like a sen
 planted, some seed must fail soon. A check that no bug can trip proves nothing.
 """
 
+import builtins
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -22,6 +23,8 @@ class Patch:
 
     def setattr(self, target: Any, name: str, value: Any) -> None:
         """Set `target.name` to `value`."""
+        # A bug whose target was renamed would change nothing; some shadow a builtin of a module.
+        assert hasattr(target, name) or hasattr(builtins, name), f"{target} has no {name}"
         self._undo.append((target, name, vars(target).get(name, _ABSENT)))
         setattr(target, name, value)
 
