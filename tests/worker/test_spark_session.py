@@ -93,7 +93,7 @@ def test_every_task_gets_a_gpu_of_its_own(spark_master: str, tmp_path: Path) -> 
 
 def documented(file: str) -> str:
     """The block of the page that begins with the file's name in a comment."""
-    page = (ROOT / "docs" / "clusters.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "clusters.md").read_text()
     (block,) = re.findall(rf"```\n# {re.escape(file)}\n(.*?)```", page, re.DOTALL)
     return str(block)
 
