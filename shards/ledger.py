@@ -27,6 +27,7 @@ from math import isfinite
 
 import msgspec
 
+from shards.arguments import MOST
 from shards.errors import BadMessage, Fenced, Gap, Resynchronise
 from shards.messages import Count, FromWorker, Leave, Pull, Push, Standing, WorkerStatus
 
@@ -164,9 +165,13 @@ class Ledger(msgspec.Struct):
         self._raise_floor()
 
     def _raise_floor(self) -> None:
-        slowest = self.min_clock
-        if slowest is not None:
-            self.floor = max(self.floor, slowest)
+        # A loop without a call of another function: it runs at every push, as the next two do.
+        slowest = None
+        for entry in self.entries.values():
+            if entry.standing is Standing.ACTIVE and (slowest is None or entry.clock < slowest):
+                slowest = entry.clock
+        if slowest is not None and slowest > self.floor:
+            self.floor = slowest
 
     @property
     def cut(self) -> dict[str, int]:
@@ -239,7 +244,9 @@ class Ledger(msgspec.Struct):
         entry.seq, entry.step, entry.acknowledged = seq, step, acknowledged
         if isfinite(loss):  # a snapshot is JSON, which has no infinity
             entry.loss = loss
-        self.advance(worker, clock)
+        if clock > entry.clock:
+            entry.clock = clock
+            self._raise_floor()
 
     def advance(self, worker: str, clock: int) -> None:
         """Clocks only rise: a shard may have put a worker's clock ahead of what it says."""
@@ -257,24 +264,25 @@ class Ledger(msgspec.Struct):
     @property
     def min_clock(self) -> int | None:
         """The slowest registered worker's clock; None when nobody is registered."""
-        return min(self._clocks, default=None)
+        slowest = None
+        for entry in self.entries.values():
+            if entry.standing is Standing.ACTIVE and (slowest is None or entry.clock < slowest):
+                slowest = entry.clock
+        return slowest
 
     @property
     def clock_gap(self) -> int:
         """Fastest minus slowest registered clock, without those that a roll back left unknown."""
-        entries = self.entries.values()
-        clocks = [e.clock for e in entries if e.standing is Standing.ACTIVE and not e.unheard]
-        return max(clocks, default=0) - min(clocks, default=0)
+        slowest, fastest = MOST, 0
+        for entry in self.entries.values():
+            if entry.standing is Standing.ACTIVE and not entry.unheard:
+                slowest, fastest = min(slowest, entry.clock), max(fastest, entry.clock)
+        return max(0, fastest - slowest)
 
     @property
     def complete(self) -> bool:
         """Whether all that count have joined since the shard was rolled back, if it ever was."""
         return not any(self.entries[worker].unheard for worker in self.active)
-
-    @property
-    def _clocks(self) -> list[int]:
-        """Those that count."""
-        return [e.clock for e in self.entries.values() if e.standing is Standing.ACTIVE]
 
     def standings(self, waits: Callable[[str], bool]) -> tuple[WorkerStatus, ...]:
         """How each worker stands, as an operator is told; `waits` says whether one is parked."""

@@ -84,6 +84,7 @@ class ParameterStore:
         self._read: Floats | None = None
         self._segments = segments(spec.table, ranges)
         self._one_pass = FusedApply(self._segments, self.size)
+        self._most_squares = spec.guard.most_squares
 
     @property
     def empty(self) -> bool:
@@ -101,9 +102,9 @@ class ParameterStore:
 
     def host_weights(self) -> Floats:
         """The present version where it can be sent from: a device's as one copy for all who ask."""
+        if self._here and self._weights is not None:
+            return self._weights
         weights = self.weights()
-        if self._here:
-            return weights
         if self._read is None:
             self._read = self._readable.take()
             backends.copy(weights, self._read)
@@ -137,11 +138,12 @@ class ParameterStore:
         Only where `sums`. Returns the squared norm of each; None, and nothing has changed, if the
         guard refuses one of them.
         """
+        assert self._weights is not None, "a push is examined before it is applied"
         out = self._buffers.take()
-        squares = self._one_pass.apply(self._spec.rule, self.weights(), gradients, out, rate)
-        most = self._spec.guard.most_squares
-        if not all(square <= most for square in squares):
-            return None
+        squares = self._one_pass.apply(self._spec.rule, self._weights, gradients, out, rate)
+        for square in squares:
+            if not square <= self._most_squares:  # as NaN is not
+                return None
         self._become(self.version + len(gradients), out)
         return squares
 
@@ -157,7 +159,7 @@ class ParameterStore:
     @property
     def prepared(self) -> bool:
         """Whether the next push would find nothing to copy first."""
-        return self._moved == self.size or unshared(self._slots)
+        return not self._slots or self._moved == self.size or unshared(self._slots)
 
     def prepare(self) -> None:
         """Copy a piece of what the next push would have to copy; where not `prepared`."""

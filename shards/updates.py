@@ -77,7 +77,8 @@ class Updates:
     def apply_push(self, arrived: Arrived, ledger: Ledger, now: float) -> list[Applied]:
         """Apply it, or let it wait for its round; raises what the guard refuses with."""
         worker = arrived.message.worker
-        self._spec.guard.check(worker, ledger.entries[worker].refused)
+        if refused := ledger.entries[worker].refused:
+            self._spec.guard.check(worker, refused)
         if self._sums:
             applied = self.apply_run([arrived], ledger, now)
             if applied is not None:
@@ -96,7 +97,7 @@ class Updates:
         """Apply one, or more that join each other; None, and nothing has changed, if the guard
         refuses one of them.
         """
-        rate, before = self.rate, self._held.version
+        rate, before = self._rate_at(self.steps), self._held.version
         squares = self._held.apply_together([one.gradient for one in run], rate)
         if squares is None:
             return None

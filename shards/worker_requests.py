@@ -25,6 +25,7 @@ from shards.messages import (
     Hello,
     Join,
     Joined,
+    Kind,
     Leave,
     Left,
     Parked,
@@ -209,9 +210,12 @@ class WorkerRequests:
 
     def pull(self, sender: bytes, message: Pull, now: float) -> list[Outgoing]:
         self._ledger.identify(message, now + self._spec.lease_s)
-        self._check_epoch(message.epoch)
-        self._serving.check(message)
-        if not self.may_answer(message, self._ledger.min_clock):
+        if message.epoch != self._spec.map.epoch:
+            raise self._wrong_epoch(message.epoch)
+        if message.kind is not Kind.F4 or message.zstd:
+            self._serving.check(message)
+        may_wait = self.gate.bound is not None or self._updates.round
+        if may_wait and not self.may_answer(message, self._ledger.min_clock):
             return self._park(sender, message, now)
         return [Outgoing(sender, *self._serving.pull(message, 0.0, now))]
 
@@ -250,7 +254,9 @@ class WorkerRequests:
         out: list[Outgoing] = []
         for one in run:
             out += self._apply_one(one, now)
-        return out + self._open(now)
+        if self._updates.round or self.gate.parked:
+            out += self._open(now)
+        return out
 
     def _apply_one(self, arrived: Arrived, now: float) -> list[Outgoing]:
         try:
@@ -283,7 +289,8 @@ class WorkerRequests:
     def _check_push(self, message: Push, now: float) -> Push:
         """The push, which may come here; from before a roll back, as if it read the present."""
         self._ledger.identify(message, now + self._spec.lease_s)
-        self._check_epoch(message.epoch)
+        if message.epoch != self._spec.map.epoch:
+            raise self._wrong_epoch(message.epoch)
         self._ledger.check_clock(message.worker, message.clock)
         self._move.standstill.check(message.worker, message.seq, now)
         if self._part.rolled_back:
@@ -291,12 +298,11 @@ class WorkerRequests:
             return msgspec.structs.replace(message, read_version=read)
         return message
 
-    def _check_epoch(self, epoch: int) -> None:
-        if epoch != self._spec.map.epoch:
-            raise Resynchronise(
-                f"shard {self._spec.shard} is at map epoch {self._spec.map.epoch},"
-                f" the message at {epoch}"
-            )
+    def _wrong_epoch(self, epoch: int) -> Resynchronise:
+        return Resynchronise(
+            f"shard {self._spec.shard} is at map epoch {self._spec.map.epoch},"
+            f" the message at {epoch}"
+        )
 
     def _identify(self, message: FromWorker, now: float) -> None:
         self._ledger.identify(message, now + self._spec.lease_s)

@@ -147,9 +147,17 @@ class PeerLink:
                     self._accepted.vouch(sender)
                     yield carried.origin, carried.message, buffers[1:]
 
-    def look(self) -> None:
-        """Reset connections whose unfinished messages cost too much; call it every LOOK_S."""
-        self._accepted.look()
+    @property
+    def events(self) -> zmq.Socket[bytes]:
+        """What to wait at as well; when it can be read, call `look`."""
+        return self._accepted.events
+
+    def look(self) -> float:
+        """Reset connections whose unfinished messages cost too much.
+
+        Returns in how many seconds to call it next, if nothing comes meanwhile.
+        """
+        return self._accepted.look()
 
     def _is(self, origin: int, frames: Sequence[zmq.Frame]) -> bool:
         """Whether who sent `frames` is that copy, as far as that can be proved here."""

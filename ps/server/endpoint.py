@@ -6,7 +6,7 @@ reads too slowly loses answers, which it will ask for again.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from secrets import token_bytes
 
 import zmq
@@ -103,12 +103,7 @@ class ShardEndpoint:
         for sender, key, came in self._entrance.received(_QUEUE):
             self._surplus.received(sum(map(len, came)))
             try:
-                for one in self._read(shard, sender, key, came):
-                    # Copies of a request that were held up together want one answer.
-                    asked = sender, one.message.request
-                    if one.message.request == 0 or asked not in seen:
-                        seen.add(asked)
-                        arrivals.append(one)
+                self._read(shard, sender, key, came, arrivals, seen)
             except DownpourError as error:
                 self.send([shard.refuse(sender, 0, error)])
         return arrivals
@@ -141,9 +136,17 @@ class ShardEndpoint:
         """Whoever speaks for the operator was heard: workers may go on joining."""
         self._entrance.hear_operator()
 
-    def look(self) -> None:
-        """Reset connections whose unfinished messages cost too much; call it every LOOK_S."""
-        self._entrance.look()
+    @property
+    def events(self) -> tuple[zmq.Socket[bytes], ...]:
+        """What to wait at as well; when one can be read, call `look`."""
+        return self._entrance.events
+
+    def look(self) -> float:
+        """Reset connections whose unfinished messages cost too much; when to look next.
+
+        As the entrance's `look`.
+        """
+        return self._entrance.look()
 
     def tick(self) -> None:
         """Forget what the dead left; call it now and then."""
@@ -171,12 +174,20 @@ class ShardEndpoint:
                 socket.getsockopt(zmq.EVENTS)
             self._leaving.send(each, to, requests)
 
-    def _read(self, shard: Shard, sender: bytes, key: str, came: list[Buffer]) -> Iterator[Arrival]:
-        """The messages in what `sender` sent; raises BadMessage at one that is none.
+    def _read(
+        self,
+        shard: Shard,
+        address: bytes,
+        key: str,
+        came: list[Buffer],
+        arrivals: list[Arrival],
+        seen: set[tuple[bytes, int]],
+    ) -> None:
+        """Add the messages in what came from `address` to `arrivals`, but those `seen` already.
 
-        What the holder of `key` may not say is refused.
+        Raises BadMessage at one that is none. What the holder of `key` may not say is refused.
         """
-        whole = self._gatherer.take(sender, came)
+        whole = self._gatherer.take(address, came)
         if whole is None:
             return
         sender, parts = whole[0], self.sharing.open(*whole)
@@ -184,9 +195,11 @@ class ShardEndpoint:
             return
         if not parts:
             raise BadMessage("expected a header, got an empty message")
+        leaving, vouched = bool(self._leaving), False
         for header, own in wire_format.disclose(parts[0], parts[1:]):
             message = wire_format.decode_asked(header)
-            if message.job == shard.spec.job:
+            if not vouched and message.job == shard.spec.job:
+                vouched = True
                 self._entrance.vouch()
             if key:
                 try:
@@ -197,9 +210,13 @@ class ShardEndpoint:
             if isinstance(message, Probe):
                 told = {"unix_s": time.time(), "cpu_s": time.process_time()}
                 self.send([shard.probed(sender, message, own, **told)])
-            elif not self._leaving.in_progress(sender, message.request):
-                # Else it is asked again while its answer is on the way.
-                yield Arrival(sender, message, own)
+            elif not (leaving and self._leaving.in_progress(sender, message.request)):
+                # Else it is asked again while its answer is on the way. Copies of a request that
+                # were held up together want one answer.
+                asked = address, message.request
+                if message.request == 0 or asked not in seen:
+                    seen.add(asked)
+                    arrivals.append(Arrival(sender, message, own))
 
 
 def router_options(shard_floats: int) -> tuple[tuple[int, int], ...]:

@@ -40,10 +40,11 @@ class PrefetchTable:
 
     def drop_before(self, clock: int) -> None:
         """Weights of steps before this one are wanted no more."""
-        for past in [asked for asked in self._asked if asked < clock]:
-            request = self._asked.pop(past)
-            if self._came.pop(request, None) is None:
-                self._unwanted.add(request)
+        for past in tuple(self._asked):
+            if past < clock:
+                request = self._asked.pop(past)
+                if self._came.pop(request, None) is None:
+                    self._unwanted.add(request)
 
     def cancel_all(self) -> list[int]:
         """None of them is wanted any more; the clocks that they were asked for at."""
