@@ -78,7 +78,10 @@ def _by_one_thread(
 def _read_versions(versions: Sequence[int]) -> tuple[int, ...]:
     if not isinstance(versions, tuple | list | np.ndarray):
         raise arguments.wrong("push: read_versions", "a list of numbers, one a shard", versions)
-    if all(type(version) is int and version >= 0 for version in versions):
+    for version in versions:
+        if type(version) is not int or version < 0:
+            break
+    else:
         return tuple(versions)  # the quick way, for the versions that `pull` returns
     return tuple(arguments.whole("push: read_versions", version, 0) for version in versions)
 
@@ -190,8 +193,12 @@ class Client:
         The array is read-only, and not overwritten while it is referred to; drop it when done. With
         `copy` it is the caller's own, and writable, as `torch.from_numpy` wants it.
         """
-        wanted = self.clock if clock is None else arguments.whole("pull: clock", clock, 0)
-        copy = arguments.flag("pull: copy", copy)
+        wanted = self.clock
+        if clock is not None:
+            plain = type(clock) is int and 0 <= clock <= arguments.MOST
+            wanted = clock if plain else arguments.whole("pull: clock", clock, 0)
+        if copy is not False:
+            copy = arguments.flag("pull: copy", copy)
         started, before = self._enter(Pull), self.times.serialise_s
         self._prefetched.drop_before(wanted)
         if wanted not in self._prefetched:
@@ -254,10 +261,16 @@ class Client:
             read_versions = self._replica.versions
         if not isinstance(gradient, np.ndarray):
             gradient = arguments.array(f"push to table {self.table.name}", gradient, self._size)
-        steps = arguments.whole("push: steps", steps, 1, _MOST_COUNTED)
-        samples = arguments.whole("push: samples", samples, 0, _MOST_COUNTED)
-        loss = arguments.loss("push: loss", loss)
-        if prefetch is not None:
+        # Plainly valid arguments cost no function call; others are converted or refused.
+        if type(steps) is not int or not 1 <= steps <= _MOST_COUNTED:
+            steps = arguments.whole("push: steps", steps, 1, _MOST_COUNTED)
+        if type(samples) is not int or not 0 <= samples <= _MOST_COUNTED:
+            samples = arguments.whole("push: samples", samples, 0, _MOST_COUNTED)
+        if type(loss) is not float:
+            loss = arguments.loss("push: loss", loss)
+        if prefetch is not None and (
+            type(prefetch) is not int or not 0 <= prefetch <= arguments.MOST
+        ):
             prefetch = arguments.whole("push: prefetch", prefetch, 0)
         started, before = self._enter(Push), self.times.serialise_s
         if self._current.session.unacknowledged:

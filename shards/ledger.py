@@ -27,6 +27,7 @@ from math import isfinite
 
 import msgspec
 
+from shards.arguments import MOST
 from shards.errors import BadMessage, Fenced, Gap, Resynchronise
 from shards.messages import Count, FromWorker, Leave, Pull, Push, Standing, WorkerStatus
 
@@ -171,9 +172,13 @@ class Ledger(msgspec.Struct):
         self._raise_floor()
 
     def _raise_floor(self) -> None:
-        slowest = self.min_clock
-        if slowest is not None:
-            self.floor = max(self.floor, slowest)
+        # Loops instead of comprehensions, here and below: these run at every push.
+        slowest = None
+        for entry in self.entries.values():
+            if entry.standing is Standing.ACTIVE and (slowest is None or entry.clock < slowest):
+                slowest = entry.clock
+        if slowest is not None and slowest > self.floor:
+            self.floor = slowest
 
     @property
     def cut(self) -> dict[str, int]:
@@ -247,7 +252,9 @@ class Ledger(msgspec.Struct):
         entry.seq, entry.step, entry.acknowledged = seq, step, acknowledged
         if isfinite(loss):  # a snapshot is JSON, which has no infinity
             entry.loss = loss
-        self.advance(worker, clock)
+        if clock > entry.clock:
+            entry.clock = clock
+            self._raise_floor()
 
     def advance(self, worker: str, clock: int) -> None:
         """Raise a worker's clock, never lower it: `join` may have set it above the worker's own."""
@@ -265,24 +272,25 @@ class Ledger(msgspec.Struct):
     @property
     def min_clock(self) -> int | None:
         """The slowest active worker's clock; None when no worker is active."""
-        return min(self._clocks, default=None)
+        slowest = None
+        for entry in self.entries.values():
+            if entry.standing is Standing.ACTIVE and (slowest is None or entry.clock < slowest):
+                slowest = entry.clock
+        return slowest
 
     @property
     def clock_gap(self) -> int:
         """Fastest minus slowest active clock, without those that a rollback left unknown; or 0."""
-        entries = self.entries.values()
-        clocks = [e.clock for e in entries if e.standing is Standing.ACTIVE and not e.unheard]
-        return max(clocks, default=0) - min(clocks, default=0)
+        slowest, fastest = MOST, 0
+        for entry in self.entries.values():
+            if entry.standing is Standing.ACTIVE and not entry.unheard:
+                slowest, fastest = min(slowest, entry.clock), max(fastest, entry.clock)
+        return max(0, fastest - slowest)
 
     @property
     def complete(self) -> bool:
         """Whether all that count have joined since the shard was rolled back, if it ever was."""
         return not any(self.entries[worker].unheard for worker in self.active)
-
-    @property
-    def _clocks(self) -> list[int]:
-        """The clocks of the active workers."""
-        return [e.clock for e in self.entries.values() if e.standing is Standing.ACTIVE]
 
     def standings(self, waits: Callable[[str], bool]) -> tuple[WorkerStatus, ...]:
         """The status of each worker, for operators; `waits` says whether its request is parked."""

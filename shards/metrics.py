@@ -95,9 +95,14 @@ class Metrics:
         self.pushes += 1
         self.bytes_in += payload_bytes
         self.max_clock_gap = max(self.max_clock_gap, clock_gap)
-        reads = self._reads.get(push.worker, {})
-        read_at = reads.get(push.read_version, now)
-        self._reads[push.worker] = {v: t for v, t in reads.items() if v >= push.read_version}
+        reads = self._reads.get(push.worker)
+        read_at = now
+        if reads is not None:
+            read_at = reads.get(push.read_version, now)
+            for earlier in sorted(reads):
+                if earlier >= push.read_version:
+                    break
+                del reads[earlier]
         if len(self._records) == MAX_RECORDS:
             self._first += 1
         self._records.append(

@@ -85,6 +85,7 @@ class ParameterStore:
         self._read: Floats | None = None
         self._segments = segments(spec.table, ranges)
         self._one_pass = FusedApply(self._segments, self.size)
+        self._most_squares = spec.guard.most_squares
 
     @property
     def empty(self) -> bool:
@@ -102,9 +103,9 @@ class ParameterStore:
 
     def host_weights(self) -> Floats:
         """The present version in host memory; a device's is copied once for all requests."""
+        if self._here and self._weights is not None:
+            return self._weights
         weights = self.weights()
-        if self._here:
-            return weights
         if self._read is None:
             self._read = self._readable.take()
             backends.copy(weights, self._read)
@@ -138,11 +139,12 @@ class ParameterStore:
         Allowed only if `sums`. Returns the squared norm of each gradient. If the guard refuses one
         of them, returns None and changes nothing.
         """
+        assert self._weights is not None, "a push is examined before it is applied"
         out = self._buffers.take()
-        squares = self._one_pass.apply(self._spec.rule, self.weights(), gradients, out, rate)
-        most = self._spec.guard.most_squares
-        if not all(square <= most for square in squares):
-            return None
+        squares = self._one_pass.apply(self._spec.rule, self._weights, gradients, out, rate)
+        for square in squares:
+            if not square <= self._most_squares:  # true for NaN, too
+                return None
         self._become(self.version + len(gradients), out)
         return squares
 
@@ -158,7 +160,7 @@ class ParameterStore:
     @property
     def prepared(self) -> bool:
         """Whether the next push has no slots to copy first."""
-        return self._moved == self.size or unshared(self._slots)
+        return not self._slots or self._moved == self.size or unshared(self._slots)
 
     def prepare(self) -> None:
         """Copy one piece of the slots ahead of the next push; only while not `prepared`."""

@@ -56,10 +56,12 @@ class PullEncodings:
     def frames(self, weights: NDArray[np.float32], version: int, kind: Kind, zstd: bool) -> Frames:
         """The frames of `weights`; receivers must not write into them."""
         if version != self._version:
-            self.forget()
+            self._made.clear()
             self._version = version
         if kind is Kind.F4 and not zstd:
-            return self._cut(weights)  # not kept: a reference would prevent the buffer's reuse
+            return tuple(
+                map(weights.__getitem__, self._cuts)
+            )  # not kept, or the buffer is not reused
         made = self._made.get((kind, zstd))
         if made is None:
             made = self._made[kind, zstd] = self._make(weights, kind, zstd)

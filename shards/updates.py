@@ -80,7 +80,8 @@ class Updates:
     def apply_push(self, arrived: Arrived, ledger: Ledger, now: float) -> list[Applied]:
         """Apply a push, or keep it for its round; raises GiveUp or BadInput if the guard does."""
         worker = arrived.message.worker
-        self._spec.guard.check(worker, ledger.entries[worker].refused)
+        if refused := ledger.entries[worker].refused:
+            self._spec.guard.check(worker, refused)
         if self._sums:
             applied = self.apply_run([arrived], ledger, now)
             if applied is not None:
@@ -100,7 +101,7 @@ class Updates:
 
         Returns None, and changes nothing, if the guard refuses one of them.
         """
-        rate, before = self.rate, self._held.version
+        rate, before = self._rate_at(self.steps), self._held.version
         squares = self._held.apply_together([one.gradient for one in run], rate)
         if squares is None:
             return None

@@ -25,6 +25,7 @@ from shards.messages import (
     Hello,
     Join,
     Joined,
+    Kind,
     Leave,
     Left,
     Parked,
@@ -220,9 +221,12 @@ class WorkerRequests:
     def pull(self, sender: bytes, message: Pull, now: float) -> list[Outgoing]:
         """Answer a pull with weights, or park it until the staleness bound allows the answer."""
         self._ledger.identify(message, now + self._spec.lease_s)
-        self._check_epoch(message.epoch)
-        self._serving.check(message)
-        if not self.may_answer(message, self._ledger.min_clock):
+        if message.epoch != self._spec.map.epoch:
+            raise self._wrong_epoch(message.epoch)
+        if message.kind is not Kind.F4 or message.zstd:
+            self._serving.check(message)
+        may_wait = self.gate.bound is not None or self._updates.round
+        if may_wait and not self.may_answer(message, self._ledger.min_clock):
             return self._park(sender, message, now)
         return [Outgoing(sender, *self._serving.pull(message, 0.0, now))]
 
@@ -266,7 +270,9 @@ class WorkerRequests:
         out: list[Outgoing] = []
         for one in run:
             out += self._apply_one(one, now)
-        return out + self._open(now)
+        if self._updates.round or self.gate.parked:
+            out += self._open(now)
+        return out
 
     def _apply_one(self, arrived: Arrived, now: float) -> list[Outgoing]:
         try:
@@ -302,7 +308,8 @@ class WorkerRequests:
         After a rollback its `read_version` may be lost; the present version then replaces it.
         """
         self._ledger.identify(message, now + self._spec.lease_s)
-        self._check_epoch(message.epoch)
+        if message.epoch != self._spec.map.epoch:
+            raise self._wrong_epoch(message.epoch)
         self._ledger.check_clock(message.worker, message.clock)
         self._move.standstill.check(message.worker, message.seq, now)
         if self._part.rolled_back:
@@ -310,12 +317,11 @@ class WorkerRequests:
             return msgspec.structs.replace(message, read_version=read)
         return message
 
-    def _check_epoch(self, epoch: int) -> None:
-        if epoch != self._spec.map.epoch:
-            raise Resynchronise(
-                f"shard {self._spec.shard} is at map epoch {self._spec.map.epoch},"
-                f" the message at {epoch}"
-            )
+    def _wrong_epoch(self, epoch: int) -> Resynchronise:
+        return Resynchronise(
+            f"shard {self._spec.shard} is at map epoch {self._spec.map.epoch},"
+            f" the message at {epoch}"
+        )
 
     def _identify(self, message: FromWorker, now: float) -> None:
         self._ledger.identify(message, now + self._spec.lease_s)

@@ -155,12 +155,13 @@ class CoordinatorServer(ServerThread):
     def _loop(self) -> None:
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wake_in, zmq.POLLIN)
+        self._poller.register(self._accepted.events, zmq.POLLIN)
         if self._authenticator is not None:
             self._poller.register(self._authenticator.socket, zmq.POLLIN)
-        tick_at = time.monotonic()
+        tick_at, look_s = time.monotonic(), LOOK_S
         try:
             while True:
-                left_s = min(LOOK_S, max(0.0, tick_at - time.monotonic()))
+                left_s = min(look_s, max(0.0, tick_at - time.monotonic()))
                 ready = dict(self._poller.poll(int(left_s * 1000) + 1))
                 if self._wake_in in ready:
                     return
@@ -169,8 +170,9 @@ class CoordinatorServer(ServerThread):
                     self._authenticator.answer()
                 if self._socket in ready:
                     self._listen()
-                else:
-                    self._accepted.look()
+                    look_s = LOOK_S
+                if self._socket not in ready or self._accepted.events in ready:
+                    look_s = self._accepted.look()
                 if time.monotonic() >= tick_at:
                     self._tick()
                     tick_at = time.monotonic() + self._period_s

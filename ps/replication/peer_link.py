@@ -152,9 +152,17 @@ class PeerLink:
                     self._accepted.vouch(sender)
                     yield carried.origin, carried.message, buffers[1:]
 
-    def look(self) -> None:
-        """Reset connections whose unfinished messages cost too much; call it every LOOK_S."""
-        self._accepted.look()
+    @property
+    def events(self) -> zmq.Socket[bytes]:
+        """A further socket to poll; when it can be read, call `look`."""
+        return self._accepted.events
+
+    def look(self) -> float:
+        """Reset connections whose unfinished messages cost too much.
+
+        Returns in how many seconds to call it next, if nothing comes meanwhile.
+        """
+        return self._accepted.look()
 
     def _is(self, origin: int, frames: Sequence[zmq.Frame]) -> bool:
         """Whether `frames` come from the copy `origin`; always true without keys."""

@@ -90,20 +90,21 @@ class ReplicaServer(ServerThread):
 
     def _serve(self) -> None:
         own = (self._wake_in, self._reporter.socket, *self._peers.sockets)
+        events = (self._peers.events, *self._shard_endpoint.events)
         among_themselves, with_clients = zmq.Poller(), zmq.Poller()
-        for socket in own:
+        for socket in (*own, *events):
             among_themselves.register(socket, zmq.POLLIN)
-        for socket in (*own, *self._shard_endpoint.sockets):
+        for socket in (*own, *events, *self._shard_endpoint.sockets):
             with_clients.register(socket, zmq.POLLIN)
-        tick_at = time.monotonic()
-        forget_at = tick_at + self._spec.lease_s / 4  # as often as a shard without copies ticks
+        tick_at, look_s = time.monotonic(), LOOK_S
+        forget_at = tick_at + self._spec.lease_s / 4  # a shard with one copy ticks as often
         while not self.replica.retired:
             poller = among_themselves if self.replica.called else with_clients
-            left_s = min(LOOK_S, max(0.0, tick_at - time.monotonic()))
+            left_s = min(look_s, max(0.0, tick_at - time.monotonic()))
             ready = dict(poller.poll(int(left_s * 1000) + 1 if self.replica.shard.prepared else 0))
             if self._wake_in in ready:
                 return
-            self._take_turn(ready)
+            look_s = self._take_turn(ready)
             if not (ready or self.replica.shard.prepared):
                 self.replica.shard.prepare()
             now = self._reporter.moved_at = time.monotonic()
@@ -117,8 +118,11 @@ class ReplicaServer(ServerThread):
             self._shard_endpoint.send(self._answers)
             self._answers.clear()
 
-    def _take_turn(self, ready: "dict[zmq.Socket[bytes], int]") -> None:
-        """Pass what has come to the replica; send posts at once, and collect the answers."""
+    def _take_turn(self, ready: "dict[zmq.Socket[bytes], int]") -> float:
+        """Pass what has come to the replica; send posts at once, and collect the answers.
+
+        Returns the longest time, in seconds, until the connections must be checked again.
+        """
         if self._reporter.socket in ready:
             self._shard_endpoint.hear_operator()  # the coordinator ends with the operator
             for notice in self._reporter.take_notices():
@@ -130,14 +134,15 @@ class ReplicaServer(ServerThread):
             for origin, message, frames in self._peers.arrivals():
                 now = self._reporter.moved_at = time.monotonic()
                 self._perform(self.replica.receive(origin, message, frames, now))
-        self._peers.look()
-        if ready.keys().isdisjoint(self._shard_endpoint.sockets):
-            self._shard_endpoint.look()
-        else:
+        look_s = self._peers.look()
+        if not ready.keys().isdisjoint(self._shard_endpoint.sockets):
             for one in self._shard_endpoint.arrivals(self.replica.shard):
                 now = self._reporter.moved_at = time.monotonic()
                 effects = self.replica.handle(one.sender, one.message, one.frames, now)
                 self._perform(effects)
+            if ready.keys().isdisjoint(self._shard_endpoint.events):
+                return LOOK_S
+        return min(look_s, self._shard_endpoint.look())
 
     def _perform(self, effects: Effects) -> None:
         for post in effects.posts:

@@ -6,7 +6,7 @@ reads too slowly loses answers, and will ask for them again.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from secrets import token_bytes
 
 import zmq
@@ -103,12 +103,7 @@ class ShardEndpoint:
         for sender, key, came in self._sockets.received(_QUEUE):
             self._surplus.received(sum(map(len, came)))
             try:
-                for one in self._read(shard, sender, key, came):
-                    # Copies of one request that were delayed together need one answer.
-                    asked = sender, one.message.request
-                    if one.message.request == 0 or asked not in seen:
-                        seen.add(asked)
-                        arrivals.append(one)
+                self._read(shard, sender, key, came, arrivals, seen)
             except DownpourError as error:
                 self.send([shard.refuse(sender, 0, error)])
         return arrivals
@@ -141,9 +136,17 @@ class ShardEndpoint:
         """Note that the operator is alive, so that workers may still join."""
         self._sockets.hear_operator()
 
-    def look(self) -> None:
-        """Reset connections whose unfinished messages cost too much; call it every LOOK_S."""
-        self._sockets.look()
+    @property
+    def events(self) -> tuple[zmq.Socket[bytes], ...]:
+        """Further sockets to poll; when one can be read, call `look`."""
+        return self._sockets.events
+
+    def look(self) -> float:
+        """Reset connections whose unfinished messages cost too much.
+
+        Returns the longest time, in seconds, until the next call.
+        """
+        return self._sockets.look()
 
     def tick(self) -> None:
         """Release what dead peers have left; call it periodically."""
@@ -171,12 +174,21 @@ class ShardEndpoint:
                 socket.getsockopt(zmq.EVENTS)
             self._leaving.send(each, to, requests)
 
-    def _read(self, shard: Shard, sender: bytes, key: str, came: list[Buffer]) -> Iterator[Arrival]:
-        """The messages in what `sender` has sent; raises BadMessage at a malformed one.
+    def _read(
+        self,
+        shard: Shard,
+        address: bytes,
+        key: str,
+        came: list[Buffer],
+        arrivals: list[Arrival],
+        seen: set[tuple[bytes, int]],
+    ) -> None:
+        """Append the messages that `address` has sent to `arrivals`, without those `seen` before.
 
-        A message that the holder of `key` may not send is refused.
+        Raises BadMessage at a malformed one. A message that the holder of `key` may not send is
+        refused.
         """
-        whole = self._gatherer.take(sender, came)
+        whole = self._gatherer.take(address, came)
         if whole is None:
             return
         sender, parts = whole[0], self.sharing.open(*whole)
@@ -184,9 +196,11 @@ class ShardEndpoint:
             return
         if not parts:
             raise BadMessage("expected a header, got an empty message")
+        leaving, vouched = bool(self._leaving), False
         for header, own in wire_format.disclose(parts[0], parts[1:]):
             message = wire_format.decode_asked(header)
-            if message.job == shard.spec.job:
+            if not vouched and message.job == shard.spec.job:
+                vouched = True
                 self._sockets.vouch()
             if key:
                 try:
@@ -197,9 +211,13 @@ class ShardEndpoint:
             if isinstance(message, Probe):
                 clocks = {"unix_s": time.time(), "cpu_s": time.process_time()}
                 self.send([shard.probed(sender, message, own, **clocks)])
-            elif not self._leaving.in_progress(sender, message.request):
-                # Otherwise the answer is being sent, and this request is a repetition.
-                yield Arrival(sender, message, own)
+            elif not (leaving and self._leaving.in_progress(sender, message.request)):
+                # Otherwise the answer is being sent, and this request is a repetition. Copies of one
+                # request that were delayed together need one answer.
+                asked = address, message.request
+                if message.request == 0 or asked not in seen:
+                    seen.add(asked)
+                    arrivals.append(Arrival(sender, message, own))
 
 
 def router_options(shard_floats: int) -> tuple[tuple[int, int], ...]:

@@ -1,7 +1,6 @@
 """The server loop: carries messages between an endpoint and a shard, and decides nothing."""
 
 import time
-from math import inf
 
 import zmq
 
@@ -96,34 +95,36 @@ class ShardServer(ServerThread):
 
     def _loop(self) -> None:
         poller = zmq.Poller()
-        sockets = self._shard_endpoint.sockets
-        for socket in (*sockets, self._wake_in):
+        sockets, events = self._shard_endpoint.sockets, self._shard_endpoint.events
+        for socket in (*sockets, *events, self._wake_in):
             poller.register(socket, zmq.POLLIN)
         period = self.shard.spec.lease_s / 4
-        tick_at = time.monotonic() + period
+        held, saves = self.shard.held, self._saves
+        tick_at, look_s = time.monotonic() + period, LOOK_S
         while True:
-            wake_at = min(tick_at, self._next_save(), time.monotonic() + LOOK_S)
-            timeout_ms = int(max(0.0, wake_at - time.monotonic()) * 1000) + 1
-            ready = dict(poller.poll(timeout_ms if self.shard.prepared else 0))
+            timeout_ms = 0
+            if held.prepared:
+                wake_at = tick_at if saves is None else min(tick_at, saves.next_look(self.shard))
+                left_s = min(look_s, max(0.0, wake_at - time.monotonic()))
+                timeout_ms = int(left_s * 1000) + 1
+            ready = dict(poller.poll(timeout_ms))
             if self._wake_in in ready:
                 return
             if not ready.keys().isdisjoint(sockets):
                 self._take_turn()
-            else:
-                self._shard_endpoint.look()
-                if not self.shard.prepared:
-                    self.shard.prepare()
+                look_s = LOOK_S
+            elif not held.prepared:
+                self.shard.prepare()
+            if len(ready) == 0 or not ready.keys().isdisjoint(events):
+                look_s = self._shard_endpoint.look()
             now = time.monotonic()
             if now >= tick_at:
                 self.shard.forgive_silence(now - tick_at)
                 self._shard_endpoint.send(self._acts.tick(now))
                 self._shard_endpoint.tick()
                 tick_at = now + period
-            if self._saves is not None:
-                self._saves.look(self.shard, now)
-
-    def _next_save(self) -> float:
-        return inf if self._saves is None else self._saves.next_look(self.shard)
+            if saves is not None:
+                saves.look(self.shard, now)
 
     def _take_turn(self) -> None:
         """Pass what has come to the shard, and send its answers."""

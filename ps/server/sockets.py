@@ -96,7 +96,12 @@ class ShardSockets:
     @property
     def owned(self) -> tuple[zmq.Socket[bytes], ...]:
         """Every socket, those that are not waited at included: what `drop_with` must hold."""
-        return (*self.sockets, *(accepted.events for accepted in self._accepted))
+        return (*self.sockets, *self.events)
+
+    @property
+    def events(self) -> tuple[zmq.Socket[bytes], ...]:
+        """Further sockets to poll; when one can be read, call `look`."""
+        return tuple(accepted.events for accepted in self._accepted)
 
     def received(self, most: int) -> Iterator[tuple[bytes, str, list[Buffer]]]:
         """Up to `most` messages from each socket: address, key, frames.
@@ -122,10 +127,13 @@ class ShardSockets:
         accepted, sender = self._last
         accepted.vouch(sender)
 
-    def look(self) -> None:
-        """Reset connections whose unfinished messages cost too much; call it every LOOK_S."""
-        for accepted in self._accepted:
-            accepted.look()
+    def look(self) -> float:
+        """Reset connections whose unfinished messages cost too much.
+
+        Call it when nothing has come for LOOK_S, and when one of `events` can be read. Returns in
+        how many seconds to call it next, if nothing comes meanwhile.
+        """
+        return min([accepted.look() for accepted in self._accepted])
 
     def check(self, key: str, message: Request | Probe) -> None:
         """Raise the error to report to the holder of `key` if it may not send this message."""

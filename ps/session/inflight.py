@@ -1,7 +1,7 @@
 """The requests in flight: one message to each shard, complete when every shard has answered."""
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -67,7 +67,7 @@ class InflightRequests:
         if len(asked.answers) < len(self._shards):
             return []
         del self._asked[request]
-        replies, payloads = zip(*[asked.answers[one] for one in self._shards], strict=True)
+        replies, payloads = zip(*map(asked.answers.__getitem__, self._shards), strict=True)
         if asked.kind is Pull:
             own = self._registration
             own.reached = max(own.reached, asked.clock + own.ahead + 1)
@@ -97,7 +97,10 @@ class InflightRequests:
     @property
     def unacknowledged(self) -> int:
         """The number of pushes that not every shard has acknowledged."""
-        return sum([asked.kind is Push for asked in self._asked.values()])
+        pushes = 0
+        for asked in self._asked.values():
+            pushes += asked.kind is Push
+        return pushes
 
 
 def _pulled(
@@ -124,8 +127,9 @@ def _pushed(request: int, acks: Sequence[Ack], took_s: float) -> Pushed:
 
 def _all(kind: type[Answer], replies: Sequence[Reply]) -> Sequence[Answer]:
     """The replies, checked to be of this kind; raises BadMessage."""
-    found = [reply for reply in replies if isinstance(reply, kind)]
-    if len(found) < len(replies):
-        names = sorted({type(reply).__name__ for reply in replies})
-        raise BadMessage(f"expected {kind.__name__} from each shard, got {', '.join(names)}")
-    return found
+    for reply in replies:
+        if not isinstance(reply, kind):
+            names = sorted({type(reply).__name__ for reply in replies})
+            raise BadMessage(f"expected {kind.__name__} from each shard, got {', '.join(names)}")
+    found: Any = replies
+    return found  # type: ignore[no-any-return]  # checked above

@@ -68,7 +68,8 @@ class PayloadEncoder:
     @property
     def arrives(self) -> Kind:
         """The kind of the payloads that `read` returns."""
-        return Kind.F4 if self.compression.pulls_changes else self.compression.pull
+        pull = self.compression.pull
+        return Kind.F4 if pull is Kind.F4 or self.compression.pulls_changes else pull
 
     def read(
         self, reply: Weights, frames: Sequence[Buffer]
@@ -79,7 +80,7 @@ class PayloadEncoder:
         Raises BadMessage.
         """
         ranges, wanted = self._map.ranges[reply.shard], self.compression.pull
-        changes = self.compression.pulls_changes
+        changes = wanted is not Kind.F4 and self.compression.pulls_changes
         if reply.kind is not wanted and not (changes and reply.kind is Kind.F4):
             raise BadMessage(f"weights: expected them as {wanted}, got {reply.kind}")
         parts = payloads.checked("weights", reply.kind, reply.zstd, ranges, frames)

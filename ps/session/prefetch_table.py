@@ -42,10 +42,11 @@ class PrefetchTable:
 
     def drop_before(self, clock: int) -> None:
         """Cancel the weights for clocks before this one."""
-        for past in [asked for asked in self._asked if asked < clock]:
-            request = self._asked.pop(past)
-            if self._came.pop(request, None) is None:
-                self._unwanted.add(request)
+        for past in tuple(self._asked):
+            if past < clock:
+                request = self._asked.pop(past)
+                if self._came.pop(request, None) is None:
+                    self._unwanted.add(request)
 
     def cancel_all(self) -> list[int]:
         """Cancel all requests; returns the clocks that they were for."""

@@ -164,8 +164,12 @@ class RetransmitTable:
     @property
     def next_deadline(self) -> float | None:
         """When the next message is `due`; None while nothing is outstanding."""
-        waits = [one.resend_at for owed in self._pending.values() for one in owed.values()]
-        return min(waits, default=None)
+        earliest = None
+        for owed in self._pending.values():
+            for one in owed.values():
+                if earliest is None or one.resend_at < earliest:
+                    earliest = one.resend_at
+        return earliest
 
     def record_push_time(self, push_s: float) -> None:
         """A push was answered after `push_s`, which measures the link."""

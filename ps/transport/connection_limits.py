@@ -13,6 +13,10 @@ An empty frame takes 2 bytes on the wire and 64 in ZeroMQ. So a connection that 
 for is also reset when this process grows by far more than all unfinished messages have brought.
 Where the process does not grow, no connection is checked.
 
+A message costs next to nothing here: only its first frame is kept, one for each sender. The next
+look asks ZeroMQ over which connection it came. Messages over a Unix socket belong to no connection
+that is counted.
+
 Only Linux provides these byte counts; elsewhere nothing is bounded here.
 """
 
@@ -21,7 +25,6 @@ import os
 import socket as sockets
 import struct
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 
 import zmq
@@ -30,7 +33,8 @@ from ps.transport import multipart
 from ps.transport.malloc_tuning import resident_bytes
 
 LOOK_S = 0.02  # in which a link of 1 GB/s brings 20 MB
-_BUSY = 10  # after a check, pause for this multiple of its duration
+_CALM_LOOK_S = 0.2  # between two looks while only peers that know the job are connected
+_BUSY = 10  # after a look, pause for this multiple of its duration
 _SPARE_BYTES = 16 << 20  # besides a message's arrays: state that travels in a frame of its own
 _GROWN_BYTES = 4 << 20
 _UNEXPLAINED_BYTES = 8 << 20
@@ -39,6 +43,7 @@ _HANDSHAKE_BYTES = 4 << 10  # a handshake needs less than this
 _EVENT = struct.Struct("=HI")
 _TCP_INFO_BYTES = 136
 _BYTES_RECEIVED = struct.Struct("=Q"), 128  # in struct tcp_info, from <linux/tcp.h>
+_READABLE = int(zmq.POLLIN)
 _GONE = int(zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED)
 
 
@@ -56,8 +61,10 @@ class _Connection:
 
 
 class Accepted:
-    """The connections of one bound ROUTER; call `look` whenever its loop wakes, at least every
-    LOOK_S.
+    """The connections of one bound ROUTER.
+
+    Its loop calls `look` when nothing has come for LOOK_S, then after the time that `look` returns,
+    and when `events` can be read, so that a new connection wakes the loop.
     """
 
     def __init__(
@@ -75,6 +82,9 @@ class Accepted:
         self._connections: dict[int, _Connection] = {}
         self._calm_bytes = 0
         self._look_at = 0.0
+        # Since the last look, by sender: its last whole message, and its last one that was vouched.
+        self._heard: dict[bytes, zmq.Frame] = {}
+        self._vouched: dict[bytes, zmq.Frame] = {}
         self.reset = 0
         where = f"inproc://accepted-{id(self)}"
         socket.monitor(where, int(zmq.EVENT_ACCEPTED) | _GONE)
@@ -83,36 +93,48 @@ class Accepted:
         self.events.setsockopt(zmq.LINGER, 0)
         self.events.connect(where)
 
-    def arrived(self, most: int) -> Iterator[list[zmq.Frame]]:
+    def arrived(self, most: int) -> list[list[zmq.Frame]]:
         """Up to `most` waiting messages, as their frames; each marks its connection as heard."""
-        taken = 0
-        for came in multipart.arrived(self._socket, most, self._most_frames, self._drop_sender):
-            if (connection := self._sender(came[0])) is not None:
-                connection.heard = True
-            taken += 1
-            yield came
-        if taken < most:
+        came = multipart.arrived(self._socket, most, self._most_frames, self._drop_sender)
+        for message in came:
+            self._heard[message[0].bytes] = message[0]
+        if len(came) < most and time.monotonic() >= self._look_at:
             self.look()
+        return came
 
     def vouch(self, frame: zmq.Frame) -> None:
-        """The sender of `frame` knows the job, so the process may have grown for a good reason."""
-        if (connection := self._sender(frame)) is not None:
-            connection.vouched = True
+        """The sender of `frame`, a message's first, knows the job: growth may have a good reason.
 
-    def look(self) -> None:
+        This counts from the next look on. A look before it does no harm: `arrived` has heard a
+        whole message of this sender, so nothing of it is unfinished then.
+        """
+        self._vouched[frame.bytes] = frame
+
+    def look(self) -> float:
         """Reset the connections with unfinished messages that cost too much.
 
         Call it when no whole message waits: the bytes of a waiting message are not unfinished.
+        Returns after how many seconds to call it again if nothing arrives.
         """
         now = time.monotonic()
+        self._hear_events()  # or they would wake the loop again at once
         if now < self._look_at or int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            return
-        self._hear_events()
+            return max(LOOK_S, self._look_at - now)
+        self._settle()
         resident = resident_bytes()
         if resident > self._calm_bytes + _GROWN_BYTES:
             self._weigh(resident)
+        # An unfinished message wakes no loop, so an unknown peer is watched closely from the moment
+        # at which it connects. Peers that know the job are its members, and their messages have no
+        # bound on the rate: they are watched closely once the process grows.
+        calm = resident <= self._calm_bytes + _GROWN_BYTES and all(
+            connection.vouched for connection in self._connections.values()
+        )
         after = time.monotonic()
-        self._look_at = after + max(LOOK_S, _BUSY * (after - now))
+        period_s = _CALM_LOOK_S if calm else LOOK_S
+        wait_s = max(period_s, _BUSY * (after - now))
+        self._look_at = after + wait_s
+        return wait_s
 
     def _weigh(self, resident: int) -> None:
         self._count()
@@ -143,6 +165,7 @@ class Accepted:
         return self.reset - before
 
     def _count(self) -> None:
+        self._settle()
         for connection in list(self._connections.values()):
             received = _received(connection.fd)
             if received is None:
@@ -152,25 +175,36 @@ class Accepted:
             if connection.heard:
                 connection.whole_at, connection.heard = received, False
 
+    def _settle(self) -> None:
+        """Note which connections the messages since the last look came over."""
+        self._hear_events()
+        heard, self._heard = self._heard, {}
+        vouched, self._vouched = self._vouched, {}
+        if self._connections:
+            for frame in heard.values():
+                if (connection := self._connections.get(_fd(frame))) is not None:
+                    connection.heard = True
+            for frame in vouched.values():
+                if (connection := self._connections.get(_fd(frame))) is not None:
+                    connection.vouched = True
+
     def _hear_events(self) -> None:
-        with suppress(zmq.Again):
-            while True:
-                packed, _ = self.events.recv_multipart(zmq.NOBLOCK)
-                event, fd = _EVENT.unpack(packed)
-                self._connections.pop(fd, None)
-                if event == zmq.EVENT_ACCEPTED and (peer := _peer(fd)) is not None:
-                    self._connections[fd] = _Connection(fd, peer)
+        while zmq.zmq_poll([(self.events, _READABLE)], 0):
+            packed, _ = self.events.recv_multipart(zmq.NOBLOCK)
+            event, fd = _EVENT.unpack(packed)
+            if self._connections.pop(fd, None) is not None:
+                # By the next look this descriptor may belong to another connection.
+                self._heard = _not_over(fd, self._heard)
+                self._vouched = _not_over(fd, self._vouched)
+            if event == zmq.EVENT_ACCEPTED and (peer := _peer(fd)) is not None:
+                self._connections[fd] = _Connection(fd, peer)
+                self._look_at = min(self._look_at, time.monotonic() + LOOK_S)
 
     def _drop_sender(self, frame: zmq.Frame) -> None:
-        if (connection := self._sender(frame)) is not None:
+        """Reset the connection that `frame` came over, if it is a TCP connection and still open."""
+        self._hear_events()
+        if (connection := self._connections.get(_fd(frame))) is not None:
             self._reset(connection)
-
-    def _sender(self, frame: zmq.Frame) -> _Connection | None:
-        """The connection that `frame` came over, if that is a TCP connection and still open."""
-        fd = _fd(frame)
-        if fd not in self._connections:
-            self._hear_events()
-        return self._connections.get(fd)
 
     def _reset(self, connection: _Connection) -> int:
         """Have the kernel drop the connection and its buffers; returns its unfinished bytes."""
@@ -191,6 +225,10 @@ def _fd(frame: zmq.Frame) -> int:
     with suppress(zmq.ZMQError):
         return int(frame.get(zmq.SRCFD))
     return -1
+
+
+def _not_over(fd: int, kept: dict[bytes, zmq.Frame]) -> dict[bytes, zmq.Frame]:
+    return {sender: frame for sender, frame in kept.items() if _fd(frame) != fd}
 
 
 def _received(fd: int) -> int | None:

@@ -9,7 +9,7 @@ Frames are copied only where sharing them would cost more than a copy: below 64 
 `copy_threshold`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import zmq
@@ -47,32 +47,34 @@ def arrived(
     most: int,
     most_frames: int = MOST_FRAMES,
     refused: Callable[[zmq.Frame], None] = lambda _: None,
-) -> Iterator[list[zmq.Frame]]:
+) -> list[list[zmq.Frame]]:
     """Up to `most` waiting messages, as their frames; call it when a poller reports some.
 
     A message of more than `most_frames` is dropped: `refused` gets one of its frames, and the
     others are not kept. If there are very many, the next call continues to drop them.
     """
+    came: list[list[zmq.Frame]] = []
     if socket.getsockopt(_RCVMORE) and not _dropped(socket):
-        return
+        return came
     for _ in range(most):
         try:
             frame = socket.recv(_LAST, copy=False)
         except zmq.Again:
-            return
+            return came
         frames = [frame]
         while frame.more and len(frames) < most_frames:
             frame = socket.recv(_LAST, copy=False)
             frames.append(frame)
         if not frame.more:
-            yield frames
+            came.append(frames)
         else:
             frames.clear()
             refused(frame)
             if not _dropped(socket):
-                return
+                return came
         if not zmq.zmq_poll([(socket, _READABLE)], 0):
-            return
+            return came
+    return came
 
 
 def _dropped(socket: "zmq.Socket[bytes]") -> bool:

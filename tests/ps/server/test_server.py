@@ -1,5 +1,6 @@
 """The server loop: it survives whatever a peer sends, or fails to send."""
 
+import contextlib
 import gc
 import os
 import random
@@ -21,6 +22,7 @@ from ps import AdminClient, Client
 from ps.job_spec import make_cluster
 from ps.server import server as server_module
 from ps.server.server import ShardServer
+from ps.transport import connection_limits
 from shards import wire_format
 from shards.errors import BadInput
 from shards.ledger import Ledger
@@ -41,6 +43,7 @@ from shards.parameters import SavedProgress
 from shards.rules import Adam
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
+from tests.fuzz.hostile import spoken_to
 from tests.ps.slow_clock import held_up, standings
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
@@ -193,6 +196,25 @@ def test_an_oversized_frame_ends_its_own_connection(server: ShardServer) -> None
             peer.socket.recv()
     assert serves(server)
     assert psutil.Process().memory_info().rss - before < 200 << 20
+
+
+def test_a_stranger_wakes_an_idle_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However rarely an idle shard looks at its connections: a new one makes it look at once, and
+    soon again, so that a message without an end is noticed.
+    """
+    monkeypatch.setattr(connection_limits, "_CALM_LOOK_S", 3600.0)
+    piece = b"\x03" + (1 << 20).to_bytes(8, "big") + bytes(1 << 20)  # of 1 MB, and not the last
+    with ShardServer(spec_of(lease_s=14400.0), boot=1) as server:
+        (own,) = server._shard_endpoint._entrance._accepted
+        while own._look_at < time.monotonic() + 1800:
+            time.sleep(0.01)
+        with spoken_to(server.endpoint) as stranger:
+            stranger.settimeout(60)  # and a time-out is a failure
+            with contextlib.suppress(ConnectionError):
+                for _ in range(64):
+                    stranger.sendall(piece)
+                while stranger.recv(1 << 16):
+                    pass
 
 
 def test_strangers_and_peers_that_vanish(server: ShardServer) -> None:

@@ -193,6 +193,56 @@ def test_too_many_frames_are_not_kept(door: Door) -> None:
         assert eventually(lambda: dropped(connection))
 
 
+def test_looks_are_rare_while_every_peer_knows_the_job(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection of an unknown peer wakes the loop, and looks are frequent until it is known."""
+    monkeypatch.setattr(connection_limits, "_BUSY", 0)  # however long a look takes here
+
+    def next_look_s() -> float:
+        door.accepted._look_at = 0.0
+        return door.accepted.look()
+
+    assert next_look_s() == connection_limits._CALM_LOOK_S
+    with stranger(door) as connection:
+        assert next_look_s() == connection_limits.LOOK_S
+        connection.sendall(GREETING[4:])
+        assert eventually(lambda: vouched_for(door))
+        assert next_look_s() == connection_limits._CALM_LOOK_S
+        with spoken_to(door.endpoint):
+            assert door.accepted.events.poll(10_000), "the loop that waits at it wakes"
+            door.accepted.look()
+            assert door.accepted._look_at <= time.monotonic() + connection_limits.LOOK_S
+
+
+def test_a_message_is_not_counted_for_the_next_connection_of_its_number(door: Door) -> None:
+    """What was heard over a connection that has closed since is forgotten."""
+    with spoken_to(door.endpoint) as connection:
+        connection.sendall(GREETING)
+        assert eventually(lambda: bool(door.accepted.arrived(16)))
+        door.accepted._hear_events()
+        assert len(door.accepted._connections) == 1
+        heard = dict(door.accepted._heard)
+    frame = next(iter(heard.values()))
+    assert eventually(lambda: closed(door))
+    door.accepted._settle()
+    assert frame.get(zmq.SRCFD) not in door.accepted._connections
+    assert not door.accepted._heard
+
+
+def vouched_for(door: Door) -> bool:
+    came = door.accepted.arrived(16)
+    for message in came:
+        door.accepted.vouch(message[0])
+    return bool(came)
+
+
+def closed(door: Door) -> bool:
+    """Whether the door has heard that no connection is left."""
+    door.accepted._hear_events()
+    return not door.accepted._connections
+
+
 def unfinished(door: Door) -> int:
     """The unfinished bytes of all connections, at the last count."""
     door.heard()
