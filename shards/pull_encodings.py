@@ -61,7 +61,7 @@ class PullEncodings:
         if kind is Kind.F4 and not zstd:
             return tuple(
                 map(weights.__getitem__, self._cuts)
-            )  # not kept, or the buffer is not reused
+            )  # kept, it would hold the buffer
         made = self._made.get((kind, zstd))
         if made is None:
             made = self._made[kind, zstd] = self._make(weights, kind, zstd)

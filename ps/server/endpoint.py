@@ -212,8 +212,8 @@ class ShardEndpoint:
                 clocks = {"unix_s": time.time(), "cpu_s": time.process_time()}
                 self.send([shard.probed(sender, message, own, **clocks)])
             elif not (leaving and self._leaving.in_progress(sender, message.request)):
-                # Otherwise the answer is being sent, and this request is a repetition. Copies of one
-                # request that were delayed together need one answer.
+                # Otherwise the answer is being sent, and this request is a repetition. Copies of
+                # one request that were delayed together need one answer.
                 asked = address, message.request
                 if message.request == 0 or asked not in seen:
                     seen.add(asked)

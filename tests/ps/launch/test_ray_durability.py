@@ -113,7 +113,7 @@ def test_a_node_that_does_not_see_the_folder(
     ray_local: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node is another machine, and no folder of its own was named."""
-    monkeypatch.setattr(ray_launcher, "Folder", lambda _: Unmade())
+    monkeypatch.setattr(ray_launcher, "LogFolder", lambda _: Unmade())
     with pytest.raises(BadInput) as caught:
         ray_shards(specs_of(1), durability=Durability.PROCESS, logs=tmp_path).__enter__()
     folder = tmp_path / "shard-0"

@@ -205,7 +205,7 @@ def test_a_stranger_wakes_an_idle_shard(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(connection_limits, "_CALM_LOOK_S", 3600.0)
     piece = b"\x03" + (1 << 20).to_bytes(8, "big") + bytes(1 << 20)  # of 1 MB, and not the last
     with ShardServer(spec_of(lease_s=14400.0), boot=1) as server:
-        (own,) = server._shard_endpoint._entrance._accepted
+        (own,) = server._shard_endpoint._sockets._accepted
         while own._look_at < time.monotonic() + 1800:
             time.sleep(0.01)
         with spoken_to(server.endpoint) as stranger:
