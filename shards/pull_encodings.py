@@ -59,9 +59,7 @@ class PullEncodings:
             self._made.clear()
             self._version = version
         if kind is Kind.F4 and not zstd:
-            return tuple(
-                map(weights.__getitem__, self._cuts)
-            )  # kept, it would hold the buffer
+            return tuple(map(weights.__getitem__, self._cuts))  # kept, it would hold the buffer
         made = self._made.get((kind, zstd))
         if made is None:
             made = self._made[kind, zstd] = self._make(weights, kind, zstd)

@@ -82,7 +82,7 @@ def find(name: str) -> Bug:
     """The bug of this name; raises BadInput for an unknown one."""
     known = registry()
     if name not in known:
-        raise BadInput(f"bug {name!r}: expected one of {', '.join(known)}")
+        raise BadInput(f"bug {name!r}: expected a name that `downpour simulate --bug list` prints")
     return known[name]
 
 

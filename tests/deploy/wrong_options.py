@@ -332,7 +332,7 @@ ROWS: list[Row] = [
     _line("simulate --scenario data", "scenario data: Is a directory"),
     _line("simulate --scenario net.prototxt", "scenario net.prototxt: Expected '='"),
     _line("simulate --scenario empty.json", "scenario empty.json: Invalid statement"),
-    _line("simulate --bug nonsense", "bug 'nonsense': expected one of "),
+    _line("simulate --bug nonsense", "bug 'nonsense': expected a name that "),
     _line("simulate --bug", "--bug: expected a value, got none"),
     # --- inference --------------------------------------------------------------------------------
     _line("test", "test: expected --solver, got none"),

@@ -30,7 +30,7 @@ Array = NDArray[np.float32]
 BUGS = Bugs(ClusterConfig.SINGLE)
 
 
-def _record_anything(self: Ledger, worker: str, seq: int, clock: int, step: int, _: float) -> None:
+def _record_anything(self: Ledger, worker: str, seq: int, clock: int, step: int, *_: float) -> None:
     entry = self.entries[worker]
     entry.seq, entry.step = max(entry.seq, seq), max(entry.step, step)
     self.advance(worker, clock)
