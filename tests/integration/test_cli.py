@@ -108,7 +108,7 @@ def test_what_a_solver_asks_for(here: Run, tmp_path: Path) -> None:
     tiny.write_job(
         tmp_path,
         max_iter=400,
-        extra="test_interval: 100 display: 200 snapshot: 150 snapshot_after_train: false"
+        extra="test_interval: 100 display: 200 snapshot: 9999 snapshot_after_train: false"
         ' random_seed: 7 snapshot_prefix: "tiny"',
     )
     run = tmp_path / "run"
@@ -120,7 +120,7 @@ def test_what_a_solver_asks_for(here: Run, tmp_path: Path) -> None:
     assert sum(line.startswith("test at iteration 0: ") for line in lines) == 1
     assert sum(line.startswith("test at iteration 400: ") for line in lines) == 1
     assert 1 <= sum(line.startswith("steps ") for line in lines) <= 3
-    assert 400 not in snapshots(run)
+    assert snapshots(run) == []
     assert set(pq.read_table(run / "updates.parquet").to_pandas().seed) == {7}
     found = [result.iteration for result in read_evaluations(run / "evaluations.csv")]
     assert found == sorted({0, 400, *found})
