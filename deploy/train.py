@@ -13,7 +13,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -329,7 +328,7 @@ class _Observer:
         self._progress = progress
         self._settings = settings
         self._seed = seed
-        self._evaluations = EvaluationsFile(folder.evaluations, upto=begins_at)
+        self.evaluations = EvaluationsFile(folder.evaluations, upto=begins_at)
         self.updates: UpdatesWriter | None = None
 
     def started(self, cluster: Cluster, restored: list[int] | None) -> None:
@@ -349,7 +348,7 @@ class _Observer:
     def evaluated(self, result: Evaluation) -> None:
         self._progress.evaluated(result)
         with self._survives_loss():
-            self._evaluations.add(result)
+            self.evaluations.add(result)
 
     def moved(self, cluster: Cluster) -> None:
         assert self.updates is not None, "started comes first"
@@ -360,11 +359,6 @@ class _Observer:
 
     def told(self, text: str) -> None:
         self._progress.note(text)
-
-    @property
-    def evaluations(self) -> Sequence[Evaluation]:
-        """The tests of the whole run, including those before it was resumed."""
-        return self._evaluations.results
 
     def close(self) -> None:
         if self.updates is not None:
@@ -492,20 +486,12 @@ def _finish(
             outcome.weights,
             summary,
             folder,
-            observer,
+            observer.evaluations,
+            observer.evaluated,
             test=not outcome.interrupted,
             draw=not observer.updates.lost,
         )
     return None if outcome.interrupted else summary
-
-
-class _Tests(Protocol):
-    """Takes the results of tests and returns those so far."""
-
-    @property
-    def evaluations(self) -> Sequence[Evaluation]: ...
-
-    def evaluated(self, result: Evaluation) -> None: ...
 
 
 def _conclude(
@@ -513,7 +499,8 @@ def _conclude(
     weights: NDArray[np.float32],
     summary: Summary,
     folder: RunFolder,
-    tests: _Tests,
+    evaluations: EvaluationsFile,
+    report: Callable[[Evaluation], None],
     *,
     test: bool,
     draw: bool,
@@ -528,14 +515,14 @@ def _conclude(
         if test and inputs.test is not None:
             figures = inputs.test.whole(weights)
             steps = inputs.job.plan.steps
-            tests.evaluated(Evaluation(steps, summary.samples, summary.seconds, figures))
+            report(Evaluation(steps, summary.samples, summary.seconds, figures))
             summary = replace(
                 summary, test_accuracy=figures.get("accuracy"), test_loss=figures.get("loss")
             )
             folder.write_summary(summary)
     finally:
         if draw:
-            plot_loss(folder.updates, summary, folder.loss_plot, tests.evaluations)
+            plot_loss(folder.updates, summary, folder.loss_plot, evaluations.results)
             plot_staleness(folder.updates, summary, folder.staleness_plot)
     return summary
 
@@ -593,20 +580,8 @@ def _complete(inputs: _Inputs, found: LoadedSnapshot, summary: Summary) -> Summa
     with RunFolder.resume(out, TrainSettings.load(out / SETTINGS).plain()) as folder:
         weights = inputs.model.table.empty()
         found.manifest.map.join([state.weights for state in found.states], weights)
-        tests = _Written(EvaluationsFile(folder.evaluations, upto=inputs.job.plan.steps))
+        tests = EvaluationsFile(folder.evaluations, upto=inputs.job.plan.steps)
         drawable = folder.updates.is_file()
-        return _conclude(inputs, weights, summary, folder, tests, test=True, draw=drawable)
-
-
-class _Written:
-    """Tests of a run that has already ended: their results go to the file only."""
-
-    def __init__(self, file: EvaluationsFile) -> None:
-        self._file = file
-
-    @property
-    def evaluations(self) -> Sequence[Evaluation]:
-        return self._file.results
-
-    def evaluated(self, result: Evaluation) -> None:
-        self._file.add(result)
+        return _conclude(
+            inputs, weights, summary, folder, tests, tests.add, test=True, draw=drawable
+        )
