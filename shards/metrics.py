@@ -91,7 +91,10 @@ class Metrics:
         payload_bytes: int,
         now: float,
     ) -> None:
-        """Write the record of a push that made `version`."""
+        """Write the record of a push that made `version`.
+
+        `norm` is that of all its tables, `rate` that of the first one, or 0 if it has none.
+        """
         self.pushes += 1
         self.bytes_in += payload_bytes
         self.max_clock_gap = max(self.max_clock_gap, clock_gap)

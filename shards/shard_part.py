@@ -11,19 +11,15 @@ another copy receives as a separate value.
 
 from collections.abc import Callable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from cupy_kernels.backends import Backend
 from shards.ledger import Ledger
 from shards.metrics import Metrics
-from shards.parameters import ParameterStore, SavedProgress
+from shards.parameters import ParameterStore
 from shards.pull_replies import PullReplies
+from shards.shard_state import SavedProgress, ShardState
 from shards.spec import ShardSpec
 from shards.updates import Updates
 from shards.versions import Buffers
-
-Floats = NDArray[np.float32]
 
 
 class ShardPart:
@@ -47,31 +43,26 @@ class ShardPart:
         self.exported: dict[str, int] = {}
         self.rolled_back = False
 
-    def copy(self) -> tuple[SavedProgress, Floats, dict[str, Floats]]:
+    def copy(self) -> ShardState:
         """The whole state at one version, in host memory; the arrays will not change later.
 
         The ledger is not copied: encode it before the next transition.
         """
-        weights, slots = self.held.copy()
-        done = self.updates
-        return (
-            SavedProgress(self.held.version, done.steps, done.samples, self.ledger),
-            weights,
-            slots,
-        )
+        arrays, done = self.held.copy(), self.updates
+        counts = {name: part.count for name, part in self.held.parts.items()}
+        saved = SavedProgress(self.held.version, done.steps, done.samples, self.ledger, counts)
+        return ShardState(saved, arrays)
 
-    def restore(self, saved: SavedProgress, weights: Floats, slots: dict[str, Floats]) -> None:
+    def restore(self, state: ShardState) -> None:
         """Take over the state that another part's `copy` returned; active workers stay active."""
-        self.held.restore(saved.version, weights, slots)
-        self.serving.reset()
+        saved = state.saved
+        self.held.restore(saved.version, saved.updates, state.arrays)
         self.updates.steps, self.updates.samples = saved.steps, saved.samples
         self.ledger.entries, self.ledger.floor = saved.ledger.entries, saved.ledger.floor
 
-    def is_at(self, saved: SavedProgress, weights: Floats, slots: dict[str, Floats]) -> bool:
+    def is_at(self, state: ShardState) -> bool:
         """Whether this state was installed here and no push has been applied since."""
-        same = (self.held.version, self.updates.steps, self.updates.samples) == (
-            saved.version,
-            saved.steps,
-            saved.samples,
-        )
-        return same and self.ledger.lives == saved.ledger.lives and self.held.is_at(weights, slots)
+        saved, done = state.saved, self.updates
+        reached = self.held.version, done.steps, done.samples
+        same = reached == (saved.version, saved.steps, saved.samples)
+        return same and self.ledger.lives == saved.ledger.lives and self.held.is_at(state.arrays)

@@ -12,18 +12,17 @@ the others. Whether a push is acceptable at all is decided earlier (shard.py, pu
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+from msgspec import structs
 
 from cupy_kernels.updates import mean
-from shards import pushes
 from shards.errors import BadInput
 from shards.ledger import Ledger
 from shards.messages import Push
 from shards.metrics import Metrics
-from shards.parameters import ParameterStore
+from shards.parameters import Gradients, ParameterStore
 from shards.pushes import Arrived
 from shards.quiesce import QuiesceTracker
+from shards.schedules import Schedule
 from shards.spec import Merge, ShardSpec
 
 
@@ -56,13 +55,8 @@ class Updates:
 
     @property
     def rate(self) -> float:
-        """The learning rate of the next update.
-
-        The schedule's iteration is a step of the whole system: the steps applied so far, divided by
-        the number of workers. With one worker it is Caffe's iteration; with more it does not depend
-        on which workers are fast, started late or died.
-        """
-        return self._rate_at(self.steps)
+        """The learning rate of the job's first table at the next update."""
+        return _rate(self._spec.tables[0].schedule, self.steps // self._spec.workers)
 
     def joins(self, run: Sequence[Arrived], message: Push) -> bool:
         """Whether a push may be applied in one pass with `run`, which has at least one.
@@ -73,8 +67,9 @@ class Updates:
         if not self._sums or entry is None or message.seq != entry.seq + 1:
             return False
         steps = self.steps + sum(one.message.steps for one in run)
-        same_rate = self._rate_at(steps) == self.rate
-        return same_rate and all(one.message.worker != message.worker for one in run)
+        if any(one.message.worker == message.worker for one in run):
+            return False
+        return self._rates_at(steps) == self._rates_at(self.steps)
 
     def apply(self, run: Sequence[Arrived], now: float) -> list[Applied] | None:
         """Apply a run of pushes in one pass, or keep the only one for its round.
@@ -82,26 +77,30 @@ class Updates:
         If the guard refuses the only push, counts that and raises BadInput. If it refuses one of
         several, returns None and changes nothing; the caller then applies them one by one.
         """
-        if self._sums:
-            rate, before = self.rate, self._held.version
-            squares = self._held.apply_together([one.gradient for one in run], rate)
+        if self._spec.merge is Merge.EACH:
+            rates, before = self._rates_at(self.steps), self._held.version
+            squares = self._held.apply([one.gradients for one in run], rates)
             if squares is not None:
                 return [
-                    self._note(one, square**0.5, before + number, rate, now)
+                    self._note(one, square**0.5, before + number, rates, now)
                     for number, (one, square) in enumerate(zip(run, squares, strict=True))
                 ]
             if len(run) > 1:
                 return None
         (arrived,) = run
-        measured = self._measured(arrived)
+        try:
+            measured = self._measured(arrived)
+        except BadInput:
+            self._ledger.entries[arrived.message.worker].refused += 1
+            raise
         if self._spec.merge is Merge.ROUND:
             self.round[arrived.message.worker] = measured
             return []
-        return self._apply([measured], arrived.gradient, now)
+        return self._apply([measured], measured.gradients, now)
 
     def add_to_round(self, arrived: Arrived) -> None:
         """Keep a push for its round that another copy has judged and keeps too."""
-        self.round[arrived.message.worker] = pushes.measured(arrived, self._spec.guard)
+        self.round[arrived.message.worker] = self._measured(arrived)
 
     def close_rounds(self, now: float, standstill: QuiesceTracker) -> list[Applied]:
         """Apply every complete round; a round is the pushes that lead to one clock.
@@ -125,35 +124,43 @@ class Updates:
             if not all(standstill.allows(n, self.round[n].message.seq, now) for n in names):
                 break
             arrived = [self.round.pop(name) for name in names]
-            out += self._apply(arrived, mean([one.gradient for one in arrived]), now)
+            out += self._apply(arrived, _means([one.gradients for one in arrived]), now)
         return out
 
-    def _rate_at(self, steps: int) -> float:
-        try:
-            return self._spec.schedule.rate(steps // self._spec.workers)
-        except OverflowError:  # a growing policy; Caffe's reaches infinity too
-            return float("inf")
+    def _rates_at(self, steps: int) -> dict[str, float]:
+        """The learning rate of each table after this number of steps.
+
+        A schedule's iteration is a step of the whole system: the steps applied so far, divided by
+        the number of workers. With one worker it is Caffe's iteration; with more it does not depend
+        on which workers are fast, started late or died.
+        """
+        iteration = steps // self._spec.workers
+        rates = {}
+        for name, part in self._held.parts.items():
+            rates[name] = _rate(part.spec.schedule, iteration)
+        return rates
 
     def _measured(self, arrived: Arrived) -> Arrived:
-        """The push with its norm; if the guard refuses it, counts that and raises BadInput."""
+        """The push with its norm; raises BadInput if the guard refuses it."""
+        message = arrived.message
         try:
-            return pushes.measured(arrived, self._spec.guard)
-        except BadInput:
-            self._ledger.entries[arrived.message.worker].refused += 1
-            raise
+            squares = self._held.measure(arrived.gradients)
+        except BadInput as error:
+            raise BadInput(
+                f"push {message.seq} of worker {message.worker}: {error}"
+                f" (loss {message.loss:g}); is the rate too high?"
+            ) from None
+        return structs.replace(arrived, norm=squares**0.5)
 
-    def _apply(
-        self,
-        arrived: Sequence[Arrived],
-        gradient: NDArray[np.float32],
-        now: float,
-    ) -> list[Applied]:
-        """Make the next version from `gradient`, which combines the pushes `arrived`."""
-        rate, before = self.rate, self._held.version
-        self._held.apply(gradient, rate)
-        return [self._note(one, one.norm, before, rate, now) for one in arrived]
+    def _apply(self, arrived: Sequence[Arrived], gradients: Gradients, now: float) -> list[Applied]:
+        """Make the next version from `gradients`, which combine the pushes `arrived`."""
+        rates, before = self._rates_at(self.steps), self._held.version
+        self._held.apply([gradients], rates, guarded=False)
+        return [self._note(one, one.norm, before, rates, now) for one in arrived]
 
-    def _note(self, one: Arrived, norm: float, before: int, rate: float, now: float) -> Applied:
+    def _note(
+        self, one: Arrived, norm: float, before: int, rates: dict[str, float], now: float
+    ) -> Applied:
         """Record a push that was applied to version `before` and made version `before + 1`."""
         message = one.message
         clock_gap = self._ledger.record(
@@ -172,9 +179,22 @@ class Updates:
             version=applied.version,
             staleness=applied.staleness,
             clock_gap=clock_gap,
-            rate=rate,
+            rate=rates[message.parts[0].table] if message.parts else 0.0,
             norm=norm,
             payload_bytes=one.payload_bytes,
             now=now,
         )
         return applied
+
+
+def _rate(schedule: Schedule, iteration: int) -> float:
+    try:
+        return schedule.rate(iteration)
+    except OverflowError:  # a growing policy; Caffe's reaches infinity too
+        return float("inf")
+
+
+def _means(pushes: Sequence[Gradients]) -> Gradients:
+    """The mean of each table over the pushes that include it."""
+    tables = {name for push in pushes for name in push}
+    return {name: mean([push[name] for push in pushes if name in push]) for name in tables}
