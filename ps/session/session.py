@@ -90,6 +90,7 @@ class Session:
         self.table = table
         self.map = shard_map
         self.seq = 0
+        self.slowest_clock: int | None = None  # at the last pull that waited for it
         self.cargo = PayloadEncoder(table, shard_map, compression or Compression())
         self._shards = range(shard_map.shards)
         self._keys = [wire_format.flatten(ranges) for ranges in shard_map.ranges]
@@ -289,7 +290,10 @@ class Session:
                 return [], [self._relocated(frames)]
             case Refusal():
                 return self._refused(shard, reply, pending, now), []
-            case Parked() | Renewed():
+            case Parked():
+                self.slowest_clock = reply.min_clock
+                return [], []
+            case Renewed():
                 return [], []
         self._outstanding.remove(shard, reply.request)
         match reply:
@@ -454,7 +458,9 @@ class Session:
         if self._unsaved is not None:
             self._unsaved.pushed(shard, pending.message, pending.frames)
         if first:
-            raise BadInput(f"shard {shard}: {reply.text}")
+            error = BadInput(f"shard {shard}: {reply.text}")
+            error.shard = shard
+            raise error
         return []
 
     def _resend_pushes(self, shard: int, expected: int, now: float) -> list[Send]:
