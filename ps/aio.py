@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ps.cluster import Cluster
 from ps.jobs import Job, connect
-from ps.reader import Connection, Done, Reads
+from ps.reader import Connection, Done, ReadRequests
 from ps.table_views import TableViews
 from ps.transport.links import Links
 from shards import arguments
@@ -52,7 +52,7 @@ async def arrival(links: Links, timeout_s: float) -> None:
             loop.remove_reader(descriptor)
 
 
-class Reader:
+class AsyncReader:
     """A reader of a job's weights for coroutines; an asynchronous context manager.
 
     Reads that are called while `MOST_UNDER_WAY` are under way share the next one: each still gets
@@ -63,7 +63,7 @@ class Reader:
     def __init__(self, cluster: Cluster, views: TableViews, *, patience_s: float = 30.0) -> None:
         self._cluster, self._views = cluster, views
         self._patience_s = arguments.seconds("patience_s", patience_s, endless=True)
-        self._reads = Reads(cluster, self._patience_s)
+        self._reads = ReadRequests(cluster, self._patience_s)
         self._connection: Connection | None = None
         self._under_way: dict[int, asyncio.Future[Floats]] = {}
         self._next: asyncio.Future[Floats] | None = None
@@ -142,7 +142,7 @@ class Reader:
             self._connection.close()
             self._connection = None
 
-    async def __aenter__(self) -> "Reader":
+    async def __aenter__(self) -> "AsyncReader":
         # Connecting waits for handshakes, so it is done in a thread, which ends with it.
         self._connection = await asyncio.to_thread(Connection, self._cluster, self._patience_s)
         self._pump = asyncio.create_task(self._serve(self._connection))
@@ -157,7 +157,7 @@ class Reader:
         await self.close()
 
 
-def reader(job: Job | Cluster | str | os.PathLike[str], *, patience_s: float = 30.0) -> Reader:
+def reader(job: Job | Cluster | str | os.PathLike[str], *, patience_s: float = 30.0) -> AsyncReader:
     """A reader of a job's weights; use it with `async with`. See `ps.reader`."""
     found = job if isinstance(job, Job) else connect(job)
-    return Reader(found.cluster, found.views, patience_s=patience_s)
+    return AsyncReader(found.cluster, found.views, patience_s=patience_s)

@@ -253,6 +253,7 @@ def _specs(
     given = dict(start or {})
     for other in given.keys() - described.keys():
         raise BadInput(f"start: expected names of tables, {', '.join(described)}; got {other!r}")
+    bound = arguments.bound("staleness", staleness)
     ((only, dense),) = described.items()
     table = dense.table(only)
     specs = shard_specs(
@@ -263,13 +264,14 @@ def _specs(
         decay=dense.decay,
         guard=dense.guard,
         compression=dense.compression,
-        bound=staleness,
+        bound=bound,
         workers=workers,
         name=name,
     )
     arena = table.empty()
-    dense.start(table, arena, given.get(only))
-    return specs, TableViews({only: (table, dense.structure)}), arena
+    views = TableViews({only: (table, dense.structure)})
+    views.write(only, given.get(only, dense.start), arena)
+    return specs, views, arena
 
 
 def _shown(table: DenseTable) -> str:

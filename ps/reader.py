@@ -2,7 +2,7 @@
 
 A reader registers nothing, so no worker waits for it, and it does not wait at the staleness bound.
 It repeats a request until every shard has answered: reading again is always safe. What to send is
-decided by `Reads`, which is pure and may have any number of reads under way; the blocking `Reader`
+decided by `ReadRequests`, which is pure and may have any number of reads under way; the blocking `Reader`
 here and the one in ps/aio.py drive it.
 """
 
@@ -51,7 +51,7 @@ class Done(msgspec.Struct, frozen=True):
     error: Exception | None = None
 
 
-class Reads:
+class ReadRequests:
     """The reads under way of one reader; pure, times are the driver's in seconds."""
 
     def __init__(self, cluster: Cluster, patience_s: float) -> None:
@@ -160,7 +160,7 @@ class Reader:
         patience_s = arguments.seconds("patience_s", patience_s, endless=True)
         self.versions: tuple[int, ...] = ()
         self._views = views
-        self._reads = Reads(cluster, patience_s)
+        self._reads = ReadRequests(cluster, patience_s)
         self._connection: Connection | None = Connection(cluster, patience_s)
 
     def pull(self, table: str | None = None) -> Any:

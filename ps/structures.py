@@ -147,8 +147,7 @@ def _plain(what: str, value: Any) -> NDArray[Any]:
             plain = np.asarray(value)
         except (TypeError, ValueError, RuntimeError):
             raise arguments.wrong(what, "an array of floats", value) from None
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if number:
+    if type(value) in (int, float):
         return plain.astype(np.float32)
     # ml_dtypes' bfloat16, which JAX uses, is no kind of float to NumPy, but converts to one.
     if plain.dtype.name == "bfloat16":

@@ -52,7 +52,7 @@ class Dense:
         )
         self.compression = compression_of("compression", compression)
         self.tensors = _multiplied(self.structure.tensors, multipliers or {})
-        self._start = params
+        self.start = params
 
     @classmethod
     def like(cls, params: object, **settings: Any) -> "Dense":
@@ -87,10 +87,6 @@ class Dense:
     def table(self, name: str) -> DenseTable:
         """The table as the shards know it."""
         return DenseTable(name, self.tensors)
-
-    def start(self, table: DenseTable, arena: Floats, params: object | None = None) -> None:
-        """Write the first values, or `params` of the same structure, into an arena."""
-        self.structure.write(self._start if params is None else params, table.views(arena))
 
 
 class Tables(Mapping[str, Dense]):

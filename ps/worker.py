@@ -39,7 +39,7 @@ PULL_S = 600.0
 """How long a step's pull waits at the staleness bound, in seconds, by default."""
 
 
-class Ack(msgspec.Struct, frozen=True):
+class PushAck(msgspec.Struct, frozen=True):
     """What became of a push.
 
     `seq` numbers the worker's pushes. `versions` are those that the push made, one a shard;
@@ -60,7 +60,7 @@ class AckFuture:
 
     def __init__(self, worker: "Worker", seq: int, pulled_at: float) -> None:
         self._worker = worker
-        self._ack: Ack | None = None
+        self._ack: PushAck | None = None
         self.seq = seq
         self._pulled_at = pulled_at
 
@@ -68,7 +68,7 @@ class AckFuture:
         """Whether every shard has acknowledged the push, as far as this worker has heard."""
         return self._ack is not None
 
-    def result(self, timeout_s: float = RESULT_S) -> Ack:
+    def result(self, timeout_s: float = RESULT_S) -> PushAck:
         """Wait for the acknowledgement; raises `ps.errors.Retry` after `timeout_s` seconds.
 
         The push is not lost by that: it is still being repeated.
@@ -85,7 +85,7 @@ class AckFuture:
     def resolve(self, event: events.Pushed) -> None:
         """Every shard has acknowledged the push."""
         age_s = time.monotonic() - self._pulled_at
-        self._ack = Ack(event.seq, event.versions, event.staleness, age_s, event.duplicates > 0)
+        self._ack = PushAck(event.seq, event.versions, event.staleness, age_s, event.duplicates > 0)
 
 
 class Worker:
@@ -100,7 +100,7 @@ class Worker:
         self._views = views
         self._prefetch = prefetch
         self._unacknowledged: dict[int, AckFuture] = {}
-        self._open: Step | None = None
+        self._open: WorkerStep | None = None
         client.on_pushed = self._acknowledged
 
     @property
@@ -123,7 +123,7 @@ class Worker:
             raise
 
     @contextmanager
-    def step(self, *, samples: int = 0) -> "Iterator[Step]":
+    def step(self, *, samples: int = 0) -> "Iterator[WorkerStep]":
         """One step: pull, compute, push, and one tick of the clock.
 
         `samples` counts the examples in it, for the records. What the step was given to push is
@@ -131,7 +131,7 @@ class Worker:
         """
         if self._open is not None:
             raise BadInput(f"worker {self.name}: a step is open; expected one after the other")
-        self._open = step = Step(self, arguments.whole("samples", samples, 0))
+        self._open = step = WorkerStep(self, arguments.whole("samples", samples, 0))
         try:
             with self._named():
                 yield step
@@ -187,7 +187,7 @@ class Worker:
         return future
 
 
-class Step:
+class WorkerStep:
     """One step of a worker; set `loss` for the records. See `Worker.step`."""
 
     def __init__(self, worker: Worker, samples: int) -> None:
