@@ -2,7 +2,7 @@
 
 A reader registers nothing, so no worker waits for it, and it does not wait at the staleness bound.
 It repeats a request until every shard has answered: reading again is always safe. What to send is
-decided by `ReadRequests`, which is pure and may have any number of reads under way; the blocking `Reader`
+decided by `ReadRequests`, which is pure and may have many reads under way; the blocking `Reader`
 here and the one in ps/aio.py drive it.
 """
 
