@@ -20,12 +20,12 @@ from safetensors.numpy import save
 from ps.session.compression import Writing
 from ps.snapshots.object_store import Store
 from ps.snapshots.shard_file import (
-    CHECK_LENGTH,
     StateFile,
     read_arrays,
     tensors_check,
     write_arrays,
 )
+from shards.checksums import HEX_DIGITS
 from shards.errors import UNDECODABLE, BadInput, GiveUp, quoted
 from shards.messages import Count, Name
 
@@ -137,7 +137,7 @@ def load_state(path: Path) -> tuple[WorkerState, Arrays]:
     try:
         with safe_open(path, "numpy") as file:
             whole = (file.metadata() or {}).get(_KEY, "")
-            metadata, check = whole[:-CHECK_LENGTH], whole[-CHECK_LENGTH:]
+            metadata, check = whole[:-HEX_DIGITS], whole[-HEX_DIGITS:]
             state = msgspec.json.decode(metadata, type=WorkerState)
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except OSError as error:

@@ -238,11 +238,11 @@ def test_a_note_speaks_of_no_file_but_its_own(
     secret.write_bytes(SECRET)
     for name in (OWN, "other.safetensors", "..safetensors"):
         (place / FOLDER / name).write_bytes(SECRET)
-    part = StateFile(file.format(secret=secret), size, 1, (0,), 4096)
+    part = StateFile(file.format(secret=secret), size, 1, ("0" * 16,), 4096)
     kept = SavedWorkerState(worker="w", incarnation=0, base=1, seq=1, part=part)
     (place / FOLDER / note).write_bytes(checked_json.encode(kept))
     assert gathered(SnapshotCatalog(place).store, {"w": (0, 1)}, 0.0) == ([], ["w"])
-    good = msgspec.structs.replace(kept, part=StateFile(OWN, len(SECRET), 1, (0,), 4096))
+    good = msgspec.structs.replace(kept, part=StateFile(OWN, len(SECRET), 1, ("0" * 16,), 4096))
     (place / FOLDER / "w.0.1-1.json").write_bytes(checked_json.encode(good))
     found = [(f"{FOLDER}/{OWN}", good)]
     assert gathered(SnapshotCatalog(place).store, {"w": (0, 1)}, 0.0) == (found, [])
