@@ -2,7 +2,8 @@
 
 The checksum (shards/checksums.py) is that of all other fields, as compact JSON in the order of the
 file. So the layout of the text does not count, and any other change is detected: a value, a name,
-the order, a field that is missing or added. A file that a person has written or edited needs no `check`.
+the order, a field that is missing or added. A file that a person has written or edited needs no
+`check`.
 """
 
 from typing import Any, TypeVar
