@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -26,6 +26,8 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tests.support.clusters import RunningRay
 
 # How long an example takes, or drawing it, is the machine's affair.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -105,25 +107,17 @@ def spark() -> Iterator["SparkSession"]:
 def ray_local() -> Iterator[str]:
     """The address of an embedded Ray of four CPUs that this process is connected to."""
     from deploy.ray_cluster import connect
-    from tests.patient_ray import patient
+    from tests.support.slow_ray_start import patient
 
     with patient(), connect(None, 4) as address:
         yield address
 
 
-class RunningRay(NamedTuple):
-    """A Ray that others have started: HOST:PORT, ray://HOST:PORT, and the environment of those who
-    may speak to it."""
-
-    address: str
-    client: str
-    token: dict[str, str]
-
-
 @pytest.fixture(scope="session")
-def running_ray() -> Iterator[RunningRay]:
+def running_ray() -> Iterator["RunningRay"]:
     """A Ray head of two CPUs, with a token."""
-    from tests.clusters import free_port, ray_head
+    from tests.support.clusters import RunningRay, ray_head
+    from tests.support.ports import free_port
 
     # Its path must be short, for it holds sockets.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
@@ -138,7 +132,7 @@ def running_ray() -> Iterator[RunningRay]:
 @pytest.fixture(scope="session")
 def spark_master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A standalone master's URL; its worker has two cores, and believes in two GPUs."""
-    from tests.clusters import standalone_spark
+    from tests.support.clusters import standalone_spark
 
     with standalone_spark(tmp_path_factory.mktemp("spark"), gpus=2) as url:
         yield url
@@ -147,7 +141,7 @@ def spark_master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def connect_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The sc:// URL of a Spark Connect server with two slots."""
-    from tests.clusters import connect_server
+    from tests.support.clusters import connect_server
 
     with connect_server(tmp_path_factory.mktemp("connect")) as url:
         yield url
@@ -164,7 +158,7 @@ def emulated() -> None:
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A CuPy whose only GPU is the emulator."""
     from cupy_kernels import device
-    from tests.cupy_kernels.fake_cupy import fake_cupy
+    from tests.support.fake_cupy import fake_cupy
 
     fake = fake_cupy()
     monkeypatch.setitem(sys.modules, "cupy", fake)

@@ -32,8 +32,15 @@ from ps.launch.ray_launcher import RayShards, ray_shards, replicated_ray_shards
 from ps.launch.replica_supervisor import ReplicatedShards
 from shards.errors import GiveUp
 from shards.schedules import Fixed
-from tests.clusters import ray_head, ray_node
-from tests.ps.launch.pushing import PRIMARY, TABLE, Worker, await_that, check_applied_once, specs_of
+from tests.support.clusters import ray_head, ray_node
+from tests.support.replicated_job import (
+    PRIMARY,
+    TABLE,
+    Worker,
+    await_that,
+    check_applied_once,
+    specs_of,
+)
 
 _TOKEN = "0123456789abcdef" * 4
 _HERE, _THERE, _ELSEWHERE = "127.0.0.3", "127.0.0.4", "127.0.0.5"

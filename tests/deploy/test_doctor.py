@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 import ps
-from tests.in_process import Run, command
 from tests.ps.replication.test_replica_server import Group, await_that, group
+from tests.support.cli_in_process import Run, command
 
 __all__ = ["group"]  # a fixture
 

@@ -15,8 +15,8 @@ import pytest
 import worker
 from deploy.java import java_environment
 from shards.errors import BadInput, GiveUp
-from tests.integration.jobs import Broken, Silent, counted, ones_job, rows
 from tests.ps.launch.test_durability import quick_start
+from tests.support.ones_job import Broken, Silent, counted, ones_job, rows
 from worker import spark as door
 from worker.dataframes import dealt, first_shape
 from worker.job import Job

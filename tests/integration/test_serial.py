@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 from ps import AdminClient, Client, Cluster, local_shards, shard_specs
 from shards.rules import SGD, Adagrad, Momentum, Rule
 from shards.spec import Merge
-from tests.integration.jobs import Ones, ones_job
+from tests.support.ones_job import Ones, ones_job
 from worker.batches import Batches
 from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel

@@ -17,7 +17,7 @@ from shards.messages import Standing
 from shards.rules import SGD, Momentum, Rule
 from shards.schedules import Fixed
 from shards.spec import Merge
-from tests.ps.session.answers import Array
+from tests.support.session_replies import Array
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("a", (700,)), ps.TensorSpec("b", (3, 100))))
 UNIT = Fixed(base_rate=1.0)

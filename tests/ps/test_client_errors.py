@@ -21,7 +21,7 @@ from shards.ledger import Ledger
 from shards.messages import Standing
 from shards.parameters import SavedProgress
 from shards.schedules import Fixed
-from tests.clusters import free_port
+from tests.support.ports import free_port
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
 

@@ -16,7 +16,7 @@ from shards.messages import Standing
 from shards.rules import SGD, Adam, Momentum, Rule
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
-from tests.ps.session.answers import Array
+from tests.support.session_replies import Array
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("a", (3000,)), ps.TensorSpec("b", (3, 100))))
 

@@ -14,7 +14,7 @@ from ps import Client, Cluster
 from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots.catalog import SnapshotCatalog
 from shards.rules import Momentum
-from tests.ps.snapshots.saved import MAP, TABLE, full_disk
+from tests.support.snapshot_stores import MAP, TABLE, full_disk
 
 DEADLINE_S = 60.0
 

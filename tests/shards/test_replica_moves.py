@@ -31,7 +31,7 @@ from shards.replication_messages import Assignment, Configuration
 from shards.shard import Shard
 from shards.spec import Merge
 from shards.wire_format import Buffer
-from tests.shards.shard_dsl import SIZE, fresh, hello, join, leave, push, spec
+from tests.support.shard_dsl import SIZE, fresh, hello, join, leave, push, spec
 
 GRADIENT = [np.ones(SIZE, np.float32).tobytes()]
 HERE = b"here"

@@ -15,7 +15,7 @@ from shards.messages import (
     Welcome,
 )
 from shards.tables import cut_evenly
-from tests.shards.shard_dsl import (
+from tests.support.shard_dsl import (
     REAL,
     TABLE,
     Talk,

@@ -31,8 +31,8 @@ from tests.shards import (
     test_shard_rounds,
     test_shard_state,
 )
-from tests.shards.conversation import converse
-from tests.shards.shard_dsl import SIZE, Talk, as_bytes, fresh, gradient, pull, push, refusal, spec
+from tests.support.shard_conversation import converse
+from tests.support.shard_dsl import SIZE, Talk, as_bytes, fresh, gradient, pull, push, refusal, spec
 
 pytestmark = pytest.mark.usefixtures("emulated")
 

@@ -11,7 +11,7 @@ from shards.messages import (
     Refusal,
     Remedy,
 )
-from tests.shards.shard_dsl import SIZE, Talk, gradient, hello, join, push, refusal
+from tests.support.shard_dsl import SIZE, Talk, gradient, hello, join, push, refusal
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 
 from shards.messages import Ack, Joined, Left, Parked, Welcome
 from shards.spec import Merge
-from tests.shards.shard_dsl import (
+from tests.support.shard_dsl import (
     REAL,
     SIZE,
     Said,

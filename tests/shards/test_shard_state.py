@@ -21,7 +21,7 @@ from shards.messages import (
 )
 from shards.parameters import SavedProgress
 from shards.rules import Adam, Momentum
-from tests.shards.shard_dsl import (
+from tests.support.shard_dsl import (
     SIZE,
     Talk,
     as_bytes,

@@ -23,8 +23,8 @@ from ps.wal.catalog import load_logs, newest_logs
 from shards.errors import BadInput, GiveUp
 from shards.messages import ShardStatus
 from shards.spec import ShardSpec
-from tests.integration.jobs import Ones, ones_job, rows
-from tests.ps.snapshots.saved import Keyed
+from tests.support.ones_job import Ones, ones_job, rows
+from tests.support.snapshot_stores import Keyed
 from tests.worker.test_job_shards import Servers
 from worker import job_runner, spark
 from worker.evaluation import Evaluation, EvaluationPlan

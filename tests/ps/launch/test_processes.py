@@ -20,12 +20,12 @@ import ps
 from ps import AdminClient, ShardDevice, process_shards
 from ps.launch import launcher, processes, single_copies
 from shards.errors import BadInput, GiveUp, WrongBuild
-from tests.clusters import free_port
-from tests.ps.launch.sample_job import check_until_it_fails, specs_of, train
+from tests.support.ports import free_port
+from tests.support.sample_job import check_until_it_fails, specs_of, train
 
 PARENT = """
 import sys, time
-from tests.ps.launch.sample_job import specs_of
+from tests.support.sample_job import specs_of
 from ps import process_shards
 
 with process_shards(specs_of()) as hosts:

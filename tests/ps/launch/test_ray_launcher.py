@@ -14,8 +14,8 @@ from ps.launch.ray_launcher import ray_shards
 from ps.security.keys import address_of
 from shards.errors import BadInput, GiveUp, WrongBuild
 from shards.schedules import Fixed
-from tests.ps.launch.pushing import Worker, check_applied_once
-from tests.ps.launch.sample_job import TABLE, check_until_it_fails, specs_of, train
+from tests.support.replicated_job import Worker, check_applied_once
+from tests.support.sample_job import TABLE, check_until_it_fails, specs_of, train
 
 
 def listening(cluster: ps.Cluster) -> list[bool]:

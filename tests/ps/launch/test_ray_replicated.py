@@ -18,7 +18,7 @@ from ps.launch import ray_actors
 from ps.launch.ray_actors import Actor
 from ps.launch.ray_launcher import _InRay, apart, replicated_ray_shards
 from shards.errors import GiveUp
-from tests.ps.launch.pushing import (
+from tests.support.replicated_job import (
     BACKUP,
     COORDINATOR,
     PRIMARY,
@@ -30,7 +30,7 @@ from tests.ps.launch.pushing import (
     specs_of,
     whole_again,
 )
-from tests.ps.launch.sample_job import check_until_it_fails
+from tests.support.sample_job import check_until_it_fails
 
 
 def records() -> set[Path]:

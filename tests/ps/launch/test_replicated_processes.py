@@ -15,7 +15,7 @@ from ps.launch.child_protocol import CoordinatorLaunch, CopyLaunch
 from ps.launch.replica_supervisor import ProcessHandle, ReplicatedShards, supervise
 from ps.launch.replicated_processes import replicated_shards
 from shards.errors import BadInput, GiveUp
-from tests.ps.launch.pushing import (
+from tests.support.replicated_job import (
     BACKUP,
     COORDINATOR,
     PRIMARY,

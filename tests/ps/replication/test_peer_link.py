@@ -9,7 +9,7 @@ import pytest
 from ps.replication.peer_link import PeerLink
 from shards.replica import Post
 from shards.replication_messages import Replicate, Sync, ToPeer
-from tests.clusters import free_port
+from tests.support.ports import free_port
 
 FLOATS = 1 << 19  # 2 MB: large
 HERE = "tcp://127.0.0.1:*"

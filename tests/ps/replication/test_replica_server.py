@@ -37,7 +37,7 @@ from shards.replication_messages import Beat
 from shards.rules import Adam
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
-from tests.ps.slow_clock import held_up, standings
+from tests.support.slow_clock import held_up, standings
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
 ANYWHERE = "tcp://127.0.0.1:*"

@@ -32,8 +32,10 @@ from shards.errors import BadInput, GiveUp
 from shards.messages import PROTOCOL, AskStatus, Hello
 from shards.replica import Post
 from shards.replication_messages import Beat, Replicated
-from tests.ps.launch import pushing
-from tests.ps.launch.pushing import (
+from tests.ps.replication.test_replica_server import ANYWHERE, TABLE, Group, await_that, push
+from tests.ps.security.test_curve import say, text
+from tests.support import replicated_job
+from tests.support.replicated_job import (
     COORDINATOR,
     PRIMARY,
     SILENCE_S,
@@ -41,8 +43,6 @@ from tests.ps.launch.pushing import (
     check_applied_once,
     specs_of,
 )
-from tests.ps.replication.test_replica_server import ANYWHERE, TABLE, Group, await_that, push
-from tests.ps.security.test_curve import say, text
 
 LONG_S = 60.0
 
@@ -347,7 +347,7 @@ def test_processes_are_killed() -> None:
         replicated_shards(specs_of(), silence_s=SILENCE_S, secure=True) as hosts,
         ps.AdminClient(hosts.cluster) as console,
     ):
-        console.install(pushing.TABLE.empty())
+        console.install(replicated_job.TABLE.empty())
         workers = [Worker(hosts.cluster.for_workers(), name) for name in ("a", "b")]
         before = dict(hosts.pids)
         for victim in (COORDINATOR, PRIMARY):
@@ -357,8 +357,10 @@ def test_processes_are_killed() -> None:
             for worker in workers:
                 worker.goes_on()
             if victim == COORDINATOR:
-                pushing.whole_again(hosts, victim, before[victim])
-        pushing.await_that(lambda: hosts.pids.get(PRIMARY, before[PRIMARY]) != before[PRIMARY])
+                replicated_job.whole_again(hosts, victim, before[victim])
+        replicated_job.await_that(
+            lambda: hosts.pids.get(PRIMARY, before[PRIMARY]) != before[PRIMARY]
+        )
         check_applied_once(hosts.cluster, workers)
         access = hosts.cluster.access
         assert access is not None

@@ -44,7 +44,7 @@ from shards.rules import Adam
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
 from tests.fuzz.hostile import spoken_to
-from tests.ps.slow_clock import held_up, standings
+from tests.support.slow_clock import held_up, standings
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
 SEED = 20

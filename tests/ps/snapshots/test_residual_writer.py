@@ -23,7 +23,7 @@ from ps.snapshots.worker_state import SavedWorkerState
 from shards.errors import BadInput
 from shards.rules import Momentum
 from shards.schedules import Fixed
-from tests.ps.snapshots.saved import MAP, TABLE
+from tests.support.snapshot_stores import MAP, TABLE
 
 STEPS = 24
 DEADLINE_S = 60.0

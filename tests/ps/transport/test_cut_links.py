@@ -105,7 +105,7 @@ def test_a_link_that_is_cut_and_whole_again_has_another_connection(tmp_path: Pat
     The rest happens in a process with a network of its own.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "tests.ps.transport.cut_link"],
+        [sys.executable, "-m", "tests.support.cut_link"],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": f"{without_numba(tmp_path / 'light')}:{ROOT}"},
         capture_output=True,

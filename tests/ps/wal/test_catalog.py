@@ -15,7 +15,7 @@ from shards.messages import Install
 from shards.shard import Shard
 from shards.tables import cut_evenly
 from tests.ps.wal.test_writer import written
-from tests.shards.shard_dsl import TABLE, fresh, spec
+from tests.support.shard_dsl import TABLE, fresh, spec
 
 
 def test_the_one_that_came_farthest(tmp_path: Path) -> None:

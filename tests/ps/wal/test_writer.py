@@ -28,7 +28,7 @@ from shards.errors import BadInput, GiveUp
 from shards.messages import Ack, Install
 from shards.rules import Momentum
 from shards.shard import Shard
-from tests.shards.shard_dsl import SIZE, fresh, hello, join, push, spec
+from tests.support.shard_dsl import SIZE, fresh, hello, join, push, spec
 
 LEVELS = (Durability.PROCESS, Durability.LOGGED)
 

@@ -1,4 +1,4 @@
-"""A client with packets that vanish under a push, `python -m tests.ps.transport.cut_link`; needs
+"""A client with packets that vanish under a push, `python -m tests.support.cut_link`; needs
 root.
 
 It prints whether a push was acknowledged over another connection than it began on, and fails if any

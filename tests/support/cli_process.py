@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
-from tests import tiny
+from tests.support import tiny_job
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 from worker.caffe.weights import read_caffemodel
@@ -140,7 +140,7 @@ def check_folder(
         "shards": shards,
         "staleness_bound": bound,
         "updates": updates,
-        "samples": updates * tiny.BATCH,
+        "samples": updates * tiny_job.BATCH,
         "worker_restarts": restarts,
         "max_clock_gap": rows["clock_gap"].max(),
         "staleness_max": rows["staleness"].max(),
