@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.support.clusters import RunningRay
+    from tests.support.replica_group import Group
 
 # How long an example takes, or drawing it, is the machine's affair.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -145,6 +146,31 @@ def connect_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     with connect_server(tmp_path_factory.mktemp("connect")) as url:
         yield url
+
+
+@pytest.fixture
+def quick_start(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start processes without numba: loading it takes most of their start."""
+    from ps.launch import processes
+    from tests.support.numba_hidden import without_numba
+
+    folder = without_numba(tmp_path_factory.mktemp("quick") / "start")
+    paths = os.pathsep.join([folder, processes._import_path()])
+    monkeypatch.setattr(processes, "_import_path", lambda: paths)
+    monkeypatch.setenv("PYTHONPATH", paths)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator["Group"]:
+    """A shard's primary, boot 1, and its backup, boot 2, in sync, before any weights."""
+    from tests.support.replica_group import Group
+
+    group = Group(tmp_path)
+    for copies in ((1,), (1, 2)):
+        group.join()
+        group.await_holders(*copies)
+    yield group
+    group.stop()
 
 
 @pytest.fixture

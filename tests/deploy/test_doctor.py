@@ -9,10 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 import ps
-from tests.ps.replication.test_replica_server import Group, await_that, group
 from tests.support.cli_in_process import Run, command
-
-__all__ = ["group"]  # a fixture
+from tests.support.replica_group import Group, await_that
 
 
 @pytest.fixture

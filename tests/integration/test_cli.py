@@ -27,7 +27,6 @@ from deploy import ray_cluster
 from deploy.evaluations import read_evaluations
 from ps.launch import processes, replicated_processes
 from shards.spec import ShardSpec
-from tests.ps.launch.test_durability import quick_start
 from tests.support import tiny_job
 from tests.support.cli_in_process import Run, command
 from tests.support.cli_process import (
@@ -41,9 +40,11 @@ from tests.support.cli_process import (
 from worker import spark as door
 from worker.job_shards import JobShards
 
-__all__ = ["quick_start"]  # a fixture of every test here
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("quick_start"),
+]
 
 TRAIN = ("train", "--solver", "solver.prototxt", "--data", "data", "--out", "run", "--shards", 2)
 _MODULES = {"ps.launch.shard_process", "ps.launch.copy_process", "ps.launch.coordinator_process"}

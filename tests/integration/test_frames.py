@@ -15,14 +15,13 @@ import pytest
 import worker
 from deploy.java import java_environment
 from shards.errors import BadInput, GiveUp
-from tests.ps.launch.test_durability import quick_start
 from tests.support.ones_job import Broken, Silent, counted, ones_job, rows
 from worker import spark as door
 from worker.dataframes import dealt, first_shape
 from worker.job import Job
 from worker.job_runner import run_job
 
-__all__ = ["quick_start"]  # a fixture of every test here
+pytestmark = pytest.mark.usefixtures("quick_start")
 
 ROOT = Path(__file__).parents[2]
 
@@ -272,9 +271,9 @@ print(json.dumps([report.worker for report in trained.outcome.reports]))
 @pytest.mark.slow
 def test_a_program_in_an_environment_that_is_not_activated(tmp_path: Path) -> None:
     """`.venv/bin/python program.py` trains, whatever `python3` comes first on PATH."""
-    from tests import tiny
+    from tests.support import tiny_job
 
-    tiny.write_job(tmp_path)
+    tiny_job.write_job(tmp_path)
     (tmp_path / "program.py").write_text(PROGRAM)
     python = bare_python(tmp_path / "bin")
     env = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}

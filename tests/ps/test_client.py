@@ -3,8 +3,7 @@
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,23 +16,7 @@ from shards.messages import Standing
 from shards.rules import SGD, Momentum, Rule
 from shards.schedules import Fixed
 from shards.spec import Merge
-from tests.support.session_replies import Array
-
-TABLE = ps.DenseTable("net", (ps.TensorSpec("a", (700,)), ps.TensorSpec("b", (3, 100))))
-UNIT = Fixed(base_rate=1.0)
-
-
-@contextmanager
-def shards_for(weights: Array | None = None, **options: object) -> Iterator[Cluster]:
-    """Two shards of TABLE under plain SGD at rate 1, unless `options` change that."""
-    told: dict[str, object] = {"shards": 2, "schedule": UNIT}
-    with ps.local_shards(ps.shard_specs(TABLE, **(told | options)), weights) as cluster:  # type: ignore[arg-type]
-        yield cluster
-
-
-def everywhere(value: float) -> Array:
-    """A gradient with `value` in every float, including the padding."""
-    return np.full(TABLE.size, value, np.float32)
+from tests.support.two_shards import TABLE, UNIT, everywhere, shards_for
 
 
 def in_threads(workers: int, work: Callable[[int], None]) -> None:

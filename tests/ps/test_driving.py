@@ -28,7 +28,7 @@ from ps.transport.links import Links
 from ps.transport.local_sockets import Transport
 from shards.errors import BadInput
 from shards.shard import Shard
-from tests.ps.test_client import TABLE, UNIT, everywhere, shards_for
+from tests.support.two_shards import TABLE, UNIT, everywhere, shards_for
 
 
 @contextmanager

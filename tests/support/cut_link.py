@@ -12,7 +12,7 @@ import psutil
 
 import ps
 from tests.chaos.namespaces import Ports, move_into_own
-from tests.ps.transport.test_cut_links import SIZE, client_of, shards_of_one
+from tests.support.one_shard import SIZE, client_of, shards_of_one
 
 _CUT_S, _TRIES = 2.2, 5
 _CONNECTIONS = 2  # a client's: its own, and the idle one of its lease

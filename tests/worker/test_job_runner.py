@@ -25,7 +25,7 @@ from shards.messages import ShardStatus
 from shards.spec import ShardSpec
 from tests.support.ones_job import Ones, ones_job, rows
 from tests.support.snapshot_stores import Keyed
-from tests.worker.test_job_shards import Servers
+from tests.support.stoppable_shards import Servers
 from worker import job_runner, spark
 from worker.evaluation import Evaluation, EvaluationPlan
 from worker.training_loop import WorkerReport

@@ -17,8 +17,7 @@ from ps import AdminClient, Durability
 from ps.launch import ray_launcher
 from ps.launch.ray_launcher import RayShards, ray_shards
 from shards.errors import BadInput, GiveUp
-from tests.ps.launch.test_durability import PATIENCE_S, TABLE, more, pushing, specs_of, until
-from tests.ps.launch.test_rollback import losses
+from tests.support.pushers import PATIENCE_S, TABLE, losses, more, pushing, specs_of, until
 
 
 class Unmade:

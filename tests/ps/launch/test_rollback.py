@@ -20,14 +20,13 @@ from ps.launch import launcher, restart
 from ps.launch.processes import ProcessShards
 from ps.transport.local_sockets import Transport
 from shards.errors import BadInput, GiveUp
-from tests.ps.launch import test_durability
-from tests.ps.launch.test_durability import PATIENCE_S, TABLE, more, pushing, specs_of, until
+from tests.support.pushers import PATIENCE_S, TABLE, losses, more, pushing, specs_of, until
 
-quick_start = test_durability.quick_start
+pytestmark = pytest.mark.usefixtures("quick_start")
 PARENT = """
 import time
 from ps import process_shards
-from tests.ps.launch.test_durability import specs_of
+from tests.support.pushers import specs_of
 
 with process_shards(specs_of(1), rollback_s=600.0) as hosts:
     print(*hosts.pids, flush=True)
@@ -60,18 +59,6 @@ def parts(console: AdminClient) -> list[set[float]]:
         {float(value) for part in cluster.map.cut(whole, shard) for value in part if value}
         for shard in range(cluster.map.shards)
     ]
-
-
-def losses(hosts: launcher.LaunchedShards) -> list[str]:
-    """The reported losses, once there are any."""
-    told: list[str] = []
-
-    def come() -> bool:
-        told.extend(hosts.lost_updates())
-        return bool(told)
-
-    until(come, "no loss is reported", hosts)
-    return told
 
 
 def killed(hosts: ProcessShards, shard: int) -> None:

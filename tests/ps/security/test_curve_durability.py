@@ -20,11 +20,10 @@ from ps.security.key_file import load_or_create_keys
 from ps.security.keys import KeyPair, address_of, pinned
 from ps.transport.local_sockets import Transport
 from shards.errors import BadInput, GiveUp
-from tests.ps.launch import test_durability
-from tests.ps.launch.test_durability import PATIENCE_S, TABLE, more, pushing, specs_of, until
-from tests.ps.security.test_curve import as_worker
+from tests.support.curve_clients import as_worker
+from tests.support.pushers import PATIENCE_S, TABLE, more, pushing, specs_of, until
 
-quick_start = test_durability.quick_start
+pytestmark = pytest.mark.usefixtures("quick_start")
 ADMISSION = Admission("0" * 64, Invitation("a" * 64, 5))
 
 

@@ -32,9 +32,9 @@ from shards.errors import BadInput, GiveUp
 from shards.messages import PROTOCOL, AskStatus, Hello
 from shards.replica import Post
 from shards.replication_messages import Beat, Replicated
-from tests.ps.replication.test_replica_server import ANYWHERE, TABLE, Group, await_that, push
-from tests.ps.security.test_curve import say, text
 from tests.support import replicated_job
+from tests.support.curve_clients import say, text
+from tests.support.replica_group import ANYWHERE, TABLE, Group, await_that, push
 from tests.support.replicated_job import (
     COORDINATOR,
     PRIMARY,

@@ -14,24 +14,11 @@ import numpy as np
 import pytest
 
 import ps
-from shards.schedules import Fixed
-from shards.spec import ShardSpec
-from tests.chaos.levels import without_numba
 from tests.chaos.namespaces import missing
+from tests.support.numba_hidden import without_numba
+from tests.support.one_shard import SIZE, client_of, shards_of_one
 
 ROOT = Path(__file__).parents[3]
-SIZE = 256
-NEVER_S = 1000.0  # a client that repeats by the clock alone is still waiting when the test gives up
-
-
-def shards_of_one() -> list[ShardSpec]:
-    table = ps.DenseTable("net", (ps.TensorSpec("w", (SIZE,)),))
-    return ps.shard_specs(table, schedule=Fixed(base_rate=1.0), lease_s=NEVER_S)
-
-
-def client_of(cluster: ps.Cluster) -> ps.Client:
-    """A client that never repeats anything because of a timeout."""
-    return ps.Client(cluster, worker="w", transport="tcp", retry_s=NEVER_S, patience_s=3 * NEVER_S)
 
 
 class Cutter:

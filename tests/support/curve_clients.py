@@ -1,0 +1,35 @@
+"""Clients of shards that admit only the holders of enrolled keys."""
+
+import time
+
+import ps
+from ps.cluster import Cluster
+from ps.security.keys import KeyPair
+from ps.transport.links import Links
+from shards.messages import Message, Reply
+
+
+def as_worker(cluster: Cluster) -> None:
+    with ps.Client(cluster, worker="w0", patience_s=60):
+        pass
+
+
+def say(endpoint: str, own: KeyPair, message: Message) -> Reply:
+    """The answer to one message from the holder of a key."""
+    links = Links([endpoint], own=own)
+    try:
+        links.await_connections(60)
+        links.send(0, message)
+        give_up_at = time.monotonic() + 60
+        while (
+            time.monotonic() < give_up_at
+        ):  # it may return without a message, for a connection event
+            for _, reply, _ in links.receive(10):
+                return reply
+    finally:
+        links.close()
+    raise AssertionError("no answer")
+
+
+def text(reply: Reply) -> str:
+    return str(getattr(reply, "text", reply))
