@@ -6,8 +6,8 @@ first test asks, one after the other from the main thread, as Ray wants it. A te
 kills or reconnects either does so in a process of its own.
 
 `make test` runs two processes of tests (pytest-xdist), for most tests wait. A file's tests stay
-together and in order, so that what a module shares is made once; all tests on the shared clusters
-go to one process, so that these start once too, and go first, being the longest row of all.
+together and in order, so that what a module shares is made once. All tests on the shared clusters
+run in one process, so that these start once too; they come first, for they take longest.
 """
 
 import os
@@ -36,62 +36,47 @@ settings.load_profile("busy")
 
 _MARK = "DOWNPOUR_TEST_RUN"
 _GONE_S = 60.0
-# The tests on `spark` and `ray_local`: whoever deals out the tests knows no more than their names.
-# One that is missing here runs, too, but may start the clusters once more. So is it with the tests
-# on `running_ray`, `spark_master` and `connect_url` below.
-_ON_SHARED = (
-    "tests/deploy/test_ray_cluster.py::test_second_connection",
-    "tests/docs/test_snippets.py::test_snippets_on_clusters",
-    "tests/integration/test_cli.py::test_a_replicated_run_that_is_moved",
-    "tests/integration/test_cli.py::test_a_run_that_is_moved",
-    "tests/integration/test_cli.py::test_a_run_that_meets_trouble",
-    "tests/integration/test_cli.py::test_a_shard_process_that_dies",
-    "tests/integration/test_cli.py::test_a_shard_that_dies",
-    "tests/integration/test_frames.py",
-    "tests/integration/test_serial.py::test_one_worker_over_spark_and_ray",
-    "tests/integration/test_spark_training.py",
-    "tests/ps/launch/test_ray_durability.py",
-    "tests/ps/launch/test_ray_launcher.py",
-    "tests/ps/launch/test_ray_replicated.py",
-    "tests/worker/test_api.py",
-    "tests/worker/test_spark_session.py::test_mnist_fits",
-    "tests/worker/test_spark_session.py::test_second_session",
-)
-_ON_RUNNING = (
-    "tests/deploy/test_ray_cluster.py::test_running_cluster",
-    "tests/integration/test_clusters.py",
-    "tests/worker/test_spark_session.py::test_connect_server",
-    "tests/worker/test_spark_session.py::test_every_task_gets_a_gpu_of_its_own",
-    "tests/worker/test_spark_session.py::test_standalone_master",
-)
+# Fixtures that are clusters: one process runs all tests on those of a group, and starts them once.
+_CLUSTERS = {
+    "shared clusters": {"spark", "ray_local"},
+    "running clusters": {"running_ray", "spark_master", "connect_url"},
+}
+
+
+def _group(item: pytest.Item) -> str | None:
+    fixtures: set[str] = set(getattr(item, "fixturenames", ()))
+    return next((group for group, clusters in _CLUSTERS.items() if clusters & fixtures), None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the long rows first, so that no process is left alone with one at the end."""
+    """Put the tests on the same clusters first, together, then the files with a slow test."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    rows = (_ON_SHARED, _ON_RUNNING)
-    items.sort(
-        key=lambda item: (
-            *(not item.nodeid.startswith(row) for row in rows),
-            item.path not in slow,
-        )
-    )
+    order = [*_CLUSTERS, None]
+    items.sort(key=lambda item: (order.index(_group(item)), item.path not in slow))
 
 
-@pytest.hookimpl(optionalhook=True)  # pytest-xdist's
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give a process one file at a time; and all that is on the same clusters to one process."""
-    from xdist.scheduler import LoadFileScheduling
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_finish(session: pytest.Session) -> Iterator[None]:
+    """Report a group to pytest-xdist as a file of that name, for it gives one process a whole file.
 
-    class Rows(LoadFileScheduling):  # type: ignore[misc]  # of a library that ships no types
-        def _split_scope(self, nodeid: str) -> str:
-            if nodeid.startswith(_ON_SHARED):
-                return "shared clusters"
-            if nodeid.startswith(_ON_RUNNING):
-                return "running clusters"
-            return str(super()._split_scope(nodeid))
+    Its own mark, `xdist_group`, has no effect: release 3.8 renames items by an attribute that
+    pytest 9.2 no longer reads.
+    """
+    items = session.items
+    if hasattr(session.config, "workerinput"):  # in a process of pytest-xdist
+        session.items = [_Reported(item) for item in items]  # type: ignore[misc]
+    try:
+        return (yield)
+    finally:
+        session.items = items
 
-    return Rows(config, log)
+
+class _Reported:
+    """A test under the name that pytest-xdist groups it by."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        group = _group(item)
+        self.nodeid = f"{group}::{item.nodeid}" if group else item.nodeid
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,8 @@ from shards.messages import Kind, Weights
 from shards.tables import KeyRange
 from tests.support.shard_dsl import Talk, gradient, hello, join, leave, pull, push
 
+pytestmark = pytest.mark.usefixtures("on_host_and_device")
+
 RANGES = (KeyRange(0, 256), KeyRange(512, 1024))
 SIZE = 768
 

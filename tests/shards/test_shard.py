@@ -30,6 +30,8 @@ from tests.support.shard_dsl import (
     served,
 )
 
+pytestmark = pytest.mark.usefixtures("on_host_and_device")
+
 
 def test_the_life_of_a_worker() -> None:
     """Hello, join, pull, push, renew, leave: each has its answer."""

@@ -13,6 +13,8 @@ from shards.messages import (
 )
 from tests.support.shard_dsl import SIZE, Talk, gradient, hello, join, push, refusal
 
+pytestmark = pytest.mark.usefixtures("on_host_and_device")
+
 
 @pytest.mark.parametrize(
     ("changes", "frames", "remedy", "text"),

@@ -34,6 +34,8 @@ from tests.support.shard_dsl import (
     refusal,
 )
 
+pytestmark = pytest.mark.usefixtures("on_host_and_device")
+
 
 def test_a_served_version_never_changes() -> None:
     """However many pushes follow, the served arrays do not change, and the next pull is newer."""
