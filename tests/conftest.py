@@ -15,7 +15,6 @@ import secrets
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +34,6 @@ settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCh
 settings.load_profile("busy")
 
 _MARK = "DOWNPOUR_TEST_RUN"
-_GONE_S = 60.0
 # Fixtures that are clusters: one process runs all tests on those of a group, and starts them once.
 _CLUSTERS = {
     "shared clusters": {"spark", "ray_local"},
@@ -189,10 +187,9 @@ def nothing_left_running() -> Iterator[None]:
     """
     mark = os.environ[_MARK] = secrets.token_hex(8)
     yield
-    end_by = time.monotonic() + _GONE_S
-    while (left := _marked(mark)) and time.monotonic() < end_by:
-        time.sleep(0.2)
-    assert not left, f"left running: {left}"
+    from tests.support.eventually import eventually
+
+    eventually(lambda: not _marked(mark), because=lambda: f"no process is left: {_marked(mark)}")
 
 
 def _marked(mark: str) -> list[str]:

@@ -37,6 +37,7 @@ from tests.support.cli_process import (
     downpour,
     snapshots,
 )
+from tests.support.eventually import eventually
 from worker import spark as door
 from worker.job_shards import JobShards
 
@@ -303,11 +304,16 @@ def move_a_run(here: Run, folder: Path, durability: str, shards: int, *more: obj
 
 def await_so_many(run: Path, count: int, ended: threading.Event) -> None:
     """Return when a run has so many snapshots; fail when it has ended without."""
-    until = time.monotonic() + PATIENCE_S
-    while len(snapshots(run)) < count:
+
+    def check() -> None:
         assert not ended.is_set(), f"it ended before its {count} snapshots"
-        assert time.monotonic() < until, f"no {count} snapshots"
-        time.sleep(0.05)
+
+    eventually(
+        lambda: len(snapshots(run)) >= count,
+        because=f"{count} snapshots",
+        within_s=PATIENCE_S,
+        check=check,
+    )
 
 
 def check_told(status: int, err: str, run: Path, cause: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 from tests.support import tiny_job
 from tests.support.cli_process import check_folder, downpour
 from tests.support.clusters import QUICK_JAVA
+from tests.support.eventually import eventually
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 from worker.inference import evaluate, read_weights
@@ -91,10 +92,7 @@ def test_unreachable_ray(tmp_path: Path) -> None:
 
 def check_no_shard(token: dict[str, str]) -> None:
     """None stays: Ray ends an actor's process a little after it was told to."""
-    until = time.monotonic() + 60
-    while left := shards_of(token):
-        assert time.monotonic() < until, left
-        time.sleep(0.1)
+    eventually(lambda: not shards_of(token), because=lambda: f"no shard, got {shards_of(token)}")
 
 
 def shards_of(token: dict[str, str]) -> list[str]:

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 import worker
 from deploy.java import java_environment
 from shards.errors import BadInput, GiveUp
+from tests.support.eventually import eventually
 from tests.support.ones_job import Broken, Silent, counted, ones_job, rows
 from worker import spark as door
 from worker.dataframes import dealt, first_shape
@@ -176,18 +176,17 @@ def test_bad_input_is_final_at_the_first_attempt(spark: Any, tmp_path: Path) -> 
         try:
             (tmp_path / "first").touch(exist_ok=False)
         except FileExistsError:
-            until = time.monotonic() + 120
-            while not released.exists() and time.monotonic() < until:
-                time.sleep(0.05)
+            eventually(released.exists, because="the first failure is seen", within_s=120)
             return iter(())
         raise BadInput("row 7: expected a number, got none")
 
     df = spark.createDataFrame(rows(4)).coalesce(1)
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(door.run_tasks, df, task, pa.schema([("x", pa.int64())]), "final-test")
-        while (failure := door.final_failure(df, "final-test")) is None:
-            assert not job.done()
-            time.sleep(0.05)
+        failure = eventually(
+            lambda: door.final_failure(df, "final-test") or job.done(),
+            because="the failure is final",
+        )
         released.touch()
         assert job.result() == []
     assert (type(failure), str(failure)) == (BadInput, "row 7: expected a number, got none")
@@ -195,7 +194,9 @@ def test_bad_input_is_final_at_the_first_attempt(spark: Any, tmp_path: Path) -> 
 
 def test_a_model_that_raises(spark: Any) -> None:
     """The error names the file and line of the model; a note holds the traceback."""
-    with pytest.raises(GiveUp, match=r"RuntimeError: the model broke \(jobs\.py:\d+ in") as caught:
+    with pytest.raises(
+        GiveUp, match=r"RuntimeError: the model broke \(ones_job\.py:\d+ in"
+    ) as caught:
         run_job(spark.createDataFrame(rows(40)).coalesce(1), ones_job(Broken, steps=40, workers=1))
     assert 'raise RuntimeError("the model broke")' in "\n".join(caught.value.__notes__)
 

@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from shards.messages import Standing
 from shards.rules import SGD, Momentum, Rule
 from shards.schedules import Fixed
 from shards.spec import Merge
+from tests.support.eventually import eventually
 from tests.support.two_shards import TABLE, UNIT, everywhere, shards_for
 
 
@@ -240,12 +240,11 @@ def test_the_time_of_a_flush_is_not_the_callers(monkeypatch: pytest.MonkeyPatch)
 
 
 def leave_when_waited_for(cluster: Cluster, client: Client) -> None:
-    until = time.monotonic() + 60
     with AdminClient(cluster) as console:
-        while not all(any(one.waiting for one in status.workers) for status in console.status()):
-            if time.monotonic() > until:
-                break
-            time.sleep(0.01)
+        eventually(
+            lambda: all(any(one.waiting for one in status.workers) for status in console.status()),
+            because="a worker waits at every shard's gate",
+        )
     client.close()
 
 

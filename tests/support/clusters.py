@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from http.client import HTTPException
@@ -17,6 +16,7 @@ import psutil
 import pyspark
 
 from deploy.java import java_environment
+from tests.support.eventually import eventually
 from tests.support.ports import free_port
 
 _READY_S = 240.0
@@ -229,11 +229,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _wait(process: subprocess.Popen[bytes], log: Path, ready: Callable[[], bool]) -> None:
-    end_by = time.monotonic() + _READY_S
-    while not ready():
-        alive = process.poll() is None and time.monotonic() < end_by
-        assert alive, f"did not start: {log.read_text(errors='replace')[-2000:]}"
-        time.sleep(0.1)
+    def said() -> str:
+        return f"it starts: {log.read_text(errors='replace')[-2000:]}"
+
+    def check() -> None:
+        assert process.poll() is None, said()
+
+    eventually(ready, because=said, within_s=_READY_S, check=check)
 
 
 def _master(page: int) -> dict[str, object]:

@@ -1,12 +1,11 @@
 """Clients of shards that admit only the holders of enrolled keys."""
 
-import time
-
 import ps
 from ps.cluster import Cluster
 from ps.security.keys import KeyPair
 from ps.transport.links import Links
 from shards.messages import Message, Reply
+from tests.support.eventually import eventually
 
 
 def as_worker(cluster: Cluster) -> None:
@@ -20,15 +19,11 @@ def say(endpoint: str, own: KeyPair, message: Message) -> Reply:
     try:
         links.await_connections(60)
         links.send(0, message)
-        give_up_at = time.monotonic() + 60
-        while (
-            time.monotonic() < give_up_at
-        ):  # it may return without a message, for a connection event
-            for _, reply, _ in links.receive(10):
-                return reply
+        # `receive` may return without a message, for a connection event.
+        (_, reply, _), *_ = eventually(lambda: list(links.receive(10)), because="an answer arrives")
+        return reply
     finally:
         links.close()
-    raise AssertionError("no answer")
 
 
 def text(reply: Reply) -> str:

@@ -12,6 +12,7 @@ import psutil
 
 import ps
 from tests.chaos.namespaces import Ports, move_into_own
+from tests.support.eventually import eventually
 from tests.support.one_shard import SIZE, client_of, shards_of_one
 
 _CUT_S, _TRIES = 2.2, 5
@@ -32,8 +33,8 @@ def another(client: ps.Client, ports: Ports, port: int) -> bool:
 
     The system retransmits after about 0.2 s, 0.4 s more, 0.8 s, 1.6 s: it may be the quicker one.
     """
-    while len(before := connections(port)) != _CONNECTIONS:
-        time.sleep(0.01)
+    eventually(lambda: len(connections(port)) == _CONNECTIONS, because="both connections stand")
+    before = connections(port)
     with ports.cut([port]):
         client.push(np.ones(SIZE, np.float32))
         time.sleep(_CUT_S)

@@ -1,8 +1,7 @@
 """Workers that push ones to single-copy shards, so that the weights count the applied pushes."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -12,6 +11,7 @@ from ps import Client, Cluster
 from ps.launch import launcher
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
+from tests.support.eventually import eventually
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (3000,)),))
 PATIENCE_S = 180
@@ -21,18 +21,6 @@ def specs_of(shards: int) -> list[ShardSpec]:
     return ps.shard_specs(
         TABLE, shards=shards, bound=None, workers=3, schedule=Fixed(base_rate=1.0), lease_s=600
     )
-
-
-def until(
-    holds: Callable[[], bool], what: str, hosts: launcher.LaunchedShards | None = None
-) -> None:
-    """Wait until something holds; fail if that takes long, or a shard is given up."""
-    give_up_at = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < give_up_at, what
-        if hosts is not None:
-            hosts.check()
-        time.sleep(0.01)
 
 
 class Pusher(threading.Thread):
@@ -87,16 +75,16 @@ def more(pushers: Sequence[Pusher], hosts: launcher.LaunchedShards | None = None
             assert one.failure is None, one.failure
         return all(one.acknowledged >= n for one, n in zip(pushers, wanted, strict=True))
 
-    until(reached, "the workers do not get on", hosts)
+    eventually(
+        reached,
+        because="each worker pushes",
+        within_s=PATIENCE_S,
+        check=None if hosts is None else hosts.check,
+    )
 
 
 def losses(hosts: launcher.LaunchedShards) -> list[str]:
     """The reported losses, once there are any."""
-    told: list[str] = []
-
-    def come() -> bool:
-        told.extend(hosts.lost_updates())
-        return bool(told)
-
-    until(come, "no loss is reported", hosts)
-    return told
+    return eventually(
+        hosts.lost_updates, because="a loss is reported", within_s=PATIENCE_S, check=hosts.check
+    )

@@ -1,7 +1,6 @@
 """One shard's coordinator and copies over real sockets, all in this process."""
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,6 +15,7 @@ from ps.security.authorization import Admission
 from shards.errors import BadInput
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
+from tests.support.eventually import eventually
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
 ANYWHERE = "tcp://127.0.0.1:*"
@@ -40,19 +40,22 @@ class Group:
 
     def coordinate(self, bind: str) -> CoordinatorServer:
         job = self.specs[0].job
-        until = time.monotonic() + 60
-        while True:
+
+        def started() -> CoordinatorServer | None:
             try:
-                # A slow machine must not look dead: only broken connections count as
-                # deaths.
+                # A slow machine must not look dead: only broken connections count as deaths.
                 return CoordinatorServer(
                     job, 1, self._record, bind=bind, silence_s=30.0, admission=self.admission
                 ).start()
             except BadInput as error:
                 # ZeroMQ's thread closes a former one's socket when it gets its turn.
-                if "Address already in use" not in str(error) or time.monotonic() > until:
+                if "Address already in use" not in str(error):
                     raise
-                time.sleep(0.02)
+                return None
+
+        server = eventually(started, because=f"{bind} is free")
+        assert server is not None
+        return server
 
     def join(self) -> ReplicaServer:
         boot = len(self.copies) + 1
@@ -67,19 +70,19 @@ class Group:
         return msgspec.structs.replace(cluster, coordinator=self.coordinator.endpoint)
 
     def holders(self) -> tuple[int, ...]:
+        """The copies that may be promoted, by boot number; the primary is one of them."""
         return self.coordinator._coordinator.groups[0].promotable
+
+    def await_holders(self, *boots: int) -> None:
+        eventually(
+            lambda: self.holders() == boots,
+            because=lambda: f"copies {boots} may be promoted, got {self.holders()}",
+        )
 
     def stop(self) -> None:
         for copy in self.copies:
             copy.stop()
         self.coordinator.stop()
-
-
-def await_that(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < until, "it has not come to hold"
-        time.sleep(0.01)
 
 
 def push(client: ps.Client, times: int) -> None:

@@ -21,7 +21,8 @@ from ps.session import admin_plans
 from ps.wal.catalog import newest_logs
 from shards.errors import DownpourError, GiveUp
 from shards.schedules import Fixed
-from tests.support.pushers import PATIENCE_S, TABLE, more, pushing, until
+from tests.support.eventually import eventually
+from tests.support.pushers import PATIENCE_S, TABLE, more, pushing
 from tests.support.stoppable_shards import Servers
 from worker import job_shards as resharding
 from worker.job_shards import JobShards, ReshardedShards
@@ -235,7 +236,9 @@ def test_a_worker_that_dies_in_the_midst_of_a_push() -> None:
         for shard, message, frames in list(client._current.session.outstanding()):
             if shard == 0:
                 whole(shard, [(message, frames)])
-        until(lambda: job_shards.admin.status()[0].version == 2, "the push has not come")
+        eventually(
+            lambda: job_shards.admin.status()[0].version == 2, because="shard 0 applies the push"
+        )
         client.abort()
         assert job.moved(3) is not None
         with ps.Client(job_shards.cluster, worker="w", incarnation=1) as successor:

@@ -32,7 +32,8 @@ from shards.messages import Standing
 from shards.replication_messages import Beat
 from shards.rules import Adam
 from shards.spec import ShardSpec
-from tests.support.replica_group import ONE, TABLE, Group, await_that, push
+from tests.support.eventually import eventually
+from tests.support.replica_group import ONE, TABLE, Group, push
 from tests.support.slow_clock import held_up, standings
 
 
@@ -51,7 +52,7 @@ def test_a_client_follows_the_primary_through_two_deaths(group: Group) -> None:
         group.copies[0].stop()
         push(client, 10)
         group.join()
-        await_that(lambda: group.holders() == (2, 3))
+        group.await_holders(2, 3)
         push(client, 10)
         assert len(admin_client.records()[0]) == 20
         group.copies[1].stop()
@@ -74,7 +75,7 @@ def test_a_coordinator_that_comes_back_goes_on(group: Group) -> None:
         group.coordinator.stop()
         push(client, 10)
         group.coordinator = group.coordinate(group.coordinator.endpoint)
-        await_that(lambda: set(group.coordinator._reports) == {1, 2})
+        eventually(lambda: set(group.coordinator._reports) == {1, 2}, because="both copies report")
         group.copies[0].stop()
         push(client, 10)
         assert client.pull().versions == (20,)
@@ -242,7 +243,7 @@ def test_a_group_moves_to_another(group: Group, tmp_path: Path) -> None:
     following = Group(tmp_path / "next", specs=ps.resharded_specs(group.specs, 1))
     try:
         following.join()
-        await_that(lambda: following.holders() == (1,))
+        following.await_holders(1)
         with ps.AdminClient(group.cluster) as old, ps.AdminClient(following.cluster) as new:
             old.install(TABLE.empty())
             with ps.Client(group.cluster, worker="w") as client:
@@ -254,10 +255,10 @@ def test_a_group_moves_to_another(group: Group, tmp_path: Path) -> None:
             assert set(new.read()) == {-10.0}
             group.copies[0].stop()
             group.join()
-            await_that(lambda: group.holders() == (2, 3))
+            group.await_holders(2, 3)
             check_sent_on(group, following, "late")
             group.copies[1].stop()
-            await_that(lambda: group.holders() == (3,))
+            group.await_holders(3)
             check_sent_on(group, following, "later")
     finally:
         following.stop()
@@ -288,9 +289,9 @@ def test_a_primary_dies_in_the_midst_of_a_move(
     monkeypatch.setattr(admin_client, "_done", done)
     try:
         following.join()
-        await_that(lambda: following.holders() == (1,))
+        following.await_holders(1)
         following.join()
-        await_that(lambda: following.holders() == (1, 2))
+        following.await_holders(1, 2)
         with ps.AdminClient(group.cluster) as old, ps.AdminClient(following.cluster) as new:
             old.install(TABLE.empty())
             with ps.Client(group.cluster, worker="w", in_flight=4) as client:
@@ -319,15 +320,15 @@ def test_copies_use_free_moments(tmp_path: Path) -> None:
     group = Group(tmp_path, specs=ps.shard_specs(TABLE, rule=Adam(), lease_s=60.0))
     try:
         group.join()
-        await_that(lambda: group.holders() == (1,))
+        group.await_holders(1)
         group.join()
-        await_that(lambda: group.holders() == (1, 2))
+        group.await_holders(1, 2)
         with ps.AdminClient(group.cluster) as admin_client:
             admin_client.install(TABLE.empty())
         shards = [copy.replica.shard for copy in group.copies]
-        await_that(lambda: not shards[1].held.empty)
+        eventually(lambda: not shards[1].held.empty, because="the backup has the weights")
         held = [shard.copy() for shard in shards]
-        await_that(lambda: all(shard.prepared for shard in shards))
+        eventually(lambda: all(shard.prepared for shard in shards), because="both are prepared")
         assert [shard.held._moved for shard in shards] == [TABLE.size] * 2
         del held
     finally:
