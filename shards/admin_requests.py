@@ -149,6 +149,5 @@ class AdminRequests:
         return HandedOver(message.request, self._shard, self._boot), ()
 
     def _export(self, message: Export) -> Answer:
-        self._part.exported = self._part.ledger.cut
         reply = State(message.request, self._shard, self._boot, self._part.held.version)
         return reply, shard_state.encode(self._part.copy())

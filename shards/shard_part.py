@@ -25,8 +25,8 @@ from shards.versions import Buffers
 class ShardPart:
     """The objects that one life of a shard owns; none of them is replaced during that life.
 
-    `exported` is the last push of each worker in the state that was last exported. A life that was
-    `rolled_back` continues from a state that may lack pushes an earlier life acknowledged.
+    A life that was `rolled_back` continues from a state that may lack pushes an earlier life
+    acknowledged.
     """
 
     def __init__(
@@ -40,7 +40,6 @@ class ShardPart:
         self.journal = Metrics()
         self.updates = Updates(spec, self.held, self.ledger, self.journal)
         self.serving = PullReplies(spec, boot, self.held, self.journal)
-        self.exported: dict[str, int] = {}
         self.rolled_back = False
 
     def copy(self) -> ShardState:

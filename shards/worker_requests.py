@@ -286,8 +286,7 @@ class WorkerRequests:
         duplicate: bool = False,
     ) -> Outgoing:
         request, shard, boot = message.request, self._spec.shard, self._boot
-        saved = self._part.exported.get(message.worker, 0)
-        ack = Ack(request, shard, boot, message.seq, version, staleness, duplicate, saved)
+        ack = Ack(request, shard, boot, message.seq, version, staleness, duplicate)
         return Outgoing(sender, ack)
 
     # --- checks ---------------------------------------------------------------------------------
