@@ -42,6 +42,7 @@ from ps.wal.catalog import is_job, newest_logs
 from shards.errors import UNDECODABLE, BadInput, GiveUp
 from shards.job_ids import short_id
 from shards.messages import ShardStatus
+from shards.repartition import whole_weights
 from worker import spark, spark_settings
 from worker.caffe.evaluator import Evaluator, classes_of, needs_test_net
 from worker.caffe.job import caffe_job
@@ -578,8 +579,7 @@ def _complete(inputs: _Inputs, found: LoadedSnapshot, summary: Summary) -> Summa
             " to train further, give a larger --max-iter"
         )
     with RunFolder.resume(out, TrainSettings.load(out / SETTINGS).plain()) as folder:
-        weights = inputs.model.table.empty()
-        found.manifest.map.join([state.weights for state in found.states], weights)
+        weights = whole_weights(found.states, found.manifest.layout, found.manifest.map)
         tests = EvaluationsFile(folder.evaluations, upto=inputs.job.plan.steps)
         drawable = folder.updates.is_file()
         return _conclude(

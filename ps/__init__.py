@@ -46,7 +46,7 @@ from shards.errors import (
 from shards.gradient_guard import Guard
 from shards.rules import SGD, AdaDelta, Adagrad, Adam, Decay, DecayKind, Momentum, Nesterov, RMSProp
 from shards.schedules import Exp, Fixed, Inv, MultiStep, Poly, Sigmoid, Step
-from shards.spec import Merge
+from shards.spec import Merge, TableSpec
 from shards.tables import DenseTable, TensorSpec
 
 __version__ = "0.1.0"
@@ -95,6 +95,7 @@ __all__ = [
     "ShardState",
     "Sigmoid",
     "Step",
+    "TableSpec",
     "Tables",
     "TensorSpec",
     "Unreachable",

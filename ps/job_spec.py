@@ -13,14 +13,14 @@ from shards.errors import BadInput
 from shards.gradient_guard import Guard
 from shards.rules import SGD, Decay, Rule, decay_of, rule_of
 from shards.schedules import Schedule, schedule_of
-from shards.spec import Merge, ShardSpec
-from shards.tables import DenseTable, cut_evenly
+from shards.spec import Merge, ShardSpec, TableSpec
+from shards.tables import DenseTable, Layout, cut_evenly
 
 _NAME_BYTES = 100  # an id has 128
 
 
 def shard_specs(
-    table: DenseTable,
+    tables: DenseTable | Sequence[TableSpec],
     *,
     shards: int = 1,
     rule: Rule | str | None = None,
@@ -35,44 +35,55 @@ def shard_specs(
     compression: Compression | str | None = None,
     name: str = "job",
 ) -> list[ShardSpec]:
-    """The specs of a new job's shards, with its table cut evenly among them.
+    """The specs of a new job's shards, with the arena of its tables cut evenly among them.
 
-    Defaults: plain SGD at rate 0.01, no weight decay, no staleness bound, and a guard that accepts
-    any finite gradient. A `rule` may be a name, such as "adam", with its defaults; a `schedule` a
-    number, a fixed rate; a `decay` a number, L2; a `bound` of None or inf is none. `compression` is
-    the expected choice of the workers, so that shards compile it in advance; by default plain
-    floats. The job's id is `name` and a random part that a stranger cannot guess. Raises BadInput
-    for invalid numbers.
+    `tables` is one table, for which `rule`, `schedule`, `decay`, `guard` and `compression` are
+    given here, or several TableSpecs, which have their own. Defaults: plain SGD at rate 0.01, no
+    weight decay, no staleness bound, and a guard that accepts any finite gradient. A `rule` may be
+    a name, such as "adam", with its defaults; a `schedule` a number, a fixed rate; a `decay` a
+    number, L2; a `bound` of None or inf is none. `compression` is the expected choice of the
+    workers, so that shards compile it in advance; by default plain floats. The job's id is `name`
+    and a random part that a stranger cannot guess. Raises BadInput for invalid numbers.
     """
-    table = arguments.instance("table", table, DenseTable, "a DenseTable")
+    if isinstance(tables, DenseTable):
+        expected = compression_of("compression", compression)
+        given = TableSpec(
+            tables,
+            SGD() if rule is None else rule_of("rule", rule),
+            schedule_of("schedule", 0.01 if schedule is None else schedule),
+            Decay() if decay is None else decay_of("decay", decay),
+            Guard() if guard is None else arguments.instance("guard", guard, Guard, "a Guard"),
+            expected.pushed,
+            expected.pull,
+        )
+        described: tuple[TableSpec, ...] = (given,)
+    else:
+        what = "a DenseTable or a list of TableSpec"
+        described = tuple(
+            arguments.instance("tables", table, TableSpec, what)
+            for table in arguments.items("tables", tables, what)
+        )
+        if (rule, schedule, decay, guard, compression) != (None,) * 5:
+            raise BadInput("tables: expected rule, schedule, decay and guard in each TableSpec")
     shards, workers = arguments.whole("shards", shards, 1), arguments.whole("workers", workers, 1)
     steps, merge = arguments.bound("bound", bound), arguments.choice("merge", merge, Merge)
     if merge is Merge.ROUND and steps != 0:
         got = "none" if steps is None else steps
         raise BadInput(f"bound: expected 0, at which pushes are merged in rounds, got {got}")
-    if guard is not None:
-        guard = arguments.instance("guard", guard, Guard, "a Guard")
-    expected = compression_of("compression", compression)
     job = f"{arguments.name('name', name, _NAME_BYTES)}-{secrets.token_hex(8)}"
-    shard_map = cut_evenly(table, shards)
+    shard_map = cut_evenly(Layout(tuple(one.table for one in described)), shards)
     return [
         ShardSpec(
             job=job,
             shard=shard,
-            table=table,
+            tables=described,
             map=shard_map,
-            rule=SGD() if rule is None else rule_of("rule", rule),
-            schedule=schedule_of("schedule", 0.01 if schedule is None else schedule),
-            decay=Decay() if decay is None else decay_of("decay", decay),
             bound=steps,
             workers=workers,
             build=build_id(),
             merge=merge,
             lease_s=arguments.seconds("lease_s", lease_s),
             warm_steps=arguments.whole("warm_steps", warm_steps, 0),
-            guard=guard or Guard(),
-            pushed=expected.pushed,
-            pulled=expected.pull,
         )
         for shard in range(shards)
     ]
@@ -98,10 +109,10 @@ def _endpoints(endpoints: Sequence[str]) -> tuple[str, ...]:
 def resharded_specs(specs: Sequence[ShardSpec], shards: int) -> list[ShardSpec]:
     """The specs of other shards for the same job to be resharded to (resharding.py).
 
-    Raises BadInput for more shards than the table can be cut into.
+    Raises BadInput for more shards than the tables can be cut into.
     """
     first = check_specs(specs)[0]
-    shard_map = cut_evenly(first.table, shards, epoch=first.map.epoch + 1)
+    shard_map = cut_evenly(first.layout, shards, epoch=first.map.epoch + 1)
     return [msgspec.structs.replace(first, shard=shard, map=shard_map) for shard in range(shards)]
 
 
@@ -115,7 +126,7 @@ def make_cluster(
     first = check_specs(specs)[0]
     return Cluster(
         job=first.job,
-        table=first.table,
+        layout=first.layout,
         map=first.map,
         endpoints=_endpoints(endpoints),
         bound=first.bound,

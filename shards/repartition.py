@@ -10,10 +10,11 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from shards.errors import BadInput
 from shards.ledger import Ledger, LedgerEntry
-from shards.shard_state import Arrays, SavedProgress, ShardState, array_name, of_table
+from shards.shard_state import WEIGHTS, Arrays, SavedProgress, ShardState, array_name, of_table
 from shards.tables import KeyRange, Layout, ShardMap
 
 
@@ -40,6 +41,14 @@ def repartition(
         )
         for keys in after.ranges
     ]
+
+
+def whole_weights(
+    states: Sequence[ShardState], layout: Layout, shard_map: ShardMap
+) -> NDArray[np.float32]:
+    """The arena of all weights in these states; raises BadInput as `repartition` does."""
+    tables = whole_tables(states, layout, shard_map)
+    return np.concatenate([tables[name][WEIGHTS] for name in layout.names])
 
 
 def whole_tables(

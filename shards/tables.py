@@ -26,6 +26,8 @@ from numpy.typing import NDArray
 from shards import arguments
 from shards.errors import BadInput
 
+Buffer = bytes | bytearray | memoryview
+
 TENSOR_ALIGNMENT = 64
 SHARD_ALIGNMENT = 256
 FINEST_ALIGNMENT = 4  # for shards of a table too small for 256 floats each
@@ -221,6 +223,15 @@ class ShardMap(msgspec.Struct, frozen=True):
         """The view of `arena` that `shard` owns; nothing is copied."""
         keys = self.ranges[shard]
         return arena[keys.start : keys.stop]
+
+    def fill(self, arena: NDArray[np.float32], shard: int, frames: Sequence[Buffer]) -> None:
+        """Write the plain frames of a shard's sections, in their order, into `arena`."""
+        base = self.ranges[shard].start
+        for frame in frames:
+            part = np.frombuffer(frame, np.float32)
+            arena[base : base + part.size] = part
+            base += part.size
+        assert base == self.ranges[shard].stop, "a shard's sections are its whole range"
 
 
 def cut_evenly(layout: Layout, shards: int, epoch: int = 1) -> ShardMap:

@@ -1,6 +1,6 @@
 """Encodes messages to bytes and decodes them.
 
-A header is at most 16 KB of MessagePack: one map with exactly the keys of its struct. The
+A header is at most 48 KB of MessagePack: one map with exactly the keys of its struct. The
 decoder checks each length against the bytes present before it allocates, so no header can cost more
 memory than its own size. An invalid header raises an error that names its sender's mistake in one
 line; the connection is not affected. payloads.py defines the frames that follow it.
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from shards.errors import UNDECODABLE, BadMessage
 from shards.messages import Message, Probe, Reply, Request
 
-MAX_HEADER_BYTES = 16384
+MAX_HEADER_BYTES = 48 << 10
 MAX_STATE_BYTES = 64 << 20
 MAX_TOGETHER = 8  # messages in one envelope
 

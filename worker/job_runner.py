@@ -31,6 +31,7 @@ from ps.wal.catalog import drop_logs
 from shards import arguments
 from shards.errors import DownpourError
 from shards.messages import ShardStatus
+from shards.repartition import whole_weights
 from shards.tables import DenseTable
 from worker import initial_state, spark
 from worker.dataframes import dealt
@@ -496,7 +497,7 @@ def _snapshotter(
     return SnapshotScheduler(
         cluster,
         shelf,
-        rule=job.rule_name,
+        rules=(job.rule_name,),
         workers=job.workers,
         every=job.snapshot_every,
         every_s=job.snapshot_every_s,
@@ -561,7 +562,7 @@ def _patience_s(job: Job, table: DenseTable) -> float:
         return _ANSWER_S + job.silence_s
     if _rollback_s(job):
         return _BACK_S
-    return recovery_s(table.size, job.rule) if job.durability.keeps_log else _ANSWER_S
+    return recovery_s(table.size, [job.rule]) if job.durability.keeps_log else _ANSWER_S
 
 
 def _seen_by_workers(place: str | Path | None) -> str | None:
@@ -572,6 +573,4 @@ def _seen_by_workers(place: str | Path | None) -> str | None:
 
 
 def _assemble(cluster: Cluster, states: Sequence[ShardState]) -> NDArray[np.float32]:
-    arena = cluster.table.empty()
-    cluster.map.join([state.weights for state in states], arena)
-    return arena
+    return whole_weights(states, cluster.layout, cluster.map)

@@ -280,6 +280,6 @@ def _rows(inputs: list[Batch]) -> int:
 def rate_multipliers(table: DenseTable) -> Floats:
     """The `lr_mult` of each float of the table, float32 of shape (table.size,); 0 in padding."""
     multipliers = table.empty()
-    for segment in segments(table, (KeyRange(0, table.size),)):
+    for segment in segments(table, KeyRange(0, table.size)):
         multipliers[segment.start : segment.stop] = segment.lr_mult
     return multipliers

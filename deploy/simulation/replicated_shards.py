@@ -22,10 +22,10 @@ from shards import wire_format
 from shards.envelopes import Outgoing
 from shards.errors import DownpourError
 from shards.messages import Ack, Refusal, Remedy
-from shards.parameters import SavedProgress
 from shards.replica import Effects, Post, ShardReplica
 from shards.replication_messages import Assignment, Beat, Replicate, Sync
 from shards.shard import Shard
+from shards.shard_state import SavedProgress
 from shards.update_records import RECORD
 
 if TYPE_CHECKING:

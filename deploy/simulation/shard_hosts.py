@@ -16,8 +16,8 @@ from shards import wire_format
 from shards.envelopes import Outgoing
 from shards.ledger import Ledger
 from shards.messages import Install, Refusal
-from shards.parameters import SavedProgress
 from shards.shard import Shard
+from shards.shard_state import SavedProgress
 from shards.update_records import RECORD
 
 if TYPE_CHECKING:

@@ -255,12 +255,15 @@ def serve(
     return ShardServer(spec, boot, *reach, plaintext=plaintext, keys=keys, log=log, saves=saved)
 
 
-def recovery_s(values: int, rule: Rule) -> float:
-    """How many seconds a restart from the WAL may take, for a shard of `values` under `rule`.
+def recovery_s(values: int, rules: Sequence[Rule]) -> float:
+    """How many seconds a restart from the WAL may take, for a shard of `values` under `rules`.
 
     The shard reads a few times the size of its state (docs/explanation/durability.md).
     """
-    return START_S + 4 * values * (1 + len(rule.slot_names)) / _RECOVERED_BYTES_S
+    return (
+        START_S
+        + 4 * values * (1 + max(len(rule.slot_names) for rule in rules)) / _RECOVERED_BYTES_S
+    )
 
 
 def check_build(name: str, build: str) -> None:

@@ -183,5 +183,5 @@ def saves_of(
 def _kept(child: C, order: ShardLaunch, endpoint: str, start: Start[C]) -> RestartingProcess[C]:
     again = replace(order, bind=bind_again(order.bind, endpoint))
     spec = order.spec
-    values = sum(map(len, spec.map.ranges[spec.shard]))
-    return RestartingProcess(child, lambda: start(again, child), recovery_s(values, spec.rule))
+    patience_s = recovery_s(len(spec.keys), [table.rule for table in spec.tables])
+    return RestartingProcess(child, lambda: start(again, child), patience_s)

@@ -10,7 +10,7 @@ events on. Not for use by two threads.
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ps.cluster import Cluster
 from ps.session.compression import Compression
@@ -49,7 +49,7 @@ class ClusterConnection:
         incarnation: int,
         retry_s: float,
         patience_s: float,
-        compression: Compression | None,
+        compression: Mapping[str, Compression],
         transport: Transport,
         link: LinkModel | None,
         gradients: int,
@@ -69,7 +69,7 @@ class ClusterConnection:
             worker=worker,
             incarnation=incarnation,
             build=cluster.build,
-            table=cluster.table,
+            layout=cluster.layout,
             shard_map=cluster.map,
             retry_s=retry_s,
             patience_s=patience_s,

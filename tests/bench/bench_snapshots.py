@@ -37,7 +37,7 @@ import ps
 from ps.snapshots.catalog import Retention, SnapshotCatalog
 from shards.ledger import Ledger
 from shards.messages import Ack, Export
-from shards.parameters import SavedProgress, ShardState
+from shards.shard_state import SavedProgress, ShardState
 from shards.rules import SGD, Adam, Rule
 from shards.shard import Shard
 from shards.tables import cut_evenly
@@ -89,7 +89,7 @@ def held_up(
     for _ in range(rounds + 1):
         usual = statistics.median(one() for _ in range(7))
         started = clock()
-        held = shard.handle(b"o", Export(3, "job", "net"), (), 0.0)
+        held = shard.handle(b"o", Export(3, "job"), (), 0.0)
         asked = clock() - started
         moment = 0.0 if at_once else longest_moment(shard, clock)
         waited.append(asked + moment + max(0.0, one() - usual))

@@ -9,7 +9,7 @@ import pytest
 
 from ps import ShardState
 from shards.ledger import Ledger, LedgerEntry
-from shards.parameters import SavedProgress
+from shards.shard_state import SavedProgress
 from shards.tables import cut_evenly
 from tests.chaos.record import Record, Verdict, gradient, judge, mark, marks_to, table_for
 

@@ -45,7 +45,7 @@ from shards.envelopes import Arrival
 from shards.errors import DownpourError
 from shards.ledger import Ledger, LedgerEntry
 from shards.messages import Install
-from shards.parameters import SavedProgress, ShardState
+from shards.shard_state import SavedProgress, ShardState
 from shards.replication_messages import Configuration
 from shards.rules import Momentum
 from shards.shard import Shard
@@ -262,7 +262,7 @@ def _shard(boot: int) -> Shard:
 
 
 def _installed() -> Arrival:
-    return Arrival(b"o", Install(1, "job", "net", []), shard_dsl.fresh())
+    return Arrival(b"o", Install(1, "job"), shard_dsl.fresh())
 
 
 def _live(folder: Path, boot: int) -> None:

@@ -16,7 +16,7 @@ from shards import wire_format
 from shards.errors import DownpourError
 from shards.ledger import Ledger
 from shards.messages import PROTOCOL, Hello, Join, Message, Probe, ShardStatus
-from shards.parameters import SavedProgress
+from shards.shard_state import SavedProgress
 from shards.shard import Shard
 from tests.fuzz.mutate import Frames, spoiled, valid
 

@@ -13,7 +13,7 @@ from ps.server.server import ShardServer
 from shards.errors import BadInput, BadMessage, GiveUp, Retry
 from shards.ledger import Ledger
 from shards.messages import Standing
-from shards.parameters import SavedProgress
+from shards.shard_state import SavedProgress
 from shards.rules import Momentum
 from shards.schedules import Fixed
 from tests.support.ports import free_port

@@ -18,7 +18,7 @@ from ps.transport.lease_keepalive import LeaseKeepAlive
 from shards.errors import BadInput, BadMessage, Fenced, GiveUp, Retry, WrongBuild
 from shards.ledger import Ledger
 from shards.messages import Standing
-from shards.parameters import SavedProgress
+from shards.shard_state import SavedProgress
 from shards.schedules import Fixed
 from tests.support.eventually import eventually
 from tests.support.ports import free_port
@@ -231,7 +231,7 @@ def test_a_gradient_without_a_number(cluster: Cluster, spoilt: tuple[int, ...]) 
     with Client(cluster, worker="w") as client, AdminClient(cluster) as console:
         client.pull()
         client.push(gradient, loss=float("nan"))
-        told = "shard [01]: push 1 of worker w holds NaN or infinity"
+        told = "shard [01]: push 1 of worker w: table net holds NaN or infinity"
         with pytest.raises(BadInput, match=told) as caught:
             client.flush()
         one_line(caught.value)

@@ -59,7 +59,7 @@ def test_a_repeated_push_is_applied_once() -> None:
     talk.say(push("w", 1), gradient(1))
     talk.say(push("w", 2), gradient(1))
     assert talk.say(push("w", 1), gradient(1)) == [("w", Ack(101, 0, 1, 1, 2, 0, True))]
-    talk.say(Read(1, "job", "net"))
+    talk.say(Read(1, "job"))
     assert set(talk.weights()[REAL]) == {-2}
 
 

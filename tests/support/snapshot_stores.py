@@ -16,7 +16,7 @@ from ps import ShardState
 from ps.snapshots.object_store import ArrowStore
 from shards.ledger import Ledger, LedgerEntry
 from shards.messages import Standing
-from shards.parameters import SavedProgress
+from shards.shard_state import SavedProgress
 from shards.tables import cut_evenly
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (700,)),))

@@ -15,7 +15,7 @@ from ps.transport.link_model import LinkModel
 from ps.transport.local_sockets import Transport
 from ps.wal.autosave import ROLLBACK_S
 from shards.errors import BadInput
-from shards.tables import cut_evenly
+from shards.tables import Layout, cut_evenly
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Network
 from worker.caffe.solver import Solver
@@ -66,7 +66,7 @@ def caffe_job(
     """
     model = partial(CaffeModel, msgspec.structs.replace(solver.train, precision=precision))
     built = model()
-    cut_evenly(built.table, shards)
+    cut_evenly(Layout((built.table,)), shards)
     _check_trains(built.net)
     _check_rows(solver, built)
     return Job(

@@ -39,7 +39,7 @@ from shards.messages import (
     Reply,
     Standing,
 )
-from shards.parameters import SavedProgress
+from shards.shard_state import SavedProgress
 from shards.rules import Adam
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
@@ -164,7 +164,7 @@ def test_mangled_messages_are_refused(server: ShardServer) -> None:
             answer = peer.ask(*frames)
             assert isinstance(answer, Refusal), (frames, answer)
             refused += 1
-        status = AskStatus(7, server.shard.spec.job, "net")
+        status = AskStatus(7, server.shard.spec.job)
         assert peer.ask(*alone(status)).request == 7
     assert server.shard.status().refused == refused
     assert serves(server)
@@ -230,7 +230,7 @@ def test_strangers_and_peers_that_vanish(server: ShardServer) -> None:
                 stranger.sendall(noise)
     for _ in range(20):
         with Peer(server) as peer:
-            peer.socket.send_multipart(alone(Read(1, server.shard.spec.job, "net")))
+            peer.socket.send_multipart(alone(Read(1, server.shard.spec.job)))
             peer.socket.send(b"half", zmq.SNDMORE)
     assert serves(server)
 
@@ -260,7 +260,7 @@ def test_leases_run_out_while_messages_pour_in(server: ShardServer) -> None:
         with AdminClient(cluster) as console:
             console.install(TABLE.empty())
         Client(cluster, worker="gone").abort()
-        (read,) = alone(Read(1, quick.shard.spec.job, "net"))
+        (read,) = alone(Read(1, quick.shard.spec.job))
         with Peer(quick) as peer:
 
             def flood() -> bool:
@@ -324,7 +324,7 @@ def test_a_failure_of_the_loop_is_told(
     with ShardServer(spec_of(), boot=1) as broken:
         monkeypatch.setattr(broken.shard, "handle_together", lambda *_: 1 // 0)
         with Peer(broken) as peer:
-            peer.socket.send_multipart(alone(Read(1, broken.shard.spec.job, "net")))
+            peer.socket.send_multipart(alone(Read(1, broken.shard.spec.job)))
             broken._thread.join(60)
         with pytest.raises(ZeroDivisionError):
             broken.check()

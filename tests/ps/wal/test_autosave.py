@@ -96,7 +96,7 @@ class Life:
     def install(self, value: float = 0.0, now: float = 0.0) -> None:
         saved, _ = fresh()
         weights = np.full(SIZE, value, np.float32)
-        self.say(Install(1, "job", "net", []), [saved, weights.tobytes()], now)
+        self.say(Install(1, "job"), [saved, weights.tobytes()], now)
         self.saves.look(self.shard, now)
 
     def enter(self, now: float = 0.0) -> None:
@@ -200,7 +200,7 @@ def test_when_a_save_is_due(tmp_path: Path) -> None:
     assert (later.work, one.saves.next_look(one.shard)) == ([], np.inf), "nothing is new"
     one.push(59.9)
     assert (later.work, one.saves.next_look(one.shard)) == ([], 60.0)
-    one.say(Quiesce(1, "job", "net", 20.0), now=59.9)
+    one.say(Quiesce(1, "job", 20.0), now=59.9)
     one.saves.look(one.shard, 60.0)
     assert (later.work, one.saves.next_look(one.shard)) == ([], 61.0)
     one.saves.look(one.shard, 81.0)

@@ -55,7 +55,7 @@ def test_a_shard_whose_log_is_missing(tmp_path: Path) -> None:
     shard = Shard(spec(map=cut_evenly(TABLE, 2)), boot=1)
     log.recover(shard, 0.0)
     weights = fresh()[0], bytes(4 * shard.size)
-    install = Arrival(b"o", Install(1, "job", "net", []), weights)
+    install = Arrival(b"o", Install(1, "job"), weights)
     LoggedShard(shard, log).handle_together([install], 1.0)
     log.close()
     with pytest.raises(BadInput) as caught:
@@ -86,7 +86,7 @@ def test_a_shard_without_weights_next_to_one_with(tmp_path: Path, epoch: int) ->
         log.recover(shard, 0.0)
         if number:
             weights = fresh()[0], bytes(4 * shard.size)
-            install = Arrival(b"o", Install(1, "job", "net", []), weights)
+            install = Arrival(b"o", Install(1, "job"), weights)
             LoggedShard(shard, log).handle_together([install], 1.0)
         log.close()
     if epoch > 1:
