@@ -8,6 +8,9 @@ from ps.durability import Durability
 from shards.rules import RULES
 from shards.spec import Merge
 
+FIRST, SECOND = "sim", "more"
+"""The names of the tables."""
+
 
 class ClusterConfig(StrEnum):
     """The kind of cluster.
@@ -33,7 +36,8 @@ class SimulationConfig(
     seconds and then processes them together. No fault begins after `quiet_s`. `durability` is the
     level of the logs; a log is replaced by a new one when it exceeds `log_bytes`. A whole state
     takes `state_s` seconds longer to a backup than other messages. The update `rule` is one of
-    shards/rules.py, with its default constants.
+    shards/rules.py, with its default constants. With a `second` rule the job has a second table,
+    and two pushes of three leave one of the tables out.
     """
 
     cluster: ClusterConfig = ClusterConfig.SINGLE
@@ -46,6 +50,7 @@ class SimulationConfig(
     prefetch: bool = False
     merge: Merge = Merge.EACH
     rule: str = "sgd"
+    second: str = ""
     warm_steps: int = 0
     lease_s: float = 3.0
     step_s: float = 0.4
@@ -59,10 +64,23 @@ class SimulationConfig(
     log_bytes: int = 1 << 20
 
     def __post_init__(self) -> None:
-        if self.rule not in RULES:
-            raise ValueError(f"rule {self.rule!r}: expected one of {', '.join(RULES)}")
+        for rule in self.rules.values():
+            if rule not in RULES:
+                raise ValueError(f"rule {rule!r}: expected one of {', '.join(RULES)}")
+
+    @property
+    def rules(self) -> dict[str, str]:
+        """The rule of each table."""
+        return {FIRST: self.rule} | ({SECOND: self.second} if self.second else {})
 
     @property
     def slots(self) -> bool:
-        """Whether the rule keeps slots; if so, weights alone do not show which pushes they hold."""
-        return bool(RULES[self.rule].slot_names)
+        """Whether a rule keeps slots, or a push may leave a table out: then the weights alone do
+        not show which pushes they hold.
+        """
+        return bool(RULES[self.rule].slot_names) or bool(self.second)
+
+    def pushed(self, seq: int) -> tuple[str, ...]:
+        """The tables in push `seq` of any worker."""
+        tables = tuple(self.rules)
+        return tables[seq % 3 - 1 : seq % 3] if len(tables) > 1 and seq % 3 else tables

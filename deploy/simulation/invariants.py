@@ -19,13 +19,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.simulation.config import SimulationConfig
+from deploy.simulation.config import FIRST, SimulationConfig
 from ps.session.error_feedback import ERROR
 from ps.session.session import Session
 from shards.envelopes import Outgoing
 from shards.messages import Joined, Pull, Standing, Weights
 from shards.replica import ShardReplica
 from shards.shard import Shard
+from shards.shard_state import array_name
 from shards.spec import Merge
 from shards.tables import SHARD_ALIGNMENT
 
@@ -229,19 +230,22 @@ class PullWatch:
 
 def image(shard: Shard) -> tuple[object, ...]:
     """A shard's version, floats, ledger and open rounds, for comparing two states."""
-    arrays = (shard.held._weights, *shard.held._slots)
+    arrays = {} if shard.held.empty else shard.held.copy()
     entries = sorted(shard.ledger.entries.items())
     waiting = sorted(shard.updates.round.items())
     return (
         shard.version,
         shard.updates.steps,
         shard.ledger.floor,
-        tuple(array.tobytes() for array in arrays if array is not None),
+        tuple((name, array.tobytes()) for name, array in arrays.items()),
         tuple(
             (n, e.incarnation, e.seq, e.clock, e.step, e.standing, e.takeovers, e.admitted)
             for n, e in entries
         ),
-        tuple((n, one.message.seq, one.gradient.tobytes()) for n, one in waiting),
+        tuple(
+            (n, one.message.seq, [(t, g.tobytes()) for t, g in one.gradients.items()])
+            for n, one in waiting
+        ),
     )
 
 
@@ -310,7 +314,7 @@ def residual(session: Session, number: int) -> Array:
     block = slice(BLOCK * number, BLOCK * number + BLOCK)
     if session.cargo.feedback is None:
         return np.zeros(BLOCK, np.float32)
-    return session.cargo.feedback.state()[ERROR][block]
+    return session.cargo.feedback.state()[array_name(FIRST, ERROR)][block]
 
 
 def exact(setting: SimulationConfig, pull: str) -> bool:

@@ -68,12 +68,13 @@ def registry() -> dict[str, Bug]:
         sessions,
         shards,
         slots,
+        tables,
     )
 
     kinds = [kind.BUGS for kind in (shards, sessions, rollbacks, compressed, disks, groups)]
     return {
         name: bug
-        for kind in (*kinds, *moves.all_bugs(), *slots.all_bugs())
+        for kind in (*kinds, *moves.all_bugs(), *slots.all_bugs(), *tables.all_bugs())
         for name, bug in kind.items()
     }
 

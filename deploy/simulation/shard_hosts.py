@@ -12,12 +12,12 @@ from deploy.simulation.invariants import BLOCK, EXACT_PUSHES, Promise, PullWatch
 from deploy.simulation.network import Deliver
 from deploy.simulation.reads import Reads
 from deploy.simulation.reference_model import check_state, check_versions
-from shards import wire_format
+from shards import shard_state, wire_format
 from shards.envelopes import Outgoing
 from shards.ledger import Ledger
 from shards.messages import Install, Refusal
 from shards.shard import Shard
-from shards.shard_state import SavedProgress
+from shards.shard_state import WEIGHTS, SavedProgress, ShardState, array_name
 from shards.update_records import RECORD
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ class ShardHost:
         setting = world.setting
         self.number = number
         self.map = world.map
-        ranges = self.map.ranges[number]
-        self.blocks = [n for keys in ranges for n in range(keys.start // BLOCK, keys.stop // BLOCK)]
-        self.views: dict[tuple[int, int], bytes] = {}
+        keys = self.map.ranges[number]
+        self.blocks = list(range(keys.start // BLOCK, keys.stop // BLOCK))
+        self.views: dict[tuple[str, int, int], bytes] = {}
         self.ambushes: list[Ambush] = []
         self._world = world
         self._fresh = fresh
@@ -136,9 +136,9 @@ class ShardHost:
         setting = self._world.setting
         if setting.slots:
             check_versions(rows, self._began, shard)
-            for place, block in enumerate(self.blocks):
+            for block in self.blocks:
                 before = self._before[block]
-                check_state(np.concatenate([before, rows]), shard, place, block, where)
+                check_state(np.concatenate([before, rows]), shard, setting, block, where)
         if not self._world.durable:
             invariants.check_begun(rows, where)
             if exact(setting, "none"):
@@ -209,13 +209,14 @@ class ShardHost:
         """Check the promises at the end of a run."""
         raise NotImplementedError
 
-    def blank(self) -> tuple[Install, tuple[bytes, bytes]]:
+    def blank(self) -> tuple[Install, list[bytes]]:
         """The first state that an operator installs: no pushes, and zeros everywhere."""
-        saved = wire_format.encode_state(SavedProgress(0, 0, 0, Ledger()))
-        return Install(1, self._world.job, self._world.table.name, []), (
-            saved,
-            bytes(4 * BLOCK * len(self.blocks)),
-        )
+        arrays = {
+            array_name(one.table, WEIGHTS): np.zeros(len(one.keys), np.float32)
+            for one in self._world.layout.sections(self.map.ranges[self.number])
+        }
+        state = ShardState(SavedProgress(0, 0, 0, Ledger()), arrays)
+        return Install(1, self._world.job), [bytes(frame) for frame in shard_state.encode(state)]
 
     def answer(self, party: Party, answers: Sequence[Outgoing]) -> None:
         """Send answers over the network."""

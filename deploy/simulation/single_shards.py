@@ -12,8 +12,9 @@ from deploy.simulation.leases import check_silent
 from deploy.simulation.network import Deliver
 from deploy.simulation.shard_hosts import End, ShardHost
 from ps.wal.writer import LoggedShard
-from shards import wire_format
+from shards import shard_state, wire_format
 from shards.delta_pulls import Change, DeltaViews
+from shards.dense_part import DensePart
 from shards.envelopes import Arrival, Outgoing
 from shards.errors import DownpourError
 from shards.messages import Export, Install, State
@@ -25,20 +26,20 @@ if TYPE_CHECKING:
 
 SAVE_S = 1.0  # seconds between the saved states to which a lossy restart may roll back
 
-Saving = tuple[float, list[str], list[bytes]]
-"""A saved state: its time, the names of its slots, and the frames of an Install."""
+Saving = tuple[float, list[bytes]]
+"""A saved state: its time, and the frames of an Install."""
 
 
 class WatchedViews(DeltaViews):
-    """Records each view that a worker receives from a shard, by boot and number."""
+    """Records each view of a table that a worker receives from a shard, by boot and number."""
 
-    def __init__(self, shard: Shard, seen: dict[tuple[int, int], bytes]) -> None:
-        super().__init__(shard.spec.map.ranges[shard.spec.shard])
-        self._boot, self._seen = shard.boot, seen
+    def __init__(self, boot: int, table: str, seen: dict[tuple[str, int, int], bytes]) -> None:
+        super().__init__()
+        self._place, self._seen = (table, boot), seen
 
     def serve(self, worker: str, *arguments: Any) -> Change:
         change = super().serve(worker, *arguments)
-        self._seen[self._boot, change.number] = self._views[worker].weights.tobytes()
+        self._seen[*self._place, change.number] = self._views[worker].weights.tobytes()
         return change
 
 
@@ -139,7 +140,7 @@ class Single(ShardHost):
         self._save()
         wanted = self._world.clock.now - lost_s
         self._savings = [s for s in self._savings if s[0] <= wanted] or self._savings[:1]
-        _, slots, frames = self._savings[-1]
+        _, frames = self._savings[-1]
         self._world.calm = False
         self._world.note(f"shard {self.number} restarts")
         self._waiting.clear()
@@ -147,11 +148,11 @@ class Single(ShardHost):
         again = self._shard.part.rolled_back
         self._live()
         if told and (lost_s or again):
-            self._shard.restore(*self._shard.held.read(slots, frames))
+            self._shard.restore(shard_state.decode(frames)[0])
             self._shard.roll_back(self._process.now)
         else:
             self._pulls.whole &= not lost_s
-            self._operate(Install(3, self._world.job, self._world.table.name, slots), frames)
+            self._operate(Install(3, self._world.job), frames)
         self._forget()
 
     def struck(self) -> None:
@@ -169,13 +170,15 @@ class Single(ShardHost):
         """Start a process without any state."""
         self._boot += 1
         self._shard = self._acts = Shard(self._world.spec(self.number, self.map), self._boot)
-        self._shard.part.serving._views = WatchedViews(self._shard, self.views)
+        for table, part in self._shard.held.parts.items():
+            assert isinstance(part, DensePart)
+            part._views = WatchedViews(self._boot, table, self.views)
 
     def _save(self) -> None:
-        answer = self._operate(Export(2, self._world.job, self._world.table.name))
+        answer = self._operate(Export(2, self._world.job))
         assert isinstance(answer.message, State)
         frames = [bytes(frame) for frame in answer.frames]
-        self._savings.append((self._world.clock.now, answer.message.slots, frames))
+        self._savings.append((self._world.clock.now, frames))
 
     def _operate(self, message: Install | Export, frames: Sequence[bytes] = ()) -> Outgoing:
         (answer,) = self._shard.handle(b"operator", message, frames, self._process.now)

@@ -28,9 +28,9 @@ from ps.transport.local_sockets import Transport
 from shards import wire_format
 from shards.ledger import Ledger
 from shards.messages import PROTOCOL, Hello, Install, Join, Kind, Push
-from shards.shard_state import SavedProgress
 from shards.schedules import Fixed
 from shards.shard import Shard
+from shards.shard_state import SavedProgress
 from shards.spec import ShardSpec
 from shards.tables import DenseTable, TensorSpec
 from tests.bench.report import Goal, goals, save

@@ -37,9 +37,9 @@ import ps
 from ps.snapshots.catalog import Retention, SnapshotCatalog
 from shards.ledger import Ledger
 from shards.messages import Ack, Export
-from shards.shard_state import SavedProgress, ShardState
 from shards.rules import SGD, Adam, Rule
 from shards.shard import Shard
+from shards.shard_state import SavedProgress, ShardState
 from shards.tables import cut_evenly
 from tests.bench.report import Goal, goals, save
 from tests.support.shard_dsl import hello, join, push

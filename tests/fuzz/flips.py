@@ -45,10 +45,10 @@ from shards.envelopes import Arrival
 from shards.errors import DownpourError
 from shards.ledger import Ledger, LedgerEntry
 from shards.messages import Install
-from shards.shard_state import SavedProgress, ShardState
 from shards.replication_messages import Configuration
 from shards.rules import Momentum
 from shards.shard import Shard
+from shards.shard_state import SavedProgress, ShardState
 from shards.tables import DenseTable, TensorSpec, cut_evenly
 from shards.update_records import RECORD
 from tests.support import shard_dsl

@@ -16,8 +16,8 @@ from shards import wire_format
 from shards.errors import DownpourError
 from shards.ledger import Ledger
 from shards.messages import PROTOCOL, Hello, Join, Message, Probe, ShardStatus
-from shards.shard_state import SavedProgress
 from shards.shard import Shard
+from shards.shard_state import SavedProgress
 from tests.fuzz.mutate import Frames, spoiled, valid
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (64,)),))

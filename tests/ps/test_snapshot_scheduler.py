@@ -31,7 +31,7 @@ def names(folder: Path) -> list[str]:
 
 def snapshotter(cluster: Cluster, folder: Path, **options: Any) -> SnapshotScheduler:
     return SnapshotScheduler(
-        cluster, SnapshotCatalog(folder), rule="momentum", workers=1, **options
+        cluster, SnapshotCatalog(folder), rules=("momentum",), workers=1, **options
     )
 
 

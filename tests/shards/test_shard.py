@@ -14,7 +14,7 @@ from shards.messages import (
     Standing,
     Welcome,
 )
-from shards.tables import cut_evenly
+from shards.tables import Layout, cut_evenly
 from tests.support.shard_dsl import (
     REAL,
     TABLE,
@@ -258,7 +258,7 @@ def test_another_replica_warms_up_when_the_first_is_gone() -> None:
 
 def test_only_shard_0_decides_who_warms_up() -> None:
     """Two shards might choose different replicas, and then neither would begin."""
-    talk = Talk(installed=False, shard=1, map=cut_evenly(TABLE, 2), warm_steps=3)
+    talk = Talk(installed=False, shard=1, map=cut_evenly(Layout((TABLE,)), 2), warm_steps=3)
     for worker in ("a", "b"):
         talk.shard.ledger.greet(worker, 0, 10.0)
         assert talk.say(join(worker)) == [(worker, Joined(11, 1, 1, 0))]

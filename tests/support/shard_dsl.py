@@ -51,7 +51,7 @@ def spec(**options: Any) -> ShardSpec:
 
     Options of a TableSpec are those of its table; `tables` replaces it.
     """
-    own = {"table": TABLE, "schedule": Fixed(base_rate=1.0)}
+    own: dict[str, Any] = {"table": TABLE, "schedule": Fixed(base_rate=1.0)}
     own |= {name: options.pop(name) for name in TableSpec.__struct_fields__ if name in options}
     tables = options.pop("tables", (TableSpec(**own),))
     plain: dict[str, Any] = {

@@ -46,8 +46,8 @@ def a_push_is_written_anew_when_repeated(patch: Patch) -> None:
         for send in original(self, now):
             frames = send.frames
             if frames and self.cargo.feedback is not None:
-                written = self.cargo.feedback.encode(self.table.empty(), self.seq, self.map.ranges)
-                frames = written[send.shard]
+                zeros = self.cargo.tables(self.layout.empty())
+                _, frames = self.cargo.write(zeros, self.seq, plain=False)[send.shard]
             again.append(Send(send.shard, send.message, frames))
         return again
 
@@ -59,7 +59,8 @@ def a_push_is_written_anew_when_repeated(patch: Patch) -> None:
 def a_residual_is_forgotten(patch: Patch) -> None:
     def encode(self: ErrorFeedback, *arguments: Any) -> Any:
         frames = original(self, *arguments)
-        self._error[:] = 0
+        for residual in self.tables.values():
+            residual.error[:] = 0
         return frames
 
     original = ErrorFeedback.encode
@@ -70,7 +71,7 @@ def a_residual_is_forgotten(patch: Patch) -> None:
 def a_greeting_begins_a_new_residual(patch: Patch) -> None:
     def greet(self: Session, *arguments: Any) -> Send:
         if self.cargo.feedback is not None:
-            self.cargo.feedback = ErrorFeedback(self.cargo.compression, self.table.size)
+            self.cargo.feedback = ErrorFeedback.of(self.layout, self.cargo.compression)
         return original(self, *arguments)
 
     original = Session._greet

@@ -10,14 +10,15 @@ from numpy.typing import NDArray
 from deploy.simulation.config import ClusterConfig
 from deploy.simulation.mutants import Bugs, Patch
 from shards.admin_requests import AdminRequests, Answer
+from shards.dense_part import DensePart
 from shards.envelopes import Outgoing
 from shards.fused_apply import FusedApply
 from shards.gate import Gate, Waiting
 from shards.ledger import Ledger, LedgerEntry, Verdict
-from shards.messages import FromWorker, Push
+from shards.messages import FromWorker, Part, Push
 from shards.parameters import ParameterStore
 from shards.pull_replies import PullReplies
-from shards.pushes import Arrived, Pushes
+from shards.pushes import Arrived
 from shards.rules import Rule
 from shards.shard import Shard
 from shards.spec import Merge
@@ -134,14 +135,14 @@ def one_pass_leaves_a_gradient_out(patch: Patch) -> None:
 
 @BUGS.add
 def one_pass_writes_over_the_present_version(patch: Patch) -> None:
-    def together(self: ParameterStore, gradients: Any, rate: float) -> list[float] | None:
+    def apply(self: ParameterStore, *arguments: Any, **options: Any) -> list[float] | None:
         take, self._buffers.take = self._buffers.take, self.weights  # type: ignore[method-assign]
-        squares = original(self, gradients, rate)
+        squares = original(self, *arguments, **options)
         self._buffers.take = take  # type: ignore[method-assign]
         return squares
 
-    original = ParameterStore.apply_together
-    patch.setattr(ParameterStore, "apply_together", together)
+    original = ParameterStore.apply
+    patch.setattr(ParameterStore, "apply", apply)
 
 
 @BUGS.add
@@ -192,13 +193,12 @@ def rounds_close_by_attendance(patch: Patch) -> None:
 
 @BUGS.add
 def half_a_payload_is_taken_for_a_whole(patch: Patch) -> None:
-    def examine(self: Pushes, sender: bytes, message: Push, frames: Any, now: float) -> Any:
-        keys = message.keys[-1] - message.keys[0]
-        padded = [bytes(frame)[: 4 * keys].ljust(4 * keys, b"\0") for frame in frames]
-        return original(self, sender, message, padded, now)
+    def check(self: DensePart, what: str, part: Part, frame: Any) -> Any:
+        size = 4 * (part.stop - part.start)
+        return original(self, what, part, bytes(frame)[:size].ljust(size, b"\0"))
 
-    original = Pushes.examine
-    patch.setattr(Pushes, "examine", examine)
+    original = DensePart.check
+    patch.setattr(DensePart, "check", check)
 
 
 @BUGS.add

@@ -5,14 +5,14 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from deploy.simulation.config import ClusterConfig
 from deploy.simulation.mutants import Bugs, Patch
 from ps.session import admin_plans
-from shards import parameters, repartition, wal_format
-from shards.parameters import ParameterStore, ShardState
+from shards import dense_part, pushes, repartition, shard_state, wal_format
+from shards.dense_part import DensePart
 from shards.shard import Shard
+from shards.shard_state import WEIGHTS, Arrays, ShardState
 from shards.tables import SHARD_ALIGNMENT
 from shards.worker_requests import WorkerRequests
 
@@ -20,28 +20,24 @@ SINGLE = Bugs(ClusterConfig.SINGLE)
 LOGGED = Bugs(ClusterConfig.LOGGED)
 REPLICATED = Bugs(ClusterConfig.REPLICATED)
 
-Slots = dict[str, NDArray[np.float32]]
+
+def _is_slot(name: str) -> bool:
+    return not name.endswith(f"/{WEIGHTS}")
 
 
-def _zeros(slots: Slots) -> Slots:
-    return {name: np.zeros_like(slot) for name, slot in slots.items()}
+def _zeros(arrays: Arrays) -> Arrays:
+    """The same arrays with zeros in the slots."""
+    return {n: np.zeros_like(one) if _is_slot(n) else one for n, one in arrays.items()}
 
 
 def _restart_count(patch: Patch) -> None:
     """Make the first update of a restored state count as update 1."""
 
-    def restore(self: ParameterStore, version: int, *arrays: Any) -> None:
-        restored(self, version, *arrays)
-        vars(self)["given"] = version
+    def restore(self: DensePart, arrays: Arrays, _: int, out: Any) -> None:
+        restored(self, arrays, 0, out)
 
-    def apply(self: ParameterStore, *update: Any) -> None:
-        version, self.version = self.version, self.version - vars(self)["given"]
-        applied(self, *update)
-        self.version = version + 1
-
-    restored, applied = ParameterStore.restore, ParameterStore.apply
-    patch.setattr(ParameterStore, "restore", restore)
-    patch.setattr(ParameterStore, "apply", apply)
+    restored = DensePart.restore
+    patch.setattr(DensePart, "restore", restore)
 
 
 def _moved_with(patch: Patch, changed: Any) -> None:
@@ -49,7 +45,7 @@ def _moved_with(patch: Patch, changed: Any) -> None:
 
     def recut(states: Sequence[ShardState], *maps: Any) -> list[ShardState]:
         return [
-            msgspec.structs.replace(one, slots=changed(one.slots)) for one in real(states, *maps)
+            msgspec.structs.replace(one, arrays=changed(one.arrays)) for one in real(states, *maps)
         ]
 
     real = repartition.repartition
@@ -63,20 +59,24 @@ def a_move_leaves_slots_behind(patch: Patch) -> None:
 
 @SINGLE.add
 def a_move_gives_each_shard_the_slots_of_its_neighbour(patch: Patch) -> None:
-    def shifted(slots: Slots) -> Slots:
-        return {name: np.roll(slot, SHARD_ALIGNMENT) for name, slot in slots.items()}
+    def shifted(arrays: Arrays) -> Arrays:
+        return {
+            name: np.roll(array, SHARD_ALIGNMENT) if _is_slot(name) else array
+            for name, array in arrays.items()
+        }
 
     _moved_with(patch, shifted)
 
 
 @SINGLE.add
 def a_snapshot_has_each_slot_under_the_name_of_another(patch: Patch) -> None:
-    def copy(self: ParameterStore) -> tuple[NDArray[np.float32], Slots]:
-        weights, slots = real(self)
-        return weights, dict(zip(slots, reversed(slots.values()), strict=True))
+    def export(self: DensePart, weights: Any) -> Arrays:
+        own, *slots = real(self, weights).items()
+        names, arrays = [name for name, _ in slots], [array for _, array in slots]
+        return dict([own, *zip(names, reversed(arrays), strict=True)])
 
-    real = ParameterStore.copy
-    patch.setattr(ParameterStore, "copy", copy)
+    real = DensePart.export
+    patch.setattr(DensePart, "export", export)
 
 
 @SINGLE.add
@@ -89,7 +89,8 @@ def a_duplicate_advances_the_slots(patch: Patch) -> None:
         answers = real(self, sender, message, frames, *rest)
         if again and frames and not held.empty:
             weights, version = held.weights(), held.version
-            held.apply(np.frombuffer(frames[0], np.float32), 1.0)
+            arrived = pushes.examine(sender, message, frames, held, 0)
+            held.apply([arrived.gradients], dict.fromkeys(held.parts, 1.0))
             held._become(version, weights)
         return answers
 
@@ -111,8 +112,9 @@ def a_replayed_log_counts_its_updates_anew(patch: Patch) -> None:
 @LOGGED.add
 def a_base_holds_no_slots(patch: Patch) -> None:
     def state_of(shard: Shard, number: int) -> Any:
-        state, (saved, weights, *slots) = real(shard, number)
-        return state, (saved, weights, *map(np.zeros_like, slots))
+        state, _ = real(shard, number)
+        copy = shard.copy()
+        return state, shard_state.encode(msgspec.structs.replace(copy, arrays=_zeros(copy.arrays)))
 
     real = wal_format.state_of
     patch.setattr(wal_format, "state_of", state_of)
@@ -120,18 +122,19 @@ def a_base_holds_no_slots(patch: Patch) -> None:
 
 @LOGGED.add
 def slots_change_while_a_base_is_written(patch: Patch) -> None:
-    patch.setattr(parameters, "unshared", lambda _: True)
+    patch.setattr(dense_part, "unshared", lambda _: True)
 
 
 @REPLICATED.add
 def slots_change_on_their_way_to_a_new_backup(patch: Patch) -> None:
-    patch.setattr(parameters, "unshared", lambda _: True)
+    patch.setattr(dense_part, "unshared", lambda _: True)
 
 
 @REPLICATED.add
 def a_new_backup_begins_without_slots(patch: Patch) -> None:
-    def restore(self: Shard, saved: Any, weights: Any, slots: Slots) -> None:
-        real(self, saved, weights, _zeros(slots) if saved.version else slots)
+    def restore(self: Shard, state: ShardState) -> None:
+        arrays = _zeros(state.arrays) if state.saved.version else state.arrays
+        real(self, msgspec.structs.replace(state, arrays=arrays))
 
     real = Shard.restore
     patch.setattr(Shard, "restore", restore)
@@ -141,11 +144,11 @@ def a_new_backup_begins_without_slots(patch: Patch) -> None:
 def slots_that_are_read_go_on_where_they_were_read_before(patch: Patch) -> None:
     """Updates continue in the second set of arrays, as its last reader left it."""
 
-    def move(self: ParameterStore) -> None:
+    def move(self: DensePart) -> None:
         self._spare = self._spare or [np.zeros_like(slot) for slot in self._slots]
         self._slots, self._spare = self._spare, self._slots
 
-    patch.setattr(ParameterStore, "_move_slots", move)
+    patch.setattr(DensePart, "_move_slots", move)
 
 
 def all_bugs() -> Sequence[Bugs]:

@@ -137,9 +137,10 @@ def test_slots_are_worked_out_by_the_rule_alone() -> None:
     held = host.shard.held
     # h = 0.9 h + g and w -= h, for gradients of 12 and 12, and of 12 and 24.
     assert held.weights()[:2].tolist() == pytest.approx([-34.8, -46.8])
-    assert held._slots[0][:2].tolist() == pytest.approx([22.8, 34.8])
+    history = held.copy()["sim/history"]
+    assert history[:2].tolist() == pytest.approx([22.8, 34.8])
     host.finish()
-    for array, name in ((held._slots[0], "history"), (held.weights(), "weights")):
+    for array, name in ((history, "history"), (held.weights(), "weights")):
         array[7] = 0.5
         with pytest.raises(Violation, match=f"other {name} than its 2 pushes make, 0.5 at float 7"):
             host.finish()

@@ -25,7 +25,6 @@ from ps.server.server import ShardServer
 from ps.transport import connection_limits
 from shards import wire_format
 from shards.errors import BadInput
-from shards.ledger import Ledger
 from shards.messages import (
     PROTOCOL,
     AskStatus,
@@ -39,12 +38,12 @@ from shards.messages import (
     Reply,
     Standing,
 )
-from shards.shard_state import SavedProgress
 from shards.rules import Adam
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
 from tests.fuzz.hostile import spoken_to
 from tests.support.eventually import eventually
+from tests.support.shard_dsl import blank
 from tests.support.slow_clock import held_up, standings
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
@@ -109,7 +108,7 @@ def test_a_shard_is_prepared_before_it_is_reached(monkeypatch: pytest.MonkeyPatc
     prepared: list[Any] = []
     monkeypatch.setattr(ShardSpec, "prepare", lambda *told: prepared.append(told))
     spec = spec_of(compression=ps.Compression.parse("topk:0.1", "int8"))
-    assert (spec.pushed, spec.pulled) == (Kind.SPARSE, Kind.INT8)
+    assert (spec.tables[0].pushed, spec.tables[0].pulled) == (Kind.SPARSE, Kind.INT8)
     with ShardServer(spec, boot=1):
         assert prepared == [(spec, HOST)]
 
@@ -174,14 +173,14 @@ def test_frames_too_many_or_too_large_for_what_they_come_with(server: ShardServe
     """A request without frames ignores extra ones; an install checks its own; others' are bad."""
     job = server.shard.spec.job
     with Peer(server) as peer:
-        reply = peer.ask(*alone(Read(3, job, "net"), *[b"x"] * 1000))
+        reply = peer.ask(*alone(Read(3, job), *[b"x"] * 1000))
         assert (reply.request, type(reply).__name__) == (3, "Weights")
-        refusal = peer.ask(*alone(Read(3, job, "net")), b"x")
+        refusal = peer.ask(*alone(Read(3, job)), b"x")
         assert isinstance(refusal, Refusal)
         assert refusal.text.startswith("envelope: its headers take")
         assert refusal.text.endswith("and 1")
         for frames in ([], [b""] * 1000, [bytes(1), bytes(2048)]):
-            refusal = peer.ask(*alone(Install(4, job, "net", []), *frames))
+            refusal = peer.ask(*alone(Install(4, job), *frames))
             assert isinstance(refusal, Refusal)
             assert refusal.remedy is Remedy.BAD_MESSAGE
     assert serves(server)
@@ -362,10 +361,9 @@ def test_a_shard_that_comes_back_is_gone_on_with() -> None:
 def test_free_moments_are_used() -> None:
     """Slots that are being read are copied while no message comes, before the next push does."""
     server = ShardServer(spec_of(rule=Adam()), boot=1)
-    slots = dict.fromkeys(Adam.slot_names, TABLE.empty())
-    server.shard.restore(SavedProgress(0, 0, 0, Ledger()), TABLE.empty(), slots)
+    server.shard.restore(blank(spec=server.shard.spec))
     held = server.shard.copy()
     with server:
         eventually(lambda: server.shard.prepared, because="the slots are copied")
-    assert server.shard.held._moved == TABLE.size
+    assert server.shard.held.parts["net"]._moved == TABLE.size  # type: ignore[attr-defined]
     del held
