@@ -109,7 +109,7 @@ def test_promises_hold_for_packed_pushes(push: str) -> None:
     for seed in range(100, 106):
         drawn = swarm(seed, cluster=ClusterConfig.COMPRESSED)
         sparse = push.partition(",")[0] in SPARSE or push.startswith("topk")
-        plain = {"pull": "none", "merge": Merge.EACH, "rule": "sgd"}
+        plain = {"pull": "none", "merge": Merge.EACH, "rule": "sgd", "second": ""}
         setting = msgspec.structs.replace(drawn.setting, push=push, **plain)
         kept = tuple(f for f in drawn.faults if not (sparse and type(f).__name__ in _ENDING))
         scenario = msgspec.structs.replace(drawn, setting=setting, faults=kept)
