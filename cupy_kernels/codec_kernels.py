@@ -32,11 +32,11 @@ def write(
         scaled = np.zeros(1, VERDICT)
         scaled["scale"] = factor
         verdict = copied(scaled.view(np.uint8), backend_of(g))
-    more = {} if scales is None else {"scales": scales}
+    more: dict[str, Any] = {} if scales is None else {"scales": scales}
     launch(kernel, g=g, error=error, q=q, verdict=verdict, n=g.size, **more)
 
 
 def read(kernel: str, q: AnyArray, scales: AnyArray | None, y: Array) -> None:
     """Run a kernel that decodes the parts of a payload into `y`."""
-    more = {} if scales is None else {"scales": scales}
+    more: dict[str, Any] = {} if scales is None else {"scales": scales}
     launch(kernel, q=q, y=y, n=y.size, **more)

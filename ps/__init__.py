@@ -17,9 +17,8 @@ from ps.cluster import Cluster
 from ps.compatibility import build_id
 from ps.durability import Durability
 from ps.job_spec import make_cluster, resharded_specs, shard_specs
-from ps.launch.launcher import ShardDevice
-from ps.launch.processes import process_shards
-from ps.launch.replicated_processes import replicated_shards
+from ps.launch.launch_plan import ShardDevice
+from ps.launch.processes import process_shards, replicated_shards
 from ps.launch.threads import local_shards
 from ps.resharding import reshard
 from ps.session.compression import Compression

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("cupy_kernels", "shards", "ps", "worker", "deploy")
-KNOWN_CYCLES = {"deploy.simulation.mutants", "ps.launch.launcher"}
+KNOWN_CYCLES = {"deploy.simulation.mutants"}
 HEAVY = ("cupy", "numba", "pyarrow", "pyspark", "ray")
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from ps.durability import Durability
-from ps.launch.launcher import ShardDevice
+from ps.launch.launch_plan import ShardDevice
 from ps.security.authorization import Admission
 from ps.transport.local_sockets import Transport
 from shards.spec import ShardSpec
@@ -20,7 +20,7 @@ T = TypeVar("T")
 _LENGTH_BYTES = 8
 
 
-class ShardLaunch(msgspec.Struct, frozen=True):
+class ShardLaunch(msgspec.Struct, frozen=True, tag=True):
     """The order for a shard on a device that listens on the ZeroMQ address `bind`.
 
     `transport` is offered as well as TCP. `admission` says which keys are admitted; None admits
@@ -42,12 +42,16 @@ class ShardLaunch(msgspec.Struct, frozen=True):
     rollback_s: float = 0.0
 
     @property
+    def name(self) -> str:
+        return f"shard {self.spec.shard}"
+
+    @property
     def restarts(self) -> bool:
         """Whether the shard can be restarted after a death, from its WAL or its last autosave."""
         return self.durability.keeps_log or self.saves is not None
 
 
-class CopyLaunch(msgspec.Struct, frozen=True):
+class CopyLaunch(msgspec.Struct, frozen=True, tag=True):
     """The order for a copy of a replicated shard, with the boot number `boot`.
 
     `admission` says which keys are admitted; None admits anybody. An order holds no secret: the
@@ -61,8 +65,12 @@ class CopyLaunch(msgspec.Struct, frozen=True):
     bind: str
     admission: Admission | None = None
 
+    @property
+    def name(self) -> str:
+        return f"shard {self.spec.shard}"
 
-class CoordinatorLaunch(msgspec.Struct, frozen=True):
+
+class CoordinatorLaunch(msgspec.Struct, frozen=True, tag=True):
     """The order for the coordinator of a job, with the path of its `record` file.
 
     `admission` is as for a copy; the coordinator's own key is stored in the record.
@@ -74,6 +82,14 @@ class CoordinatorLaunch(msgspec.Struct, frozen=True):
     bind: str
     silence_s: float
     admission: Admission | None = None
+
+    @property
+    def name(self) -> str:
+        return "coordinator"
+
+
+Launch = ShardLaunch | CopyLaunch | CoordinatorLaunch
+"""An order; its `name` is that of the process in errors."""
 
 
 class Listening(msgspec.Struct, frozen=True, tag=True):

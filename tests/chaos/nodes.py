@@ -28,8 +28,9 @@ import ps
 from deploy.ray_cluster import connect
 from ps import Durability
 from ps.launch.ray_actors import Actor
-from ps.launch.ray_launcher import RayShards, ray_shards, replicated_ray_shards
+from ps.launch.ray_launcher import ray_shards, replicated_ray_shards
 from ps.launch.replica_supervisor import ReplicatedShards
+from ps.launch.single_copies import SingleCopies
 from shards.errors import GiveUp
 from shards.schedules import Fixed
 from tests.clusters import ray_head, ray_node
@@ -161,7 +162,7 @@ def kill(first: psutil.Process) -> float:
     return killed_at
 
 
-def ended(hosts: RayShards) -> str:
+def ended(hosts: SingleCopies) -> str:
     until = time.monotonic() + _PATIENCE_S
     while time.monotonic() < until:
         try:
@@ -174,7 +175,7 @@ def ended(hosts: RayShards) -> str:
 
 def places(hosts: ReplicatedShards) -> list[str]:
     """The nodes of a job's living copies, by their addresses."""
-    lives = [life for _, life in hosts._supervisor._copies.values() if life.alive]
+    lives = [life for _, life in hosts._copies.values() if life.alive]
     return sorted(where(life.node) for life in lives if isinstance(life, Actor))
 
 

@@ -46,7 +46,6 @@ __all__ = ["quick_start"]  # a fixture of every test here
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 TRAIN = ("train", "--solver", "solver.prototxt", "--data", "data", "--out", "run", "--shards", 2)
-_MODULES = {"ps.launch.shard_process", "ps.launch.copy_process", "ps.launch.coordinator_process"}
 FOR_EVER = ("--max-iter", 1_000_000)
 
 
@@ -321,7 +320,7 @@ def check_told(status: int, err: str, run: Path, cause: str) -> None:
 
 def shard_processes() -> list[psutil.Process]:
     """The processes of shards below this one."""
-    return below(lambda words: bool(_MODULES & set(words)))
+    return below(lambda words: "ps.launch.child_main" in words)
 
 
 def actors() -> list[psutil.Process]:

@@ -13,11 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import ps
 from ps import Durability, admin_client
 from ps.job_spec import make_cluster
-from ps.launch.launcher import ShardDevice, serve
+from ps.launch.child_main import make_shard
+from ps.launch.child_protocol import ShardLaunch
+from ps.launch.launch_plan import ShardDevice
 from ps.launch.replica_supervisor import ReplicatedShards
 from ps.server.server import ShardServer
 from ps.session import admin_plans
@@ -48,11 +51,11 @@ class Servers:
         self.cluster = make_cluster(specs, [server.endpoint for server in self._servers])
 
     def _serve(self, spec: ShardSpec, bind: str) -> ShardServer:
-        options = bind, Transport.TCP, ShardDevice.CPU, None
-        if self._logs is None:
-            return serve(spec, *options).start()
-        logs = self._logs / f"shard-{spec.shard}"
-        return serve(spec, *options, Durability.PROCESS, logs).start()
+        order = ShardLaunch(spec, bind, Transport.TCP, ShardDevice.CPU)
+        if self._logs is not None:
+            logs = str(self._logs / f"shard-{spec.shard}")
+            order = replace(order, durability=Durability.PROCESS, log_folder=logs)
+        return make_shard(order).start()
 
     def die(self, shard: int) -> None:
         """Stop a shard; one with a log starts again at once."""

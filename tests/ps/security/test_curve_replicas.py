@@ -16,7 +16,7 @@ import zmq
 
 import ps
 from ps.cluster import Access
-from ps.launch.replicated_processes import replicated_shards
+from ps.launch.processes import replicated_shards
 from ps.replication.coordinator_server import CoordinatorServer
 from ps.replication.peer_link import PeerLink
 from ps.replication.replica_server import ReplicaServer
@@ -368,6 +368,6 @@ def test_processes_are_killed() -> None:
             - {before[COORDINATOR], before[PRIMARY]}
             for what in ("cmdline", "environ")
         )
-        assert b"ps.launch.copy_process" in told
+        assert b"ps.launch.child_main" in told
         for secret in (access.token, access.operator):
             assert secret.encode() not in told

@@ -16,7 +16,7 @@ import zmq
 
 import ps
 from ps import AdminClient, Client, Cluster
-from ps.launch.processes import ProcessShards
+from ps.launch.single_copies import SingleCopies
 from ps.server.server import ShardServer
 from ps.shared_memory import handshake, shm_files
 from ps.shared_memory.handshake import Accept, Decline, Lent, Offer, SharedFrames
@@ -478,7 +478,7 @@ def test_a_killed_shard_leaves_nothing() -> None:
         assert set(held) == {-1.0}
 
 
-def await_death(hosts: ProcessShards) -> None:
+def await_death(hosts: SingleCopies) -> None:
     while True:
         try:
             hosts.check()
