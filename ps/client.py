@@ -30,8 +30,7 @@ from ps import paths
 from ps.cluster import Cluster, cluster_of
 from ps.session import events, reshard_client
 from ps.session.compression import Compression, compression_of
-from ps.session.flow_control import LEAST, FlowControl, Times
-from ps.session.prefetch_table import PrefetchTable
+from ps.session.flow_control import LEAST, FlowControl, PrefetchTable, Times
 from ps.shared_memory.client_buffers import ClientBuffers, PulledWeights
 from ps.snapshots import residuals
 from ps.snapshots.object_store import Place

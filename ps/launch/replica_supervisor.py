@@ -7,7 +7,7 @@ defines how a host starts a process.
 
 With CURVE, each process makes its own key, and reports the public half as part of its endpoint. So
 no process receives a secret, and the supervisor, as the operator, registers the copies' keys with
-the coordinator (copy_registry.py).
+the coordinator (coordinator_server.py).
 
 Both copies of a shard may have to start on one machine because the other machine joins later. Then
 an empty process is started there, and once it has reported that it serves, the backup is stopped

@@ -126,7 +126,7 @@ def logs_die_with_their_node(other: psutil.Process, logs: Path) -> bool:
         ps.AdminClient(hosts.cluster) as console,
     ):
         console.install(TABLE.empty())
-        on = [where(actor.node) for actor in hosts._present()]
+        on = nodes_of(hosts)
         say(f"shards with logs: {', '.join(f'shard {n} at {at}' for n, at in enumerate(on))}")
         if _ELSEWHERE not in on:
             return False
@@ -135,12 +135,11 @@ def logs_die_with_their_node(other: psutil.Process, logs: Path) -> bool:
         for worker in workers:
             worker.goes_on()
         pid = hosts.pids[there]
-        assert pid is not None
         killed_at = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         for worker in workers:
             worker.goes_on()
-        again = where(hosts._present()[there].node)
+        again = nodes_of(hosts)[there]
         say(f"{since(killed_at)}: shard {there} was killed; all workers are acknowledged again")
         say(f"its actor is at {again}")
         assert again == _ELSEWHERE
@@ -171,6 +170,12 @@ def ended(hosts: SingleCopies) -> str:
             return str(error)
         time.sleep(0.05)
     return "nothing was said of it"
+
+
+def nodes_of(hosts: SingleCopies) -> list[str]:
+    """The node of each shard, by its address."""
+    actors = [shard.child for shard in hosts._shards]
+    return [where(actor.node) for actor in actors if isinstance(actor, Actor)]
 
 
 def places(hosts: ReplicatedShards) -> list[str]:

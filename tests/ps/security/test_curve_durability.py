@@ -15,7 +15,7 @@ from ps import AdminClient, Cluster, Durability, process_shards
 from ps.cluster import Access
 from ps.launch import restart
 from ps.security.authorization import Admission, Enrolment, Enrolments, Invitation
-from ps.security.enrolment_store import EnrolmentStore
+from ps.security.enrolment import EnrolmentStore
 from ps.security.keys import KeyPair, address_of, load_or_create_keys, pinned
 from ps.transport.local_sockets import Transport
 from shards.errors import BadInput, GiveUp
