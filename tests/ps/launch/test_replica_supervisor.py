@@ -11,7 +11,6 @@ from ps.launch.child_protocol import CoordinatorLaunch, CopyLaunch
 from ps.launch.launch_plan import LaunchPlan
 from ps.launch.process_handle import ExitReason, ProcessHandle
 from ps.launch.replica_supervisor import ReplicatedShards
-from ps.launch.risks import Risks
 from ps.transport.coordinator_messages import PrimaryInfo
 from shards.errors import WrongBuild
 from tests.ps.launch.pushing import specs_of
@@ -194,26 +193,3 @@ def test_copies_are_not_parted_while_something_else_is_at_risk(kept: Kept) -> No
     kept.goes_on(120.0)
     assert kept.host.copies == []
     assert kept.backup.alive
-
-
-def test_what_lasts_is_told_once() -> None:
-    """A copy replaced within seconds is not reported; a lasting loss is, and so is its end."""
-    risks = Risks()
-    for risk, now, told in (
-        ("", 0.0, False),
-        ("shard 0 has one copy only: x", 1.0, False),
-        ("", 20.0, False),
-        ("shard 0 has one copy only: x", 21.0, False),
-        ("shard 0 has one copy only: y", 50.9, False),
-        ("shard 0 has one copy only: y", 51.0, True),
-        ("shard 0 has one copy only: z", 90.0, False),
-    ):
-        text = risks.due_message(risk, now)
-        assert (text is not None) is told
-    assert risks.due_message("", 91.0) == "every shard has two copies again, and a coordinator"
-    assert risks.due_message("", 92.0) is None
-    risks.due_message("no coordinator answers: w", 100.0)
-    assert risks.due_message("no coordinator answers: w", 130.0) == (
-        "for 30 s now no coordinator answers: w; training continues, but another death may take"
-        " back acknowledged pushes, or end the run"
-    )
