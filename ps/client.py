@@ -22,7 +22,6 @@ from threading import RLock
 from types import TracebackType
 from typing import Concatenate, ParamSpec, TypeVar
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -93,9 +92,9 @@ class Client:
     continues after the last applied push (`seq`, `step`). `patience_s` is the longest silence of a
     shard before `Unreachable` is raised. `in_flight` bounds the pushes that may be unacknowledged
     when another is sent; by default as many as the link needs, within memory
-    (ps/session/window_estimator.py). `compression` is the encoding of pushes and pulls. `restore`
-    is a file that `save` wrote, with the residual to continue with; it must belong to the last
-    applied push. `keep` is the path or URI of the job's snapshots: the residual is written there
+    (ps/session/flow_control.py). `compression` is the encoding of pushes and pulls. `restore`
+    is a file that `save` wrote, with the residual to continue with; the shards may hold no later
+    push. `keep` is the path or URI of the job's snapshots: the residual is written there
     for each (ps/snapshots/residual_writer.py). `link` puts all traffic behind a modelled slow link.
     `stripes` is the number of TCP connections over which a shard's messages are spread; by default
     as many as the round trip needs (ps/transport/striping.py). `allocate` creates the arrays that
@@ -163,7 +162,9 @@ class Client:
         self._switch_to(self._connect(cluster))
         self._compresses = self._current.session.cargo.feedback is not None
         self._keeper = (
-            ResidualWriter(keep, worker) if keep is not None and self._compresses else None
+            ResidualWriter(keep, worker, incarnation)
+            if keep is not None and self._compresses
+            else None
         )
         try:
             restored = None if restore is None else residuals.loaded(restore, self._current.session)
@@ -172,7 +173,7 @@ class Client:
             assert ready is not None, "every shard has registered the worker"
             self.clock, self.step = ready.clock, ready.step
             if restored is not None:
-                self._restore_residual(*restored)
+                residuals.restore(self._current.session, *restored)
         except BaseException:
             self.abort()
             raise
@@ -288,7 +289,9 @@ class Client:
             wait_s=self._wait_s,
             now=now,
         )
-        self._pushed(request, steps, now)
+        self._pacing.pushes.record_send(request, now)
+        self.clock += steps
+        self.step += steps
         if prefetch is not None and prefetch not in self._prefetched:
             sends += self._ask(prefetch, now)
         self._current.send(sends)
@@ -330,23 +333,23 @@ class Client:
         target = paths.path("save: path", path)
         feedback = residuals.feedback_of(self._current.session, "save")
         self.flush()
-        state = residuals.state_of(self._current.session, self.step, self.clock, self.seq)
+        state = residuals.state_of(self._current.session, self.step, self.clock)
         save_state(target, state, feedback.state())
 
     @_by_one_thread
     def restore_residual(self, state: WorkerState, arrays: Arrays) -> None:
         """Continue with a worker state from a snapshot (snapshots.residual_writer.residual_in).
 
-        Call it before the first pull. Pushes beyond the snapshot are pushed again, so `seq`, `step`
-        and `clock` may be higher afterwards. Raises BadInput when the state belongs to another
-        worker or another push, or pushes are not compressed: the worker can continue without it.
+        Call it before the first push. Raises BadInput when the state belongs to another worker, or
+        to an earlier push than the shards hold, or pushes are not compressed: the worker can
+        continue without it.
         """
         what = "restore_residual"
         arguments.instance(f"{what}: state", state, WorkerState, "a WorkerState")
         arguments.instance(f"{what}: arrays", arrays, Mapping, "arrays by name")  # type: ignore[type-abstract]
         residuals.feedback_of(self._current.session, what)
         residuals.check(state, self._current.session, f"residual of {state.worker}")
-        self._restore_residual(state, arrays)
+        residuals.restore(self._current.session, state, arrays)
 
     @property
     def seq(self) -> int:
@@ -363,7 +366,7 @@ class Client:
         try:
             self.flush()
             if self._keeper is not None and self.seq:
-                self._keep(self.seq)
+                self._keep()
             self._leaving = True
             self._current.send(self._current.session.leave(time.monotonic()))
             while not self._departed:
@@ -392,33 +395,10 @@ class Client:
         else:
             self.abort()
 
-    # --- the residual -----------------------------------------------------------------------------
-
-    def _restore_residual(self, state: WorkerState, arrays: Arrays) -> None:
-        """Continue with a residual, after repeating the pushes that precede it."""
-        base = self.seq
-        for push in residuals.restored(self._current.session, state, arrays):
-            now = time.monotonic()
-            request, sends = residuals.made_again(
-                push,
-                arrays[push.name],
-                self._current.session,
-                clock=self.clock + push.steps,
-                step=self.step + push.steps,
-                now=now,
-            )
-            self._pushed(request, push.steps, now)
-            self._current.send(sends)
-        if self._keeper is not None:  # a snapshot may be taken before the next push
-            replaced = {"incarnation": self.incarnation, "base": base}
-            self._keeper.keep(msgspec.structs.replace(state, **replaced), arrays)
-
-    def _keep(self, base: int, pushes: Sequence[reshard_client.CarriedPush] = ()) -> None:
-        """Write this worker's state for a snapshot of the shards at push `base`."""
+    def _keep(self) -> None:
+        """Write this worker's residual for a snapshot of the shards, in the background."""
         assert self._keeper is not None, "only with `keep` and compressed pushes"
-        self._keeper.keep(
-            *residuals.kept(self._current.session, self.step, self.clock, base, pushes)
-        )
+        self._keeper.keep(*residuals.copied(self._current.session, self.step, self.clock))
 
     # --- resharding -------------------------------------------------------------------------------
 
@@ -484,12 +464,6 @@ class Client:
         self._prefetched.record_request(clock, request)
         return sends
 
-    def _pushed(self, request: int, steps: int, now: float) -> None:
-        """A push over `steps` steps has been sent."""
-        self._pacing.pushes.record_send(request, now)
-        self.clock += steps
-        self.step += steps
-
     def _await_room(self, unacknowledged: int) -> None:
         while self._current.session.unacknowledged > unacknowledged:
             self._turn()
@@ -508,6 +482,8 @@ class Client:
             if deadline is not None and (deadline <= now or self._current.links.waiting):
                 self._turn(0.0)
         self._pacing.listens = True
+        if self._keeper is not None and self._keeper.wanted:
+            self._keep()
         return now
 
     def _check_open(self) -> None:
@@ -545,5 +521,3 @@ class Client:
                 raise Fenced(event.text)
             case events.Departed():
                 self._departed = True
-            case events.Exported() if self._keeper is not None and not self._keeper.busy:
-                self._keep(event.base, reshard_client.recorded(self._current.session, event))

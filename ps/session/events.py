@@ -9,7 +9,7 @@ import msgspec
 from numpy.typing import NDArray
 
 from shards.errors import GiveUp
-from shards.messages import FromWorker, Kind, Push
+from shards.messages import FromWorker, Kind
 from shards.wire_format import Buffer
 
 Frames = tuple[NDArray[Any], ...]
@@ -72,10 +72,6 @@ class Relocated(msgspec.Struct, frozen=True):
     cluster: bytes
 
 
-Noted = dict[int, dict[int, tuple[Push, Frames]]]
-"""Recorded pushes by number; for each the message and frames to the shards that may lack it."""
-
-
 class RolledBack(msgspec.Struct, frozen=True):
     """A shard died and was restored as life `boot`, at `version`, from its last autosave.
 
@@ -99,19 +95,7 @@ class Usurped(msgspec.Struct, frozen=True):
     text: str
 
 
-class Exported(msgspec.Struct, frozen=True):
-    """All shards have exported a state: with this worker's pushes up to `base`, and without
-    `noted`.
-
-    A push that only some of the shards have is in `noted`, because a worker continues after the
-    smallest.
-    """
-
-    base: int
-    noted: Noted
-
-
-Event = Ready | Pulled | Pushed | Departed | Relocated | Exported | RolledBack | Usurped
+Event = Ready | Pulled | Pushed | Departed | Relocated | RolledBack | Usurped
 
 
 class Unreachable(GiveUp):

@@ -34,7 +34,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ps.session.channel_recorder import ChannelRecorder
 from ps.session.compression import Compression
 from ps.session.events import Event, Frames, Ready, Relocated, Send, Usurped
 from ps.session.inflight import InflightRequests
@@ -106,9 +105,6 @@ class Session:
         self._boots = self._registration.boots
         self._requests = InflightRequests(
             self._outstanding, self._registration, self.cargo, shard_map.shards
-        )
-        self._unsaved = (
-            ChannelRecorder(shard_map.shards) if self.cargo.feedback is not None else None
         )
         self._resent: dict[int, tuple[int, float]] = {}
         self._leaving = False
@@ -262,17 +258,14 @@ class Session:
             case Ack():
                 if reply.boot != self._boots[shard]:
                     return [], []  # from an earlier life; the present one is asked again
-                exported = None
                 known, push = self._acknowledged.get(shard), pending.message
                 if isinstance(push, Push) and (known is None or known.seq < push.seq):
                     self._acknowledged[shard] = push
-                if self._unsaved is not None:
-                    exported = self._unsaved.record_export(shard, reply.saved, self.outstanding())
                 answered = self._requests.record_answer(shard, pending.asked, reply, frames, now)
                 if reply.duplicate and not self._is_known(shard, reply.seq, pending):
                     answered = [self._usurped(shard, reply.seq), *answered]
                 self._outstanding.remove(shard, reply.request)
-                return [], [*answered, exported] if exported is not None else answered
+                return [], answered
             case Weights():
                 if reply.boot != self._boots[shard]:
                     return [], []
@@ -451,8 +444,6 @@ class Session:
         # in place of this shard's part.
         first = self._requests.mark_damaged(pending.asked, pending.frames)
         self._outstanding.empty(pending, now)
-        if self._unsaved is not None:
-            self._unsaved.pushed(shard, pending.message, pending.frames)
         if first:
             raise BadInput(f"shard {shard}: {reply.text}")
         return []
@@ -513,8 +504,6 @@ class Session:
         for shard in self._shards:
             own = frames[shard] if frames else ()
             send = self._outstanding.add(shard, asked, messages[shard], own, now)
-            if self._unsaved is not None:
-                self._unsaved.pushed(shard, send.message, send.frames)
             if shard in self._registration.joined:
                 sends.append(send)
         return sends

@@ -13,7 +13,7 @@ from ps.launch.process_handle import ExitReason, ProcessHandle
 from ps.launch.replica_supervisor import ReplicatedShards
 from ps.transport.coordinator_messages import PrimaryInfo
 from shards.errors import WrongBuild
-from tests.ps.launch.pushing import specs_of
+from tests.support.replicated_job import specs_of
 
 BROKEN = "failed: coordinator's record r: file is not a database"
 KILLED = "died: its process was ended by signal 9 (Killed)"

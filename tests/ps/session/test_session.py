@@ -18,7 +18,7 @@ from shards.messages import (
     Push,
     Remedy,
 )
-from tests.ps.session.answers import (
+from tests.support.session_replies import (
     Array,
     a_session,
     ack,
