@@ -5,7 +5,7 @@ MessagePack, preceded by its length.
 """
 
 import os
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import msgspec
 
@@ -20,7 +20,15 @@ T = TypeVar("T")
 _LENGTH_BYTES = 8
 
 
-class ShardLaunch(msgspec.Struct, frozen=True, tag=True):
+class _OfShard(msgspec.Struct, frozen=True, tag=True):
+    spec: ShardSpec
+
+    @property
+    def name(self) -> str:
+        return f"shard {self.spec.shard}"
+
+
+class ShardLaunch(_OfShard, frozen=True):
     """The order for a shard on a device that listens on the ZeroMQ address `bind`.
 
     `transport` is offered as well as TCP. `admission` says which keys are admitted; None admits
@@ -30,7 +38,6 @@ class ShardLaunch(msgspec.Struct, frozen=True, tag=True):
     temporary files of the machine where it runs. An order holds no secret.
     """
 
-    spec: ShardSpec
     bind: str
     transport: Transport
     device: ShardDevice
@@ -42,16 +49,12 @@ class ShardLaunch(msgspec.Struct, frozen=True, tag=True):
     rollback_s: float = 0.0
 
     @property
-    def name(self) -> str:
-        return f"shard {self.spec.shard}"
-
-    @property
     def restarts(self) -> bool:
         """Whether the shard can be restarted after a death, from its WAL or its last autosave."""
         return self.durability.keeps_log or self.saves is not None
 
 
-class CopyLaunch(msgspec.Struct, frozen=True, tag=True):
+class CopyLaunch(_OfShard, frozen=True):
     """The order for a copy of a replicated shard, with the boot number `boot`.
 
     `admission` says which keys are admitted; None admits anybody. An order holds no secret: the
@@ -59,15 +62,10 @@ class CopyLaunch(msgspec.Struct, frozen=True, tag=True):
     passes to the coordinator.
     """
 
-    spec: ShardSpec
     boot: int
     coordinator: str
     bind: str
     admission: Admission | None = None
-
-    @property
-    def name(self) -> str:
-        return f"shard {self.spec.shard}"
 
 
 class CoordinatorLaunch(msgspec.Struct, frozen=True, tag=True):
@@ -76,16 +74,13 @@ class CoordinatorLaunch(msgspec.Struct, frozen=True, tag=True):
     `admission` is as for a copy; the coordinator's own key is stored in the record.
     """
 
+    name: ClassVar[str] = "coordinator"
     job: str
     shards: int
     record: str
     bind: str
     silence_s: float
     admission: Admission | None = None
-
-    @property
-    def name(self) -> str:
-        return "coordinator"
 
 
 Launch = ShardLaunch | CopyLaunch | CoordinatorLaunch

@@ -52,23 +52,14 @@ def ray_shards(
 ) -> AbstractContextManager[SingleCopies]:
     """Start one actor a spec in the Ray that this process is connected to; end them on leaving.
 
-    Each shard listens on `host`; 0.0.0.0 is every address of its node, and workers are then given
-    the node's own address. Shard i's port is `port + i`; 0 picks free ones. With `device` gpu each
-    shard asks Ray for a GPU of its own. Shards that other hosts can reach use CURVE and admit only
-    holders of `cluster.access`, unless `secure` says otherwise.
+    The options are those of `ps.process_shards`. With `device` gpu each shard asks Ray for a GPU of
+    its own. Each shard's node must see `logs`, which is created here: the node is this machine, or
+    has mounted the same files. With `logs_apart`, each node has a folder of its own at that path. A
+    shard that dies is restarted on the same node, at the same endpoint, and makes its autosaves
+    among that node's temporary files.
 
-    With a `durability` that keeps a WAL (docs/explanation/durability.md), each shard has a folder
-    below `logs`, created here, which its node must see: the node is this machine, or has mounted
-    the same files. With `logs_apart`, each node has a folder of its own at that path. If a folder
-    holds a WAL of a job with exactly these specs, the shard resumes from its end. A shard that dies
-    is restarted on the same node, at the same endpoint (restart.py). The same holds for `memory`
-    with a `rollback_s`: each shard then saves its state every `rollback_s` seconds among its node's
-    temporary files, and a restart loses the updates since the last autosave.
-
-    Raises BadInput when a port cannot be bound, a node does not see `logs`, a WAL is damaged or
-    another job's, some shards' WALs hold weights and others' none, `rollback_s` does not apply, or
-    Ray has too few GPUs, GiveUp when Ray has no room for the actors within minutes, WrongBuild when
-    a node runs other code.
+    Raises what `ps.process_shards` does, and BadInput when a node does not see `logs` or Ray has
+    too few GPUs, GiveUp when Ray has no room for the actors within minutes.
     """
     plan = LaunchPlan(
         specs=specs,

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from math import inf
 
-from ps.launch.process_handle import ProcessHandle, Stranded
+from ps.launch.process_handle import ExitReason, ProcessHandle, Stranded
 from shards.errors import DownpourError, GiveUp
 
 QUICK_S = 1.0
@@ -152,27 +152,21 @@ class RestartingProcess:
 
     def _run(self) -> None:
         try:
-            self._keep()
+            while self._followed(self.child.wait()):
+                pass
         except BaseException as error:  # noqa: BLE001  # whatever it is, `check` raises it
             what = f"{type(error).__name__}: {error}"
             self._failure = f"{self.child.name} is not restarted: {what}"
 
-    def _keep(self) -> None:
-        name = self.child.name
-        while True:
-            fate = self.child.wait()
-            if self._ending.is_set():
-                return
-            if fate.told:
-                self._failure = f"{name} has {fate.text}"
-                return
-            self._deaths.died(time.monotonic() - self._since, killed=fate.killed)
-            if not self._again(f"{name} has {fate.text}", fate.text):
-                return
-
-    def _again(self, died: str, how: str) -> bool:
+    def _followed(self, fate: ExitReason) -> bool:
         """Restart until a process serves; False if the shard is to end, or is given up."""
-        first = True
+        if self._ending.is_set():
+            return False
+        first, how, died = True, fate.text, f"{self.child.name} has {fate.text}"
+        if fate.told:
+            self._failure = died
+            return False
+        self._deaths.died(time.monotonic() - self._since, killed=fate.killed)
         while not self._deaths.too_many:
             if self._ending.wait(self._deaths.pause_s):
                 return False
