@@ -1,7 +1,8 @@
 """Replicated shards that other hosts can reach: which keys each of their sockets admits.
 
 There are three sockets: the coordinator's, a copy's for clients, and a copy's for its peer.
-test_replicated_processes.py tests where keys are needed, test_copy_registry.py what each may send.
+test_replicated_processes.py tests where keys are needed, test_coordinator_server.py what each may
+send.
 """
 
 import os
