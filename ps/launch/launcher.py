@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from ps.cluster import Cluster
-from ps.launch import processes
+from ps.durability import Durability
 from ps.launch.launch_plan import LaunchPlan
 
 
@@ -60,8 +60,9 @@ def start_shards(placement: Placement, plan: LaunchPlan) -> AbstractContextManag
     """
     match placement:
         case Placement.RAY:
-            from ps.launch import ray_launcher
-
-            return ray_launcher.start(plan)
+            from ps.launch.ray_launcher import start_replicated, start_single
         case Placement.PROCESSES:
-            return processes.start(plan)
+            from ps.launch.processes import start_replicated, start_single
+    return (
+        start_replicated(plan) if plan.durability is Durability.REPLICATED else start_single(plan)
+    )

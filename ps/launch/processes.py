@@ -29,7 +29,6 @@ from ps.launch.child_protocol import (
     Failed,
     Launch,
     Listening,
-    ShardLaunch,
     receive,
     send,
 )
@@ -93,7 +92,7 @@ def process_shards(
     )
     if plan.durability is Durability.REPLICATED:
         raise BadInput("durability replicated: expected `replicated_shards`, got `process_shards`")
-    return single_copies(plan, _start_shard, here=True)
+    return start_single(plan)
 
 
 def replicated_shards(
@@ -114,31 +113,26 @@ def replicated_shards(
     start within minutes, WrongBuild when it runs other code.
     """
     durability = Durability.REPLICATED
-    return _replicated(
+    return start_replicated(
         LaunchPlan(
             specs=specs, host=host, silence_s=silence_s, secure=secure, durability=durability
         )
     )
 
 
-def start(plan: LaunchPlan) -> AbstractContextManager[SingleCopies | ReplicatedShards]:
-    """Start the shards of `plan` as `process_shards` or `replicated_shards` does."""
-    if plan.durability is Durability.REPLICATED:
-        return _replicated(plan)
-    return single_copies(plan, _start_shard, here=True)
+def start_single(plan: LaunchPlan) -> AbstractContextManager[SingleCopies]:
+    """`process_shards` of a plan."""
+    return single_copies(plan, lambda order, _: ChildProcess(order), here=True)
 
 
 @contextmanager
-def _replicated(plan: LaunchPlan) -> Iterator[ReplicatedShards]:
+def start_replicated(plan: LaunchPlan) -> Iterator[ReplicatedShards]:
+    """`replicated_shards` of a plan."""
     with (
         temporary_folder("record") as folder,
         supervise(plan, _ThisMachine(), str(folder / RECORD)) as shards,
     ):
         yield shards
-
-
-def _start_shard(order: ShardLaunch, _former: ProcessHandle | None) -> "ChildProcess":
-    return ChildProcess(order)
 
 
 class _ThisMachine:

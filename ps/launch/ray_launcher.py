@@ -75,7 +75,7 @@ def ray_shards(
     )
     if plan.durability is Durability.REPLICATED:
         raise BadInput("durability replicated: expected `replicated_ray_shards`, got `ray_shards`")
-    return _single(plan)
+    return start_single(plan)
 
 
 def replicated_ray_shards(
@@ -90,21 +90,15 @@ def replicated_ray_shards(
     The same as `ps.replicated_shards`, in the Ray cluster that this process is connected to.
     """
     durability = Durability.REPLICATED
-    return _replicated(
+    return start_replicated(
         LaunchPlan(
             specs=specs, host=host, silence_s=silence_s, secure=secure, durability=durability
         )
     )
 
 
-def start(plan: LaunchPlan) -> AbstractContextManager[SingleCopies | ReplicatedShards]:
-    """Start the shards of `plan` as `ray_shards` or `replicated_ray_shards` does."""
-    if plan.durability is Durability.REPLICATED:
-        return _replicated(plan)
-    return _single(plan)
-
-
-def _single(plan: LaunchPlan) -> AbstractContextManager[SingleCopies]:
+def start_single(plan: LaunchPlan) -> AbstractContextManager[SingleCopies]:
+    """`ray_shards` of a plan."""
     shards = len(plan.specs)
     if plan.device is ShardDevice.GPU and (has := ray_actors.gpus()) < shards:
         raise BadInput(
@@ -114,7 +108,8 @@ def _single(plan: LaunchPlan) -> AbstractContextManager[SingleCopies]:
     return single_copies(plan, _start_shard, here=False)
 
 
-def _replicated(plan: LaunchPlan) -> AbstractContextManager[ReplicatedShards]:
+def start_replicated(plan: LaunchPlan) -> AbstractContextManager[ReplicatedShards]:
+    """`replicated_ray_shards` of a plan."""
     return supervise(plan, _InRay(), f"downpour-{secrets.token_hex(16)}/{RECORD}")
 
 
