@@ -180,6 +180,15 @@ def test_pauses_between_quick_deaths_grow(monkeypatch: pytest.MonkeyPatch) -> No
     assert pauses == [0.0, 0.1, 0.2, 0.4, 0.0, 0.1]
 
 
+def test_pauses_have_a_limit() -> None:
+    """A coordinator is never given up: its pauses grow up to a limit, until one serves."""
+    policy, pauses = RestartPolicy(2.0, 60.0), []
+    for served_s in (*[None] * 7, 1e9):
+        policy.died(served_s)
+        pauses.append(policy.pause_s)
+    assert pauses == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 0.0]
+
+
 def test_one_that_does_not_come_to_serve() -> None:
     """It is tried again, too: its port may have been taken for a moment.
 
