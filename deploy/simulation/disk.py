@@ -203,7 +203,7 @@ class SimulatedFileWriter:
         pass
 
 
-class Errand:
+class DeferredTask:
     """Background work of a process, like a thread: done later and at once, unless it dies first."""
 
     def __init__(self, work: Callable[[], None]) -> None:

@@ -12,9 +12,10 @@ from collections.abc import Callable
 import msgspec
 
 from deploy.simulation import faults
-from deploy.simulation.config import ClusterConfig, SimulationConfig
+from deploy.simulation.config import SimulationConfig
 from deploy.simulation.faults import AnyFault
-from deploy.simulation.scenarios import Profile, Scenario
+from deploy.simulation.scenarios import Scenario
+from deploy.simulation_kinds import ClusterConfig, Profile
 from ps.durability import Durability
 from shards.spec import Merge
 
@@ -205,19 +206,19 @@ def _clogs(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
 
 
 def _freeze(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
-    at, who = _time(draw, setting), _anybody(draw, setting)
-    return [faults.Freeze(at=at, who=who, for_s=_lasting(draw, 2 * setting.lease_s))]
+    at, target = _time(draw, setting), _anybody(draw, setting)
+    return [faults.Freeze(at=at, target=target, for_s=_lasting(draw, 2 * setting.lease_s))]
 
 
 def _skew(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
-    at, who = _time(draw, setting), _anybody(draw, setting)
-    return [faults.Skew(at=at, who=who, rate=draw.choice([0.8, 0.95, 1.05, 1.25]))]
+    at, target = _time(draw, setting), _anybody(draw, setting)
+    return [faults.Skew(at=at, target=target, rate=draw.choice([0.8, 0.95, 1.05, 1.25]))]
 
 
 def _kill(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
-    at, who = _time(draw, setting), _worker(draw, setting)
+    at, target = _time(draw, setting), _worker(draw, setting)
     back_s = _lasting(draw, 2 * setting.lease_s)
-    return [faults.Kill(at=at, who=who, back_s=back_s, zombie=draw.random() < 0.4)]
+    return [faults.Kill(at=at, target=target, back_s=back_s, zombie=draw.random() < 0.4)]
 
 
 def _restart(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
@@ -230,7 +231,7 @@ def _roll_back(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
 
 
 def _unnoticed(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
-    return [msgspec.structs.replace(f, told=False) for f in _roll_back(draw, setting)]
+    return [msgspec.structs.replace(f, reported=False) for f in _roll_back(draw, setting)]
 
 
 def _tear(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
@@ -288,21 +289,21 @@ def _coordinator(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
 
 
 def _crash(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
-    at, who = _time(draw, setting), _shard(draw, setting)
-    back_s, told = _lasting(draw, 3), draw.random() < 0.3
-    return [faults.Crash(at=at, who=who, back_s=back_s, told=told)]
+    at, target = _time(draw, setting), _shard(draw, setting)
+    back_s, reported = _lasting(draw, 3), draw.random() < 0.3
+    return [faults.Crash(at=at, target=target, back_s=back_s, reported=reported)]
 
 
 def _reckless(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
-    at, who = _time(draw, setting), _shard(draw, setting)
-    return [faults.Crash(at=at, who=who, back_s=_lasting(draw, 3), reckless=True)]
+    at, target = _time(draw, setting), _shard(draw, setting)
+    return [faults.Crash(at=at, target=target, back_s=_lasting(draw, 3), reckless=True)]
 
 
 def _break(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
-    return [faults.Break(at=_time(draw, setting), who=_shard(draw, setting))]
+    return [faults.Break(at=_time(draw, setting), target=_shard(draw, setting))]
 
 
 def _ambush(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
-    at, who = _time(draw, setting), _shard(draw, setting)
+    at, target = _time(draw, setting), _shard(draw, setting)
     after_s = draw.choice([0.0, 0.01, 0.05])
-    return [faults.Ambush(at=at, who=who, after_s=after_s, back_s=_lasting(draw, 3))]
+    return [faults.Ambush(at=at, target=target, after_s=after_s, back_s=_lasting(draw, 3))]

@@ -40,19 +40,19 @@ class Promise(StrEnum):
     """The promises of the system; a violation names the one that is broken."""
 
     EXACTLY_ONCE = "an acknowledged push is applied, exactly once"
-    DURABLE = "whoever may be promoted holds every acknowledged push"
-    ORDER = "pushes, clocks and incarnations of a worker follow each other"
+    DURABLE = "every copy that may be promoted holds every acknowledged push"
+    ORDER = "the pushes, clocks and incarnations of a worker are in order"
     BOUND = "the bound holds on every served pull"
-    VERSIONS = "versions never go back"
-    SERIAL = "weights and slots are what the recorded pushes make, one after another, bit for bit"
-    UNTORN = "what is sent does not change on its way"
-    ONE_CUT = "what is moved holds the same pushes of every living worker"
-    MOVED = "a job that has moved, as its operator was told, does not move back"
-    RECOVERY = "what a shard is made from again is what it was, bit for bit"
-    SAME_COPY = "a backup is what its primary was at the same entry"
+    VERSIONS = "versions never decrease"
+    SERIAL = "weights and slots equal the recorded pushes applied one after another, bit for bit"
+    UNTORN = "a message does not change in transit"
+    ONE_CUT = "all shards hand over the same pushes of every living worker"
+    MOVED = "a resharding that was confirmed to its operator is final"
+    RECOVERY = "a shard recovers its state bit for bit"
+    SAME_COPY = "a backup equals its primary at the same entry"
     ONE_PRIMARY = "at most one primary commits in an epoch"
-    PROGRESS = "when faults end, everyone comes to an end"
-    BOUNDED = "what is remembered is bounded"
+    PROGRESS = "when the faults end, every worker and shard finishes"
+    BOUNDED = "memory is bounded"
     NO_SURPRISE = "only errors that the faults explain are raised"
 
 
@@ -85,9 +85,9 @@ def check_prefix(weights: Array, workers: int, where: str) -> None:
         _check_block(weights[start : start + 2 * workers].tolist(), workers, where)
 
 
-def _check_block(told: list[float], workers: int, where: str) -> None:
+def _check_block(sums: list[float], workers: int, where: str) -> None:
     for number in range(workers):
-        pushes, total = -told[2 * number] / SCALE, -told[2 * number + 1] / SCALE
+        pushes, total = -sums[2 * number] / SCALE, -sums[2 * number + 1] / SCALE
         if 2 * total != pushes * (pushes + 1):
             raise Violation(
                 Promise.EXACTLY_ONCE,

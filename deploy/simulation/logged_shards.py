@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deploy.simulation import invariants
-from deploy.simulation.clock import Party
-from deploy.simulation.disk import Died, Errand, SimulatedDisk
+from deploy.simulation.clock import SimulatedProcess
+from deploy.simulation.disk import Died, DeferredTask, SimulatedDisk
 from deploy.simulation.invariants import Promise, Violation
-from deploy.simulation.single_shards import Single
+from deploy.simulation.single_shards import SingleShardHost
 from ps.wal.recovery import looked_at
 from ps.wal.writer import BackgroundTask, LoggedShard, WriteAheadLog
 from shards.envelopes import Arrival, Outgoing
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from deploy.simulation.simulation import Simulation
 
 BACK_S = 0.3  # until a killed process is restarted, and between attempts on a full disk
-ERRAND_S = 0.5  # the longest time until a base is written
+LONGEST_DEFERRAL_S = 0.5  # the longest time until a base is written
 
 Image = tuple[object, ...]
 
 
-class OnDisk(Single):
+class LoggedShardHost(SingleShardHost):
     """One process across its restarts, and the disk that survives them."""
 
     def __init__(self, world: "Simulation", number: int, *, fresh: bool = False) -> None:
@@ -65,8 +65,8 @@ class OnDisk(Single):
         self._shard, self._acts = shard, LoggedShard(shard, self._log)
 
     def _aside(self, work: Callable[[], None]) -> BackgroundTask:
-        errand = Errand(work)
-        when_s = self._world.clock.random.random() * ERRAND_S
+        errand = DeferredTask(work)
+        when_s = self._world.clock.random.random() * LONGEST_DEFERRAL_S
         self._process.after(when_s, self._guarded, errand.join)
         return errand
 
@@ -104,7 +104,7 @@ class OnDisk(Single):
             return True
         return False
 
-    def restart(self, lost_s: float, *, told: bool) -> None:
+    def restart(self, lost_s: float, *, reported: bool) -> None:
         """Be killed and restarted."""
         self.die(BACK_S, power=False, operations=0)
 
@@ -140,7 +140,7 @@ class OnDisk(Single):
 
     def _again(self) -> None:
         """Restart the process, or try again later."""
-        self._process = Party(self._world.clock, self._process.name)
+        self._process = SimulatedProcess(self._world.clock, self._process.name)
         try:
             found = self._check_disk() if self._world.durable else None
             self._live()

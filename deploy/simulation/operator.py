@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from deploy.simulation.addresses import address_of
-from deploy.simulation.clock import Party
+from deploy.simulation.clock import SimulatedProcess
 from deploy.simulation.invariants import Promise, Violation
 from deploy.simulation.shard_hosts import ShardHost
 from ps.session.admin_plans import Answer, Answers, Ask, Pause, Plan, Side, reshard, state_in
@@ -30,7 +30,7 @@ RETRY_S = 0.7
 ELSEWHERE_S = 0.2  # the pause before asking another copy if the first does not serve
 
 
-class Operator(Party):
+class Operator(SimulatedProcess):
     """One attempt at one resharding."""
 
     def __init__(self, world: "Simulation", wanted: "ReshardFault") -> None:
@@ -86,9 +86,9 @@ class Operator(Party):
 
     def _strike(self, host: ShardHost) -> None:
         if self._wanted.after_s:
-            self._world.clock.after(self._wanted.after_s, host.struck)
+            self._world.clock.after(self._wanted.after_s, host.kill_serving)
         else:
-            host.struck()
+            host.kill_serving()
 
     def _end(self, how: str) -> None:
         self._world.note(how)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deploy.simulation import invariants
-from deploy.simulation.clock import Party
+from deploy.simulation.clock import SimulatedProcess
 from deploy.simulation.invariants import Promise, Violation
 from deploy.simulation.network import Deliver
 from deploy.simulation.shard_hosts import End, ShardHost
@@ -29,7 +29,7 @@ from shards.shard import Shard
 from shards.update_records import RECORD
 
 if TYPE_CHECKING:
-    from deploy.simulation.coordinator import CoordinatorSeat
+    from deploy.simulation.coordinator import SimulatedCoordinator
     from deploy.simulation.simulation import Simulation
 
 BEAT_S = 0.4
@@ -40,10 +40,10 @@ FOLLOWED_S = 20.0  # an undisturbed backup has to get in sync, or closer to it, 
 KEPT = 64  # the number of states kept, by entry, for comparison with a backup
 
 
-class Copy(Party):
+class Copy(SimulatedProcess):
     """One process of one copy."""
 
-    def __init__(self, group: "Copies", boot: int) -> None:
+    def __init__(self, group: "ReplicatedShardHost", boot: int) -> None:
         super().__init__(group._world.clock, f"copy {boot}")
         self.boot, self._group = boot, group
         spec = group._world.spec(group.number, group.map)
@@ -103,10 +103,10 @@ class Copy(Party):
         return active.epoch if active else 0
 
 
-class Copies(ShardHost):
+class ReplicatedShardHost(ShardHost):
     """All present and former copies of one shard."""
 
-    seat: "CoordinatorSeat"
+    coordinator: "SimulatedCoordinator"
 
     def __init__(self, world: "Simulation", number: int, *, fresh: bool = False) -> None:
         super().__init__(world, number, fresh=fresh)
@@ -128,7 +128,7 @@ class Copies(ShardHost):
 
     @property
     def _group(self) -> ShardGroup:
-        return self.seat.record[self.number]
+        return self.coordinator.record[self.number]
 
     @property
     def _living(self) -> list[Copy]:
@@ -148,7 +148,7 @@ class Copies(ShardHost):
         addresses = {copy.replica.shard.progress.moved_to for copy in self._living}
         return addresses.pop() if len(addresses) == 1 else None
 
-    def party(self, role: str) -> Copy | None:
+    def process(self, role: str) -> Copy | None:
         settled = self._group.settled
         if settled is None:
             return None
@@ -249,8 +249,8 @@ class Copies(ShardHost):
 
     def report(self, copy: Copy, beat: Beat) -> None:
         """Send a heartbeat to the coordinator."""
-        seat = self.seat
-        self._world.network.post(copy.name, seat.name, seat.at, seat.hear, beat)
+        coordinator = self.coordinator
+        self._world.network.post(copy.name, coordinator.name, coordinator.at, coordinator.hear, beat)
 
     # --- promises ---------------------------------------------------------------------------------
 
@@ -293,7 +293,7 @@ class Copies(ShardHost):
             ambush = self.ambushes.pop()
 
             def strike() -> None:
-                self.crash(ambush.who, ambush.back_s, reckless=False, told=False)
+                self.crash(ambush.target, ambush.back_s, reckless=False, reported=False)
 
             self._world.clock.after(ambush.after_s, strike)
 
@@ -310,30 +310,30 @@ class Copies(ShardHost):
             for copy in (self.copies[boot] for boot in group.promotable)
         )
 
-    def crash(self, role: str, back_s: float, *, reckless: bool, told: bool) -> bool:
+    def crash(self, role: str, back_s: float, *, reckless: bool, reported: bool) -> bool:
         if not reckless and (
             not self._whole() or self._world.clock.now > self._world.setting.quiet_s
         ):
             return False
-        copy = self.party(role.partition(" ")[0])
+        copy = self.process(role.partition(" ")[0])
         if copy is not None:
             copy.alive = False
             self._world.calm = False
             self._world.counted.deaths += 1
             self._world.note(f"{copy.name}, {role}, dies")
-            if told:
-                self.seat.broken(copy.boot)
+            if reported:
+                self.coordinator.broken(copy.boot)
             self._world.clock.after(back_s, self._bear)
         return True
 
-    def struck(self) -> None:
-        told = self._world.clock.random.random() < 0.5
-        self.crash("primary", REBIRTH_S, reckless=False, told=told)
+    def kill_serving(self) -> None:
+        reported = self._world.clock.random.random() < 0.5
+        self.crash("primary", REBIRTH_S, reckless=False, reported=reported)
 
     def lose_connection(self, role: str) -> None:
-        copy = self.party(role.partition(" ")[0])
+        copy = self.process(role.partition(" ")[0])
         if copy is not None:
-            self.seat.broken(copy.boot)
+            self.coordinator.broken(copy.boot)
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -372,7 +372,7 @@ class Copies(ShardHost):
     ) -> None:
         super().hand_over(to, saved, short)
         for successor in to:
-            assert isinstance(successor, Copies)
+            assert isinstance(successor, ReplicatedShardHost)
             for worker, seq in self._acknowledged.items():
                 known = successor._acknowledged.get(worker, 0)
                 successor._acknowledged[worker] = max(seq, known)

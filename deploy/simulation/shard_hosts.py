@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deploy.simulation import invariants
-from deploy.simulation.clock import Action, Party
+from deploy.simulation.clock import Action, SimulatedProcess
 from deploy.simulation.invariants import BLOCK, EXACT_PUSHES, Promise, PullWatch, Violation, exact
 from deploy.simulation.network import Deliver
 from deploy.simulation.reads import Reads
@@ -89,7 +89,7 @@ class ShardHost:
         """The authoritative state."""
         raise NotImplementedError
 
-    def party(self, role: str) -> Party | None:
+    def process(self, role: str) -> SimulatedProcess | None:
         """The process in the role `shard`, `primary` or `backup`; None if there is none."""
         raise NotImplementedError
 
@@ -166,7 +166,7 @@ class ShardHost:
                 kept = invariants.residual(life.session, block)
                 invariants.check_sums(all_rows, own, number, kept)
 
-    def struck(self) -> None:
+    def kill_serving(self) -> None:
         """Kill the serving process during a resharding, if the fault budget allows it."""
         raise NotImplementedError
 
@@ -178,10 +178,10 @@ class ShardHost:
         """Check that push `seq` of `worker` is applied, because it was acknowledged."""
         raise NotImplementedError
 
-    def restart(self, lost_s: float, *, told: bool) -> None:
-        """Die and return with the state of `lost_s` seconds ago; `told`: workers learn of it.
+    def restart(self, lost_s: float, *, reported: bool) -> None:
+        """Die and return with the state of `lost_s` seconds ago; `reported`: workers learn of it.
 
-        Copies of a group are never restarted.
+        ReplicatedShardHost of a group are never restarted.
         """
 
     def die(self, back_s: float, *, power: bool, operations: int) -> None:
@@ -190,8 +190,8 @@ class ShardHost:
     def fill(self, for_s: float) -> None:
         """Have a full disk for `for_s` seconds."""
 
-    def crash(self, role: str, back_s: float, *, reckless: bool, told: bool) -> bool:
-        """Kill a copy; False if the fault budget forbids it now. Single processes ignore it."""
+    def crash(self, role: str, back_s: float, *, reckless: bool, reported: bool) -> bool:
+        """Kill a copy; False if the fault budget forbids it now. SingleShardHost processes ignore it."""
         return True
 
     def lose_connection(self, role: str) -> None:
@@ -217,12 +217,12 @@ class ShardHost:
             bytes(4 * BLOCK * len(self.blocks)),
         )
 
-    def answer(self, party: Party, answers: Sequence[Outgoing]) -> None:
+    def answer(self, process: SimulatedProcess, answers: Sequence[Outgoing]) -> None:
         """Send answers over the network."""
         for answer in answers:
             life = self._world.end_at(answer.to)
             self._world.network.carry(
-                party.name,
+                process.name,
                 life.name,
                 wire_format.encode(answer.message),
                 answer.frames,

@@ -11,19 +11,19 @@ from collections.abc import Sequence
 import msgspec
 
 from deploy.simulation.addresses import generation_of
-from deploy.simulation.clock import Clock, Party
-from deploy.simulation.config import ClusterConfig
-from deploy.simulation.coordinator import CoordinatorSeat
+from deploy.simulation.clock import Clock, SimulatedProcess
+from deploy.simulation.coordinator import SimulatedCoordinator
 from deploy.simulation.faults import AnyFault, ReshardFault
 from deploy.simulation.invariants import BLOCK, Counted, Promise, Violation
-from deploy.simulation.logged_shards import OnDisk
+from deploy.simulation.logged_shards import LoggedShardHost
 from deploy.simulation.network import Network
 from deploy.simulation.operator import Operator
-from deploy.simulation.replicated_shards import Copies
-from deploy.simulation.scenarios import Profile, Scenario
+from deploy.simulation.replicated_shards import ReplicatedShardHost
+from deploy.simulation.scenarios import Scenario
 from deploy.simulation.shard_hosts import ShardHost
-from deploy.simulation.single_shards import Single
+from deploy.simulation.single_shards import SingleShardHost
 from deploy.simulation.workers import WorkerLife
+from deploy.simulation_kinds import ClusterConfig, Profile
 from ps.durability import Durability
 from ps.session.compression import Compression
 from ps.session.events import Send
@@ -81,7 +81,7 @@ class Simulation:
         self._boots = 0
         self._unfinished: set[int] = set()
         self.generations: list[Sequence[ShardHost]] = []
-        self._seats: list[CoordinatorSeat] = []
+        self._coordinators: list[SimulatedCoordinator] = []
         self._settle(fresh=False)
         for fault in scenario.faults:
             self.clock.after(fault.at, self._strike, fault)
@@ -142,14 +142,14 @@ class Simulation:
         self._boots += 1
         return self._boots
 
-    def party(self, name: str) -> Party | None:
+    def process(self, name: str) -> SimulatedProcess | None:
         """The process that a fault names; None if it does not exist now."""
         if name == "coordinator":
-            return self.seat if self._seats else None
+            return self.coordinator if self._coordinators else None
         role, _, number = name.partition(" ")
         if number:
             hosts = self.hosts
-            return hosts[int(number)].party(role) if int(number) < len(hosts) else None
+            return hosts[int(number)].process(role) if int(number) < len(hosts) else None
         return self.lives[int(name[1:])]
 
     def life_at(self, address: bytes) -> WorkerLife:
@@ -179,9 +179,9 @@ class Simulation:
         return hosts
 
     @property
-    def seat(self) -> CoordinatorSeat:
+    def coordinator(self) -> SimulatedCoordinator:
         """The coordinator of the shards that hold the job."""
-        return self._seats[self.generations.index(self.hosts)]
+        return self._coordinators[self.generations.index(self.hosts)]
 
     def move(self, wanted: ReshardFault) -> None:
         """Start an operator that reshards the job."""
@@ -201,18 +201,18 @@ class Simulation:
         numbers = range(self.map.shards)
         match self.setting.cluster:
             case ClusterConfig.REPLICATED:
-                groups = [Copies(self, shard, fresh=fresh) for shard in numbers]
-                self._seats.append(CoordinatorSeat(self, groups))
+                groups = [ReplicatedShardHost(self, shard, fresh=fresh) for shard in numbers]
+                self._coordinators.append(SimulatedCoordinator(self, groups))
                 self.generations.append(groups)
             case ClusterConfig.LOGGED:
-                self.generations.append([OnDisk(self, shard, fresh=fresh) for shard in numbers])
+                self.generations.append([LoggedShardHost(self, shard, fresh=fresh) for shard in numbers])
             case _:
-                self.generations.append([Single(self, shard, fresh=fresh) for shard in numbers])
+                self.generations.append([SingleShardHost(self, shard, fresh=fresh) for shard in numbers])
 
     def _begin(self) -> None:
         """Start the newest shards and their coordinator, if any."""
-        for seat in self._seats[-1:]:
-            seat.begin()
+        for coordinator in self._coordinators[-1:]:
+            coordinator.begin()
         for host in self.generations[-1]:
             host.begin()
 
@@ -262,8 +262,8 @@ class Simulation:
 
     def crash_coordinator(self, back_s: float) -> None:
         """Stop the coordinators, if any, for `back_s` seconds."""
-        for seat in self._seats:
-            seat.crash(back_s)
+        for coordinator in self._coordinators:
+            coordinator.crash(back_s)
 
 
 def _successors(hosts: Sequence[ShardHost]) -> int | None:
@@ -283,8 +283,8 @@ def play(scenario: Scenario) -> SimulationOutcome:
     world = Simulation(scenario)
     try:
         world.run()
+    except Violation as found:
+        violation = str(found)
     except Exception as error:  # noqa: BLE001  # the code under test may raise anything
-        violation = (
-            str(error) if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
-        )
+        violation = str(Violation(Promise.NO_SURPRISE, f"{type(error).__name__}: {error}"))
     return SimulationOutcome(scenario, violation, world.clock.now, world.counted, list(world.noted))

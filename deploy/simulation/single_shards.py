@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.simulation.clock import Party
+from deploy.simulation.clock import SimulatedProcess
 from deploy.simulation.invariants import Promise, Violation
 from deploy.simulation.leases import check_silent
 from deploy.simulation.network import Deliver
@@ -42,12 +42,12 @@ class WatchedViews(DeltaViews):
         return change
 
 
-class Single(ShardHost):
+class SingleShardHost(ShardHost):
     """One process across its restarts, and the checks on all its answers."""
 
     def __init__(self, world: "Simulation", number: int, *, fresh: bool = False) -> None:
         super().__init__(world, number, fresh=fresh)
-        self._process = Party(world.clock, f"shard {number}")
+        self._process = SimulatedProcess(world.clock, f"shard {number}")
         self._boot = 0
         self._shard: Shard
         self._acts: Shard | LoggedShard
@@ -71,7 +71,7 @@ class Single(ShardHost):
     def shard(self) -> Shard:
         return self._shard
 
-    def party(self, role: str) -> Party | None:
+    def process(self, role: str) -> SimulatedProcess | None:
         return self._process if role == "shard" else None
 
     def route(self, life: End) -> tuple[str, Deliver]:
@@ -128,7 +128,7 @@ class Single(ShardHost):
 
     # --- dying ------------------------------------------------------------------------------------
 
-    def restart(self, lost_s: float, *, told: bool) -> None:
+    def restart(self, lost_s: float, *, reported: bool) -> None:
         """Die and restart with the present state, or with the one saved `lost_s` seconds ago.
 
         Shards that a resharding created ignore it: they are in memory only.
@@ -146,7 +146,7 @@ class Single(ShardHost):
         # Workers that have not returned since an earlier rollback may lack even more pushes.
         again = self._shard.part.rolled_back
         self._live()
-        if told and (lost_s or again):
+        if reported and (lost_s or again):
             self._shard.restore(*self._shard.held.read(slots, frames))
             self._shard.roll_back(self._process.now)
         else:
@@ -154,8 +154,8 @@ class Single(ShardHost):
             self._operate(Install(3, self._world.job, self._world.table.name, slots), frames)
         self._forget()
 
-    def struck(self) -> None:
-        self.restart(0.0, told=True)
+    def kill_serving(self) -> None:
+        self.restart(0.0, reported=True)
 
     def _forget(self) -> None:
         """Note the pushes that are lost now, except those that their workers will repeat."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.simulation import invariants
 from deploy.simulation.addresses import generation_of
-from deploy.simulation.clock import Party
+from deploy.simulation.clock import SimulatedProcess
 from deploy.simulation.invariants import Promise, Violation
 from deploy.simulation.leases import renewal_s
 from deploy.simulation.reads import Due
@@ -24,7 +24,7 @@ PUMP_S = 0.3
 PATIENCE_S = 60.0
 
 
-class WorkerLife(Party):
+class WorkerLife(SimulatedProcess):
     """One incarnation of a worker: it pulls, computes and pushes until it has taken its steps."""
 
     def __init__(self, world: "Simulation", number: int, incarnation: int) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from deploy.simulation import runner, scenarios
-from deploy.simulation.config import ClusterConfig, SimulationConfig
+from deploy.simulation.config import SimulationConfig
 from deploy.simulation.fault_generator import RULES_WITH_SLOTS, SPARSE, swarm
 from deploy.simulation.faults import (
     CoordinatorCrash,
@@ -25,9 +25,10 @@ from deploy.simulation.faults import (
 )
 from deploy.simulation.invariants import Violation
 from deploy.simulation.mutants import Patch, find, planted, registry
-from deploy.simulation.scenarios import Profile, Scenario
+from deploy.simulation.scenarios import Scenario
 from deploy.simulation.shrink import shrink
 from deploy.simulation.simulation import Simulation, play
+from deploy.simulation_kinds import ClusterConfig, Profile
 from shards.errors import BadInput
 from shards.spec import Merge
 
@@ -101,8 +102,8 @@ def test_undisturbed_copies_agree() -> None:
     setting = SimulationConfig(cluster=ClusterConfig.REPLICATED, shards=2, workers=3, bound=2)
     world = Simulation(Scenario(seed=1, setting=setting))
     world.run()
-    assert all(group.in_sync for group in world.seat.record.values())
-    assert [len(host.copies) for host in world.seat._groups] == [2, 2]
+    assert all(group.in_sync for group in world.coordinator.record.values())
+    assert [len(host.copies) for host in world.coordinator._groups] == [2, 2]
 
 
 @pytest.mark.parametrize("push", ["none,zstd", "fp16,zstd", "topk:0.002,zstd"])
@@ -158,8 +159,8 @@ def test_beyond_the_budget_progress_may_end() -> None:
     Within the budget this is a violation, since no fault explains it.
     """
     faults = (
-        Crash(at=2.0, who="backup 0", back_s=9.0, reckless=True),
-        Crash(at=2.0, who="primary 0", back_s=9.0, reckless=True),
+        Crash(at=2.0, target="backup 0", back_s=9.0, reckless=True),
+        Crash(at=2.0, target="primary 0", back_s=9.0, reckless=True),
     )
     setting = SimulationConfig(cluster=ClusterConfig.REPLICATED)
     beyond = Scenario(seed=3, profile=Profile.BEYOND, setting=setting, faults=faults)
@@ -185,7 +186,7 @@ def test_a_rolled_back_shard_loses_its_own_part_alone() -> None:
 
 def test_a_lost_state_ends_its_workers() -> None:
     """If a shard returns without acknowledged pushes, the worker that made them detects it."""
-    faults = (Restart(at=3.0, shard=0, lost_s=2.5, told=False),)
+    faults = (Restart(at=3.0, shard=0, lost_s=2.5, reported=False),)
     setting = SimulationConfig(workers=1, steps=12)
     beyond = Scenario(seed=3, profile=Profile.BEYOND, setting=setting, faults=faults)
     outcome = play(beyond)
@@ -204,7 +205,7 @@ def test_a_new_life_names_the_shard_that_lost_pushes() -> None:
 
 def test_crashes_wait_until_their_group_is_whole() -> None:
     """Within the budget, the second death waits until the first one's successor is in sync."""
-    faults = tuple(Crash(at=2.0, who="primary 0", back_s=0.5) for _ in range(2))
+    faults = tuple(Crash(at=2.0, target="primary 0", back_s=0.5) for _ in range(2))
     setting = SimulationConfig(cluster=ClusterConfig.REPLICATED, workers=3, steps=20)
     outcome = play(Scenario(seed=5, setting=setting, faults=faults))
     assert (outcome.violation, outcome.counted.deaths) == ("", 2)
@@ -247,10 +248,10 @@ def test_parts_of_a_read_may_be_older_than_the_shards() -> None:
     )
     faults = (
         Delay(at=0.7, for_s=3.844, by_s=0.3),
-        Restart(at=1.1, shard=1, lost_s=1.329, told=False),
-        Restart(at=1.7, shard=0, lost_s=2.942, told=False),
+        Restart(at=1.1, shard=1, lost_s=1.329, reported=False),
+        Restart(at=1.7, shard=0, lost_s=2.942, reported=False),
         Delay(at=5.0, for_s=1.232, a="shard 1", by_s=2.5),
-        Restart(at=5.6, shard=0, lost_s=1.794, told=False),
+        Restart(at=5.6, shard=0, lost_s=1.794, reported=False),
     )
     scenario = Scenario(seed=6989, profile=Profile.BEYOND, setting=setting, faults=faults)
     assert play(scenario).violation == ""
@@ -298,7 +299,7 @@ def test_a_failing_run_is_made_small() -> None:
     well."""
     setting = SimulationConfig(cluster=ClusterConfig.REPLICATED, workers=3, shards=2, steps=6)
     wanted = CoordinatorCrash(at=2.0, back_s=1.0)
-    faults = (*LOSSY, wanted, *LOSSY, Crash(at=3.0, who="primary 0", back_s=1.0))
+    faults = (*LOSSY, wanted, *LOSSY, Crash(at=3.0, target="primary 0", back_s=1.0))
     scenario = Scenario(seed=1, setting=setting, faults=faults)
     small = shrink(scenario, lambda smaller: wanted in smaller.faults)
     assert small.faults == (wanted,)

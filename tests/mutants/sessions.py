@@ -1,45 +1,27 @@
-"""Bugs in a session: the messages of a worker, and their retransmission."""
+"""Mutants of a worker's session: its messages, their retransmission and its clock."""
 
 from typing import Any
 
 import msgspec
 
-from deploy.simulation.config import ClusterConfig
-from deploy.simulation.mutants import Bugs, Patch
-from ps.session import membership
+from deploy.simulation.invariants import Promise
+from deploy.simulation_kinds import ClusterConfig
 from ps.session.events import Send
 from ps.session.membership import Membership
 from ps.session.retransmit import RetransmitTable
 from ps.session.session import Session
-from shards.messages import Joined, Refusal, Remedy
+from shards.messages import Joined, Pull, Refusal, Remedy
+from tests.mutants.patching import Mutants, Patch
 
-BUGS = Bugs(ClusterConfig.SINGLE)
-
-
-@BUGS.add
-def a_worker_goes_on_where_the_foremost_shard_is(patch: Patch) -> None:
-    def wrong(*values: Any, **options: Any) -> Any:
-        return max(*values, **options) if "key" in options else min(*values, **options)
-
-    patch.setattr(membership, "min", wrong)
+MUTANTS = Mutants()
 
 
-@BUGS.add
-def silence_is_not_noticed(patch: Patch) -> None:
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.PROGRESS)
+def lost_messages_are_not_sent_again(patch: Patch) -> None:
     patch.setattr(Session, "tick", lambda *_: [])
 
 
-@BUGS.add
-def nothing_is_sent_again_after_a_greeting(patch: Patch) -> None:
-    def forget(self: RetransmitTable, shard: int, *_: float) -> list[Send]:
-        for pending in self.to(shard):
-            self.remove(shard, pending.message.request)
-        return []
-
-    patch.setattr(RetransmitTable, "readdressed", forget)
-
-
-@BUGS.add
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.PROGRESS)
 def a_refused_renewal_is_ignored(patch: Patch) -> None:
     """A worker without pending requests at a rolled-back shard never learns to greet it again."""
 
@@ -50,8 +32,8 @@ def a_refused_renewal_is_ignored(patch: Patch) -> None:
     patch.setattr(Session, "_unasked", unasked)
 
 
-@BUGS.add
-def only_shard_0_names_the_clock_of_a_worker(patch: Patch) -> None:
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.BOUND)
+def a_worker_ignores_the_clocks_of_other_shards(patch: Patch) -> None:
     """Another shard may admit it at a later clock, and serves reads as if it had reached that."""
 
     def on_joined(self: Membership, shard: int, reply: Joined, now: float) -> Any:
@@ -67,13 +49,23 @@ def only_shard_0_names_the_clock_of_a_worker(patch: Patch) -> None:
     patch.setattr(Membership, "on_rejoined", on_rejoined)
 
 
-@BUGS.add
-def what_is_asked_for_again_after_a_move_counts_as_read(patch: Patch) -> None:
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.BOUND)
+def a_pull_repeated_after_resharding_counts_as_read(patch: Patch) -> None:
     """Shards raise the worker's clock, and it then makes a step that they believe was made."""
     patch.setattr(Membership, "reads_at", lambda *_: None)
 
 
-@BUGS.add
-def a_new_life_does_not_ask_what_was_acknowledged(patch: Patch) -> None:
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.EXACTLY_ONCE)
+def a_new_incarnation_does_not_look_for_lost_pushes(patch: Patch) -> None:
     """A shard that lacks pushes which all shards had acknowledged is treated as merely behind."""
     patch.setattr(Membership, "_check_losses", lambda _: None)
+
+
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.BOUNDED)
+def answered_pulls_are_kept(patch: Patch) -> None:
+    def remove(self: RetransmitTable, shard: int, request: int) -> None:
+        if not isinstance(self._pending[shard][request].message, Pull):
+            original(self, shard, request)
+
+    original = RetransmitTable.remove
+    patch.setattr(RetransmitTable, "remove", remove)

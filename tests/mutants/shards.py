@@ -1,0 +1,93 @@
+"""Mutants of a shard in memory: its ledger, gate, versions and rounds."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from deploy.simulation.invariants import Promise
+from deploy.simulation_kinds import ClusterConfig
+from shards.admin_requests import AdminRequests, Answer
+from shards.gate import Gate
+from shards.ledger import Ledger, Verdict
+from shards.pull_replies import PullReplies
+from shards.updates import Applied, Updates
+from shards.versions import Buffers
+from tests.mutants.patching import Mutants, Patch
+
+Array = NDArray[np.float32]
+
+MUTANTS = Mutants()
+
+
+def _record_anything(self: Ledger, worker: str, seq: int, clock: int, step: int, *_: float) -> None:
+    entry = self.entries[worker]
+    entry.seq, entry.step = max(entry.seq, seq), max(entry.step, step)
+    self.advance(worker, clock)
+
+
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.EXACTLY_ONCE)
+def a_repeated_push_is_applied(patch: Patch) -> None:
+    def judge(self: Ledger, worker: str, seq: int) -> Verdict:
+        real = original(self, worker, seq)
+        return Verdict.APPLY if real is Verdict.DUPLICATE else real
+
+    original = Ledger.judge
+    patch.setattr(Ledger, "judge", judge)
+    patch.setattr(Ledger, "record", _record_anything)
+
+
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.ORDER)
+def a_restarted_shard_forgets_the_last_push(patch: Patch) -> None:
+    def install(self: AdminRequests, *arguments: Any) -> Answer:
+        answer = original(self, *arguments)
+        for entry in self._part.ledger.entries.values():
+            entry.seq = max(0, entry.seq - 1)
+        return answer
+
+    original = AdminRequests._install
+    patch.setattr(AdminRequests, "_install", install)
+
+
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.BOUND)
+def the_gate_opens_a_step_early(patch: Patch) -> None:
+    def passes(self: Gate, clock: int, min_clock: int | None) -> bool:
+        return original(self, clock - 1, min_clock)
+
+    original = Gate.passes
+    patch.setattr(Gate, "passes", passes)
+
+
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.VERSIONS)
+def a_pull_reports_an_older_version(patch: Patch) -> None:
+    def pull(self: PullReplies, *arguments: Any) -> Any:
+        weights, frames = original(self, *arguments)
+        lower = weights.version - (weights.version % 3 == 2) * 2
+        return msgspec.structs.replace(weights, version=max(0, lower)), frames
+
+    original = PullReplies.pull
+    patch.setattr(PullReplies, "pull", pull)
+
+
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.UNTORN)
+def a_version_is_overwritten_while_it_is_sent(patch: Patch) -> None:
+    def take(self: Buffers) -> Array:
+        while len(self) < 2:
+            self._all.append(np.zeros(self.size, np.float32))
+        self._all.reverse()
+        return self._all[0]
+
+    patch.setattr(Buffers, "take", take)
+
+
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.PROGRESS)
+def a_round_waits_for_every_registered_worker(patch: Patch) -> None:
+    """The first bug that the simulation found: see the tests of rounds in test_shard.py."""
+
+    def close(self: Updates, ledger: Ledger, *rest: Any) -> list[Applied]:
+        present = all(worker in self.round for worker in ledger.active)
+        return original(self, ledger, *rest) if present else []
+
+    original = Updates.close_rounds
+    patch.setattr(Updates, "close_rounds", close)
