@@ -252,7 +252,9 @@ class Crash(Fault, frozen=True, kw_only=True, tag="crash"):
 
     def strike(self, world: "Simulation") -> None:
         for host in _hosts(world, self.target):
-            died = host.crash(self.target, self.back_s, reckless=self.reckless, reported=self.reported)
+            died = host.crash(
+                self.target, self.back_s, reckless=self.reckless, reported=self.reported
+            )
             if not died and world.clock.now < world.setting.quiet_s:
                 world.clock.after(AGAIN_S, self.strike, world)
 

@@ -130,26 +130,20 @@ class PullWatch:
     def __init__(
         self,
         number: int,
-        workers: int,
-        bound: int | None,
-        burst: int,
+        setting: SimulationConfig,
         served: Callable[[Shard, int, Array | None], None],
-        *,
-        exact: bool,
         follows: Callable[[bytes], bool] | None,
     ) -> None:
-        """Workers make `burst` pushes with the weights of one read.
-
-        `served` is called for each read, with the clock up to which it contains all pushes, and
+        """`served` is called for each read, with the clock up to which it contains all pushes, and
         with its weights if pushes can be counted in them.
 
-        `exact`: pushes can be counted, because weights are float32 and not means of rounds.
         `follows` is for a shard that receives the job by resharding; it returns whether the worker
         at an address has trained with the former shards.
         """
-        self._number, self._workers, self._served = number, workers, served
-        self._bound, self._burst = bound, burst
-        self.exact, self._follows = exact, follows
+        self._number, self._workers, self._served = number, setting.workers, served
+        self._bound, self._burst, self._follows = setting.bound, setting.burst, follows
+        # Whether pushes can be counted, because weights are float32 and not means of rounds.
+        self.exact = exact(setting, setting.pull)
         self.whole = True  # until the shard loses state, and the clocks in it, unnoticed
         self._clocks: dict[tuple[bytes, int], int] = {}
         self._joined: set[bytes] = set()

@@ -9,17 +9,14 @@ state before or after that turn, because no request of it has been answered.
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from deploy.simulation import invariants
-from deploy.simulation.clock import SimulatedProcess
-from deploy.simulation.disk import Died, DeferredTask, SimulatedDisk
+from deploy.simulation.disk import DeferredTask, Died, SimulatedDisk
 from deploy.simulation.invariants import Promise, Violation
+from deploy.simulation.shard_hosts import ShardProcess
 from deploy.simulation.single_shards import SingleShardHost
 from ps.wal.recovery import looked_at
 from ps.wal.writer import BackgroundTask, LoggedShard, WriteAheadLog
-from shards.envelopes import Arrival, Outgoing
+from shards.envelopes import Outgoing
 from shards.errors import DownpourError, GiveUp
 from shards.messages import Ack
 from shards.shard import Shard
@@ -41,28 +38,18 @@ class LoggedShardHost(SingleShardHost):
         self._power = False  # whether the fuse ends in a power failure
         self._back_s = BACK_S
         self._expected: list[Image] = []
-        self._settled: tuple[str, int] | None = (
-            None  # the newest log, and its number of valid bytes
-        )
-        self._acknowledged: dict[str, int] = {}
-        self._lost = False
+        # The newest log and its number of valid bytes, if the disk surely holds them.
+        self._settled: tuple[str, int] | None = None
         super().__init__(world, number, fresh=fresh)
 
-    def _first_start(self) -> None:
-        self._live()
-        if self._fresh:
-            return
-        install, frames = self.blank()
-        self._acts.handle_together([Arrival(b"operator", install, frames)], self._process.now)
-
-    def _live(self) -> None:
+    def _start(self) -> None:
         """Start a process that recovers its state from the disk."""
         setting = self._world.setting
         self._boot += 1
         shard = Shard(self._world.spec(self.number, self.map), self._boot)
         self._log = WriteAheadLog(self._disk, setting.durability, setting.log_bytes, self._aside)
         self._log.recover(shard, self._process.now)
-        self._shard, self._acts = shard, LoggedShard(shard, self._log)
+        self._process.shard, self._log_or_shard = shard, LoggedShard(shard, self._log)
 
     def _aside(self, work: Callable[[], None]) -> BackgroundTask:
         errand = DeferredTask(work)
@@ -74,32 +61,26 @@ class LoggedShardHost(SingleShardHost):
 
     def _act(self, turn: Callable[[], Sequence[Outgoing]]) -> None:
         endangered = self._disk.fuse is not None or self._disk.full or self._log._failure
-        before = [invariants.image(self._shard)] if endangered else []
-        answers: Sequence[Outgoing] = ()
-
-        def act() -> None:
-            nonlocal answers
-            answers = turn()
-
-        if self._guarded(act, before):
+        before = [invariants.image(self.shard)] if endangered else []
+        answers: list[Outgoing] = []
+        if self._guarded(lambda: answers.extend(turn()), before):
             for answer in answers:
                 if type(answer.message) is Ack:
                     worker = self._world.life_at(answer.to).name
-                    known = self._acknowledged.get(worker, 0)
-                    self._acknowledged[worker] = max(known, answer.message.seq)
-            self._check_and_send(answers)
+                    self.note_acknowledged(worker, answer.message.seq)
+            super()._act(lambda: answers)
 
     def _guarded(self, action: Callable[[], None], before: Sequence[Image] = ()) -> bool:
         """Run the action; False if the process dies during it."""
         try:
             action()
         except Died:
-            self._die([*before, invariants.image(self._shard)], self._back_s, power=self._power)
+            self._die([*before, invariants.image(self.shard)], self._back_s, power=self._power)
         except GiveUp as error:
             if not self._disk.full and self._log._failure is None:
                 raise
             self._world.note(str(error))
-            self._die([*before, invariants.image(self._shard)], BACK_S, power=False)
+            self._die([*before, invariants.image(self.shard)], BACK_S, power=False)
         else:
             return True
         return False
@@ -112,7 +93,7 @@ class LoggedShardHost(SingleShardHost):
         if operations:
             self._disk.fuse, self._power, self._back_s = operations - 1, power, back_s
         elif self._process.alive:
-            self._die([invariants.image(self._shard)], back_s, power=power)
+            self._die([invariants.image(self.shard)], back_s, power=power)
         elif power:
             self._disk.fail()
             self._settled = None  # the mark is never flushed, so a power failure may lose it
@@ -126,7 +107,6 @@ class LoggedShardHost(SingleShardHost):
         self._expected = expected
         between_turns = len(expected) == 1 and not power
         self._settled = (self._log.name, self._log.filled) if between_turns else None
-        self._rows = self.records()
         self._process.alive = False
         self._waiting.clear()
         self._disk.fuse = None
@@ -135,15 +115,17 @@ class LoggedShardHost(SingleShardHost):
         self._world.calm = False
         self._world.counted.deaths += 1
         how = "loses its power" if power else "dies"
-        self._world.note(f"shard {self.number} {how} at version {self._shard.version}")
+        self._world.note(f"shard {self.number} {how} at version {self.shard.version}")
         self._world.clock.after(back_s, self._again)
 
     def _again(self) -> None:
         """Restart the process, or try again later."""
-        self._process = SimulatedProcess(self._world.clock, self._process.name)
+        former = self._process
+        self._process = ShardProcess(self._world.clock, former.name)
+        self._process.shard, self._process.former = former.shard, former.records()
         try:
             found = self._check_disk() if self._world.durable else None
-            self._live()
+            self._start()
         except Died:
             self._fail_again(power=self._power)
         except GiveUp as error:
@@ -156,7 +138,7 @@ class LoggedShardHost(SingleShardHost):
         else:
             # Only now: the power may fail during recovery, and lose what is not flushed.
             self._expected = [found] if found is not None else self._expected
-            self._world.note(f"shard {self.number} is back at version {self._shard.version}")
+            self._world.note(f"shard {self.number} is back at version {self.shard.version}")
             self.begin()
 
     def _fail_again(self, *, power: bool) -> None:
@@ -178,15 +160,7 @@ class LoggedShardHost(SingleShardHost):
                 f"shard {self.number} comes back at version {found[0]}, expected one of"
                 f" {[image[0] for image in self._expected]}, bit for bit",
             )
-        for worker, seq in self._acknowledged.items():
-            entry = shard.ledger.entries.get(worker)
-            held = 0 if entry is None else entry.seq
-            if held < seq:
-                raise Violation(
-                    Promise.DURABLE,
-                    f"shard {self.number} comes back with {held} pushes of {worker},"
-                    f" {seq} are acknowledged",
-                )
+        self.check_durable(shard, "back from its disk")
         self._check_loss_shows()
         return found
 
@@ -206,13 +180,3 @@ class LoggedShardHost(SingleShardHost):
                 f"shard {self.number} comes back from {name} cut from {filled} to {size} bytes,"
                 " expected an error",
             )
-
-    # --- the end ----------------------------------------------------------------------------------
-
-    def records(self) -> NDArray[np.void]:
-        """All records so far; those of replayed pushes replace the earlier ones."""
-        first, rows = self._shard.journal.since(0)
-        return np.concatenate([self._rows[:first], rows])
-
-    def drained(self) -> bool:
-        return self._process.alive and super().drained()

@@ -10,23 +10,18 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from deploy.simulation import invariants
-from deploy.simulation.clock import SimulatedProcess
 from deploy.simulation.invariants import Promise, Violation
 from deploy.simulation.network import Deliver
-from deploy.simulation.shard_hosts import End, ShardHost
+from deploy.simulation.shard_hosts import Client, ShardHost, ShardProcess
 from ps.replication.coordinator import ShardGroup
-from shards import wire_format
-from shards.envelopes import Outgoing
-from shards.errors import DownpourError
+from shards.envelopes import Arrival, Outgoing
 from shards.messages import Ack, Refusal, Remedy
 from shards.parameters import SavedProgress
 from shards.replica import Effects, Post, ShardReplica
 from shards.replication_messages import Assignment, Beat, Replicate, Sync
 from shards.shard import Shard
-from shards.update_records import RECORD
 
 if TYPE_CHECKING:
     from deploy.simulation.coordinator import SimulatedCoordinator
@@ -35,12 +30,12 @@ if TYPE_CHECKING:
 BEAT_S = 0.4
 TICK_S = 0.5
 RETRY_S = 0.4
-REBIRTH_S = 1.5
+RESTART_S = 1.5
 FOLLOWED_S = 20.0  # an undisturbed backup has to get in sync, or closer to it, within this time
 KEPT = 64  # the number of states kept, by entry, for comparison with a backup
 
 
-class Copy(SimulatedProcess):
+class Copy(ShardProcess):
     """One process of one copy."""
 
     def __init__(self, group: "ReplicatedShardHost", boot: int) -> None:
@@ -48,7 +43,7 @@ class Copy(SimulatedProcess):
         self.boot, self._group = boot, group
         spec = group._world.spec(group.number, group.map)
         self.replica = ShardReplica(group.number, boot, lambda: Shard(spec, boot), retry_s=RETRY_S)
-        self._before = np.empty(0, RECORD)
+        self.shard = self.replica.shard
         self._disturbed_at = 0.0
         self._behind = inf  # the smallest number of entries that its backup has lacked so far
 
@@ -87,15 +82,6 @@ class Copy(SimulatedProcess):
         if self.replica.serving:
             self._group.install(self)
 
-    def records(self) -> NDArray[np.void]:
-        """The records of all pushes in its state, applied here or by the copy it came from."""
-        return np.concatenate([self._before, self.replica.shard.journal.since(0)[1]])
-
-    def take_after(self, other: "Copy") -> None:
-        """Take over the records of `other`, from which this copy has just received its state."""
-        rows = other.records()
-        self._before = rows[rows["apply_version"] <= self.replica.shard.version]
-
     @property
     def epoch(self) -> int:
         """The epoch of its active configuration; 0 without one."""
@@ -113,15 +99,14 @@ class ReplicatedShardHost(ShardHost):
         self.copies: dict[int, Copy] = {}
         self._images: dict[tuple[int, int], tuple[object, ...]] = {}
         self._installed = fresh
-        self._acknowledged: dict[str, int] = {}
         self._primaries: dict[int, int] = {}
         self._routes: dict[str, Copy] = {}
 
     def begin(self) -> None:
-        self._bear()
-        self._world.clock.after(0.3, self._bear)
+        self._start_copy()
+        self._world.clock.after(0.3, self._start_copy)
 
-    def _bear(self) -> None:
+    def _start_copy(self) -> None:
         copy = Copy(self, self._world.next_boot())
         self.copies[copy.boot] = copy
         copy.begin()
@@ -131,22 +116,12 @@ class ReplicatedShardHost(ShardHost):
         return self.coordinator.record[self.number]
 
     @property
-    def _living(self) -> list[Copy]:
-        """The living copies that may serve or be promoted."""
-        return [self.copies[boot] for boot in self._group.promotable if self.copies[boot].alive]
+    def promotable(self) -> "Sequence[Copy]":
+        return [self.copies[boot] for boot in self._group.promotable]
 
     @property
-    def shard(self) -> Shard:
-        return self._living[0].replica.shard
-
-    def records(self) -> NDArray[np.void]:
-        return self._living[0].records()
-
-    @property
-    def moved_to(self) -> bytes | None:
-        """The address to which every copy that may be promoted redirects workers, or None."""
-        addresses = {copy.replica.shard.progress.moved_to for copy in self._living}
-        return addresses.pop() if len(addresses) == 1 else None
+    def serving(self) -> "Sequence[Copy]":
+        return [copy for copy in self.promotable if copy.alive]
 
     def process(self, role: str) -> Copy | None:
         settled = self._group.settled
@@ -158,17 +133,19 @@ class ReplicatedShardHost(ShardHost):
 
     # --- requests and answers ---------------------------------------------------------------------
 
-    def route(self, life: End) -> tuple[str, Deliver] | None:
+    def route(self, client: Client) -> tuple[str, Deliver] | None:
         """The copy that this worker uses; if it is dead, another one at random."""
-        copy = self._routes.get(life.name)
+        copy = self._routes.get(client.name)
         if copy is None or not copy.alive:
             living = [copy for copy in self.copies.values() if copy.alive]
             if not living:
                 return None
-            copy = self._routes[life.name] = self._world.clock.random.choice(living)
+            copy = self._routes[client.name] = self._world.clock.random.choice(living)
+
+        chosen = copy
 
         def deliver(header: bytes, frames: Sequence[Any]) -> None:
-            copy.at(self._take, copy, life.address, header, frames)
+            chosen.at(self._take, chosen, client.address, header, frames)
 
         return copy.name, deliver
 
@@ -178,26 +155,20 @@ class ReplicatedShardHost(ShardHost):
             self._installed = True
             self.perform(copy, copy.replica.handle(b"", *self.blank(), copy.now))
 
-    def _take(self, copy: Copy, sender: bytes, header: bytes, frames: Sequence[Any]) -> None:
-        try:
-            message = wire_format.decode_request(header)
-        except DownpourError as error:
-            self.answer(copy, [copy.replica.shard.refuse(sender, 0, error)])
-            return
-        self._pulls.asked(sender, message)
-        effects = copy.replica.handle(sender, message, wire_format.wrap(frames), copy.now)
-        self.perform(copy, effects)
+    def handle(self, process: ShardProcess, arrival: Arrival) -> None:
+        assert isinstance(process, Copy), "only copies take requests of this shard"
+        self.perform(process, process.replica.handle(*arrival, process.now))
 
     def _receive(self, copy: Copy, origin: int, post: Post) -> None:
         """Process a message from another copy."""
         frames = [frame.data if isinstance(frame, np.ndarray) else frame for frame in post.frames]
-        replica, before, shard = copy.replica, copy.replica.position, copy.replica.shard
+        replica, before = copy.replica, copy.replica.position
         effects = replica.receive(origin, post.message, frames, copy.now)
-        if replica.shard is not shard:
-            copy.take_after(self.copies[origin])
+        if replica.shard is not copy.shard:
+            copy.shard, copy.former = replica.shard, self.copies[origin].records()
         if isinstance(post.message, Replicate) and replica.position == before + 1:
             theirs = self._images.get((post.message.epoch, replica.position))
-            if theirs is not None and theirs != _image(replica.shard):
+            if theirs is not None and theirs != _image(copy.shard):
                 raise Violation(
                     Promise.SAME_COPY, f"backup {copy.boot} after entry {replica.position}"
                 )
@@ -217,12 +188,12 @@ class ReplicatedShardHost(ShardHost):
         if replica.retired and copy.alive:
             copy.alive = False
             self._world.note(f"copy {copy.boot} of shard {self.number} retires")
-            self._world.clock.after(REBIRTH_S, self._bear)
+            self._world.clock.after(RESTART_S, self._start_copy)
 
     def _keep_image(self, copy: Copy) -> None:
         key = copy.epoch, copy.replica.position
         if key not in self._images:
-            self._images[key] = _image(copy.replica.shard)
+            self._images[key] = _image(copy.shard)
             if len(self._images) > KEPT:
                 del self._images[next(iter(self._images))]
 
@@ -233,7 +204,7 @@ class ReplicatedShardHost(ShardHost):
             elif type(answer.message) is Refusal and answer.message.remedy is Remedy.RETRY:
                 # After a refusal by a copy that does not serve, the worker tries another one.
                 self._routes.pop(self._world.end_at(answer.to).name, None)
-        self._pulls.check(copy.replica.shard, answers)
+        self._pulls.check(copy.shard, answers)
         self.answer(copy, answers)
 
     def _post(self, copy: Copy, post: Post) -> None:
@@ -250,7 +221,9 @@ class ReplicatedShardHost(ShardHost):
     def report(self, copy: Copy, beat: Beat) -> None:
         """Send a heartbeat to the coordinator."""
         coordinator = self.coordinator
-        self._world.network.post(copy.name, coordinator.name, coordinator.at, coordinator.hear, beat)
+        self._world.network.post(
+            copy.name, coordinator.name, coordinator.at, coordinator.hear, beat
+        )
 
     # --- promises ---------------------------------------------------------------------------------
 
@@ -261,8 +234,8 @@ class ReplicatedShardHost(ShardHost):
                 Promise.ONE_PRIMARY, f"copies {first} and {copy.boot} commit in {copy.epoch}"
             )
         worker = self._world.life_at(to).name
-        self._acknowledged[worker] = max(seq, self._acknowledged.get(worker, 0))
-        self._check_held(f"copy {copy.boot} acknowledges push {seq} of {worker}")
+        self.note_acknowledged(worker, seq)
+        self._check_durable(f"copy {copy.boot} acknowledges push {seq} of {worker}")
 
     def check_applied(self, worker: str, seq: int) -> None:
         if self._acknowledged.get(worker, 0) < seq:
@@ -270,23 +243,14 @@ class ReplicatedShardHost(ShardHost):
                 Promise.EXACTLY_ONCE, f"{worker} has an ack of push {seq}, which no copy sent"
             )
 
-    def _check_held(self, when: str) -> None:
-        """Check that every copy that may be promoted holds every acknowledged push."""
-        for boot in self._group.promotable:
-            entries = self.copies[boot].replica.shard.ledger.entries
-            for worker, seq in self._acknowledged.items():
-                held = entries[worker].seq if worker in entries else 0
-                if held < seq:
-                    raise Violation(
-                        Promise.DURABLE,
-                        f"when {when}, copy {boot} of shard {self.number} has {held} pushes of"
-                        f" {worker}, {seq} are acknowledged; {self._group}",
-                    )
+    def _check_durable(self, when: str) -> None:
+        for copy in self.promotable:
+            self.check_durable(copy.shard, f"{copy.name}, when {when}; {self._group}")
 
     def decided(self, before: ShardGroup, group: ShardGroup) -> None:
         """Check the new state of the coordinator's record, and spring an ambush if one is set."""
         self._world.note(f"shard {self.number}: {_described(group)}")
-        self._check_held("the record changes")
+        self._check_durable("the record changes")
         if before.settled is not None and before.settled.primary != _primary(group):
             self._world.calm = False
         if group.in_sync and not before.in_sync and self.ambushes:
@@ -307,7 +271,7 @@ class ReplicatedShardHost(ShardHost):
         now, touched = self._world.clock.now, self._world.network.touched
         return all(
             copy.alive and copy.frozen_until <= now and not touched(copy.name)
-            for copy in (self.copies[boot] for boot in group.promotable)
+            for copy in self.promotable
         )
 
     def crash(self, role: str, back_s: float, *, reckless: bool, reported: bool) -> bool:
@@ -323,12 +287,12 @@ class ReplicatedShardHost(ShardHost):
             self._world.note(f"{copy.name}, {role}, dies")
             if reported:
                 self.coordinator.broken(copy.boot)
-            self._world.clock.after(back_s, self._bear)
+            self._world.clock.after(back_s, self._start_copy)
         return True
 
     def kill_serving(self) -> None:
         reported = self._world.clock.random.random() < 0.5
-        self.crash("primary", REBIRTH_S, reckless=False, reported=reported)
+        self.crash("primary", RESTART_S, reckless=False, reported=reported)
 
     def lose_connection(self, role: str) -> None:
         copy = self.process(role.partition(" ")[0])
@@ -344,24 +308,6 @@ class ReplicatedShardHost(ShardHost):
         primary = self.copies[group.settled.primary].replica
         return primary.serving and not primary._held and not primary._unreported
 
-    def finish(self) -> None:
-        for boot in self._group.promotable:
-            copy = self.copies[boot]
-            shard, where = copy.replica.shard, f"copy {boot} of shard {self.number}"
-            if self._installed and shard.held._weights is not None:
-                self.check_held(shard, copy.records(), where)
-        if self._world.durable:
-            self._check_ledger()
-            self.check_whole()
-
-    def _check_ledger(self) -> None:
-        for life in self._world.lives.values():
-            held = self.shard.ledger.entries[life.name].seq
-            if held != self._world.setting.steps:
-                raise Violation(
-                    Promise.EXACTLY_ONCE, f"{life.name} has {held} pushes in the ledger"
-                )
-
     # --- resharding -------------------------------------------------------------------------------
 
     def elsewhere(self, reply: Refusal) -> bool:
@@ -374,9 +320,8 @@ class ReplicatedShardHost(ShardHost):
         for successor in to:
             assert isinstance(successor, ReplicatedShardHost)
             for worker, seq in self._acknowledged.items():
-                known = successor._acknowledged.get(worker, 0)
-                successor._acknowledged[worker] = max(seq, known)
-            successor._check_held("it receives the state of its predecessors")
+                successor.note_acknowledged(worker, seq)
+            successor._check_durable("it receives the state of its predecessors")
 
 
 def _image(shard: Shard) -> tuple[object, ...]:

@@ -205,9 +205,13 @@ class Simulation:
                 self._coordinators.append(SimulatedCoordinator(self, groups))
                 self.generations.append(groups)
             case ClusterConfig.LOGGED:
-                self.generations.append([LoggedShardHost(self, shard, fresh=fresh) for shard in numbers])
+                self.generations.append(
+                    [LoggedShardHost(self, shard, fresh=fresh) for shard in numbers]
+                )
             case _:
-                self.generations.append([SingleShardHost(self, shard, fresh=fresh) for shard in numbers])
+                self.generations.append(
+                    [SingleShardHost(self, shard, fresh=fresh) for shard in numbers]
+                )
 
     def _begin(self) -> None:
         """Start the newest shards and their coordinator, if any."""
