@@ -72,5 +72,6 @@ class SimulatedCoordinator(SimulatedProcess):
             self._send(boot, assignment)
 
     def _send(self, boot: int, assignment: Assignment) -> None:
-        copy = self._groups[assignment.configuration.shard].copies[boot]
-        self._world.network.post(self.name, copy.name, copy.at, copy.assign, assignment)
+        group = self._groups[assignment.configuration.shard]
+        copy = group.copies[boot]
+        self._world.network.post(self.name, copy.name, copy.at, group.assign, copy, assignment)

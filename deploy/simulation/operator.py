@@ -133,7 +133,7 @@ class Operator(SimulatedProcess):
         if reply.request not in {0, self._request}:
             return
         if isinstance(reply, Refusal):
-            if host.elsewhere(reply):
+            if reply.remedy is Remedy.RETRY:  # another copy serves
                 if not self._turns_elsewhere:
                     self._turns_elsewhere = True
                     self.after(ELSEWHERE_S, self._turn_elsewhere)

@@ -6,15 +6,16 @@ time. A copy that dies or retires is followed by an empty one.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from deploy.simulation import invariants
 from deploy.simulation.invariants import Promise, Violation
 from deploy.simulation.network import Deliver
-from deploy.simulation.shard_hosts import Client, ShardHost, ShardProcess
+from deploy.simulation.shard_hosts import ShardHost, ShardProcess
 from ps.replication.coordinator import ShardGroup
 from shards.envelopes import Arrival, Outgoing
 from shards.messages import Ack, Refusal, Remedy
@@ -25,6 +26,7 @@ from shards.shard import Shard
 
 if TYPE_CHECKING:
     from deploy.simulation.coordinator import SimulatedCoordinator
+    from deploy.simulation.shard_hosts import Client
     from deploy.simulation.simulation import Simulation
 
 BEAT_S = 0.4
@@ -46,17 +48,16 @@ class Copy(ShardProcess):
         self.shard = self.replica.shard
         self._disturbed_at = 0.0
         self._behind = inf  # the smallest number of entries that its backup has lacked so far
-
-    def __repr__(self) -> str:
-        return f"{'living' if self.alive else 'dead'} {self.replica.beat()}"
-
-    def begin(self) -> None:
-        """Start the timers of heartbeats and ticks."""
-        self.every(BEAT_S, lambda: self._group.report(self, self.replica.beat()))
+        self.every(BEAT_S, lambda: group.report(self, self.replica.beat()))
         self.every(TICK_S, self._tick)
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of its active configuration; 0 without one."""
+        return self.replica._active.epoch if self.replica._active else 0
+
     def _tick(self) -> None:
-        if self.replica.serving and self.replica.shard.ledger.silent(self.now):
+        if self.replica.serving and self.shard.ledger.silent(self.now):
             self._group._world.calm = False
         self._group.perform(self, self.replica.tick(self.now))
         self._check_followed()
@@ -75,18 +76,6 @@ class Copy(ShardProcess):
             raise Violation(
                 Promise.PROGRESS, f"copy {backup} comes no nearer for {FOLLOWED_S:g} s: {active}"
             )
-
-    def assign(self, assignment: Assignment) -> None:
-        """Process an assignment from the coordinator."""
-        self._group.perform(self, self.replica.assign(assignment, self.now))
-        if self.replica.serving:
-            self._group.install(self)
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of its active configuration; 0 without one."""
-        active = self.replica._active
-        return active.epoch if active else 0
 
 
 class ReplicatedShardHost(ShardHost):
@@ -107,57 +96,51 @@ class ReplicatedShardHost(ShardHost):
         self._world.clock.after(0.3, self._start_copy)
 
     def _start_copy(self) -> None:
-        copy = Copy(self, self._world.next_boot())
-        self.copies[copy.boot] = copy
-        copy.begin()
+        boot = self._world.next_boot()
+        self.copies[boot] = Copy(self, boot)
 
     @property
     def _group(self) -> ShardGroup:
         return self.coordinator.record[self.number]
 
     @property
-    def promotable(self) -> "Sequence[Copy]":
+    def promotable(self) -> Sequence[Copy]:
         return [self.copies[boot] for boot in self._group.promotable]
 
     @property
-    def serving(self) -> "Sequence[Copy]":
+    def serving(self) -> Sequence[Copy]:
         return [copy for copy in self.promotable if copy.alive]
 
     def process(self, role: str) -> Copy | None:
-        settled = self._group.settled
-        if settled is None:
-            return None
-        boot = settled.primary if role == "primary" else settled.backup
+        boot = getattr(self._group.settled, role.partition(" ")[0], None)
         copy = self.copies.get(boot) if boot is not None else None
         return copy if copy is not None and copy.alive else None
 
     # --- requests and answers ---------------------------------------------------------------------
 
-    def route(self, client: Client) -> tuple[str, Deliver] | None:
-        """The copy that this worker uses; if it is dead, another one at random."""
+    def route(self, client: "Client") -> tuple[str, Deliver] | None:
+        """The copy that this client uses; if it is dead, another one at random."""
         copy = self._routes.get(client.name)
         if copy is None or not copy.alive:
             living = [copy for copy in self.copies.values() if copy.alive]
             if not living:
                 return None
             copy = self._routes[client.name] = self._world.clock.random.choice(living)
-
-        chosen = copy
-
-        def deliver(header: bytes, frames: Sequence[Any]) -> None:
-            chosen.at(self._take, chosen, client.address, header, frames)
-
-        return copy.name, deliver
-
-    def install(self, copy: Copy) -> None:
-        """Install the first weights in the first primary, as an operator."""
-        if not self._installed:
-            self._installed = True
-            self.perform(copy, copy.replica.handle(b"", *self.blank(), copy.now))
+        return copy.name, partial(copy.at, self._take, copy, client.address)
 
     def handle(self, process: ShardProcess, arrival: Arrival) -> None:
-        assert isinstance(process, Copy), "only copies take requests of this shard"
-        self.perform(process, process.replica.handle(*arrival, process.now))
+        assert isinstance(process, Copy), "copies alone take requests of this shard"
+        effects = process.replica.handle(
+            arrival.sender, arrival.message, arrival.frames, process.now
+        )
+        self.perform(process, effects)
+
+    def assign(self, copy: Copy, assignment: Assignment) -> None:
+        """Process an assignment; the first primary gets the first weights, as by an operator."""
+        self.perform(copy, copy.replica.assign(assignment, copy.now))
+        if copy.replica.serving and not self._installed:
+            self._installed = True
+            self.perform(copy, copy.replica.handle(b"", *self.blank(), copy.now))
 
     def _receive(self, copy: Copy, origin: int, post: Post) -> None:
         """Process a message from another copy."""
@@ -167,8 +150,8 @@ class ReplicatedShardHost(ShardHost):
         if replica.shard is not copy.shard:
             copy.shard, copy.former = replica.shard, self.copies[origin].records()
         if isinstance(post.message, Replicate) and replica.position == before + 1:
-            theirs = self._images.get((post.message.epoch, replica.position))
-            if theirs is not None and theirs != _image(copy.shard):
+            own = _image(copy.shard)
+            if self._images.get((post.message.epoch, replica.position), own) != own:
                 raise Violation(
                     Promise.SAME_COPY, f"backup {copy.boot} after entry {replica.position}"
                 )
@@ -176,36 +159,35 @@ class ReplicatedShardHost(ShardHost):
 
     def perform(self, copy: Copy, effects: Effects) -> None:
         """Check the effects that a replica returns, and carry them out."""
-        replica = copy.replica
-        if replica.serving:
-            self._keep_image(copy)
+        replica, key = copy.replica, (copy.epoch, copy.replica.position)
+        if replica.serving and key not in self._images:
+            self._images[key] = _image(copy.shard)
+            if len(self._images) > KEPT:
+                del self._images[next(iter(self._images))]
         if effects.answers:
-            self._let_go(copy, [answer for answer in effects.answers if answer.to])
+            self.reply(copy, [answer for answer in effects.answers if answer.to])
         for post in effects.posts:
             self._post(copy, post)
         if effects.beat is not None:
             self.report(copy, effects.beat)
         if replica.retired and copy.alive:
             copy.alive = False
-            self._world.note(f"copy {copy.boot} of shard {self.number} retires")
+            self._world.note(f"{copy.name} of shard {self.number} retires")
             self._world.clock.after(RESTART_S, self._start_copy)
 
-    def _keep_image(self, copy: Copy) -> None:
-        key = copy.epoch, copy.replica.position
-        if key not in self._images:
-            self._images[key] = _image(copy.shard)
-            if len(self._images) > KEPT:
-                del self._images[next(iter(self._images))]
-
-    def _let_go(self, copy: Copy, answers: Sequence[Outgoing]) -> None:
+    def reply(self, process: ShardProcess, answers: Sequence[Outgoing]) -> None:
+        super().reply(process, answers)
+        assert isinstance(process, Copy), "copies alone answer for this shard"
         for answer in answers:
             if type(answer.message) is Ack:
-                self._check_acknowledged(copy, answer.to, answer.message.seq)
+                first = self._primaries.setdefault(process.epoch, process.boot)
+                if first != process.boot:
+                    text = f"copies {first} and {process.boot} commit in {process.epoch}"
+                    raise Violation(Promise.ONE_PRIMARY, text)
+                self._check_durable(f"{process.name} acknowledges a push")
             elif type(answer.message) is Refusal and answer.message.remedy is Remedy.RETRY:
-                # After a refusal by a copy that does not serve, the worker tries another one.
+                # After a refusal by a copy that does not serve, the client tries another one.
                 self._routes.pop(self._world.end_at(answer.to).name, None)
-        self._pulls.check(copy.shard, answers)
-        self.answer(copy, answers)
 
     def _post(self, copy: Copy, post: Post) -> None:
         other = self.copies[post.to]
@@ -220,28 +202,17 @@ class ReplicatedShardHost(ShardHost):
 
     def report(self, copy: Copy, beat: Beat) -> None:
         """Send a heartbeat to the coordinator."""
-        coordinator = self.coordinator
-        self._world.network.post(
-            copy.name, coordinator.name, coordinator.at, coordinator.hear, beat
-        )
+        to = self.coordinator
+        self._world.network.post(copy.name, to.name, to.at, to.hear, beat)
+
+    def drained(self) -> bool:
+        group = self._group
+        if group.settled is None or group.pending is not None:
+            return False
+        primary = self.copies[group.settled.primary].replica
+        return primary.serving and not primary._held and not primary._unreported
 
     # --- promises ---------------------------------------------------------------------------------
-
-    def _check_acknowledged(self, copy: Copy, to: bytes, seq: int) -> None:
-        first = self._primaries.setdefault(copy.epoch, copy.boot)
-        if first != copy.boot:
-            raise Violation(
-                Promise.ONE_PRIMARY, f"copies {first} and {copy.boot} commit in {copy.epoch}"
-            )
-        worker = self._world.life_at(to).name
-        self.note_acknowledged(worker, seq)
-        self._check_durable(f"copy {copy.boot} acknowledges push {seq} of {worker}")
-
-    def check_applied(self, worker: str, seq: int) -> None:
-        if self._acknowledged.get(worker, 0) < seq:
-            raise Violation(
-                Promise.EXACTLY_ONCE, f"{worker} has an ack of push {seq}, which no copy sent"
-            )
 
     def _check_durable(self, when: str) -> None:
         for copy in self.promotable:
@@ -249,37 +220,40 @@ class ReplicatedShardHost(ShardHost):
 
     def decided(self, before: ShardGroup, group: ShardGroup) -> None:
         """Check the new state of the coordinator's record, and spring an ambush if one is set."""
-        self._world.note(f"shard {self.number}: {_described(group)}")
+        self._world.note(f"shard {self.number}: {group}")
         self._check_durable("the record changes")
-        if before.settled is not None and before.settled.primary != _primary(group):
+        primary = group.newest.primary if group.newest is not None else None
+        if before.settled is not None and before.settled.primary != primary:
             self._world.calm = False
         if group.in_sync and not before.in_sync and self.ambushes:
             ambush = self.ambushes.pop()
+            crash = partial(self.crash, reckless=False, reported=False)
+            self._world.clock.after(ambush.after_s, crash, ambush.target, ambush.back_s)
 
-            def strike() -> None:
-                self.crash(ambush.target, ambush.back_s, reckless=False, reported=False)
-
-            self._world.clock.after(ambush.after_s, strike)
+    def hand_over(
+        self, to: Sequence[ShardHost], saved: SavedProgress, short: Mapping[str, set[int]]
+    ) -> None:
+        super().hand_over(to, saved, short)
+        for successor in to:
+            assert isinstance(successor, ReplicatedShardHost)
+            successor._check_durable("it receives the state of its predecessors")
 
     # --- dying ------------------------------------------------------------------------------------
 
     def _whole(self) -> bool:
         """Whether the group is in sync and undisturbed, so that one death is within the budget."""
-        group = self._group
-        if group.pending is not None or not group.in_sync or not self._installed:
-            return False
-        now, touched = self._world.clock.now, self._world.network.touched
-        return all(
-            copy.alive and copy.frozen_until <= now and not touched(copy.name)
+        group, now = self._group, self._world.clock.now
+        ready = group.pending is None and group.in_sync and self._installed
+        return ready and all(
+            copy.alive and copy.frozen_until <= now and not self._world.network.touched(copy.name)
             for copy in self.promotable
         )
 
     def crash(self, role: str, back_s: float, *, reckless: bool, reported: bool) -> bool:
-        if not reckless and (
-            not self._whole() or self._world.clock.now > self._world.setting.quiet_s
-        ):
+        late = self._world.clock.now > self._world.setting.quiet_s
+        if not reckless and (late or not self._whole()):
             return False
-        copy = self.process(role.partition(" ")[0])
+        copy = self.process(role)
         if copy is not None:
             copy.alive = False
             self._world.calm = False
@@ -295,33 +269,9 @@ class ReplicatedShardHost(ShardHost):
         self.crash("primary", RESTART_S, reckless=False, reported=reported)
 
     def lose_connection(self, role: str) -> None:
-        copy = self.process(role.partition(" ")[0])
+        copy = self.process(role)
         if copy is not None:
             self.coordinator.broken(copy.boot)
-
-    # --- the end ----------------------------------------------------------------------------------
-
-    def drained(self) -> bool:
-        group = self._group
-        if group.settled is None or group.pending is not None:
-            return False
-        primary = self.copies[group.settled.primary].replica
-        return primary.serving and not primary._held and not primary._unreported
-
-    # --- resharding -------------------------------------------------------------------------------
-
-    def elsewhere(self, reply: Refusal) -> bool:
-        return reply.remedy is Remedy.RETRY
-
-    def hand_over(
-        self, to: Sequence[ShardHost], saved: SavedProgress, short: Mapping[str, set[int]]
-    ) -> None:
-        super().hand_over(to, saved, short)
-        for successor in to:
-            assert isinstance(successor, ReplicatedShardHost)
-            for worker, seq in self._acknowledged.items():
-                successor.note_acknowledged(worker, seq)
-            successor._check_durable("it receives the state of its predecessors")
 
 
 def _image(shard: Shard) -> tuple[object, ...]:
@@ -330,15 +280,3 @@ def _image(shard: Shard) -> tuple[object, ...]:
     # Not the time at which a quiesce ends: a shard clears it when it notices the end, which is not
     # an entry that its backup receives.
     return (*invariants.image(shard), quiesce.cut, quiesce.seconds, shard.progress.moved_to)
-
-
-def _primary(group: ShardGroup) -> int | None:
-    return group.newest.primary if group.newest is not None else None
-
-
-def _described(group: ShardGroup) -> str:
-    newest = group.newest
-    if newest is None:
-        return "no copy holds it"
-    state = "pending" if group.pending else "in sync" if group.in_sync else "settled"
-    return f"epoch {newest.epoch}, primary {newest.primary}, backup {newest.backup}, {state}"

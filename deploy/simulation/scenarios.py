@@ -21,9 +21,7 @@ from shards.errors import BadInput
 class Scenario(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """One run. `story` describes what went wrong; `mutant` names the one in tests/mutants that shows
-    it: with that mutant the run breaks a promise.
-    """
+    """One run. `story`: what went wrong. With its `mutant` (tests/mutants) it breaks a promise."""
 
     story: str = ""
     mutant: str = ""

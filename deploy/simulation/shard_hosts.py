@@ -1,10 +1,11 @@
 """A shard as the simulation sees it: its processes, their messages, and the checks on both.
 
-Subclasses: single_shards.py, logged_shards.py and replicated_shards.py.
+Subclasses: single_shards.py (one process, perhaps with a log) and replicated_shards.py.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Union
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from shards import wire_format
 from shards.envelopes import Arrival, Outgoing
 from shards.errors import DownpourError
 from shards.ledger import Ledger
-from shards.messages import Install, Refusal
+from shards.messages import Ack, Install
 from shards.parameters import SavedProgress
 from shards.shard import Shard
 from shards.update_records import RECORD
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from deploy.simulation.simulation import Simulation
     from deploy.simulation.workers import WorkerLife
 
-Client = Union["WorkerLife", "Operator"]
+    Client: TypeAlias = WorkerLife | Operator
 
 
 class ShardProcess(SimulatedProcess):
@@ -99,16 +100,12 @@ class ShardHost:
         """The process in the role `shard`, `primary` or `backup`; None if there is none."""
         raise NotImplementedError
 
-    def route(self, client: Client) -> tuple[str, Deliver] | None:
+    def route(self, client: "Client") -> tuple[str, Deliver] | None:
         """The process to which this client sends now, and the function that delivers to it."""
         raise NotImplementedError
 
     def handle(self, process: ShardProcess, arrival: Arrival) -> None:
         """Process a valid request that has arrived."""
-        raise NotImplementedError
-
-    def check_applied(self, worker: str, seq: int) -> None:
-        """Check that push `seq` of `worker` is applied, because it was acknowledged."""
         raise NotImplementedError
 
     def drained(self) -> bool:
@@ -121,7 +118,7 @@ class ShardHost:
         """Kill the serving process during a resharding, if the fault budget allows it."""
 
     def restart(self, lost_s: float, *, reported: bool) -> None:
-        """Die and return with the state of `lost_s` seconds ago; workers learn of it if `reported`."""
+        """Return with the state of `lost_s` seconds ago; `reported`: workers learn of it."""
 
     def die(self, back_s: float, *, power: bool, operations: int) -> None:
         """Lose the process, or the power, after `operations` further disk operations."""
@@ -144,25 +141,23 @@ class ShardHost:
         try:
             message = wire_format.decode_request(header)
         except DownpourError as error:
-            self.answer(process, [process.shard.refuse(sender, 0, error)])
+            self.reply(process, [process.shard.refuse(sender, 0, error)])
             return
         self._pulls.asked(sender, message)
         self.handle(process, Arrival(sender, message, wire_format.wrap(frames)))
 
-    def answer(self, process: SimulatedProcess, answers: Sequence[Outgoing]) -> None:
-        """Send answers over the network."""
+    def reply(self, process: ShardProcess, answers: Sequence[Outgoing]) -> None:
+        """Check answers against the promises, and send them."""
+        for answer in answers:
+            if type(answer.message) is Ack:
+                self._note_ack(self._world.life_at(answer.to).name, answer.message.seq)
+        self._pulls.check(process.shard, answers)
+        self._pulls.check_open(process.shard)
         for answer in answers:
             client = self._world.end_at(answer.to)
-
-            def deliver(header: bytes, frames: Sequence[Any], client: Client = client) -> None:
-                client.at(client.receive, self, header, frames)
-
+            deliver = partial(client.at, client.receive, self)
             header = wire_format.encode(answer.message)
             self._world.network.carry(process.name, client.name, header, answer.frames, deliver)
-
-    def elsewhere(self, reply: Refusal) -> bool:
-        """Whether the refusal means that another copy serves, which the operator is to ask."""
-        return False
 
     def blank(self) -> tuple[Install, tuple[bytes, bytes]]:
         """The first state that an operator installs: no pushes, and zeros everywhere."""
@@ -194,6 +189,8 @@ class ShardHost:
         self._handed_over = saved.version
         for successor in to:
             successor._began = max(successor._began, saved.version)
+            for worker, seq in self._acknowledged.items():
+                successor._note_ack(worker, seq)
         rows = self.serving[0].records()
         rows = rows[rows["apply_version"] <= saved.version]
         for block in self.blocks:
@@ -215,9 +212,19 @@ class ShardHost:
                 f" {self.shard.version}",
             )
 
-    def note_acknowledged(self, worker: str, seq: int) -> None:
-        """An acknowledgement of push `seq` leaves this shard."""
+    def _note_ack(self, worker: str, seq: int) -> None:
         self._acknowledged[worker] = max(seq, self._acknowledged.get(worker, 0))
+
+    def check_applied(self, worker: str, seq: int) -> None:
+        """Check that push `seq` of `worker` is applied, because the worker has an Ack of it."""
+        sent = self._acknowledged.get(worker, 0)
+        held = applied_seq(self.shard, worker) if self._world.durable else sent
+        if min(sent, held) < seq and seq not in self._forgotten.get(worker, ()):
+            raise Violation(
+                Promise.EXACTLY_ONCE,
+                f"{worker} has an ack of push {seq}, shard {self.number} has acknowledged {sent}"
+                f" and applied {held}",
+            )
 
     def check_durable(self, shard: Shard, when: str) -> None:
         """Check that a state of this shard holds every acknowledged push."""
@@ -240,9 +247,8 @@ class ShardHost:
 
     def _check_held(self, process: ShardProcess) -> None:
         """Check that a process holds exactly the pushes in its records, none of them torn."""
-        setting, shard, rows, where = (
-            self._world.setting, process.shard, process.records(), process.name,
-        )  # fmt: skip
+        setting, shard, where = self._world.setting, process.shard, process.name
+        rows = process.records()
         if setting.slots:
             check_versions(rows, self._began, shard)
             for place, block in enumerate(self.blocks):

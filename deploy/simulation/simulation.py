@@ -15,13 +15,12 @@ from deploy.simulation.clock import Clock, SimulatedProcess
 from deploy.simulation.coordinator import SimulatedCoordinator
 from deploy.simulation.faults import AnyFault, ReshardFault
 from deploy.simulation.invariants import BLOCK, Counted, Promise, Violation
-from deploy.simulation.logged_shards import LoggedShardHost
 from deploy.simulation.network import Network
 from deploy.simulation.operator import Operator
 from deploy.simulation.replicated_shards import ReplicatedShardHost
 from deploy.simulation.scenarios import Scenario
 from deploy.simulation.shard_hosts import ShardHost
-from deploy.simulation.single_shards import SingleShardHost
+from deploy.simulation.single_shards import LoggedShardHost, SingleShardHost
 from deploy.simulation.workers import WorkerLife
 from deploy.simulation_kinds import ClusterConfig, Profile
 from ps.durability import Durability
@@ -37,6 +36,13 @@ from shards.tables import DenseTable, ShardMap, TensorSpec, cut_evenly
 HORIZON_S = 200.0  # longer than two quiesces of a minute, as a death can restart one near its end
 BEYOND_S = 12.0  # how long a run beyond its fault budget continues after its faults
 NOTED = 200  # the number of event lines that are kept
+
+_HOSTS: dict[ClusterConfig, type[ShardHost]] = {
+    ClusterConfig.SINGLE: SingleShardHost,
+    ClusterConfig.COMPRESSED: SingleShardHost,
+    ClusterConfig.LOGGED: LoggedShardHost,
+    ClusterConfig.REPLICATED: ReplicatedShardHost,
+}
 
 
 class SimulationOutcome(msgspec.Struct, frozen=True):
@@ -198,20 +204,12 @@ class Simulation:
 
     def _settle(self, *, fresh: bool) -> None:
         """Create the shards of the newest map."""
-        numbers = range(self.map.shards)
-        match self.setting.cluster:
-            case ClusterConfig.REPLICATED:
-                groups = [ReplicatedShardHost(self, shard, fresh=fresh) for shard in numbers]
-                self._coordinators.append(SimulatedCoordinator(self, groups))
-                self.generations.append(groups)
-            case ClusterConfig.LOGGED:
-                self.generations.append(
-                    [LoggedShardHost(self, shard, fresh=fresh) for shard in numbers]
-                )
-            case _:
-                self.generations.append(
-                    [SingleShardHost(self, shard, fresh=fresh) for shard in numbers]
-                )
+        kind = _HOSTS[self.setting.cluster]
+        hosts = [kind(self, shard, fresh=fresh) for shard in range(self.map.shards)]
+        self.generations.append(hosts)
+        groups = [host for host in hosts if isinstance(host, ReplicatedShardHost)]
+        if groups:
+            self._coordinators.append(SimulatedCoordinator(self, groups))
 
     def _begin(self) -> None:
         """Start the newest shards and their coordinator, if any."""
