@@ -1,4 +1,29 @@
-"""All mutants by name, and the search for a run that detects one."""
+"""Mutation testing of the simulator: a check that no defect can trigger proves nothing.
+
+A mutant is a patch of the real code, in one of the files of this package. With the mutant planted,
+the simulator must report a broken promise, and without it the same run must break none: then the
+check of that promise works. `python -m tests.mutants` lists the mutants and the promise that each
+of them breaks. For every promise there is at least one:
+
+- exactly once: `a_repeated_push_is_applied`, `a_residual_is_dropped`, `a_ledger_is_not_handed_over`
+- durable: `an_answer_does_not_wait_for_the_backup`
+- order: `a_restarted_shard_forgets_the_last_push`
+- bound: `the_gate_opens_a_step_early`
+- versions: `a_pull_reports_an_older_version`
+- serial: `a_repeated_push_advances_the_slots`
+- untorn: `a_version_is_overwritten_while_it_is_sent`, `a_view_differs_from_what_was_sent`
+- one cut: `a_cut_ignores_pushes_that_other_shards_have`
+- a resharding is final: `a_hand_over_is_answered_before_the_backup_has_it`
+- recovery: `a_turn_is_not_flushed`, `records_have_no_checksum`, `a_truncated_log_is_accepted`,
+  `a_base_lacks_the_slots`
+- same copy: `an_entry_is_skipped`, `slots_change_while_a_backup_copies_them`
+- one primary: `a_new_primary_keeps_the_epoch_of_the_former`
+- progress: `lost_messages_are_not_sent_again`
+- bounded: `answered_pulls_are_kept`
+- no surprise: `a_rollback_is_not_reported`
+
+The other mutants are bugs that the code once had. Each belongs to a scenario with its story, in tests/deploy/simulation/scenarios/.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
