@@ -22,7 +22,8 @@ of them breaks. For every promise there is at least one:
 - bounded: `answered_pulls_are_kept`
 - no surprise: `a_rollback_is_not_reported`
 
-The other mutants are bugs that the code once had. Each belongs to a scenario with its story, in tests/deploy/simulation/scenarios/.
+The other mutants are bugs that the code once had. Each belongs to a scenario with its story, in
+tests/deploy/simulation/scenarios/.
 """
 
 from collections.abc import Iterator

@@ -32,7 +32,9 @@ from shards.errors import BadInput
 from shards.spec import Merge
 
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "5000"))
-SCENARIOS_AT = Path(__file__).parent / "scenarios"
+LOST_PUSHES = (
+    Path(__file__).parent / "scenarios/a_new_incarnation_names_the_shard_that_lost_pushes.toml"
+)
 LOSSY = (Lose(at=0.0, for_s=99.0, share=0.3), Double(at=0.0, for_s=99.0, share=0.3))
 
 
@@ -172,9 +174,7 @@ def test_a_new_incarnation_names_the_shard_that_lost_pushes() -> None:
     """An incarnation that begins after a shard lost acknowledged pushes fails, and names the
     shard.
     """
-    scenario = scenarios.load(
-        SCENARIOS_AT / "a_new_incarnation_names_the_shard_that_lost_pushes.toml"
-    )
+    scenario = scenarios.load(LOST_PUSHES)
     outcome = play(scenario)
     assert outcome.violation == ""
     (failure,) = [line for line in outcome.noted if "w0/1 fails" in line]

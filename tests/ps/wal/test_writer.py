@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from deploy.simulation.disk import Died, DeferredTask, SimulatedDisk
+from deploy.simulation.disk import DeferredTask, Died, SimulatedDisk
 from ps.durability import Durability
 from ps.snapshots import log_storage
 from ps.wal.catalog import load_logs
