@@ -151,13 +151,15 @@ def doctor(
         raise typer.Exit(1)
 
 
+app.command()(simulate)
+
+
 @app.command()
 def version() -> None:
     """Print the version and the build id, which all parts of a cluster must share."""
     typer.echo(f"downpour {__version__} build {build_id()}")
 
 
-app.command()(simulate)
 app.command()(reshard)
 app.add_typer(snapshots, name="snapshots")
 

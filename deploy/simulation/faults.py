@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from deploy.simulation.shard_hosts import ShardHost
     from deploy.simulation.simulation import Simulation
 
-NOBODY = "nobody"  # the end of a link without a process
+NO_PROCESS = "no process"  # the end of a link without a process
 AGAIN_S = 0.5  # a crash that would exceed the fault budget is retried after this
 
 
@@ -60,7 +60,7 @@ class OnLinks(Fault, frozen=True, kw_only=True):
         one_way: bool = False,
     ) -> None:
         a, b = _end(world, self.a), _end(world, self.b)
-        if NOBODY not in {a, b}:
+        if NO_PROCESS not in {a, b}:
             until = world.clock.now + self.for_s
             world.network.begin(LinkFault(kind, until, a, b, one_way, share, slow_s))
 
@@ -122,7 +122,7 @@ def _end(world: "Simulation", name: str) -> str | None:
     if not name:
         return None
     process = world.process(name)
-    return NOBODY if process is None else process.name
+    return NO_PROCESS if process is None else process.name
 
 
 # --- processes ------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ class FullDisk(Fault, frozen=True, kw_only=True, tag="full disk"):
             host.fill(self.for_s)
 
 
-class ReshardFault(Fault, frozen=True, kw_only=True, tag="move"):
+class ReshardFault(Fault, frozen=True, kw_only=True, tag="reshard"):
     """An operator reshards the job to `shards` shards: not a fault, but a target for faults.
 
     Just `before` the operator first sends a message of this type, or `after_s` seconds later, the
@@ -235,7 +235,7 @@ class ReshardFault(Fault, frozen=True, kw_only=True, tag="move"):
     fresh: bool = False
 
     def strike(self, world: "Simulation") -> None:
-        world.move(self)
+        world.reshard(self)
 
 
 class Crash(Fault, frozen=True, kw_only=True, tag="crash"):

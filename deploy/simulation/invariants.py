@@ -47,7 +47,7 @@ class Promise(StrEnum):
     SERIAL = "weights and slots equal the recorded pushes applied one after another, bit for bit"
     UNTORN = "a message does not change in transit"
     ONE_CUT = "all shards hand over the same pushes of every living worker"
-    MOVED = "a resharding that was confirmed to its operator is final"
+    FINAL = "a resharding that was confirmed to its operator is final"
     RECOVERY = "a shard recovers its state bit for bit"
     SAME_COPY = "a backup equals its primary at the same entry"
     ONE_PRIMARY = "at most one primary commits in an epoch"

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from deploy.simulation.faults import Ambush
     from deploy.simulation.operator import Operator
     from deploy.simulation.simulation import Simulation
-    from deploy.simulation.workers import WorkerLife
+    from deploy.simulation.workers import SimulatedWorker
 
-    Client: TypeAlias = WorkerLife | Operator
+    Client: TypeAlias = SimulatedWorker | Operator
 
 
 class ShardProcess(SimulatedProcess):
@@ -208,7 +208,7 @@ class ShardHost:
         if self._handed_over is not None and self.shard.version > self._handed_over:
             raise Violation(
                 Promise.EXACTLY_ONCE,
-                f"shard {self.number} was moved at version {self._handed_over} and is at"
+                f"shard {self.number} was handed over at version {self._handed_over} and is at"
                 f" {self.shard.version}",
             )
 

@@ -21,7 +21,7 @@ from deploy.simulation.replicated_shards import ReplicatedShardHost
 from deploy.simulation.scenarios import Scenario
 from deploy.simulation.shard_hosts import ShardHost
 from deploy.simulation.single_shards import LoggedShardHost, SingleShardHost
-from deploy.simulation.workers import WorkerLife
+from deploy.simulation.workers import SimulatedWorker
 from deploy.simulation_kinds import ClusterConfig, Profile
 from ps.durability import Durability
 from ps.session.compression import Compression
@@ -81,8 +81,8 @@ class Simulation:
         self.calm = True
         self.thawed_at = 0.0  # when the last of all stopped processes has continued, or will
         self.noted: deque[str] = deque(maxlen=NOTED)
-        self.lives: dict[int, WorkerLife] = {}
-        self._lives: dict[bytes, WorkerLife] = {}
+        self.lives: dict[int, SimulatedWorker] = {}
+        self._lives: dict[bytes, SimulatedWorker] = {}
         self._operators: dict[bytes, Operator] = {}
         self._boots = 0
         self._unfinished: set[int] = set()
@@ -100,7 +100,7 @@ class Simulation:
         """Play to the end; raises Violation, or any error of the code under test."""
         self._begin()
         for number in range(self.setting.workers):
-            self._bear(number, 0, self.clock.random.random() * 1.5)
+            self._start_life(number, 0, self.clock.random.random() * 1.5)
         end = HORIZON_S if self.durable else self.setting.quiet_s + BEYOND_S
         still = not self.clock.run(self._unfinished.__len__, end)
         if self.durable:
@@ -158,15 +158,15 @@ class Simulation:
             return hosts[int(number)].process(role) if int(number) < len(hosts) else None
         return self.lives[int(name[1:])]
 
-    def life_at(self, address: bytes) -> WorkerLife:
+    def life_at(self, address: bytes) -> SimulatedWorker:
         """The incarnation of a worker that has this address."""
         return self._lives[address]
 
-    def end_at(self, address: bytes) -> WorkerLife | Operator:
+    def end_at(self, address: bytes) -> SimulatedWorker | Operator:
         """The worker or operator that has this address."""
         return self._operators.get(address) or self._lives[address]
 
-    def send(self, life: WorkerLife, send: Send) -> None:
+    def send(self, life: SimulatedWorker, send: Send) -> None:
         """Send a worker's message over the network."""
         route = life.hosts[send.shard].route(life)
         if route is not None:
@@ -189,7 +189,7 @@ class Simulation:
         """The coordinator of the shards that hold the job."""
         return self._coordinators[self.generations.index(self.hosts)]
 
-    def move(self, wanted: ReshardFault) -> None:
+    def reshard(self, wanted: ReshardFault) -> None:
         """Start an operator that reshards the job."""
         operator = Operator(self, wanted)
         self._operators[operator.address] = operator
@@ -226,8 +226,8 @@ class Simulation:
 
     # --- lives of workers -------------------------------------------------------------------------
 
-    def _bear(self, number: int, incarnation: int, delay_s: float) -> None:
-        life = WorkerLife(self, number, incarnation)
+    def _start_life(self, number: int, incarnation: int, delay_s: float) -> None:
+        life = SimulatedWorker(self, number, incarnation)
         self.lives[number] = self._lives[life.address] = life
         self._unfinished.add(number)
         life.after(delay_s, life.begin)
@@ -237,14 +237,14 @@ class Simulation:
         life = self.lives[int(name[1:])]
         life.alive = zombie
         self.calm = False
-        self._bear(life.number, life.incarnation + 1, back_s)
+        self._start_life(life.number, life.incarnation + 1, back_s)
 
-    def departed(self, life: WorkerLife) -> None:
+    def departed(self, life: SimulatedWorker) -> None:
         """Every shard knows that this worker has left."""
         if self.lives[life.number] is life:
             self._unfinished.discard(life.number)
 
-    def failed(self, life: WorkerLife, error: DownpourError) -> None:
+    def failed(self, life: SimulatedWorker, error: DownpourError) -> None:
         """An error ends an incarnation: either the faults explain it, or it is a violation."""
         life.alive = False
         current = self.lives[life.number] is life
@@ -254,7 +254,7 @@ class Simulation:
         if isinstance(error, BadMessage) and self.counted.mangled:
             if current:  # Spark retries a failed task
                 self.calm = False
-                self._bear(life.number, life.incarnation + 1, 0.5)
+                self._start_life(life.number, life.incarnation + 1, 0.5)
             return
         if self.durable or isinstance(error, Fenced):
             raise Violation(

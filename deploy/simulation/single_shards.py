@@ -301,7 +301,7 @@ class LoggedShardHost(SingleShardHost):
         (name, filled), self._settled = self._settled, None
         for size in (0, filled - 1):
             try:
-                looked_at(self._disk.robbed(name, size), self._world.spec(self.number, self.map))
+                looked_at(self._disk.truncated(name, size), self._world.spec(self.number, self.map))
             except DownpourError:
                 continue
             raise Violation(

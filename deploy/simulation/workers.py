@@ -24,7 +24,7 @@ PUMP_S = 0.3
 PATIENCE_S = 60.0
 
 
-class WorkerLife(SimulatedProcess):
+class SimulatedWorker(SimulatedProcess):
     """One incarnation of a worker: it pulls, computes and pushes until it has taken its steps."""
 
     def __init__(self, world: "Simulation", number: int, incarnation: int) -> None:
@@ -131,7 +131,7 @@ class WorkerLife(SimulatedProcess):
             case Ready():
                 if event.seq != event.step:
                     raise Violation(
-                        Promise.ORDER, f"{self} goes on after push {event.seq}, step {event.step}"
+                        Promise.ORDER, f"{self} continues after push {event.seq}, step {event.step}"
                     )
                 if self._ready is None:
                     self._check_nothing_lost(event)
@@ -156,7 +156,7 @@ class WorkerLife(SimulatedProcess):
             case Departed():
                 self.departed = True
                 self._world.departed(self)
-        self._go_on()
+        self._continue()
 
     def _check_nothing_lost(self, ready: Ready) -> None:
         """Check that a life begins after every push that all shards have acknowledged, as far as a
@@ -189,7 +189,7 @@ class WorkerLife(SimulatedProcess):
             if b"".join(map(bytes, view.frames)) != kept:
                 raise Violation(Promise.UNTORN, f"{self} has another view than was sent")
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         """Take the next action of the plan, if it is possible now."""
         if self._computing or self.departed or self.leaving or self.session.ready is None:
             return
@@ -274,4 +274,4 @@ class WorkerLife(SimulatedProcess):
             now=self.now,
         )
         self._send(sends)
-        self._go_on()
+        self._continue()

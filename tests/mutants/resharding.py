@@ -147,7 +147,7 @@ def the_newest_incarnation_hides_the_furthest_push(patch: Patch) -> None:
     patch.setattr(repartition, "_furthest", furthest)
 
 
-@MUTANTS.add(ClusterConfig.REPLICATED, Promise.MOVED)
+@MUTANTS.add(ClusterConfig.REPLICATED, Promise.FINAL)
 def a_hand_over_is_answered_before_the_backup_has_it(patch: Patch) -> None:
     """The operator believes that it is durable, but a promoted copy continues to serve."""
 
