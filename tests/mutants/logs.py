@@ -7,7 +7,7 @@ from deploy.simulation.invariants import Promise
 from deploy.simulation_kinds import ClusterConfig
 from ps.wal import recovery
 from ps.wal.writer import WriteAheadLog
-from shards import checksums, wal_format
+from shards import wal_format
 from shards.shard import Shard
 from shards.wal_format import LoggedState
 from tests.mutants.patching import Mutants, Patch
@@ -28,7 +28,7 @@ def a_turn_is_not_flushed(patch: Patch) -> None:
 
 @MUTANTS.add(ClusterConfig.LOGGED, Promise.RECOVERY)
 def records_have_no_checksum(patch: Patch) -> None:
-    patch.setattr(checksums, "checksum", lambda *_: 0)
+    patch.setattr(wal_format, "_check", lambda *_: 0)
 
 
 @MUTANTS.add(ClusterConfig.LOGGED, Promise.RECOVERY)

@@ -85,9 +85,9 @@ def a_version_is_overwritten_while_it_is_sent(patch: Patch) -> None:
 def a_round_waits_for_every_registered_worker(patch: Patch) -> None:
     """The first bug that the simulation found: see the tests of rounds in test_shard.py."""
 
-    def close(self: Updates, ledger: Ledger, *rest: Any) -> list[Applied]:
-        present = all(worker in self.round for worker in ledger.active)
-        return original(self, ledger, *rest) if present else []
+    def close(self: Updates, *rest: Any) -> list[Applied]:
+        present = all(worker in self.round for worker in self._ledger.active)
+        return original(self, *rest) if present else []
 
     original = Updates.close_rounds
     patch.setattr(Updates, "close_rounds", close)
