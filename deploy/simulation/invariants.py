@@ -24,7 +24,6 @@ from ps.session.error_feedback import ERROR
 from ps.session.session import Session
 from shards.envelopes import Outgoing
 from shards.messages import Joined, Pull, Standing, Weights
-from shards.replica import ShardReplica
 from shards.shard import Shard
 from shards.spec import Merge
 from shards.tables import SHARD_ALIGNMENT
@@ -111,16 +110,6 @@ def check_drained(shard: Shard, number: int) -> None:
     if shard.gate.parked or shard.updates.round:
         raise Violation(
             Promise.BOUNDED, f"shard {number} still holds requests of workers that left"
-        )
-
-
-def check_replica_drained(replica: ShardReplica) -> None:
-    """Check that a primary does not hold back answers that its backup has confirmed."""
-    if replica._held or replica._unreported:
-        raise Violation(
-            Promise.PROGRESS,
-            f"copy {replica.boot} still holds {len(replica._held)} answers"
-            f" and {len(replica._unreported)} entries back",
         )
 
 

@@ -5,7 +5,7 @@ is what `replicated` promises to survive. Stops, cuts and deaths of the coordina
 time. A copy that dies or retires is followed by an empty one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
@@ -19,7 +19,6 @@ from deploy.simulation.shard_hosts import ShardHost, ShardProcess
 from ps.replication.coordinator import ShardGroup
 from shards.envelopes import Arrival, Outgoing
 from shards.messages import Ack, Refusal, Remedy
-from shards.parameters import SavedProgress
 from shards.replica import Effects, Post, ShardReplica
 from shards.replication_messages import Assignment, Beat, Replicate, Sync
 from shards.shard import Shard
@@ -53,7 +52,7 @@ class Copy(ShardProcess):
 
     @property
     def epoch(self) -> int:
-        """The epoch of its active configuration; 0 without one."""
+        """That of its active configuration; 0 without one."""
         return self.replica._active.epoch if self.replica._active else 0
 
     def _tick(self) -> None:
@@ -184,7 +183,7 @@ class ReplicatedShardHost(ShardHost):
                 if first != process.boot:
                     text = f"copies {first} and {process.boot} commit in {process.epoch}"
                     raise Violation(Promise.ONE_PRIMARY, text)
-                self._check_durable(f"{process.name} acknowledges a push")
+                self.check_durable(f"{process.name} acknowledges a push")
             elif type(answer.message) is Refusal and answer.message.remedy is Remedy.RETRY:
                 # After a refusal by a copy that does not serve, the client tries another one.
                 self._routes.pop(self._world.end_at(answer.to).name, None)
@@ -214,14 +213,10 @@ class ReplicatedShardHost(ShardHost):
 
     # --- promises ---------------------------------------------------------------------------------
 
-    def _check_durable(self, when: str) -> None:
-        for copy in self.promotable:
-            self.check_durable(copy.shard, f"{copy.name}, when {when}; {self._group}")
-
     def decided(self, before: ShardGroup, group: ShardGroup) -> None:
         """Check the new state of the coordinator's record, and spring an ambush if one is set."""
         self._world.note(f"shard {self.number}: {group}")
-        self._check_durable("the record changes")
+        self.check_durable("the record changes")
         primary = group.newest.primary if group.newest is not None else None
         if before.settled is not None and before.settled.primary != primary:
             self._world.calm = False
@@ -229,14 +224,6 @@ class ReplicatedShardHost(ShardHost):
             ambush = self.ambushes.pop()
             crash = partial(self.crash, reckless=False, reported=False)
             self._world.clock.after(ambush.after_s, crash, ambush.target, ambush.back_s)
-
-    def hand_over(
-        self, to: Sequence[ShardHost], saved: SavedProgress, short: Mapping[str, set[int]]
-    ) -> None:
-        super().hand_over(to, saved, short)
-        for successor in to:
-            assert isinstance(successor, ReplicatedShardHost)
-            successor._check_durable("it receives the state of its predecessors")
 
     # --- dying ------------------------------------------------------------------------------------
 

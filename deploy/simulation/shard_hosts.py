@@ -191,6 +191,7 @@ class ShardHost:
             successor._began = max(successor._began, saved.version)
             for worker, seq in self._acknowledged.items():
                 successor._note_ack(worker, seq)
+            successor.check_durable("it receives the state of its predecessors")
         rows = self.serving[0].records()
         rows = rows[rows["apply_version"] <= saved.version]
         for block in self.blocks:
@@ -226,14 +227,19 @@ class ShardHost:
                 f" and applied {held}",
             )
 
-    def check_durable(self, shard: Shard, when: str) -> None:
+    def check_durable(self, when: str) -> None:
+        """Check that each process that may be promoted holds every acknowledged push."""
+        for process in self.promotable:
+            self.check_acknowledged(process.shard, f"{process.name}, when {when}")
+
+    def check_acknowledged(self, shard: Shard, where: str) -> None:
         """Check that a state of this shard holds every acknowledged push."""
         for worker, seq in self._acknowledged.items():
             held = applied_seq(shard, worker)
             if held < seq:
                 raise Violation(
                     Promise.DURABLE,
-                    f"shard {self.number}, {when}: {held} pushes of {worker} are held,"
+                    f"shard {self.number}, {where}: {held} pushes of {worker} are held,"
                     f" {seq} are acknowledged",
                 )
 

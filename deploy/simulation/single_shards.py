@@ -187,10 +187,10 @@ class LoggedShardHost(SingleShardHost):
         self._process.shard, self._log_or_shard = shard, LoggedShard(shard, self._log)
 
     def _aside(self, work: Callable[[], None]) -> BackgroundTask:
-        errand = DeferredTask(work)
+        task = DeferredTask(work)
         when_s = self._world.clock.random.random() * LONGEST_DEFERRAL_S
-        self._process.after(when_s, self._guarded, errand.join)
-        return errand
+        self._process.after(when_s, self._guarded, task.join)
+        return task
 
     def _act(self, turn: Callable[[], Sequence[Outgoing]]) -> None:
         endangered = self._disk.fuse is not None or self._disk.full or self._log._failure
@@ -289,7 +289,7 @@ class LoggedShardHost(SingleShardHost):
                 f"shard {self.number} comes back at version {found[0]}, expected one of"
                 f" {[image[0] for image in self._expected]}, bit for bit",
             )
-        self.check_durable(shard, "back from its disk")
+        self.check_acknowledged(shard, "back from its disk")
         self._check_loss_shows()
         return found
 
