@@ -19,8 +19,8 @@ MUTANTS = Mutants()
 
 @MUTANTS.add(ClusterConfig.SINGLE, Promise.NO_SURPRISE)
 def a_rollback_is_not_reported(patch: Patch) -> None:
-    def hello(self: WorkerRequests, *told: Any) -> Any:
-        welcome, *others = original(self, *told)
+    def hello(self: WorkerRequests, *arguments: Any) -> Any:
+        welcome, *others = original(self, *arguments)
         assert isinstance(welcome.message, Welcome)
         plain = msgspec.structs.replace(welcome.message, rolled_back=False)
         return [msgspec.structs.replace(welcome, message=plain), *others]
@@ -67,8 +67,8 @@ def a_push_raises_the_clocks_of_other_workers(patch: Patch) -> None:
 def _joining(patch: Patch, changed: Callable[[Membership, int, Join], Join]) -> None:
     """Change the Join messages of workers."""
 
-    def join(self: Membership, shard: int, *told: Any) -> Any:
-        send = original(self, shard, *told)
+    def join(self: Membership, shard: int, *arguments: Any) -> Any:
+        send = original(self, shard, *arguments)
         pending = self._outstanding.to(shard)[-1]
         assert isinstance(pending.message, Join)
         pending.message = changed(self, shard, pending.message)
