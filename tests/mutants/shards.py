@@ -21,21 +21,22 @@ Array = NDArray[np.float32]
 MUTANTS = Mutants()
 
 
-def _record_anything(self: Ledger, worker: str, seq: int, clock: int, step: int, *_: float) -> None:
-    entry = self.entries[worker]
-    entry.seq, entry.step = max(entry.seq, seq), max(entry.step, step)
-    self.advance(worker, clock)
-
-
 @MUTANTS.add(ClusterConfig.SINGLE, Promise.EXACTLY_ONCE)
 def a_repeated_push_is_applied(patch: Patch) -> None:
     def judge(self: Ledger, worker: str, seq: int) -> Verdict:
         real = original(self, worker, seq)
         return Verdict.APPLY if real is Verdict.DUPLICATE else real
 
-    original = Ledger.judge
+    def record(self: Ledger, worker: str, seq: int, *rest: Any) -> int:
+        entry = self.entries[worker]
+        last, entry.seq = entry.seq, seq - 1
+        gap = recorded(self, worker, seq, *rest)
+        entry.seq = max(last, seq)
+        return gap
+
+    original, recorded = Ledger.judge, Ledger.record
     patch.setattr(Ledger, "judge", judge)
-    patch.setattr(Ledger, "record", _record_anything)
+    patch.setattr(Ledger, "record", record)
 
 
 @MUTANTS.add(ClusterConfig.SINGLE, Promise.ORDER)
