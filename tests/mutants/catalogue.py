@@ -5,9 +5,9 @@ the simulator must report a broken promise, and without it the same run must bre
 check of that promise works. `python -m tests.mutants` lists the mutants and the promise that each
 of them breaks. For every promise there is at least one:
 
-- exactly once: `a_repeated_push_is_applied`, `a_residual_is_dropped`, `a_ledger_is_not_handed_over`
-- durable: `an_answer_does_not_wait_for_the_backup`
-- order: `a_restarted_shard_forgets_the_last_push`
+- exactly once: `a_repeated_push_is_applied`, `a_residual_is_dropped`
+- durable: `an_answer_does_not_wait_for_the_backup`, `a_ledger_is_not_handed_over`
+- order: `a_rejoin_restores_pushes_without_their_steps`
 - bound: `the_gate_opens_a_step_early`
 - versions: `a_pull_reports_an_older_version`
 - serial: `a_repeated_push_advances_the_slots`

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from deploy.simulation.invariants import Promise
 from deploy.simulation_kinds import ClusterConfig
-from shards.admin_requests import AdminRequests, Answer
 from shards.gate import Gate
 from shards.ledger import Ledger, Verdict
 from shards.pull_replies import PullReplies
@@ -37,18 +36,6 @@ def a_repeated_push_is_applied(patch: Patch) -> None:
     original, recorded = Ledger.judge, Ledger.record
     patch.setattr(Ledger, "judge", judge)
     patch.setattr(Ledger, "record", record)
-
-
-@MUTANTS.add(ClusterConfig.SINGLE, Promise.ORDER)
-def a_restarted_shard_forgets_the_last_push(patch: Patch) -> None:
-    def install(self: AdminRequests, *arguments: Any) -> Answer:
-        answer = original(self, *arguments)
-        for entry in self._part.ledger.entries.values():
-            entry.seq = max(0, entry.seq - 1)
-        return answer
-
-    original = AdminRequests._install
-    patch.setattr(AdminRequests, "_install", install)
 
 
 @MUTANTS.add(ClusterConfig.SINGLE, Promise.BOUND)
