@@ -253,5 +253,5 @@ def test_a_residual_is_kept_after_a_move(tmp_path: Path) -> None:
             home.move(3)
             client.pull()
             client.push(everywhere(1.0))
-        notes = [path.name for path in tmp_path.rglob("w.0.2-2*")]
+        notes = [path.name for path in tmp_path.rglob("w.0.2.*")]
         assert len(notes) == 2, "its arrays, and what they are"

@@ -390,7 +390,20 @@ def test_a_log_of_an_earlier_format(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for look in (lambda: Life(folder), lambda: recovered(folder)):
         with pytest.raises(BadInput) as caught:
             look()
-        assert str(caught.value) == f"log {last_log(folder)}: expected format 4, got 3"
+        assert str(caught.value) == f"log {last_log(folder)}: expected format 5, got 3"
+    assert last_log(folder).read_bytes() == content
+
+
+def test_a_log_whose_records_had_another_layout(tmp_path: Path) -> None:
+    """A log of the formats 1 to 4 is refused in one line, and stays: it is not taken for empty."""
+    folder = tmp_path / "shard-0"
+    written(folder)
+    content = b"\x93DPSLOG\n" + bytes(100)
+    last_log(folder).write_bytes(content)
+    for look in (lambda: Life(folder), lambda: recovered(folder)):
+        with pytest.raises(BadInput) as caught:
+            look()
+        assert str(caught.value) == f"log {last_log(folder)}: expected format 5, got an earlier one"
     assert last_log(folder).read_bytes() == content
 
 
