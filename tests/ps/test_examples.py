@@ -23,7 +23,7 @@ def digits() -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
         np.frombuffer(gzip.decompress((mnist / f"t10k-{name}.gz").read_bytes())[skip:], np.uint8)
         for name, skip in (("images-idx3-ubyte", 16), ("labels-idx1-ubyte", 8))
     )
-    return images.reshape(-1, 784).astype(np.float32) / 255, labels
+    return np.divide(images.reshape(-1, 784), 255, dtype=np.float32), labels
 
 
 def trained(example: str, tables: Any, tmp_path: Path) -> Any:
