@@ -336,7 +336,7 @@ class Client:
 
     @_by_one_thread
     def restore_residual(self, state: WorkerState, arrays: Arrays) -> None:
-        """Continue with a worker state from a snapshot (snapshots.residual_writer.residual_in).
+        """Continue with a worker state from a snapshot (snapshots.residual_writer.saved_residual).
 
         Call it before the first pull. Pushes beyond the snapshot are pushed again, so `seq`, `step`
         and `clock` may be higher afterwards. Raises BadInput when the state belongs to another

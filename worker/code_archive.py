@@ -17,7 +17,7 @@ PACKAGES = ("cupy_kernels", "shards", "ps", "worker", "deploy")
 _EXCLUDED = {"__pycache__", "deploy/demo"}
 
 
-def pack(folder: Path) -> Path:
+def pack_code(folder: Path) -> Path:
     """Write the zip into the existing `folder`, return its path; equal code gives equal bytes."""
     path = folder / f"downpour-{build_id()}.zip"
     with ZipFile(path, "w", ZIP_DEFLATED) as archive:

@@ -185,7 +185,7 @@ def has_begun(folder: Path) -> bool:
     return folder.is_dir() and (bool(_logs(disk)) or mark_in(disk) is not None)
 
 
-def spec_in(folder: Path) -> ShardSpec:
+def logged_spec(folder: Path) -> ShardSpec:
     """The spec of the shard with its WAL in `folder`; raises BadInput."""
     disk = LogFolder(folder)
     logs = _logs(disk)
@@ -226,7 +226,7 @@ def recovered(folder: Path) -> tuple[ShardSpec, ShardState]:
     disk = LogFolder(folder)
     disk.lock()
     try:
-        spec = spec_in(folder)
+        spec = logged_spec(folder)
         spec.prepare()
         return spec, ShardState(*looked_at(disk, spec).copy())
     finally:

@@ -22,7 +22,7 @@ import pytest
 import ps
 from ps import AdminClient, Client, Cluster, Durability, process_shards
 from ps.launch import launcher, processes, restart
-from ps.wal.recovery import recovered, spec_in
+from ps.wal.recovery import recovered, logged_spec
 from shards.errors import BadInput, GiveUp
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
@@ -182,7 +182,7 @@ def test_kill_everything(tmp_path: Path) -> None:
             os.kill(parent.pid, signal.SIGKILL)
             os.kill(pid, signal.SIGKILL)
             parent.wait()
-            specs = [spec_in(tmp_path / "shard-0")]
+            specs = [logged_spec(tmp_path / "shard-0")]
             port = int(cluster.endpoints[0].rpartition(":")[2])
             again = process_shards(specs, port=port, durability=Durability.LOGGED, logs=tmp_path)
             hosts = again.__enter__()
