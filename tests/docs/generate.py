@@ -333,8 +333,9 @@ def _prose(docstring: str | None) -> str:
             continue
         lines = re.sub(r"\n(?!- )\s*", " ", block)
         pieces = re.split(r"(`[^`]*`)", lines)
-        pieces[::2] = [re.sub(r"([*<])", r"\\\1", piece) for piece in pieces[::2]]
-        pieces[::2] = [re.sub(r"docs/([\w/-]+\.md)", r"[\1](../\1)", piece) for piece in pieces[::2]]
+        for index in range(0, len(pieces), 2):
+            plain = re.sub(r"([*<])", r"\\\1", pieces[index])
+            pieces[index] = re.sub(r"docs/([\w/-]+\.md)", r"[\1](../\1)", plain)
         blocks.append("".join(pieces))
     return "\n\n".join(blocks)
 
