@@ -28,6 +28,7 @@ _LOGGERS = {"job_runner"}  # worker.job_runner is the name of a logger
 def imports(code: str) -> Iterator[tuple[str, str | None]]:
     """The modules of this project that a block imports, each with the name taken from it."""
     for node in ast.walk(ast.parse(code)):
+        found: list[tuple[str, str | None]]
         if isinstance(node, ast.Import):
             found = [(alias.name, None) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

@@ -50,7 +50,7 @@ def test_named_files_exist(page: str) -> None:
 
 
 def test_the_index_lists_every_page() -> None:
-    """Whoever starts at the index can reach all pages."""
+    """Every page can be reached from the index, and has its row in the table of its kind."""
     listed = set(re.findall(r"^\| \[.*?\]\((.*?)\)", read("docs/index.md"), re.MULTILINE))
     assert listed == {p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md")} - {"index.md"}
 
