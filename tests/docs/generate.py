@@ -18,8 +18,11 @@ import msgspec
 import typer
 from typer.core import TyperGroup
 
+import deploy
 import ps
 import worker
+import worker.caffe
+import worker.strategies
 from deploy import evaluations, run_folder, updates
 from deploy.cli import app
 from deploy.settings import TrainSettings
@@ -259,7 +262,7 @@ def _is_struct(of: Any) -> bool:
     return isinstance(of, type) and issubclass(of, msgspec.Struct)
 
 
-def names(module: ModuleType, wanted: Callable[[Any], bool]) -> str:
+def names(module: ModuleType, wanted: Callable[[Any], bool] = lambda _: True) -> str:
     """Sections on those public names of a module that are `wanted`."""
     prefix = module.__name__
     public = {name: getattr(module, name) for name in sorted(module.__all__) if name[0] != "_"}
@@ -291,6 +294,8 @@ def _section(name: str, value: Any) -> str:
         if not getattr(value, "_is_protocol", False):
             parts.append(signature(name, value))
         parts.append(_prose(inspect.getdoc(value)))
+    elif isinstance(value, dict):
+        parts.append("Keys: " + ", ".join(f"`{key}`" for key in value) + ".")
     else:
         parts.append(f"`{value!r}`")
     if _is_class(value) and not issubclass(value, enum.Enum):
@@ -352,6 +357,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "errors of ps": lambda: names(ps, _is_error),
     "functions of worker": lambda: names(worker, _is_function),
     "classes of worker": lambda: names(worker, _is_class),
+    "worker.caffe": lambda: names(worker.caffe),
+    "worker.strategies": lambda: names(worker.strategies),
+    "deploy": lambda: names(deploy),
 }
 
 
