@@ -22,7 +22,7 @@ import pytest
 import ps
 from ps import AdminClient, Client, Cluster, Durability, process_shards
 from ps.launch import launcher, processes, restart
-from ps.wal.recovery import recovered, logged_spec
+from ps.wal.recovery import logged_spec, recovered
 from shards.errors import BadInput, GiveUp
 from shards.schedules import Fixed
 from shards.spec import ShardSpec

@@ -20,7 +20,7 @@ from deploy.simulation.disk import Died, Errand, SimulatedDisk
 from ps.durability import Durability
 from ps.snapshots import log_storage
 from ps.wal.catalog import load_logs
-from ps.wal.recovery import MARK, recovered, logged_spec
+from ps.wal.recovery import MARK, logged_spec, recovered
 from ps.wal.writer import LoggedShard, WriteAheadLog
 from shards import wal_format
 from shards.envelopes import Arrival, Outgoing
