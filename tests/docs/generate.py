@@ -79,7 +79,7 @@ def _option_row(option: Any) -> list[str]:
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
     help_text = _DEFAULT.sub("", option.help)
     kind = option.type_descriptor.annotation
-    values = list(kind) if isinstance(kind, type) and issubclass(kind, enum.Enum) else []
+    values = [str(value) for value in kind] if _is_enum(kind) else []
     if any(value not in help_text for value in values):
         help_text += f" One of {', '.join(values)}."
     return [names, _escaped(default_of(option)), _escaped(help_text)]
@@ -217,7 +217,7 @@ def _node(of: Any) -> ast.ClassDef | ast.FunctionDef:
 def signature(name: str, of: Any) -> str:
     """How a function or class is called, with types and defaults, in a block of code."""
     called = inspect.signature(of)
-    source = of.__init__ if isinstance(of, type) and not _is_struct(of) else of
+    source = vars(of)["__init__"] if isinstance(of, type) and not _is_struct(of) else of
     types = annotations(source)
     for base in of.__mro__[1:] if _is_struct(of) else ():
         if base.__module__.split(".")[0] in _OURS:
@@ -258,6 +258,10 @@ def _default(value: object) -> str:
     return "..." if "<" in text else text
 
 
+def _is_enum(of: Any) -> bool:
+    return isinstance(of, type) and issubclass(of, enum.Enum)
+
+
 def _is_struct(of: Any) -> bool:
     return isinstance(of, type) and issubclass(of, msgspec.Struct)
 
@@ -284,7 +288,7 @@ def _is_class(value: Any) -> bool:
 
 def _section(name: str, value: Any) -> str:
     parts = [f"### `{name}`"]
-    if isinstance(value, type) and issubclass(value, enum.Enum):
+    if _is_enum(value):
         parts.append(_prose(value.__doc__))
         parts.append("Values: " + ", ".join(f"`{member.value}`" for member in value) + ".")
     elif _is_error(value):
@@ -298,7 +302,7 @@ def _section(name: str, value: Any) -> str:
         parts.append("Keys: " + ", ".join(f"`{key}`" for key in value) + ".")
     else:
         parts.append(f"`{value!r}`")
-    if _is_class(value) and not issubclass(value, enum.Enum):
+    if _is_class(value) and not _is_enum(value):
         bases = [f"`{base.__name__}`" for base in value.__mro__[1:] if base in _PUBLIC_BASES]
         parts += [f"A subclass of {', '.join(bases)}."] if bases else []
         parts += [_member(value.__name__, *member) for member in members(value)]
