@@ -45,7 +45,7 @@ docs: install ## build the documentation as a site, in build/docs; a broken link
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --builder html docs build/docs
 
 reference: install ## write the parts of the pages that follow from the code
-	$(BIN)/python -m tests.docs.generate
+	$(BIN)/python -m tests.support.reference_generator
 
 # PyTorch, the contender, is no part of the locks: it is large, and only the benchmarks need it.
 bench: install ## run the benchmarks, each ending in its goals: met or short

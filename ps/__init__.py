@@ -15,16 +15,19 @@ first used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ps import aio, errors
 from ps.admin_client import AdminClient, ShardState
 from ps.client import Client
 from ps.cluster import Cluster
 from ps.compatibility import build_id
 from ps.durability import Durability
 from ps.job_spec import make_cluster, resharded_specs, shard_specs
+from ps.jobs import Job, On, connect, local, reader, start
 from ps.launch.launcher import ShardDevice
 from ps.launch.processes import process_shards
 from ps.launch.replicated_processes import replicated_shards
 from ps.launch.threads import local_shards
+from ps.reader import Reader
 from ps.resharding import reshard
 from ps.server.server import ShardServer
 from ps.session.admin_plans import UnconfirmedHandOver
@@ -34,8 +37,10 @@ from ps.shared_memory.client_buffers import PulledWeights
 from ps.snapshots.catalog import Retention, SnapshotCatalog
 from ps.snapshots.manifest import load_snapshot, save_snapshot
 from ps.snapshots.residual_writer import saved_residual
+from ps.tables import Dense, Tables
 from ps.transport.link_model import parse_link
 from ps.wal.recovery import logged_spec
+from ps.worker import AckFuture, PushAck, Worker, WorkerStep
 from shards.errors import (
     BadInput,
     BadMessage,
@@ -72,6 +77,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SGD",
+    "AckFuture",
     "AdaDelta",
     "Adagrad",
     "Adam",
@@ -83,6 +89,7 @@ __all__ = [
     "Compression",
     "Decay",
     "DecayKind",
+    "Dense",
     "DenseTable",
     "DownpourError",
     "Durability",
@@ -93,15 +100,19 @@ __all__ = [
     "GiveUp",
     "Guard",
     "Inv",
+    "Job",
     "Merge",
     "Momentum",
     "Moved",
     "MultiStep",
     "Nesterov",
     "NotReady",
+    "On",
     "Poly",
     "PulledWeights",
+    "PushAck",
     "RMSProp",
+    "Reader",
     "Resynchronise",
     "Retention",
     "Retry",
@@ -111,20 +122,28 @@ __all__ = [
     "Sigmoid",
     "SnapshotCatalog",
     "Step",
+    "Tables",
     "TensorSpec",
     "UnconfirmedHandOver",
     "Unreachable",
     "UpdateRule",
+    "Worker",
+    "WorkerStep",
     "WrongBuild",
     "__version__",
+    "aio",
     "build_id",
+    "connect",
+    "errors",
     "load_snapshot",
+    "local",
     "local_shards",
     "logged_spec",
     "make_cluster",
     "parse_link",
     "process_shards",
     "ray_shards",
+    "reader",
     "replicated_ray_shards",
     "replicated_shards",
     "reshard",
@@ -132,6 +151,7 @@ __all__ = [
     "save_snapshot",
     "saved_residual",
     "shard_specs",
+    "start",
 ]
 
 _LOADS_RAY = {"ray_shards", "replicated_ray_shards"}

@@ -2,7 +2,7 @@
 
 import re
 
-from tests.docs.pages import read
+from tests.support.doc_pages import read
 
 
 def test_no_word_is_defined_twice() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from deploy.updates import COLUMNS
 from shards.update_records import RECORD
-from tests.docs.generate import COMMANDS, PARTS, current, parts_of
-from tests.docs.pages import PAGES, read
+from tests.support.doc_pages import PAGES, read
+from tests.support.reference_generator import COMMANDS, PARTS, current, parts_of
 
 GENERATED = [page for page in PAGES if parts_of(read(page))]
 

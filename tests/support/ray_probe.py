@@ -1,0 +1,88 @@
+"""Connects to Ray in a process of its own: `python -m tests.support.ray_probe [ADDRESS] [TIMES]`.
+
+The address `-` is none: an embedded Ray; and `late` is one whose first start takes Ray too long.
+Prints one line of JSON that says what was seen from inside, or the error; the test judges.
+"""
+
+import json
+import os
+import signal
+import stat
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray._private import services
+
+from deploy.ray_cluster import connect
+from shards.errors import DownpourError
+
+
+class Probe:
+    """An actor that reports its own environment."""
+
+    def look(self) -> dict[str, str | None]:
+        import ps
+
+        return {"ps": ps.__file__, "mode": os.environ.get("RAY_AUTH_MODE")}
+
+
+def seen(address: str | None) -> dict[str, Any]:
+    """Make one connection and one actor."""
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    with connect(address, 3) as head:
+        probe = ray.remote(Probe).remote()
+        found = {
+            "head": head,
+            "actor": ray.get(probe.look.remote(), timeout=200),
+            "cpus": ray.cluster_resources()["CPU"],
+            "children": len(_children()),
+            "folders": [oct(stat.S_IMODE(folder.stat().st_mode)) for folder in _folders()],
+        }
+        kept = signal.getsignal(signal.SIGTERM) == on_sigterm
+    return found | {"kept": kept, "left": _children(), "left_folders": len(_folders())}
+
+
+def _children() -> list[str]:
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # It has ended since, or waits to be buried.
+            found.append(" ".join(child.cmdline())[:80])
+    return found
+
+
+def _folders() -> list[Path]:
+    """The folders for temporary files that hold a Ray session of this process."""
+    places = {Path(tempfile.gettempdir()), Path("/tmp")}
+    sessions = [
+        session
+        for place in places
+        for session in place.glob(f"downpour-ray-*/*/session_*_{os.getpid()}")
+    ]
+    return sorted({session.parents[1] for session in sessions})
+
+
+def _be_late_once() -> None:
+    """Make the next start of an embedded Ray exceed Ray's time limit."""
+    on_time = services.get_node
+
+    def late(*_: object) -> None:
+        services.get_node = on_time
+        raise Exception("The current node timed out during startup. This could")
+
+    services.get_node = late
+
+
+if __name__ == "__main__":
+    address = sys.argv[1] if sys.argv[1:] and sys.argv[1] not in {"-", "late"} else None
+    if "late" in sys.argv:
+        _be_late_once()
+    times = int(sys.argv[2]) if sys.argv[2:] else 1
+    try:
+        print(json.dumps([seen(address) for _ in range(times)]))
+    except DownpourError as error:
+        print(json.dumps([{"error": f"{type(error).__name__}: {error}", "left": _children()}]))

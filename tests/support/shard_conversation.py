@@ -1,0 +1,76 @@
+"""One seeded conversation with a shard, for arrays on any backend; needs no pytest."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from cupy_kernels.backends import Backend
+from shards.messages import Export, Install, Read
+from shards.rules import Decay, Rule
+from shards.schedules import Inv
+from shards.shard import Shard
+from shards.spec import Merge
+from shards.tables import DenseTable, KeyRange, ShardMap, TensorSpec
+from shards.versions import Buffers, staging
+from tests.support.shard_dsl import Said, Talk, as_bytes, fresh, pull, push, spec
+
+SEED = 6021
+
+TENSORS = DenseTable(
+    "net",
+    (
+        TensorSpec("conv", (13, 20), lr_mult=2.0),
+        TensorSpec("bias", (13,), decay_mult=0.0),
+        TensorSpec("still", (70,), lr_mult=0.0),
+        TensorSpec("ip", (256, 2), lr_mult=0.5, decay_mult=3.0),
+    ),
+)
+RANGES = (KeyRange(0, 256), KeyRange(512, TENSORS.size))
+
+
+def converse(place: Backend, rule: Rule, decay: Decay, merge: Merge) -> tuple[list[Any], Shard]:
+    """Hold a seeded conversation with a shard of two key ranges; return its answers as bytes."""
+    dice = np.random.default_rng(SEED)
+    talk = Talk(installed=False)
+    talk.shard = Shard(
+        spec(
+            table=TENSORS,
+            map=ShardMap(1, "net", (RANGES,)),
+            rule=rule,
+            decay=decay,
+            merge=merge,
+            bound=0 if merge is Merge.ROUND else None,
+            schedule=Inv(base_rate=0.1, gamma=0.1, power=0.75),
+        ),
+        1,
+        partial(Buffers, allocate=staging(place)),
+        place,
+    )
+    size = talk.shard.size
+
+    def values() -> np.ndarray[Any, np.dtype[np.float32]]:
+        arena = TENSORS.empty()
+        for view in TENSORS.views(arena).values():
+            view[...] = dice.standard_normal(view.shape, np.float32)
+        return np.concatenate([arena[keys.start : keys.stop] for keys in RANGES])
+
+    heard: list[Any] = []
+
+    def say(message: Any, frames: Any = ()) -> None:
+        said: Said = talk.say(message, frames)
+        heard.append((said, as_bytes(talk.frames)))
+
+    say(Install(1, "job", "net", []), [fresh()[0], values().tobytes()])
+    talk.enter("a", "b", "c")
+    keys = [edge for keys in RANGES for edge in (keys.start, keys.stop)]
+    for seq in range(1, 7):
+        for worker in "abc":
+            parts = np.split(values(), [256])
+            say(push(worker, seq, keys=keys), [part.tobytes() for part in parts])
+        say(pull("b", seq))
+    say(Read(2, "job", "net"))
+    say(Export(3, "job", "net"))
+    assert talk.shard.version == (6 if merge is Merge.ROUND else 18)
+    assert len(talk.frames[1]) == size
+    return heard, talk.shard

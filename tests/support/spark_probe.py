@@ -1,0 +1,154 @@
+"""Spark sessions in a process of their own: `python -m tests.support.spark_probe WHAT [URL]`.
+
+Prints one line of JSON that says what was seen from inside; the test that runs it judges.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+
+from deploy.java import java_environment
+from ps import build_id
+from shards.errors import DownpourError
+from worker import spark
+from worker.spark import start_session
+
+
+def seen(url: str | None, *, kill: bool = False) -> dict[str, Any]:
+    """One session with one small Arrow job; with `kill` its JVM is killed before leaving."""
+    before = _process_state()
+    with start_session(url, 2, app="one session", env=java_environment()) as session:
+        frame = session.range(4, numPartitions=2)
+        rows = frame.mapInArrow(_look, "seen string").collect()
+        found: dict[str, Any] = {
+            "rows": [json.loads(row.seen) for row in rows],
+            "build": build_id(),
+            "temporary": [entry.name for entry in Path(tempfile.gettempdir()).iterdir()],
+            "children": _children(),
+            "listening": _listening(),
+        }
+        if not (url or "").startswith("sc:"):
+            assert session._jvm is not None
+            found["java_home"] = session._jvm.System.getProperty("java.home")
+            found["java_files"] = session._jvm.System.getProperty("java.io.tmpdir")
+        if kill:
+            for child in psutil.Process().children():
+                child.kill()
+    return found | {"left": _children(), "kept": _process_state() == before}
+
+
+def gpus(url: str | None) -> list[list[str]]:
+    """The addresses that Spark assigns to each of two tasks that run at one time."""
+    schema = pa.schema([("gpus", pa.string())])
+    with tempfile.TemporaryDirectory() as folder:
+        return _gpus(url, schema, Path(folder))
+
+
+def _gpus(url: str | None, schema: pa.Schema, folder: Path) -> list[list[str]]:
+
+    def task(batches: Any, partition: int, attempt: int, assigned: list[str]) -> Iterator[Any]:
+        for _ in batches:
+            pass
+        # Each waits for the other, or one slot might be given both, one after the other.
+        (folder / str(partition)).touch()
+        until = time.monotonic() + 200
+        while len(list(folder.iterdir())) < 2:
+            assert time.monotonic() < until, "the other task has not begun"
+            time.sleep(0.05)
+        yield pa.record_batch([pa.array([json.dumps(assigned)])], schema=schema)
+
+    with start_session(url, 2, app="gpus", env=java_environment()) as session:
+        frame = session.range(8, numPartitions=2)
+        return [json.loads(row.gpus) for row in spark.run_tasks(frame, task, schema, "gpus")]
+
+
+def refused() -> dict[str, Any]:
+    """What a dead port and a silent one answer to each kind of URL, and what a broken Java does."""
+    spark.REACH_S = 1.0  # type: ignore[attr-defined]  # the door's own copy of the limit
+    spark._START_S = 3.0
+    with socket.socket() as dead, socket.create_server(("127.0.0.1", 0)) as silent:
+        dead.bind(("127.0.0.1", 0))
+        told = {}
+        for name, port in (("dead", dead.getsockname()[1]), ("silent", silent.getsockname()[1])):
+            for scheme in ("spark", "sc"):
+                answer = _refusal(f"{scheme}://127.0.0.1:{port}", java_environment())
+                told[f"{scheme} {name}"] = answer.replace(str(port), "PORT")
+    with tempfile.TemporaryDirectory() as home:
+        java = Path(home) / "bin" / "java"
+        java.parent.mkdir()
+        java.write_text("#!/bin/sh\necho WARNING: x\necho Error: no room >&2\necho bye\nexit 1\n")
+        java.chmod(0o755)
+        told["java"] = _refusal(None, {"JAVA_HOME": home})
+    return told | {"left": _children()}
+
+
+def _refusal(url: str | None, env: Mapping[str, str]) -> str:
+    try:
+        with start_session(url, 2, app="refused", env=env):
+            return "a session"
+    except DownpourError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _look(batches: Iterator[Any]) -> Iterator[Any]:
+    """In a Python worker: what it sees of itself, a row for each number that came in."""
+    import ps
+
+    facts = {
+        "ps": ps.__file__,
+        "python": sys.executable,
+        "threads": os.environ.get("OPENBLAS_NUM_THREADS"),
+    }
+    for batch in batches:
+        rows = [json.dumps(facts | {"id": value}) for value in batch.column(0).to_pylist()]
+        yield pa.RecordBatch.from_pydict({"seen": rows})
+
+
+def _children() -> list[str]:
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # It has ended since, or waits to be buried.
+            found.append(" ".join(child.cmdline())[:80])
+    return found
+
+
+def _listening() -> list[str]:
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            found += [
+                connection.laddr.ip
+                for connection in process.net_connections("tcp")
+                if connection.status == psutil.CONN_LISTEN
+            ]
+    return found
+
+
+def _process_state() -> Any:
+    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return environ, list(sys.path), signal.getsignal(signal.SIGINT)
+
+
+if __name__ == "__main__":
+    what, url = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None
+    spark._START_S = 250.0  # Ours is tried by `refused` alone; a busy machine wants more of it.
+    match what:
+        case "twice":
+            print(json.dumps([seen(url), seen(url, kill=True)]))
+        case "once":
+            print(json.dumps(seen(url)))
+        case "gpus":
+            print(json.dumps(gpus(url)))
+        case "refused":
+            print(json.dumps(refused()))
