@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from worker.image_table import BATCH_ROWS, image_batch, image_schema
     from worker.job import Job
     from worker.job_runner import Observer, Outcome, run_job
+    from worker.model import Model
     from worker.sources import open_source
     from worker.strategies import BSP, Downpour
     from worker.training_loop import Plan, train_worker
@@ -28,6 +29,7 @@ __all__ = [
     "BSP",
     "Downpour",
     "Job",
+    "Model",
     "Observer",
     "Outcome",
     "Plan",
@@ -46,6 +48,7 @@ _HOMES = {
     "BSP": "worker.strategies",
     "Downpour": "worker.strategies",
     "Job": "worker.job",
+    "Model": "worker.model",
     "Observer": "worker.job_runner",
     "Outcome": "worker.job_runner",
     "Plan": "worker.training_loop",

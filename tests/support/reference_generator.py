@@ -33,7 +33,10 @@ from worker.strategies import Base
 _PART = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 _OURS = {"ps", "worker", "shards"}
 _PUBLIC_BASES = {ps.UpdateRule, Base}
-_STARS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+_STARS: dict[Any, str] = {
+    inspect.Parameter.VAR_POSITIONAL: "*",
+    inspect.Parameter.VAR_KEYWORD: "**",
+}
 _DEFAULT = re.compile(r"\s*\\\[default: (.*)\]")
 
 
