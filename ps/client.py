@@ -148,6 +148,7 @@ class Client:
         self._replica: PulledWeights | None = None
         self._first_epoch = cluster.map.epoch
         self._leaving = self._departed = self._closed = False
+        self._windowed = False  # whether its clock counts windows of steps
         self._connect = partial(
             ClusterConnection,
             worker=worker,
@@ -241,11 +242,15 @@ class Client:
         *,
         read_versions: Sequence[int] | None = None,
         steps: int = 1,
+        ticks: int | None = None,
         samples: int = 0,
         loss: float = 0.0,
         prefetch: int | None = None,
     ) -> None:
         """Send a gradient over `steps` steps, of shape (table.size,) float32, and do not wait.
+
+        The worker's clock rises by `ticks` (default: by `steps`), which is 1 for a clock that
+        counts windows of steps.
 
         A list of as many numbers will do. `read_versions`, one per shard, are those of the weights
         that it was computed from (default: the last pull's). The array must not change until it is
@@ -264,6 +269,11 @@ class Client:
         # Plainly valid arguments cost no function call; others are converted or refused.
         if type(steps) is not int or not 1 <= steps <= _MOST_COUNTED:
             steps = arguments.whole("push: steps", steps, 1, _MOST_COUNTED)
+        if ticks is None:
+            ticks = steps
+        elif type(ticks) is not int or not 1 <= ticks <= steps:
+            ticks = arguments.whole("push: ticks", ticks, 1, steps)
+        self._windowed = self._windowed or ticks < steps
         if type(samples) is not int or not 0 <= samples <= _MOST_COUNTED:
             samples = arguments.whole("push: samples", samples, 0, _MOST_COUNTED)
         if type(loss) is not float:
@@ -280,7 +290,7 @@ class Client:
         request, sends = self._current.session.push(
             gradient if self._compresses else self._arenas.placed(gradient),
             self._versions(_read_versions(read_versions)),
-            clock=self.clock + steps,
+            clock=self.clock + ticks,
             step=self.step + steps,
             steps=steps,
             samples=samples,
@@ -289,7 +299,7 @@ class Client:
             wait_s=self._wait_s,
             now=now,
         )
-        self._pushed(request, steps, now)
+        self._pushed(request, steps, ticks, now)
         if prefetch is not None and prefetch not in self._prefetched:
             sends += self._ask(prefetch, now)
         self._current.send(sends)
@@ -404,11 +414,11 @@ class Client:
                 push,
                 arrays[push.name],
                 self._current.session,
-                clock=self.clock + push.steps,
+                clock=self.clock + push.ticks,
                 step=self.step + push.steps,
                 now=now,
             )
-            self._pushed(request, push.steps, now)
+            self._pushed(request, push.steps, push.ticks, now)
             self._current.send(sends)
         if self._keeper is not None:  # a snapshot may be taken before the next push
             replaced = {"incarnation": self.incarnation, "base": base}
@@ -418,7 +428,14 @@ class Client:
         """Write this worker's state for a snapshot of the shards at push `base`."""
         assert self._keeper is not None, "only with `keep` and compressed pushes"
         self._keeper.keep(
-            *residuals.kept(self._current.session, self.step, self.clock, base, pushes)
+            *residuals.kept(
+                self._current.session,
+                self.step,
+                self.clock,
+                base,
+                pushes,
+                windowed=self._windowed,
+            )
         )
 
     # --- resharding -------------------------------------------------------------------------------
@@ -485,10 +502,10 @@ class Client:
         self._prefetched.record_request(clock, request)
         return sends
 
-    def _pushed(self, request: int, steps: int, now: float) -> None:
+    def _pushed(self, request: int, steps: int, ticks: int, now: float) -> None:
         """A push over `steps` steps has been sent."""
         self._pacing.pushes.record_send(request, now)
-        self.clock += steps
+        self.clock += ticks
         self.step += steps
 
     def _await_room(self, unacknowledged: int) -> None:

@@ -67,11 +67,16 @@ def kept(
     clock: int,
     base: int,
     pushes: Sequence[reshard_client.CarriedPush] = (),
+    *,
+    windowed: bool = False,
 ) -> tuple[WorkerState, Arrays]:
-    """This worker's state for a snapshot of the shards at push `base`; the arrays are copies."""
+    """This worker's state for a snapshot of the shards at push `base`; the arrays are copies.
+
+    `windowed`: its clock rises by 1 for each push, else by the push's steps.
+    """
     feedback = feedback_of(session, "keep")
     arrays = {name: array.copy() for name, array in feedback.state().items()}
-    repeated = [_repeated(push) for push in pushes]
+    repeated = [_repeated(push, windowed) for push in pushes]
     arrays |= {one.name: push.gradient for one, push in zip(repeated, pushes, strict=True)}
     return state_of(session, step, clock, base, repeated), arrays
 
@@ -121,12 +126,13 @@ def made_again(
     )
 
 
-def _repeated(push: reshard_client.CarriedPush) -> Repeated:
+def _repeated(push: reshard_client.CarriedPush, windowed: bool) -> Repeated:
     """The record of a push in a worker's state."""
     message = push.message
     return Repeated(
         seq=message.seq,
         steps=message.steps,
+        ticks=1 if windowed else message.steps,
         samples=message.samples,
         loss=message.loss if isfinite(message.loss) else 0.0,  # JSON has no infinity
         read_versions=push.read_versions,

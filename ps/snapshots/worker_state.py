@@ -35,10 +35,11 @@ Arrays = Mapping[str, NDArray[np.float32]]
 
 
 class Repeated(msgspec.Struct, frozen=True, kw_only=True):
-    """A push to repeat; its gradient is the array `name`."""
+    """A push to repeat, which raises the clock by `ticks`; its gradient is the array `name`."""
 
     seq: Count
     steps: Count
+    ticks: Count
     samples: Count
     loss: float
     read_versions: tuple[Count, ...]

@@ -24,8 +24,19 @@ HYPER: dict[str, dict[str, float]] = {
     "rmsprop": {"decay_rate": 0.95, "delta": 1e-6},
     "adadelta": {"momentum": 0.95, "delta": 1e-6},
     "adam": {"beta1": 0.9, "beta2": 0.99, "delta": 1e-6},
+    "adamw": {"beta1": 0.9, "beta2": 0.99, "delta": 1e-6, "weight_decay": 0.02},
+    "delayed_nesterov": {"momentum": 0.9, "n": 1},
+    "dc_asgd": {"strength": 0.5},
+    "dc_asgd_adaptive": {"mean": 0.95, "strength": 0.5, "delta": 1e-3},
 }
-SLOTS = {"sgd": 0, "adadelta": 2, "adam": 2}
+SLOTS = {
+    "sgd": 0,
+    "adadelta": 2,
+    "adam": 2,
+    "adamw": 2,
+    "delayed_nesterov": 2,
+    "dc_asgd_adaptive": 2,
+}
 RULES = sorted(HYPER)
 SEED = 20120
 
@@ -39,6 +50,12 @@ def constants(rule: str) -> tuple[np.float32, ...]:
         case "rmsprop" | "adadelta" | "adam":
             *shares, delta = hyper.values()
             return (*(part for share in shares for part in (share, 1 - share)), delta)
+        case "adamw":
+            return (*constants("adam"), hyper["weight_decay"])
+        case "delayed_nesterov":
+            return (hyper["momentum"], 1 / hyper["n"], np.float32(1))
+        case "dc_asgd_adaptive":
+            return (hyper["mean"], 1 - hyper["mean"], hyper["strength"], hyper["delta"])
         case _:
             return tuple(hyper.values())
 
@@ -76,11 +93,13 @@ def test_loop_follows_the_float64_reference(rule: str, size: int, l1: bool) -> N
     slots = tuple(np.zeros(size) for _ in got[1:])
     for count in range(1, 4):
         gradient = decayed(normal(size, SEED + count).astype(np.float64), weights, decay, l1)
-        scale = rate
-        if rule == "adam":  # the caller corrects the rate; constant here, so undo the reference's
-            beta1, beta2 = HYPER[rule]["beta1"], HYPER[rule]["beta2"]
-            scale = rate / (np.sqrt(1 - beta2**count) / (1 - beta1**count))
-        weights, slots = REFERENCES[rule](weights, gradient, slots, scale, count, **HYPER[rule])
+        scale, hyper = rate, dict(HYPER[rule])
+        if rule in ("adam", "adamw"):  # the caller corrects the rate; undo the reference's here
+            correction = np.sqrt(1 - hyper["beta2"] ** count) / (1 - hyper["beta1"] ** count)
+            scale /= correction
+            if rule == "adamw":
+                hyper["weight_decay"] *= correction
+        weights, slots = REFERENCES[rule](weights, gradient, slots, scale, count, **hyper)
     for ours, reference in zip(got, (weights, *slots), strict=True):
         np.testing.assert_allclose(ours, reference, rtol=2e-5, atol=2e-6)
 

@@ -205,7 +205,19 @@ def test_eight_iterations_follow_the_real_caffe(run: str) -> None:
 
 def test_a_rule_is_found_by_name_and_survives_the_wire() -> None:
     """The registry's names are the tags by which msgspec writes and reads a rule."""
-    names = ["adadelta", "adagrad", "adam", "momentum", "nesterov", "rmsprop", "sgd"]
+    names = [
+        "adadelta",
+        "adagrad",
+        "adam",
+        "adamw",
+        "dc_asgd",
+        "dc_asgd_adaptive",
+        "delayed_nesterov",
+        "momentum",
+        "nesterov",
+        "rmsprop",
+        "sgd",
+    ]
     assert sorted(RULES) == names
     for name in names:
         rule = RULES[name]()
