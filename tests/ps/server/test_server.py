@@ -317,7 +317,7 @@ def test_a_failure_of_the_loop_is_told(
 ) -> None:
     """An error in our own code is not swallowed: `check` and `stop` raise it."""
     with ShardServer(spec_of(), boot=1) as broken:
-        monkeypatch.setattr(broken.shard, "handle", lambda *_: 1 // 0)
+        monkeypatch.setattr(broken.shard, "handle_together", lambda *_: 1 // 0)
         with Peer(broken) as peer:
             peer.socket.send_multipart(alone(Read(1, broken.shard.spec.job, "net")))
             broken._thread.join(60)
