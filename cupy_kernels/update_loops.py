@@ -263,9 +263,7 @@ def adam_loop(w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: 
 
 
 @compiled
-def adamw_loop(
-    w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: Any
-) -> None:
+def adamw_loop(w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: Any) -> None:
     for run in range(len(runs.rates)):
         part, rate, decay = run_at(runs, run)
         x, d, new, m, v = w[part], g[part], out[part], slots[0][part], slots[1][part]
@@ -287,9 +285,7 @@ def delayed_nesterov_loop(
 
 
 @compiled
-def dc_asgd_loop(
-    w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: Any
-) -> None:
+def dc_asgd_loop(w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: Any) -> None:
     for run in range(len(runs.rates)):
         part, rate, decay = run_at(runs, run)
         x, d, new, h = w[part], g[part], out[part], slots[0][part]

@@ -142,7 +142,7 @@ def dc_asgd_adaptive(
     grad: Doubles,
     slots: Slots,
     rate: float,
-    count: int,
+    _: int,
     *,
     mean: float,
     strength: float,

@@ -26,6 +26,7 @@ from ps.session.compression import Compression
 from ps.session.events import NotReady, Unreachable
 from ps.shared_memory.client_buffers import PulledWeights
 from ps.transport.link_model import parse_link
+from shards.aggregation import Buffer, Each, Round
 from shards.errors import (
     BadInput,
     BadMessage,
@@ -39,9 +40,22 @@ from shards.errors import (
     WrongBuild,
 )
 from shards.gradient_guard import Guard
-from shards.rules import SGD, AdaDelta, Adagrad, Adam, Decay, DecayKind, Momentum, Nesterov, RMSProp
+from shards.rules import (
+    SGD,
+    AdaDelta,
+    Adagrad,
+    Adam,
+    AdamW,
+    AdaptiveDelayCompensation,
+    Decay,
+    DecayKind,
+    DelayCompensation,
+    DelayedNesterov,
+    Momentum,
+    Nesterov,
+    RMSProp,
+)
 from shards.schedules import Exp, Fixed, Inv, MultiStep, Poly, Sigmoid, Step
-from shards.spec import Merge
 from shards.tables import DenseTable, TensorSpec
 
 __version__ = "0.1.0"
@@ -51,17 +65,23 @@ __all__ = [
     "AdaDelta",
     "Adagrad",
     "Adam",
+    "AdamW",
+    "AdaptiveDelayCompensation",
     "AdminClient",
     "BadInput",
     "BadMessage",
+    "Buffer",
     "Client",
     "Cluster",
     "Compression",
     "Decay",
     "DecayKind",
+    "DelayCompensation",
+    "DelayedNesterov",
     "DenseTable",
     "DownpourError",
     "Durability",
+    "Each",
     "Exp",
     "Fenced",
     "Fixed",
@@ -69,7 +89,6 @@ __all__ = [
     "GiveUp",
     "Guard",
     "Inv",
-    "Merge",
     "Momentum",
     "Moved",
     "MultiStep",
@@ -80,6 +99,7 @@ __all__ = [
     "RMSProp",
     "Resynchronise",
     "Retry",
+    "Round",
     "ShardDevice",
     "ShardState",
     "Sigmoid",

@@ -73,9 +73,9 @@ class Buffer(_Merging, frozen=True, tag="buffer"):
 
 Merge = Each | Round | Buffer
 
-EACH = Each()
+EACH, ROUND = Each(), Round()
 
-_MERGES: dict[str, Merge] = {"each": EACH, "round": Round()}
+_MERGES: dict[str, Merge] = {"each": EACH, "round": ROUND}
 
 
 def merge_of(what: str, value: object) -> Merge:

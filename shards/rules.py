@@ -96,7 +96,10 @@ class _Rule(msgspec.Struct, frozen=True, tag_field="rule"):
         plan = _plan(tuple(segments), out.size, self._scale(rate, count), decay)
         if self.versions:
             # The formula writes into this slot, so it is given a copy.
-            slots = (backends.copied(weights if read is None else read, backend_of(weights)), *slots)
+            slots = (
+                backends.copied(weights if read is None else read, backend_of(weights)),
+                *slots,
+            )
         name = str(self.__struct_config__.tag)
         updates.apply(name, weights, gradient, slots, out, plan.runs, self._constants_at(count))
         for gap in plan.gaps:

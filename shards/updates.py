@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from cupy_kernels.updates import mean
 from shards import pushes
+from shards.aggregation import EACH, Round
 from shards.errors import BadInput
 from shards.ledger import Ledger
 from shards.messages import Push
@@ -24,7 +25,7 @@ from shards.metrics import Metrics
 from shards.parameters import ParameterStore
 from shards.pushes import Arrived
 from shards.quiesce import QuiesceTracker
-from shards.spec import Merge, ShardSpec
+from shards.spec import ShardSpec
 
 
 class Applied(NamedTuple):
@@ -52,7 +53,7 @@ class Updates:
         self._held = held
         self._ledger = ledger
         self._journal = journal
-        self._sums = spec.merge is Merge.EACH and held.sums
+        self._sums = spec.merge == EACH and held.sums
 
     @property
     def rate(self) -> float:
@@ -94,7 +95,7 @@ class Updates:
                 return None
         (arrived,) = run
         measured = self._measured(arrived)
-        if self._spec.merge is Merge.ROUND:
+        if isinstance(self._spec.merge, Round):
             self.round[arrived.message.worker] = measured
             return []
         return self._apply([measured], arrived.gradient, now)

@@ -7,7 +7,7 @@ driver carries the wants out with a client, a model and batches (training_loop.p
 do the same on a virtual clock, with the same strategies.
 
     want                       answer
-    Read(count)                Rows: the rows of the next `count` batches; 0 at the end of the data
+    Read(batches)              Rows: the rows of that many batches; 0 at the end of the data
     Pull(clock, prefetch)      Pulled: weights and their versions
     Compute(weights, step)     Computed: the gradient over the batches read last, and the loss
     Begin(weights, step)       Begun, on a device: the array that the gradient will be in
@@ -76,9 +76,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Read(NamedTuple):
-    """Read the next `count` batches, which the next step sums over."""
+    """Read the next batches, this many, which the next step sums over."""
 
-    count: int
+    batches: int
 
 
 class Pull(NamedTuple):

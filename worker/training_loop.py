@@ -104,21 +104,22 @@ class _Driver:
         """Carry out one want; returns its answer."""
         match want:  # the usual wants come first: each case that is tried costs time
             case machine.Read():
-                return self._read(want.count)
+                return self._read(want.batches)
             case machine.Pull():
                 return self._pull(want)
             case machine.Compute():
                 return self._compute(want)
             case machine.Push():
-                return self._push(want)
+                self._push(want)
             case machine.Begin():
                 return self._begin(want)
             case machine.Finish():
                 return self._finish()
             case machine.Prefetch():
-                return self.client.prefetch(want.clock)
+                self.client.prefetch(want.clock)
             case machine.Flush():
-                return self.client.flush()
+                self.client.flush()
+        return None
 
     def _read(self, count: int) -> machine.Rows:
         started = time.monotonic()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from shards import wire_format
+from shards.aggregation import EACH, ROUND, Merge
 from shards.envelopes import Outgoing
 from shards.ledger import Ledger, LedgerEntry
 from shards.messages import (
@@ -29,7 +30,6 @@ from shards.parameters import SavedProgress
 from shards.replica import Effects, ShardReplica
 from shards.replication_messages import Assignment, Configuration
 from shards.shard import Shard
-from shards.spec import Merge
 from shards.wire_format import Buffer
 from tests.shards.shard_dsl import SIZE, fresh, hello, join, leave, push, spec
 
@@ -41,13 +41,13 @@ class Copies:
     """Copies of one shard by boot number; posts arrive at once, unless a copy is cut off."""
 
     def __init__(
-        self, merge: Merge = Merge.EACH, given: tuple[Install, Sequence[Buffer]] | None = None
+        self, merge: Merge = EACH, given: tuple[Install, Sequence[Buffer]] | None = None
     ) -> None:
         """Copy 1 is the primary and has two workers, copy 2 its backup.
 
         With a `given` Install there are no workers.
         """
-        self._spec = spec(merge=merge, bound=None if merge is Merge.EACH else 0)
+        self._spec = spec(merge=merge, bound=None if merge == EACH else 0)
         self._epoch = 0
         self.copies: dict[int, ShardReplica] = {}
         self.cut_off: set[int] = set()
@@ -172,7 +172,7 @@ def test_no_worker_is_redirected_before_a_successor_would() -> None:
 
 def test_a_round_beyond_the_cut_stays_open_at_a_new_copy() -> None:
     """It stays open when the other worker leaves; both copies close it after the quiesce."""
-    group = Copies(Merge.ROUND)
+    group = Copies(ROUND)
     group.say(1, push("a", 1), GRADIENT)
     group.say(1, hold())
     group.say(1, leave("b"))

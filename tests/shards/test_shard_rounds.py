@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from shards.aggregation import ROUND
 from shards.messages import Ack, Joined, Left, Parked, Welcome
-from shards.spec import Merge
 from tests.shards.shard_dsl import (
     REAL,
     SIZE,
@@ -21,7 +21,7 @@ from tests.shards.shard_dsl import (
 
 
 def talk_of(*workers: str) -> Talk:
-    talk = Talk(merge=Merge.ROUND, bound=0)
+    talk = Talk(merge=ROUND, bound=0)
     talk.enter(*workers)
     return talk
 

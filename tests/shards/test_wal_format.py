@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from shards import wal_format
+from shards.aggregation import ROUND
 from shards.envelopes import Arrival
 from shards.errors import BadInput
 from shards.gradient_guard import Guard
 from shards.messages import Ack, AskStatus, Install, Push, Refusal, Request
 from shards.rules import SGD, Decay, Momentum
 from shards.shard import Shard
-from shards.spec import Merge
 from shards.wal_format import Damage, Entry, Expired, Frames, Opening, Replay, Turn
 from tests.shards.shard_dsl import SIZE, fresh, hello, join, leave, pull, push, renew, spec
 
@@ -26,7 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "sums": {"rule": SGD(), "bound": None},
     "guarded": {"rule": SGD(), "bound": None, "guard": Guard(quarantine_after=2)},
     "slots": {"rule": Momentum(0.9), "decay": Decay(weight=0.01)},
-    "rounds": {"merge": Merge.ROUND, "bound": 0},
+    "rounds": {"merge": ROUND, "bound": 0},
     "warm": {"warm_steps": 6, "bound": 2},
 }
 NAMES = "abcd"

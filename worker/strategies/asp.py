@@ -6,12 +6,16 @@ This is Downpour SGD (Dean et al. 2012, section 4.1) with a fetch and a push at 
 bounds the staleness of a push, so one slow worker's gradients may be very old.
 """
 
+from typing import ClassVar
+
 from shards.errors import BadInput
 from worker.strategies.base import Asynchronous
 
 
 class ASP(Asynchronous, frozen=True, tag="asp", kw_only=True):
     """Push every step, never wait."""
+
+    usual_bound: ClassVar[int | None] = None
 
     def check(self, bound: int | None, prefetch: bool) -> None:
         super().check(bound, prefetch)

@@ -18,6 +18,7 @@ steps a second of the workers in `speeds`.
 from math import floor
 from typing import ClassVar
 
+import msgspec
 from msgspec import structs
 
 from shards import arguments
@@ -35,9 +36,10 @@ class AsyncDiLoCo(DiLoCo, frozen=True, tag="async_diloco", kw_only=True):
     """
 
     n: int | None = None
-    speeds: dict[str, float] = {}
+    speeds: dict[str, float] = msgspec.field(default_factory=dict)
 
     synchronous: ClassVar[bool] = False
+    usual_bound: ClassVar[int | None] = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -130,6 +130,8 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True):
 
     synchronous: ClassVar[bool] = False
     """Whether the workers move in step, at bound 0."""
+    usual_bound: ClassVar[int | None] = 4
+    """The staleness bound of a job that names none."""
     windowed: ClassVar[bool] = False
     """Whether the clock counts windows: a push raises it by 1, whatever the number of its steps."""
     exchanges: ClassVar[bool] = False
@@ -150,7 +152,10 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True):
                 )
             return
         if prefetch and (self.windowed or self.fetch_period > 1):
-            raise BadInput(f"prefetch: expected a pull before every step, got strategy {self.name}")
+            raise BadInput(
+                "prefetch: expected a strategy that pulls before every step,"
+                f" got {self.name}, which pulls every {self.fetch_period} steps"
+            )
         push, fetch = self.push_period, self.fetch_period
         least = self.least_bound() + prefetch
         if bound is not None and bound < least:
@@ -189,7 +194,17 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True):
 
         `rule` is the job's own.
         """
-        return ()
+        half = self.server(workers)
+        own, used = _name(rule), _name(half.rule or (SGD() if half.deltas else rule))
+        if own == used:
+            return ()
+        how = "each worker keeps its own rate and steps, and " if half.deltas else ""
+        at = f" at rate {half.rate:g}" if half.rate is not None else ""
+        text = (
+            f"strategy {self.name}: {how}the shards apply what is pushed by rule {used}{at},"
+            f" not by the job's rule {own}"
+        )
+        return (text,)
 
     @property
     def name(self) -> str:
@@ -262,11 +277,12 @@ class Asynchronous(Base, frozen=True, kw_only=True):
     def notices(self, workers: int, rule: Rule) -> tuple[str, ...]:
         if self.scale is not None or workers == 1:
             return super().notices(workers, rule)
-        return (
+        scaled = (
             f"strategy {self.name}: the rate of each push is divided by {workers}, the number of"
             " workers, because their pushes add up and a rate tuned for one worker may diverge;"
-            f" {self.name}:scale=1 keeps it as it is",
+            f" {self.name}:scale=1 keeps it as it is"
         )
+        return *super().notices(workers, rule), scaled
 
 
 class Windowed(Base, frozen=True, kw_only=True):
@@ -300,6 +316,10 @@ class Windowed(Base, frozen=True, kw_only=True):
 
     def contribution(self, local: Local) -> Floats:
         return np.subtract(local.pulled, local.weights, local.gradient)
+
+
+def _name(rule: Rule) -> str:
+    return str(rule.__struct_config__.tag)
 
 
 def check_options(strategy: Base, **checks: Callable[[str, object], object]) -> None:

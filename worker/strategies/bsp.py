@@ -23,6 +23,7 @@ class BSP(Base, frozen=True, tag="bsp", kw_only=True):
     b: int = 0
 
     synchronous: ClassVar[bool] = True
+    usual_bound: ClassVar[int | None] = 0
 
     def __post_init__(self) -> None:
         check_options(self, b=at_least(0))

@@ -29,6 +29,7 @@ class DiLoCo(Windowed, frozen=True, tag="diloco", kw_only=True):
     weight_decay: float = 0.1
 
     synchronous: ClassVar[bool] = True
+    usual_bound: ClassVar[int | None] = 0
     keeps: ClassVar[tuple[str, ...]] = AdamW.slot_names
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ class LocalSGD(Windowed, frozen=True, tag="local_sgd", kw_only=True):
     h: int = 10
 
     synchronous: ClassVar[bool] = True
+    usual_bound: ClassVar[int | None] = 0
 
     def __post_init__(self) -> None:
         check_options(self, h=at_least(1))

@@ -26,7 +26,9 @@ class Softsync(Base, frozen=True, tag="softsync", kw_only=True):
 
     def for_workers(self, workers: int) -> "Softsync":
         if self.n > workers:
-            raise BadInput(f"strategy softsync: n: expected at most {workers} workers, got {self.n}")
+            raise BadInput(
+                f"strategy softsync: n: expected at most {workers} workers, got {self.n}"
+            )
         return self
 
     def server(self, workers: int) -> ServerHalf:

@@ -23,6 +23,7 @@ class SparkNet(Windowed, frozen=True, tag="sparknet", kw_only=True):
     momentum: float = 0.9
 
     synchronous: ClassVar[bool] = True
+    usual_bound: ClassVar[int | None] = 0
     keeps: ClassVar[tuple[str, ...]] = Momentum.slot_names
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from deploy.simulation.config import ClusterConfig
 from deploy.simulation.mutants import Bugs, Patch
 from shards.admin_requests import AdminRequests, Answer
+from shards.aggregation import ROUND
 from shards.envelopes import Outgoing
 from shards.fused_apply import FusedApply
 from shards.gate import Gate, Waiting
@@ -20,7 +21,6 @@ from shards.pull_replies import PullReplies
 from shards.pushes import Arrived, Pushes
 from shards.rules import Rule
 from shards.shard import Shard
-from shards.spec import Merge
 from shards.updates import Applied, Updates
 from shards.versions import Buffers
 from shards.worker_requests import WorkerRequests
@@ -158,7 +158,7 @@ def a_run_takes_a_push_twice(patch: Patch) -> None:
 def a_push_is_acknowledged_before_its_round(patch: Patch) -> None:
     def apply(self: WorkerRequests, run: Sequence[Arrived], now: float) -> list[Outgoing]:
         answers = original(self, run, now)
-        if answers or self._spec.merge is not Merge.ROUND:
+        if answers or self._spec.merge != ROUND:
             return answers
         return [self._acknowledge(one.sender, one.message, self._held.version) for one in run]
 
