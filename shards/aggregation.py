@@ -63,7 +63,11 @@ class Round(_Merging, frozen=True, tag="round"):
 
 
 class Buffer(_Merging, frozen=True, tag="buffer"):
-    """The sum of `size` weighted pushes, divided by `size`."""
+    """The sum of `size` weighted pushes, divided by `size`.
+
+    Each push counts for 1/`size` of an update, however many are applied together: when the last
+    worker leaves, those in the buffer are.
+    """
 
     size: int
 
@@ -74,6 +78,9 @@ class Buffer(_Merging, frozen=True, tag="buffer"):
 Merge = Each | Round | Buffer
 
 EACH, ROUND = Each(), Round()
+
+BUFFER = "buffer"
+"""The name of a shard's array with the sum of the pushes that it has yet to apply."""
 
 _MERGES: dict[str, Merge] = {"each": EACH, "round": ROUND}
 

@@ -33,7 +33,7 @@ from shards.versions import allocator
 
 Floats = NDArray[np.float32]
 
-MOST_VERSIONS = 1024
+MOST_VERSIONS = 64
 """The most past versions that a shard keeps for a rule."""
 
 

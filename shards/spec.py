@@ -4,7 +4,7 @@ import msgspec
 
 from cupy_kernels.backends import HOST, Backend
 from shards import payloads, pull_encodings
-from shards.aggregation import CONSTANT, EACH, Merge
+from shards.aggregation import BUFFER, CONSTANT, EACH, Buffer, Merge
 from shards.gradient_guard import Guard
 from shards.messages import Kind
 from shards.rules import Decay, Rule
@@ -44,6 +44,12 @@ class ShardSpec(msgspec.Struct, frozen=True):
     guard: Guard = Guard()
     pushed: Kind = Kind.F4
     pulled: Kind = Kind.F4
+
+    @property
+    def slot_names(self) -> tuple[str, ...]:
+        """The arrays that change in place with every update: the rule's slots, and the buffer."""
+        buffer = (BUFFER,) if isinstance(self.merge, Buffer) else ()
+        return (*self.rule.slot_names, *buffer)
 
     def prepare(self, place: Backend = HOST) -> None:
         """Compile the update rule and the expected codecs before the first message arrives.

@@ -113,7 +113,12 @@ def test_downpour_refuses_numbers_that_make_no_sense(field: str, value: int, lea
         ),
         (Downpour(n_push=4, n_fetch=6), 6, False, "every 4 steps and .* 6 needs at least 7, got 6"),
         (Downpour(), 0, True, "pushing every 1 steps with prefetch needs at least 1, got 0"),
-        (Downpour(n_fetch=2), None, True, "before every step, got downpour, which pulls every 2 steps"),
+        (
+            Downpour(n_fetch=2),
+            None,
+            True,
+            "before every step, got downpour, which pulls every 2 steps",
+        ),
         (BSP(), 1, False, "strategy bsp: expected staleness bound 0 and no prefetch, got 1"),
         (BSP(), None, False, "expected staleness bound 0 and no prefetch, got no bound"),
         (BSP(), 0, True, "expected staleness bound 0 and no prefetch, got 0 with prefetch"),
