@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from shards import arguments
 from shards.aggregation import ServerHalf
 from shards.errors import BadInput
-from shards.rules import SGD, Decay, DecayKind, Rule
+from shards.rules import SGD, Decay, DecayKind, Momentum, Nesterov, Rule
 from shards.tables import RateRun
 
 Floats = NDArray[np.float32]
@@ -275,14 +275,23 @@ class Asynchronous(Base, frozen=True, kw_only=True):
         return ServerHalf(scale=1 / workers if self.scale is None else self.scale)
 
     def notices(self, workers: int, rule: Rule) -> tuple[str, ...]:
-        if self.scale is not None or workers == 1:
-            return super().notices(workers, rule)
+        found = super().notices(workers, rule)
+        if workers == 1:
+            return found
+        if isinstance(self.server(workers).rule or rule, Momentum | Nesterov):
+            text = (
+                f"strategy {self.name}: asynchronous workers act as momentum, which that of rule"
+                f" {_name(rule)} adds to; if the loss grows, lower one of them"
+            )
+            found = (*found, text)
+        if self.scale is not None:
+            return found
         scaled = (
             f"strategy {self.name}: the rate of each push is divided by {workers}, the number of"
             " workers, because their pushes add up and a rate tuned for one worker may diverge;"
             f" {self.name}:scale=1 keeps it as it is"
         )
-        return *super().notices(workers, rule), scaled
+        return scaled, *found
 
 
 class Windowed(Base, frozen=True, kw_only=True):
