@@ -22,7 +22,6 @@ from threading import RLock
 from types import TracebackType
 from typing import Concatenate, ParamSpec, TypeVar
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -95,8 +94,8 @@ class Client:
     shard before `Unreachable` is raised. `in_flight` bounds the pushes that may be unacknowledged
     when another is sent; by default as many as the link needs, within memory
     (ps/session/window_estimator.py). `compression` is the encoding of pushes and pulls. `restore`
-    is a file that `save` wrote, with the residual to continue with; it must belong to the last
-    applied push. `keep` is the path or URI of the job's snapshots: the residual is written there
+    is a file that `save` wrote, with the residual to continue with; the shards may hold no later
+    push. `keep` is the path or URI of the job's snapshots: the residual is written there
     for each (ps/snapshots/residual_writer.py). `link` puts all traffic behind a modelled slow link.
     `stripes` is the number of TCP connections over which a shard's messages are spread; by default
     as many as the round trip needs (ps/transport/striping.py). `allocate` creates the arrays that
@@ -104,6 +103,7 @@ class Client:
 
     `rolled_back` holds the last rollback of each shard that died and was restored from its
     autosave; `lost` counts this worker's acknowledged pushes that were lost in rollbacks.
+    `on_pushed` is called with each push that every shard has acknowledged.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Client:
         self._replica: PulledWeights | None = None
         self._first_epoch = cluster.map.epoch
         self._leaving = self._departed = self._closed = False
-        self._windowed = False  # whether its clock counts windows of steps
+        self.on_pushed: Callable[[events.Pushed], None] = lambda _: None
         self._connect = partial(
             ClusterConnection,
             worker=worker,
@@ -165,7 +165,9 @@ class Client:
         self._switch_to(self._connect(cluster))
         self._compresses = self._current.session.cargo.feedback is not None
         self._keeper = (
-            ResidualWriter(keep, worker) if keep is not None and self._compresses else None
+            ResidualWriter(keep, worker, incarnation)
+            if keep is not None and self._compresses
+            else None
         )
         try:
             restored = None if restore is None else residuals.loaded(restore, self._current.session)
@@ -174,7 +176,7 @@ class Client:
             assert ready is not None, "every shard has registered the worker"
             self.clock, self.step = ready.clock, ready.step
             if restored is not None:
-                self._restore_residual(*restored)
+                residuals.restore(self._current.session, *restored)
         except BaseException:
             self.abort()
             raise
@@ -187,9 +189,11 @@ class Client:
     # --- pull and push ----------------------------------------------------------------------------
 
     @_by_one_thread
-    def pull(self, clock: int | None = None, *, copy: bool = False) -> PulledWeights:
+    def pull(
+        self, clock: int | None = None, *, copy: bool = False, timeout_s: float | None = None
+    ) -> PulledWeights:
         """The weights for the step at `clock` (default: the next one); waits at the staleness
-        bound.
+        bound, for at most `timeout_s` seconds: then it raises ClockTimeout, and may be repeated.
 
         The array is read-only, and not overwritten while it is referred to; drop it when done. With
         `copy` it is the caller's own, and writable, as `torch.from_numpy` wants it.
@@ -205,7 +209,12 @@ class Client:
         if wanted not in self._prefetched:
             self._current.send(self._ask(wanted, time.monotonic()))
         while (pulled := self._prefetched.take(wanted)) is None:
-            self._turn()
+            if timeout_s is None:
+                self._turn()
+            elif (left_s := started + timeout_s - time.monotonic()) > 0:
+                self._turn(left_s)
+            else:
+                raise self._late(wanted, timeout_s)
         took = time.monotonic() - started - (self.times.serialise_s - before)
         self._wait_s = min(took, pulled.waited_s)
         self.times.waited_s += self._wait_s
@@ -273,7 +282,6 @@ class Client:
             ticks = steps
         elif type(ticks) is not int or not 1 <= ticks <= steps:
             ticks = arguments.whole("push: ticks", ticks, 1, steps)
-        self._windowed = self._windowed or ticks < steps
         if type(samples) is not int or not 0 <= samples <= _MOST_COUNTED:
             samples = arguments.whole("push: samples", samples, 0, _MOST_COUNTED)
         if type(loss) is not float:
@@ -299,7 +307,9 @@ class Client:
             wait_s=self._wait_s,
             now=now,
         )
-        self._pushed(request, steps, ticks, now)
+        self._pacing.pushes.record_send(request, now)
+        self.clock += ticks
+        self.step += steps
         if prefetch is not None and prefetch not in self._prefetched:
             sends += self._ask(prefetch, now)
         self._current.send(sends)
@@ -313,6 +323,18 @@ class Client:
         now = time.monotonic()
         self.times.network_s += now - started - (self.times.serialise_s - before)
         self._pacing.leave(now)
+
+    @_by_one_thread
+    def wait(self, until: Callable[[], bool], timeout_s: float) -> bool:
+        """Handle what arrives until `until()`, or for `timeout_s` seconds; returns `until()`."""
+        started, before = self._enter(None), self.times.serialise_s
+        end_by = started + timeout_s
+        while not until() and (left_s := end_by - time.monotonic()) > 0:
+            self._turn(left_s)
+        now = time.monotonic()
+        self.times.network_s += now - started - (self.times.serialise_s - before)
+        self._pacing.leave(now)
+        return until()
 
     def new_gradient(self, *, zeroed: bool = True) -> NDArray[np.float32]:
         """A zeroed float32 array of the table's size, for a gradient; dropping it recycles it.
@@ -341,23 +363,23 @@ class Client:
         target = paths.path("save: path", path)
         feedback = residuals.feedback_of(self._current.session, "save")
         self.flush()
-        state = residuals.state_of(self._current.session, self.step, self.clock, self.seq)
+        state = residuals.state_of(self._current.session, self.step, self.clock)
         save_state(target, state, feedback.state())
 
     @_by_one_thread
     def restore_residual(self, state: WorkerState, arrays: Arrays) -> None:
         """Continue with a worker state from a snapshot (snapshots.residual_writer.residual_in).
 
-        Call it before the first pull. Pushes beyond the snapshot are pushed again, so `seq`, `step`
-        and `clock` may be higher afterwards. Raises BadInput when the state belongs to another
-        worker or another push, or pushes are not compressed: the worker can continue without it.
+        Call it before the first push. Raises BadInput when the state belongs to another worker, or
+        to an earlier push than the shards hold, or pushes are not compressed: the worker can
+        continue without it.
         """
         what = "restore_residual"
         arguments.instance(f"{what}: state", state, WorkerState, "a WorkerState")
         arguments.instance(f"{what}: arrays", arrays, Mapping, "arrays by name")  # type: ignore[type-abstract]
         residuals.feedback_of(self._current.session, what)
         residuals.check(state, self._current.session, f"residual of {state.worker}")
-        self._restore_residual(state, arrays)
+        residuals.restore(self._current.session, state, arrays)
 
     @property
     def seq(self) -> int:
@@ -374,7 +396,7 @@ class Client:
         try:
             self.flush()
             if self._keeper is not None and self.seq:
-                self._keep(self.seq)
+                self._keep()
             self._leaving = True
             self._current.send(self._current.session.leave(time.monotonic()))
             while not self._departed:
@@ -403,40 +425,10 @@ class Client:
         else:
             self.abort()
 
-    # --- the residual -----------------------------------------------------------------------------
-
-    def _restore_residual(self, state: WorkerState, arrays: Arrays) -> None:
-        """Continue with a residual, after repeating the pushes that precede it."""
-        base = self.seq
-        for push in residuals.restored(self._current.session, state, arrays):
-            now = time.monotonic()
-            request, sends = residuals.made_again(
-                push,
-                arrays[push.name],
-                self._current.session,
-                clock=self.clock + push.ticks,
-                step=self.step + push.steps,
-                now=now,
-            )
-            self._pushed(request, push.steps, push.ticks, now)
-            self._current.send(sends)
-        if self._keeper is not None:  # a snapshot may be taken before the next push
-            replaced = {"incarnation": self.incarnation, "base": base}
-            self._keeper.keep(msgspec.structs.replace(state, **replaced), arrays)
-
-    def _keep(self, base: int, pushes: Sequence[reshard_client.CarriedPush] = ()) -> None:
-        """Write this worker's state for a snapshot of the shards at push `base`."""
+    def _keep(self) -> None:
+        """Write this worker's residual for a snapshot of the shards, in the background."""
         assert self._keeper is not None, "only with `keep` and compressed pushes"
-        self._keeper.keep(
-            *residuals.kept(
-                self._current.session,
-                self.step,
-                self.clock,
-                base,
-                pushes,
-                windowed=self._windowed,
-            )
-        )
+        self._keeper.keep(*residuals.copied(self._current.session, self.step, self.clock))
 
     # --- resharding -------------------------------------------------------------------------------
 
@@ -502,11 +494,16 @@ class Client:
         self._prefetched.record_request(clock, request)
         return sends
 
-    def _pushed(self, request: int, steps: int, ticks: int, now: float) -> None:
-        """A push over `steps` steps has been sent."""
-        self._pacing.pushes.record_send(request, now)
-        self.clock += ticks
-        self.step += steps
+    def _late(self, clock: int, timeout_s: float) -> events.ClockTimeout:
+        slowest = self._current.session.slowest_clock
+        known = "" if slowest is None else f": the slowest worker is at clock {slowest}"
+        error = events.ClockTimeout(
+            f"worker {self.worker}: the pull for clock {clock} has waited {timeout_s:g} s at the"
+            f" staleness bound {self.cluster.bound}{known}",
+            slowest,
+        )
+        error.worker = self.worker
+        return error
 
     def _await_room(self, unacknowledged: int) -> None:
         while self._current.session.unacknowledged > unacknowledged:
@@ -526,6 +523,8 @@ class Client:
             if deadline is not None and (deadline <= now or self._current.links.waiting):
                 self._turn(0.0)
         self._pacing.listens = True
+        if self._keeper is not None and self._keeper.wanted:
+            self._keep()
         return now
 
     def _check_open(self) -> None:
@@ -552,6 +551,7 @@ class Client:
                 self._prefetched.record_pulled(event)
                 self._pacing.pulls.record_answer(event.request, now, heard=heard, waited_s=waited_s)
             case events.Pushed():
+                self.on_pushed(event)
                 self.duplicates += event.duplicates > 0
                 self.staleness = event.staleness
                 self.rtt_s = event.rtt_s
@@ -563,5 +563,3 @@ class Client:
                 raise Fenced(event.text)
             case events.Departed():
                 self._departed = True
-            case events.Exported() if self._keeper is not None and not self._keeper.busy:
-                self._keep(event.base, reshard_client.recorded(self._current.session, event))

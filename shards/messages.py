@@ -277,15 +277,13 @@ class Ack(FromShard, frozen=True, tag="ack"):
     """Push `seq` is applied; a duplicate was applied before and changes nothing.
 
     It is part of `version`, or will be: a push in a buffer is applied with those that follow it.
-    `scale` is the factor on its rate; one that was too late for its round is `dropped`. `saved` is
-    this worker's last push in the state that was exported last; 0: none yet.
+    `scale` is the factor on its rate; one that was too late for its round is `dropped`.
     """
 
     seq: Count
     version: Count
     staleness: Count
     duplicate: bool
-    saved: Count = 0
     scale: float = 1.0
     dropped: bool = False
 

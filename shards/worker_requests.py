@@ -295,9 +295,8 @@ class WorkerRequests:
         duplicate: bool = False,
     ) -> Outgoing:
         request, shard, boot = message.request, self._spec.shard, self._boot
-        saved = self._part.exported.get(message.worker, 0)
         seq = message.seq
-        ack = Ack(request, shard, boot, seq, version, staleness, duplicate, saved, scale, dropped)
+        ack = Ack(request, shard, boot, seq, version, staleness, duplicate, scale, dropped)
         return Outgoing(sender, ack)
 
     # --- checks ---------------------------------------------------------------------------------

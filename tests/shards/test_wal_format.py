@@ -20,7 +20,7 @@ from shards.messages import Ack, AskStatus, Install, Push, Refusal, Request
 from shards.rules import SGD, Decay, Momentum
 from shards.shard import Shard
 from shards.wal_format import Damage, Entry, Expired, Frames, Opening, Replay, Turn
-from tests.shards.shard_dsl import SIZE, fresh, hello, join, leave, pull, push, renew, spec
+from tests.support.shard_dsl import SIZE, fresh, hello, join, leave, pull, push, renew, spec
 
 KINDS: dict[str, dict[str, Any]] = {
     "sums": {"rule": SGD(), "bound": None},

@@ -12,7 +12,7 @@ from ps import AdminClient, Client, local_shards, shard_specs
 from shards.aggregation import EACH, ROUND, Buffer, Merge, Round
 from shards.errors import BadInput
 from shards.schedules import Fixed
-from tests.integration.jobs import TABLE, Ones, counted
+from tests.support.ones_job import TABLE, Ones, counted
 from worker.model import Batch
 from worker.strategies import (
     BSP,

@@ -1,5 +1,7 @@
 """Each way in which a strategy is known to fail, shown, and what the project does about it."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from msgspec import structs
@@ -8,7 +10,7 @@ from numpy.typing import NDArray
 from shards.aggregation import ServerHalf
 from shards.errors import BadInput
 from shards.rules import SGD, Momentum, Nesterov
-from tests.worker.strategies.pure_cluster import TABLE, PureCluster, start
+from tests.support.pure_cluster import TABLE, PureCluster, start
 from worker.strategies import ASP, EASGD, AsyncDiLoCo, StaleRate, Strategy
 from worker.strategies.base import Asynchronous
 
@@ -56,7 +58,7 @@ def spread(alpha: float, workers: int) -> list[float]:
         if cluster.shards[0].version >= version + workers:
             version = cluster.shards[0].version
             seen.append(cluster.weights())
-    return [length(b - a) for a, b in zip(seen, seen[1:], strict=False)]
+    return [length(b - a) for a, b in pairwise(seen)]
 
 
 def test_the_pulls_of_workers_on_the_centre_add_up() -> None:

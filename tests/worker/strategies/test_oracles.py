@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.worker.strategies import oracles
-from tests.worker.strategies.pure_cluster import (
+from tests.support import strategy_oracles as oracles
+from tests.support.pure_cluster import (
     DECAY,
     RATE,
     TABLE,

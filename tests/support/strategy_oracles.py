@@ -57,7 +57,7 @@ class Oracle:
     def finish(self) -> None:
         """All workers have left."""
 
-    def pull(self, at: Replica, number: int) -> None:  # noqa: ARG002
+    def pull(self, at: Replica, number: int) -> None:
         at.read, at.read_version = self.c, self.version
         self.on_pull(at)
 
@@ -98,14 +98,14 @@ class Oracle:
         at.sum = None
         return found
 
-    def serve(self, pushed: Floats, staleness: int, number: int) -> None:  # noqa: ARG002
+    def serve(self, pushed: Floats, staleness: int, number: int) -> None:
         self.sgd(pushed, 1.0)
 
 
 class Scaled(Oracle):
     """asp, ssp, downpour: each gradient at a W-th of the rate."""
 
-    def serve(self, pushed: Floats, staleness: int, number: int) -> None:  # noqa: ARG002
+    def serve(self, pushed: Floats, staleness: int, number: int) -> None:
         self.sgd(pushed, 1 / self.workers)
 
 
@@ -118,7 +118,7 @@ class DownpourOwnSteps(Scaled):
 
 
 class StaleRate(Oracle):
-    def serve(self, pushed: Floats, staleness: int, number: int) -> None:  # noqa: ARG002
+    def serve(self, pushed: Floats, staleness: int, number: int) -> None:
         self.sgd(pushed, 1 / max(1, staleness))
 
 
@@ -129,7 +129,7 @@ class Rounds(Oracle):
         super().__init__(*args, **options)
         self.round: dict[int, Floats] = {}
 
-    def serve(self, pushed: Floats, staleness: int, number: int) -> None:  # noqa: ARG002
+    def serve(self, pushed: Floats, staleness: int, number: int) -> None:
         self.round[number] = pushed
         if len(self.round) == self.workers:
             total = self.round[0].copy()
@@ -148,7 +148,7 @@ class Softsync(Oracle):
         self.n, self.size = n, max(1, self.workers // n)
         self.s, self.held = np.zeros_like(self.c), 0
 
-    def serve(self, pushed: Floats, staleness: int, number: int) -> None:  # noqa: ARG002
+    def serve(self, pushed: Floats, staleness: int, number: int) -> None:
         self.s = self.s + (pushed if self.n == 1 else F(1 / self.n) * pushed)
         self.held += 1
         if self.held == self.size:
@@ -171,7 +171,7 @@ class DCASGD(Oracle):
         self.adaptive, self.v = adaptive, np.zeros_like(self.c)
         self.history: list[Floats] = []
 
-    def serve(self, pushed: Floats, staleness: int, number: int) -> None:  # noqa: ARG002
+    def serve(self, pushed: Floats, staleness: int, number: int) -> None:
         self.history.append(self.c)
         backup = self.history[self.version - min(staleness, 2 * self.workers)]
         g = self.decayed(pushed, self.c)
@@ -194,12 +194,12 @@ class Deltas(Oracle):
         delta: Floats = at.read - at.x
         return delta
 
-    def serve(self, pushed: Floats, staleness: int, number: int) -> None:  # noqa: ARG002
+    def serve(self, pushed: Floats, staleness: int, number: int) -> None:
         self.become(self.c - pushed)
 
 
 class DynSGD(Deltas):
-    def serve(self, pushed: Floats, staleness: int, number: int) -> None:  # noqa: ARG002
+    def serve(self, pushed: Floats, staleness: int, number: int) -> None:
         self.become(self.c - F(1 / (staleness + 1)) * pushed)
 
 
@@ -261,7 +261,7 @@ class AsyncDiLoCo(Deltas):
     def learn(self, at: Replica, gradient: Floats) -> None:
         adamw(self, at, gradient, 0.1)
 
-    def serve(self, pushed: Floats, staleness: int, number: int) -> None:  # noqa: ARG002
+    def serve(self, pushed: Floats, staleness: int, number: int) -> None:
         mu, part = F(0.9), F(1 / self.workers)
         self.s = self.s + pushed
         move = part * pushed
@@ -277,7 +277,7 @@ class FedBuff(Deltas):
         super().__init__(*args, **options)
         self.k, self.held, self.s = k, 0, np.zeros_like(self.c)
 
-    def serve(self, pushed: Floats, staleness: int, number: int) -> None:  # noqa: ARG002
+    def serve(self, pushed: Floats, staleness: int, number: int) -> None:
         factor = 1 / sqrt(1 + staleness)
         self.s = self.s + (pushed if factor == 1 else F(factor) * pushed)
         self.held += 1
@@ -311,7 +311,7 @@ class EASGD(Oracle):
         force: Floats = at.slots["force"]
         return force
 
-    def serve(self, pushed: Floats, staleness: int, number: int) -> None:  # noqa: ARG002
+    def serve(self, pushed: Floats, staleness: int, number: int) -> None:
         self.become(self.c - pushed)
 
 
