@@ -56,7 +56,7 @@ def strategy_named(name: str) -> type[Strategy]:
     """The strategy class called `name`, which may be followed by options; raises BadInput."""
     name = name.partition(":")[0]
     try:
-        return STRATEGIES[name.lower()]
+        return STRATEGIES[name]
     except KeyError:
         raise BadInput(
             f"strategy: expected one of {', '.join(sorted(STRATEGIES))}, got {name!r}"
@@ -71,10 +71,10 @@ def strategy_of(what: str, value: object) -> Strategy:
     """
     if isinstance(value, Base):  # a strategy of this project or of the user
         return cast(Strategy, value)
-    if not isinstance(value, str) or value.lower().partition(":")[0] not in STRATEGIES:
+    if not isinstance(value, str) or value.partition(":")[0].lower() not in STRATEGIES:
         raise arguments.wrong(what, f"{', '.join(STRATEGIES)}, or a strategy such as BSP()", value)
-    kind = strategy_named(value)
-    _, _, options = value.partition(":")
+    name, _, options = value.partition(":")
+    kind = strategy_named(name.lower())
     return _with_options(what, kind, options) if options else kind()
 
 
