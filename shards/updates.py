@@ -106,11 +106,8 @@ class Updates:
         (arrived,) = run
         measured = self._measured(arrived)
         match self._spec.merge:
-            case Round(backups=backups):
-                if backups and arrived.message.read_version < self._held.version:
-                    return [self._drop(measured, now)]
-                self.round[arrived.message.worker] = measured
-                return []
+            case Round():
+                return self._collect_round(measured, now)
             case Buffer(size=size):
                 return [self._collect(measured, size, now)]
         scale, rate, before = self._scale(arrived.message), self.rate, self._held.version
@@ -148,6 +145,15 @@ class Updates:
         """Apply what the buffer holds if no worker is left that could fill it."""
         if self._held.buffered and not self._ledger.active:
             self._apply_buffer()
+
+    def _collect_round(self, one: Arrived, now: float) -> list[Applied]:
+        """Keep a push for its round, or drop it if that round was applied without it."""
+        message = one.message
+        late = message.read_version < self._held.version and message.worker not in self.round
+        if self._backups and late:
+            return [self._drop(one, now)]
+        self.round[message.worker] = one
+        return []
 
     def _complete(self) -> list[str]:
         """The workers whose pushes are a complete round, by name; none if the round is open.
