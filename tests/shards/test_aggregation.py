@@ -210,9 +210,7 @@ def test_a_buffer_is_cut_with_the_weights() -> None:
 
 
 def compensated(versions: int = 3) -> Talk:
-    talk = Talk(
-        rule=DelayCompensation(0.5, versions), bound=None, schedule=Fixed(base_rate=0.5)
-    )
+    talk = Talk(rule=DelayCompensation(0.5, versions), bound=None, schedule=Fixed(base_rate=0.5))
     talk.enter("a", "b")
     return talk
 
