@@ -40,6 +40,7 @@ from ps.tables import Dense, Tables
 from ps.transport.link_model import parse_link
 from ps.wal.recovery import logged_spec
 from ps.worker import AckFuture, PushAck, Worker, WorkerStep
+from shards.aggregation import Buffer, Each, Round
 from shards.errors import (
     BadInput,
     BadMessage,
@@ -58,15 +59,18 @@ from shards.rules import (
     AdaDelta,
     Adagrad,
     Adam,
+    AdamW,
+    AdaptiveDelayCompensation,
     Decay,
     DecayKind,
+    DelayCompensation,
+    DelayedNesterov,
     Momentum,
     Nesterov,
     RMSProp,
     UpdateRule,
 )
 from shards.schedules import Exp, Fixed, Inv, MultiStep, Poly, Sigmoid, Step
-from shards.spec import Merge
 from shards.tables import DenseTable, TensorSpec
 
 if TYPE_CHECKING:
@@ -80,18 +84,24 @@ __all__ = [
     "AdaDelta",
     "Adagrad",
     "Adam",
+    "AdamW",
+    "AdaptiveDelayCompensation",
     "AdminClient",
     "BadInput",
     "BadMessage",
+    "Buffer",
     "Client",
     "Cluster",
     "Compression",
     "Decay",
     "DecayKind",
+    "DelayCompensation",
+    "DelayedNesterov",
     "Dense",
     "DenseTable",
     "DownpourError",
     "Durability",
+    "Each",
     "Exp",
     "Fenced",
     "Fixed",
@@ -100,7 +110,6 @@ __all__ = [
     "Guard",
     "Inv",
     "Job",
-    "Merge",
     "Momentum",
     "Moved",
     "MultiStep",
@@ -115,6 +124,7 @@ __all__ = [
     "Resynchronise",
     "Retention",
     "Retry",
+    "Round",
     "ShardDevice",
     "ShardServer",
     "ShardState",

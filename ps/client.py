@@ -250,11 +250,15 @@ class Client:
         *,
         read_versions: Sequence[int] | None = None,
         steps: int = 1,
+        ticks: int | None = None,
         samples: int = 0,
         loss: float = 0.0,
         prefetch: int | None = None,
     ) -> None:
         """Send a gradient over `steps` steps, of shape (table.size,) float32, and do not wait.
+
+        The worker's clock rises by `ticks` (default: by `steps`), which is 1 for a clock that
+        counts windows of steps.
 
         A list of as many numbers will do. `read_versions`, one per shard, are those of the weights
         that it was computed from (default: the last pull's). The array must not change until it is
@@ -273,6 +277,10 @@ class Client:
         # Plainly valid arguments cost no function call; others are converted or refused.
         if type(steps) is not int or not 1 <= steps <= _MOST_COUNTED:
             steps = arguments.whole("push: steps", steps, 1, _MOST_COUNTED)
+        if ticks is None:
+            ticks = steps
+        elif type(ticks) is not int or not 1 <= ticks <= steps:
+            ticks = arguments.whole("push: ticks", ticks, 1, steps)
         if type(samples) is not int or not 0 <= samples <= _MOST_COUNTED:
             samples = arguments.whole("push: samples", samples, 0, _MOST_COUNTED)
         if type(loss) is not float:
@@ -289,7 +297,7 @@ class Client:
         request, sends = self._current.session.push(
             gradient if self._compresses else self._arenas.placed(gradient),
             self._versions(_read_versions(read_versions)),
-            clock=self.clock + steps,
+            clock=self.clock + ticks,
             step=self.step + steps,
             steps=steps,
             samples=samples,
@@ -299,7 +307,7 @@ class Client:
             now=now,
         )
         self._pacing.pushes.record_send(request, now)
-        self.clock += steps
+        self.clock += ticks
         self.step += steps
         if prefetch is not None and prefetch not in self._prefetched:
             sends += self._ask(prefetch, now)

@@ -37,7 +37,7 @@ from worker import initial_state, spark
 from worker.dataframes import dealt
 from worker.device_selection import check, check_here
 from worker.evaluation import BackgroundEvaluator, Evaluation, EvaluationPlan
-from worker.job import Job
+from worker.job import Job, settled
 from worker.job_shards import JobShards, ReshardRequest, Start
 from worker.loss_display import LossLine
 from worker.model import build_model
@@ -154,6 +154,7 @@ def run_job(
     model = build_model(job.model)
     if weights is not None:
         weights = arguments.array("weights", weights, model.table.size)
+    job, scaled = settled(job)
     job.plan.strategy.check(job.bound, job.plan.prefetch)
     check(model, job.device)
     if spark.runs_here(df):
@@ -167,6 +168,7 @@ def run_job(
     shelf = SnapshotCatalog(snapshots, job.keep) if snapshots is not None else None
     if shelf is not None:
         shelf.check_writable()
+    half = job.plan.strategy.server(job.workers)
     specs = shard_specs(
         model.table,
         shards=job.shards,
@@ -175,12 +177,17 @@ def run_job(
         decay=job.decay,
         bound=job.bound,
         workers=job.workers,
-        merge=job.plan.strategy.merge,
+        merge=half.merge,
+        weigh=half.weigh,
+        scale=half.scale,
+        deltas=half.deltas,
         lease_s=job.lease_s,
         warm_steps=job.plan.strategy.warm_up,
         compression=job.compression,
     )
     notify = _Notices(observer)
+    for text in scaled:
+        notify(text)
     df = dealt(df, job.workers, even=even)
     patience_s = _patience_s(job, model.table)
     with JobShards(

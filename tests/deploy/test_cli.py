@@ -98,7 +98,7 @@ OPTIONS = [
     ("--n-push -1", r"--n-push: expected at least 1, got -1"),
     ("--n-push 9", r"--staleness: pushing every 9 steps needs at least 8, got 4"),
     ("--staleness -1", r"--staleness: expected a whole number of steps or inf, got '-1'"),
-    ("--strategy down", r"--strategy: expected one of bsp, downpour, got 'down'"),
+    ("--strategy down", r"--strategy: expected one of adag, .*, got 'down'"),
     ("--strategy bsp --n-fetch 2", r"--n-fetch 2: strategy bsp has no such option"),
     ("--device cuda", r"--device: expected auto, cpu, gpu or gpu:N, got 'cuda'"),
     ("--device gpu:1", r"--device gpu:1: expected a GPU that answers, and CuPy .*; got none"),
