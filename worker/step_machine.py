@@ -219,6 +219,8 @@ class StepMachine:
         self._link_ahead = ahead
         self._segments = segments(table, (KeyRange(0, table.size),))
         self._multipliers = rate_multipliers(table)
+        if local is not None:
+            self._prepare(local)
         whole = plan.iter_size == 1 and not plan.clip
         self._runs_ahead = plan.prefetch and self.strategy.plain and whole and on_device
 
@@ -272,9 +274,13 @@ class StepMachine:
         self._link_ahead = pulled.ahead
         if local is None:
             local = self.local = Local(pulled.weights, pulled.weights, pulled.versions)
-            local.segments, local.decay = self._segments, self.plan.decay
+            self._prepare(local)
         local.pulled, local.fetched = pulled.weights, pulled.versions
         self.strategy.on_pull(local, pulled.weights)
+
+    def _prepare(self, local: Local) -> None:
+        """Give a local state what it needs of the table and the plan."""
+        local.segments, local.decay = self._segments, self.plan.decay
 
     def _take(self, computed: Computed, rows: int, step: int) -> None:
         """Let the strategy learn from a gradient."""

@@ -93,7 +93,11 @@ def _with_options(what: str, kind: type[Strategy], text: str) -> Strategy:
     try:
         return msgspec.convert(found | {"strategy": name}, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise BadInput(f"{what} {name}: {error}") from None
+        message, _, field = str(error).partition(" - at `$.")
+        if field:
+            wrong = field.rstrip("`")
+            message = f"{wrong}: {message[0].lower()}{message[1:]}, {found.get(wrong)!r}"
+        raise BadInput(f"{what} {name}: {message.removeprefix(f'strategy {name}: ')}") from None
 
 
 __all__ = [
