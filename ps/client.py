@@ -30,9 +30,8 @@ from ps import paths
 from ps.cluster import Cluster, cluster_of
 from ps.session import events, reshard_client
 from ps.session.compression import Compression, by_table
-from ps.session.flow_control import LEAST, FlowControl, Times
+from ps.session.flow_control import LEAST, FlowControl, PrefetchTable, Times, Wanted
 from ps.session.payload_encoder import Gradients
-from ps.session.prefetch_table import PrefetchTable, Wanted
 from ps.shared_memory.client_buffers import ClientBuffers, PulledWeights
 from ps.snapshots import residuals
 from ps.snapshots.object_store import Place
@@ -95,8 +94,8 @@ class Client:
     continues after the last applied push (`seq`, `step`). `patience_s` is the longest silence of a
     shard before `Unreachable` is raised. `in_flight` bounds the pushes that may be unacknowledged
     when another is sent; by default as many as the link needs, within memory
-    (ps/session/window_estimator.py). `compression` is the encoding of pushes and pulls, of all
-    tables or by table. `restore`
+    (ps/session/flow_control.py). `compression` is the encoding of pushes and pulls, of all tables
+    or by table. `restore`
     is a file that `save` wrote, with the residual to continue with; the shards may hold no later
     push. `keep` is the path or URI of the job's snapshots: the residual is written there
     for each (ps/snapshots/residual_writer.py). `link` puts all traffic behind a modelled slow link.
@@ -264,6 +263,7 @@ class Client:
         *,
         read_versions: Sequence[int] | None = None,
         steps: int = 1,
+        ticks: int | None = None,
         samples: int = 0,
         loss: float = 0.0,
         prefetch: int | None = None,
@@ -272,13 +272,16 @@ class Client:
 
         It is one float32 array of all tables, of shape (layout.size,), or a mapping to one of shape
         (table.size,) for each of some tables: the others then do not change. All are applied as
-        one. A list of as many numbers will do for an array. `read_versions`, one per shard, are
-        those of the weights that it was computed from (default: the last pull's). The array must
-        not change until it is acknowledged: take it from `new_gradient()`, then drop it. Waits only
-        while `in_flight` earlier pushes are unacknowledged. Raises BadInput when the array does not
-        fit, or when a shard refused the content of an earlier push: that shard then applies nothing
-        of it; the next push may follow. `prefetch` requests in the same message what `pull(prefetch)` will
-        return, including this push: one round trip.
+        one. The worker's clock rises by `ticks` (default: by `steps`), which is 1 for a clock that
+        counts windows of steps.
+
+        A list of as many numbers will do for an array. `read_versions`, one per shard, are those of
+        the weights that it was computed from (default: the last pull's). The array must not change
+        until it is acknowledged: take it from `new_gradient()`, then drop it. Waits only while
+        `in_flight` earlier pushes are unacknowledged. Raises BadInput when the array does not fit,
+        or when a shard refused the content of an earlier push: that shard then applies nothing of
+        it; the next push may follow. `prefetch` requests in the same message what `pull(prefetch)`
+        will return, including this push: one round trip.
         """
         if read_versions is None:
             if self._replica is None:
@@ -289,6 +292,10 @@ class Client:
         # Plainly valid arguments cost no function call; others are converted or refused.
         if type(steps) is not int or not 1 <= steps <= _MOST_COUNTED:
             steps = arguments.whole("push: steps", steps, 1, _MOST_COUNTED)
+        if ticks is None:
+            ticks = steps
+        elif type(ticks) is not int or not 1 <= ticks <= steps:
+            ticks = arguments.whole("push: ticks", ticks, 1, steps)
         if type(samples) is not int or not 0 <= samples <= _MOST_COUNTED:
             samples = arguments.whole("push: samples", samples, 0, _MOST_COUNTED)
         if type(loss) is not float:
@@ -305,7 +312,7 @@ class Client:
         request, sends = self._current.session.push(
             gradient if self._compresses else self._arenas.placed(gradient),
             self._versions(_read_versions(read_versions)),
-            clock=self.clock + steps,
+            clock=self.clock + ticks,
             step=self.step + steps,
             steps=steps,
             samples=samples,
@@ -315,7 +322,7 @@ class Client:
             now=now,
         )
         self._pacing.pushes.record_send(request, now)
-        self.clock += steps
+        self.clock += ticks
         self.step += steps
         if prefetch is not None and (prefetch, self._tables) not in self._prefetched:
             sends += self._ask((prefetch, self._tables), now)
@@ -377,7 +384,7 @@ class Client:
 
     @_by_one_thread
     def restore_residual(self, state: WorkerState, arrays: Arrays) -> None:
-        """Continue with a worker state from a snapshot (snapshots.residual_writer.residual_in).
+        """Continue with a worker state from a snapshot, as `ps.saved_residual` returns it.
 
         Call it before the first push. Raises BadInput when the state belongs to another worker, or
         to an earlier push than the shards hold, or pushes are not compressed: the worker can

@@ -10,10 +10,11 @@ A push that leaves the table out changes neither weights nor slots here, and doe
 with a bias correction, such as Adam, counts the updates of its own table.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from cupy_kernels import backends
@@ -25,8 +26,8 @@ from shards.errors import BadInput, BadMessage
 from shards.fused_apply import FusedApply, may_be_summed
 from shards.messages import AskedPart, Kind, Part, PulledPart
 from shards.pull_encodings import PullEncodings
-from shards.shard_state import WEIGHTS, Arrays
-from shards.spec import TableSpec
+from shards.shard_state import WEIGHTS, Arrays, past_names
+from shards.spec import ShardSpec, TableSpec
 from shards.tables import Section, segments
 from shards.versions import Buffers, unshared
 from shards.wire_format import Buffer
@@ -39,20 +40,25 @@ _PIECE = 1 << 19  # floats of each slot, 2 MB: a push waits for at most one piec
 class DensePart:
     """One section of a dense table; see `TablePart`. Its arrays are flat float32 of `size`."""
 
-    def __init__(self, spec: TableSpec, section: Section, base: int, place: Backend) -> None:
-        """The section begins at `base` in the shard's weights; `place` holds weights and slots."""
+    def __init__(self, shard: ShardSpec, spec: TableSpec, section: Section, place: Backend) -> None:
+        """`place` is the backend that holds weights and slots."""
         self.spec = spec
+        base = section.start - shard.keys.start
         self.keys = section.keys
         self.size = len(section.keys)
-        self.count = 0
+        self.count = self.buffered = 0
         self.sums = place == HOST and may_be_summed(spec.rule, spec.decay)
         self._where = slice(base, base + self.size)
         self._place = place
         self._here = place == HOST
+        self._slot_names = shard.slots_of(spec)
         self._slots: list[Floats] = []
         self._spare: list[Floats] = []  # the second set of slots, once the first has been read
         self._moved = 0  # floats of each slot that are already copied to the second set
         self._segments = segments(spec.table, section.keys)
+        if shard.deltas:  # the workers have applied their own multipliers
+            plain = {"lr_mult": 1.0, "decay_mult": 0.0}
+            self._segments = tuple(structs.replace(one, **plain) for one in self._segments)
         self._one_pass = FusedApply(self._segments, self.size) if self.sums else None
         self._decoded = Buffers(self.size)
         self._encoded = PullEncodings()
@@ -83,7 +89,12 @@ class DensePart:
         return squared_norm(gradient)
 
     def apply(
-        self, weights: Floats, gradients: Sequence[Floats], out: Floats, rate: float
+        self,
+        weights: Floats,
+        gradients: Sequence[Floats],
+        out: Floats,
+        rate: float,
+        read: Floats | None,
     ) -> list[float]:
         """Write the section's next version into `out`, and advance its slots."""
         where = self._where
@@ -91,20 +102,34 @@ class DensePart:
             own, target = weights[where], out[where]
             return self._one_pass.apply(self.spec.rule, own, gradients, target, rate)
         (gradient,) = gradients
-        if not unshared(self._slots):  # a reader holds them, and the rule updates them in place
-            self._move_slots()
-        self._moved = 0  # pieces copied before this update are out of date
-        self.spec.rule.apply(
+        self._own_slots()
+        rule = self.spec.rule
+        rule.apply(
             weights[where],
             gradient,
-            tuple(self._slots),
+            tuple(self._slots[: len(rule.slot_names)]),
             out[where],
             self._segments,
             rate=rate,
             decay=self.spec.decay,
             count=self.count + 1,
+            read=None if read is None else read[where],
         )
         return []
+
+    def collect(self, gradient: Floats, factor: float) -> None:
+        """Add `factor` times a gradient to the buffer, which is the last slot."""
+        self._own_slots()
+        self._slots[-1] += gradient if factor == 1 else np.float32(factor) * gradient
+        self.buffered += 1
+
+    def take_buffer(self, size: int) -> Floats:
+        """The buffer divided by `size`, as a gradient; the buffer is then empty."""
+        self._own_slots()
+        gradient = self._slots[-1] / np.float32(size)
+        self._slots[-1].fill(0)
+        self.buffered = 0
+        return gradient
 
     def keep(self, weights: Floats, out: Floats) -> None:
         """Copy the section to the next version."""
@@ -138,17 +163,20 @@ class DensePart:
 
     # --- state ------------------------------------------------------------------------------------
 
-    def export(self, weights: Floats) -> Arrays:
+    def export(self, weights: Floats, past: Sequence[Floats]) -> Arrays:
         """The weights and each slot. Drop them when done: until then updates use other arrays."""
-        slots = [slot if self._here else backends.copied(slot, HOST) for slot in self._slots]
-        named = zip(self.spec.rule.slot_names, slots, strict=True)
-        return {WEIGHTS: weights[self._where], **dict(named)}
+        kept = past[: self.spec.rule.versions]
+        arrays = dict(zip(self._slot_names, self._slots, strict=True))
+        arrays |= zip(past_names(len(kept)), [one[self._where] for one in kept], strict=True)
+        if not self._here:
+            arrays = {name: backends.copied(array, HOST) for name, array in arrays.items()}
+        return {WEIGHTS: weights[self._where], **arrays}
 
     def check_state(self, arrays: Arrays) -> None:
         """Raise BadInput unless these are the weights, and all slots or none."""
-        slots = sorted(self.spec.rule.slot_names)
+        slots = sorted(self._slot_names)
         what = f"table {self.spec.table.name}"
-        names = sorted(arrays.keys() - {WEIGHTS})
+        names = sorted(arrays.keys() - {WEIGHTS, *past_names(self.spec.rule.versions)})
         if WEIGHTS not in arrays or (names and names != slots):
             raise BadInput(
                 f"{what}: expected weights and the slots {slots} of rule"
@@ -161,13 +189,16 @@ class DensePart:
                     f" got {array.dtype} of shape {array.shape}"
                 )
 
-    def restore(self, arrays: Mapping[str, NDArray[Any]], count: int, out: Floats) -> None:
+    def restore(self, arrays: Arrays, out: Floats, past: Sequence[Floats]) -> None:
         """Take over a state; its weights are copied into `out`."""
         backends.copy(arrays[WEIGHTS], out[self._where])
+        for name, version in zip(past_names(len(past)), past, strict=True):
+            if name in arrays:
+                backends.copy(arrays[name], version[self._where])
         zeros = np.zeros(self.size, np.float32)
-        names = self.spec.rule.slot_names
+        names = self._slot_names
         self._slots = [backends.copied(arrays.get(name, zeros), self._place) for name in names]
-        self._spare, self._moved, self.count = [], 0, count
+        self._spare, self._moved = [], 0
         self._encoded.forget()
 
     @property
@@ -178,6 +209,12 @@ class DensePart:
     def prepare(self) -> None:
         """Copy one piece of the slots ahead of the next push; only while not `prepared`."""
         self._copy_slots(_PIECE)
+
+    def _own_slots(self) -> None:
+        """Prepare the slots for a change in place."""
+        if not unshared(self._slots):  # a reader holds them
+            self._move_slots()
+        self._moved = 0  # pieces copied before this change are out of date
 
     def _move_slots(self) -> None:
         """Continue in the second set of slots, which nobody reads."""

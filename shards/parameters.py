@@ -10,10 +10,15 @@ Weights and slots are in the memory of a backend: the process's own, or that of 
 which this file knows only how to move an array there and back. A device's version is copied to the
 host once, when it is first requested.
 
+Some rules need the weights that a late gradient was computed from. Versions are immutable, so the
+last few are kept by reference. They are part of the state: a shard that is restored or replayed
+makes the same bits.
+
 Left to others: accepting and acknowledging a push (worker_requests.py), checking it (pushes.py),
 its rates (updates.py), and sending a version (pull_replies.py).
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -25,7 +30,7 @@ from cupy_kernels import backends
 from cupy_kernels.backends import HOST, Backend
 from shards.dense_part import DensePart
 from shards.errors import BadInput, Retry
-from shards.shard_state import Arrays, array_name, of_table
+from shards.shard_state import Arrays, SavedProgress, array_name, of_table, past_names
 from shards.spec import ShardSpec
 from shards.table_part import TablePart
 from shards.versions import Buffers, allocator
@@ -56,7 +61,7 @@ class ParameterStore:
         self.version = 0
         tables = {one.table.name: one for one in spec.tables}
         self.parts: dict[str, TablePart] = {
-            one.table: DensePart(tables[one.table], one, one.start - spec.keys.start, place)
+            one.table: DensePart(spec, tables[one.table], one, place)
             for one in spec.layout.sections(spec.keys)
         }
         self.sums = all(part.sums for part in self.parts.values())
@@ -66,6 +71,10 @@ class ParameterStore:
         self._readable = buffers(self.size)
         self._buffers = self._readable if self._here else Buffers(self.size, allocator(place))
         self._read: Floats | None = None
+        self.buffered = 0  # pushes in the buffer
+        versions = max((part.spec.rule.versions for part in self.parts.values()), default=0)
+        self._past: deque[Floats] = deque(maxlen=versions)  # the newest version first
+        self._place = place
 
     @property
     def empty(self) -> bool:
@@ -92,15 +101,24 @@ class ParameterStore:
         return self._read
 
     def apply(
-        self, pushes: Sequence[Gradients], rates: Mapping[str, float], *, guarded: bool = True
+        self,
+        pushes: Sequence[Gradients],
+        rates: Mapping[str, float],
+        *,
+        scale: float = 1.0,
+        read_version: int | None = None,
+        guarded: bool = True,
     ) -> list[float] | None:
-        """Make as many versions as there are pushes; only the last can be read.
+        """Make as many versions as there are pushes, at `scale` times the rate of each table.
 
-        Several pushes are allowed only if all tables take `sums`. Returns the squared norm of each
-        push. If the guard refuses one of them, returns None and changes nothing.
+        Only the last version can be read. Several pushes are allowed only if all tables take
+        `sums`. `read_version` is the version that the only push was computed from (None: the
+        present one). Returns the squared norm of each push. If the guard refuses one of them,
+        returns None and changes nothing.
         """
         assert self._weights is not None, "a push is examined before it is applied"
         present, out = self._weights, self._buffers.take()
+        read = self._version(read_version) if self._past and read_version is not None else None
         squares = [0.0] * len(pushes)
         waiting: list[tuple[TablePart, list[NDArray[Any]], float]] = []
         for name, part in self.parts.items():
@@ -110,22 +128,39 @@ class ParameterStore:
                 part.keep(present, out)
                 continue
             if part.sums:
-                found = part.apply(present, gradients, out, rates[name])
+                found = part.apply(present, gradients, out, rates[name] * scale, read)
             else:  # its slots change in place, so all tables are measured before it is applied
                 found = [part.measure(gradient) for gradient in gradients]
-                waiting.append((part, gradients, rates[name]))
+                waiting.append((part, gradients, rates[name] * scale))
             most = part.spec.guard.most_squares
             for number, square in zip(pushed, found, strict=True):
                 if guarded and not square <= most:  # true for NaN, too
                     return None
                 squares[number] += square
         for part, gradients, rate in waiting:
-            part.apply(present, gradients, out, rate)
+            part.apply(present, gradients, out, rate, read)
         for push in pushes:
             for name in push:
                 self.parts[name].count += 1
         self._become(self.version + len(pushes), out)
         return squares
+
+    def collect(self, gradients: Gradients, factor: float) -> None:
+        """Add `factor` times a push to the buffer."""
+        for name, gradient in gradients.items():
+            self.parts[name].collect(gradient, factor)
+        self.buffered += 1
+
+    def apply_buffer(self, size: int, rates: Mapping[str, float]) -> None:
+        """Make the next version from the buffer, divided by `size`, and empty it.
+
+        A table that no push in the buffer includes stays as it is.
+        """
+        gradients = {
+            name: part.take_buffer(size) for name, part in self.parts.items() if part.buffered
+        }
+        self.apply([gradients], rates, guarded=False)
+        self.buffered = 0
 
     def measure(self, gradients: Gradients) -> float:
         """The squared norm of a push; raises BadInput if the guard of a table refuses its part."""
@@ -144,11 +179,11 @@ class ParameterStore:
 
         Drop them when done: until then the shard has to write into other arrays.
         """
-        weights = self.host_weights()
+        weights, past = self.host_weights(), tuple(self._past)
         return {
             array_name(name, what): array
             for name, part in self.parts.items()
-            for what, array in part.export(weights).items()
+            for what, array in part.export(weights, past).items()
         }
 
     def check_state(self, arrays: Arrays) -> None:
@@ -162,15 +197,24 @@ class ParameterStore:
             held = ", ".join(self.parts)
             raise BadInput(f"state: expected arrays of the tables {held}, got {', '.join(arrays)}")
 
-    def restore(self, version: int, updates: Mapping[str, int], arrays: Arrays) -> None:
-        """Take over the version and the arrays that another store's `copy` returned.
+    def restore(self, saved: SavedProgress, arrays: Arrays) -> None:
+        """Take over the arrays that another store's `copy` returned, and their counts.
 
-        `updates` has the number of updates of each table; slots that are missing begin at zero.
+        Slots that are missing begin at zero.
         """
-        out = self._buffers.take()
+        out, tables = self._buffers.take(), {name: of_table(arrays, name) for name in self.parts}
+        most = self._past.maxlen or 0
+        kept = max((len(own.keys() & past_names(most)) for own in tables.values()), default=0)
+        past = [self._place.empty((self.size,), np.float32) for _ in range(kept)]
         for name, part in self.parts.items():
-            part.restore(of_table(arrays, name), updates.get(name, 0), out)
-        self._become(version, out)
+            part.restore(tables[name], out, past)
+            part.count = saved.updates.get(name, 0)
+            part.buffered = saved.collected.get(name, 0)
+        self._weights = None
+        self._become(saved.version, out)
+        self._past.clear()
+        self._past.extend(past)
+        self.buffered = saved.buffered
 
     def is_at(self, arrays: Arrays) -> bool:
         """Whether it holds exactly these arrays, bit for bit; equal NaNs count as equal."""
@@ -190,5 +234,12 @@ class ParameterStore:
         """Do a small part of the work that the next push would wait for; only if not `prepared`."""
         next(part for part in self.parts.values() if not part.prepared).prepare()
 
+    def _version(self, number: int) -> Floats:
+        """The weights of a version, or the oldest kept if it is older than the rules need."""
+        age = min(self.version - number, len(self._past))
+        return self._past[age - 1] if age else self.weights()
+
     def _become(self, version: int, weights: Floats) -> None:
+        if self._past.maxlen and self._weights is not None:
+            self._past.appendleft(self._weights)
         self.version, self._weights, self._read = version, weights, None

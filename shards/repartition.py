@@ -100,7 +100,9 @@ def _merged(all_saved: Sequence[SavedProgress]) -> SavedProgress:
     # A push counts for a table only at the shards that hold a section of what it changes.
     tables = {name for saved in all_saved for name in saved.updates}
     updates = {name: max(saved.updates.get(name, 0) for saved in all_saved) for name in tables}
-    return msgspec.structs.replace(furthest, ledger=Ledger(entries, floor), updates=updates)
+    collected = {name: max(one.collected.get(name, 0) for one in all_saved) for name in tables}
+    ledger = Ledger(entries, floor)
+    return msgspec.structs.replace(furthest, ledger=ledger, updates=updates, collected=collected)
 
 
 def _furthest(entries: Iterable[LedgerEntry]) -> LedgerEntry:

@@ -24,14 +24,17 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from cupy_kernels import updates
-from cupy_kernels.backends import HOST, Backend
+from cupy_kernels import backends, updates
+from cupy_kernels.backends import HOST, Backend, backend_of
 from shards import arguments
 from shards.errors import BadInput
 from shards.tables import RateRun
 from shards.versions import allocator
 
 Floats = NDArray[np.float32]
+
+MOST_VERSIONS = 64
+"""The most past versions that a shard keeps for a rule."""
 
 
 class DecayKind(StrEnum):
@@ -54,12 +57,14 @@ class Decay(msgspec.Struct, frozen=True):
         structs.force_setattr(self, "kind", kind)
 
 
-class _Rule(msgspec.Struct, frozen=True, tag_field="rule"):
+class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule"):
     """The base of all rules, with the interface that a shard calls."""
 
     slot_names: ClassVar[tuple[str, ...]] = ()
     additive: ClassVar[bool] = False
     """Whether, without decay, updates by two gradients equal one update by their sum."""
+    versions: ClassVar[int] = 0
+    """How many past versions the rule needs, to find the weights of a late gradient."""
 
     def apply(
         self,
@@ -72,13 +77,15 @@ class _Rule(msgspec.Struct, frozen=True, tag_field="rule"):
         rate: float,
         decay: Decay,
         count: int,
+        read: Floats | None = None,
     ) -> None:
         """Write the updated weights into `out` and advance `slots` in place.
 
         All arrays are flat, contiguous, float32, of one size and on one backend; `slots` has one
         array per name in `slot_names`, and `out` overlaps no other array. Every float of `out` is
         written: those outside `segments` are copied. `segments` ascend and are disjoint. `count` is
-        this update's number, from 1.
+        this update's number, from 1. `read` are the weights that the gradient was computed from
+        (None: `weights`); only a rule with `versions` reads them.
         """
         assert count >= 1, f"updates count from 1, got {count}"
         assert len(slots) == len(self.slot_names), f"expected slots {self.slot_names}"
@@ -86,9 +93,15 @@ class _Rule(msgspec.Struct, frozen=True, tag_field="rule"):
             assert array.dtype == out.dtype == np.float32
             assert array.shape == out.shape == (out.size,)
             assert not np.may_share_memory(array, out), "a version must not be overwritten"
-        plan = _plan(tuple(segments), out.size, self._scale(rate, count), decay)
+        plan = _plan(tuple(segments), out.size, self.scale(rate, count), decay)
+        if self.versions:
+            # The formula writes into this slot, so it is given a copy.
+            slots = (
+                backends.copied(weights if read is None else read, backend_of(weights)),
+                *slots,
+            )
         name = str(self.__struct_config__.tag)
-        updates.apply(name, weights, gradient, slots, out, plan.runs, self._constants())
+        updates.apply(name, weights, gradient, slots, out, plan.runs, self.constants_at(count))
         for gap in plan.gaps:
             out[gap] = weights[gap]
 
@@ -106,14 +119,20 @@ class _Rule(msgspec.Struct, frozen=True, tag_field="rule"):
         updates.squared_norm(updates.mean([blank, blank]))  # these precede the rule in a push
         self.apply(blank, blank, tuple(slots), out, whole, rate=0.0, decay=Decay(), count=1)
 
-    def _scale(self, rate: float, count: int) -> float:  # for rules with a bias correction
+    def scale(self, rate: float, count: int) -> float:
+        """The rate of update number `count`, from 1; a rule with a bias correction changes it."""
         return rate
 
-    def _constants(self) -> tuple[np.float32, ...]:
+    def constants(self) -> tuple[np.float32, ...]:
+        """The rule's constants, in the order in which its formula takes them."""
         return ()
 
+    def constants_at(self, count: int) -> tuple[np.float32, ...]:
+        """The constants of update number `count`, from 1, for a rule in which they change."""
+        return self.constants()
 
-class SGD(_Rule, frozen=True, tag="sgd"):
+
+class SGD(UpdateRule, frozen=True, tag="sgd"):
     """w -= rate*g."""
 
     additive: ClassVar[bool] = True
@@ -141,7 +160,7 @@ class SGD(_Rule, frozen=True, tag="sgd"):
         return updates.sgd_measured(weights, gradient, out, _covered(segments, out.size, rate))
 
 
-class Momentum(_Rule, frozen=True, tag="momentum"):
+class Momentum(UpdateRule, frozen=True, tag="momentum"):
     """h = momentum*h + rate*g; w -= h. The rate is inside the momentum."""
 
     slot_names: ClassVar[tuple[str, ...]] = ("history",)
@@ -150,11 +169,11 @@ class Momentum(_Rule, frozen=True, tag="momentum"):
     def __post_init__(self) -> None:
         _demand_share(self, "momentum")
 
-    def _constants(self) -> tuple[np.float32, ...]:
+    def constants(self) -> tuple[np.float32, ...]:
         return (np.float32(self.momentum),)
 
 
-class Nesterov(_Rule, frozen=True, tag="nesterov"):
+class Nesterov(UpdateRule, frozen=True, tag="nesterov"):
     """h' = momentum*h + rate*g; w -= (1 + momentum)*h' - momentum*h."""
 
     slot_names: ClassVar[tuple[str, ...]] = ("history",)
@@ -163,12 +182,12 @@ class Nesterov(_Rule, frozen=True, tag="nesterov"):
     def __post_init__(self) -> None:
         _demand_share(self, "momentum")
 
-    def _constants(self) -> tuple[np.float32, ...]:
+    def constants(self) -> tuple[np.float32, ...]:
         mu = np.float32(self.momentum)
         return (mu, np.float32(1) + mu)
 
 
-class Adagrad(_Rule, frozen=True, tag="adagrad"):
+class Adagrad(UpdateRule, frozen=True, tag="adagrad"):
     """h += g^2; w -= rate * g / (sqrt(h) + delta). Downpour SGD's rule (Dean et al. 2012, 4.1)."""
 
     slot_names: ClassVar[tuple[str, ...]] = ("square_sum",)
@@ -177,11 +196,11 @@ class Adagrad(_Rule, frozen=True, tag="adagrad"):
     def __post_init__(self) -> None:
         _demand_delta(self)
 
-    def _constants(self) -> tuple[np.float32, ...]:
+    def constants(self) -> tuple[np.float32, ...]:
         return (np.float32(self.delta),)
 
 
-class RMSProp(_Rule, frozen=True, tag="rmsprop"):
+class RMSProp(UpdateRule, frozen=True, tag="rmsprop"):
     """h = decay_rate*h + (1 - decay_rate)*g^2; w -= rate * g / (sqrt(h) + delta)."""
 
     slot_names: ClassVar[tuple[str, ...]] = ("square_mean",)
@@ -192,11 +211,11 @@ class RMSProp(_Rule, frozen=True, tag="rmsprop"):
         _demand_share(self, "decay_rate")
         _demand_delta(self)
 
-    def _constants(self) -> tuple[np.float32, ...]:
+    def constants(self) -> tuple[np.float32, ...]:
         return (*_keep_and_take(self.decay_rate), np.float32(self.delta))
 
 
-class AdaDelta(_Rule, frozen=True, tag="adadelta"):
+class AdaDelta(UpdateRule, frozen=True, tag="adadelta"):
     """Steps scaled by the ratio of their own mean square to the gradient's (Zeiler 2012).
 
     h = momentum*h + (1 - momentum)*g^2; step = g * sqrt((d + delta) / (h + delta));
@@ -211,11 +230,11 @@ class AdaDelta(_Rule, frozen=True, tag="adadelta"):
         _demand_share(self, "momentum")
         _demand_delta(self)
 
-    def _constants(self) -> tuple[np.float32, ...]:
+    def constants(self) -> tuple[np.float32, ...]:
         return (*_keep_and_take(self.momentum), np.float32(self.delta))
 
 
-class Adam(_Rule, frozen=True, tag="adam"):
+class Adam(UpdateRule, frozen=True, tag="adam"):
     """Means of g and g^2, corrected for their start at zero (Kingma and Ba 2015, section 2).
 
     m = beta1*m + (1 - beta1)*g; v = beta2*v + (1 - beta2)*g^2; with t the `count`
@@ -232,10 +251,10 @@ class Adam(_Rule, frozen=True, tag="adam"):
         _demand_share(self, "beta2")
         _demand_delta(self)
 
-    def _scale(self, rate: float, count: int) -> float:
+    def scale(self, rate: float, count: int) -> float:
         return float(rate * np.sqrt(1 - self.beta2**count) / (1 - self.beta1**count))
 
-    def _constants(self) -> tuple[np.float32, ...]:
+    def constants(self) -> tuple[np.float32, ...]:
         return (
             *_keep_and_take(self.beta1),
             *_keep_and_take(self.beta2),
@@ -243,14 +262,102 @@ class Adam(_Rule, frozen=True, tag="adam"):
         )
 
 
-Rule = SGD | Momentum | Nesterov | Adagrad | RMSProp | AdaDelta | Adam
+class AdamW(Adam, frozen=True, tag="adamw"):
+    """Adam with a decay of the weights that is not part of the gradient (Loshchilov, Hutter 2019).
+
+    With c = sqrt(1 - beta2^t) / (1 - beta1^t), Adam's m and v and t the `count`
+    w -= rate * (c * m / (sqrt(v) + delta) + weight_decay * w).
+    """
+
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _demand_share(self, "weight_decay")
+
+    def constants_at(self, count: int) -> tuple[np.float32, ...]:
+        # The loop multiplies all of it by rate * c.
+        return (*self.constants(), np.float32(self.weight_decay / self.scale(1.0, count)))
+
+
+class DelayedNesterov(UpdateRule, frozen=True, tag="delayed_nesterov"):
+    """Each gradient at once, and the momentum of their mean at every n-th (Liu et al. 2024).
+
+    w -= rate * g / n; s += g; at each n-th update m = momentum*m + s/n; w -= rate*momentum*m; s = 0
+    (arXiv 2401.09135, algorithm 3, with c = 0).
+    """
+
+    slot_names: ClassVar[tuple[str, ...]] = ("momentum", "sum")
+    momentum: float = 0.9
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        _demand_share(self, "momentum")
+        structs.force_setattr(self, "n", arguments.whole(_field(self, "n"), self.n, 1))
+
+    def constants_at(self, count: int) -> tuple[np.float32, ...]:
+        last = count % self.n == 0
+        return np.float32(self.momentum), np.float32(1 / self.n), np.float32(last)
+
+
+class DelayCompensation(UpdateRule, frozen=True, tag="dc_asgd"):
+    """w -= rate * (g + strength * g * g * (w - w_read)) (Zheng et al. 2017, equation 10).
+
+    w_read are the weights that g was computed from, if they are among the last `versions`, else the
+    oldest of these.
+    """
+
+    strength: float = 0.04
+    versions: int = 8  # type: ignore[misc]  # here it is an option
+
+    def __post_init__(self) -> None:
+        _demand_versions(self)
+
+    def constants(self) -> tuple[np.float32, ...]:
+        return (np.float32(self.strength),)
+
+
+class AdaptiveDelayCompensation(UpdateRule, frozen=True, tag="dc_asgd_adaptive"):
+    """Delay compensation of a strength that falls with the gradient's size (ibid., section 5).
+
+    v = mean*v + (1 - mean)*g^2; its strength is strength / sqrt(v + delta).
+    """
+
+    slot_names: ClassVar[tuple[str, ...]] = ("square_mean",)
+    strength: float = 2.0
+    mean: float = 0.95
+    versions: int = 8  # type: ignore[misc]  # here it is an option
+    delta: float = 1e-7
+
+    def __post_init__(self) -> None:
+        _demand_versions(self)
+        _demand_share(self, "mean")
+        _demand_delta(self)
+
+    def constants(self) -> tuple[np.float32, ...]:
+        return (*_keep_and_take(self.mean), np.float32(self.strength), np.float32(self.delta))
+
+
+Rule = (
+    SGD
+    | Momentum
+    | Nesterov
+    | Adagrad
+    | RMSProp
+    | AdaDelta
+    | Adam
+    | AdamW
+    | DelayedNesterov
+    | DelayCompensation
+    | AdaptiveDelayCompensation
+)
 
 RULES: dict[str, type[Rule]] = {str(rule.__struct_config__.tag): rule for rule in get_args(Rule)}
 
 
 def rule_of(what: str, value: object) -> Rule:
     """A rule, given as itself or by name with default values; raises BadInput naming `what`."""
-    if isinstance(value, _Rule):  # the project's, or defined by the user
+    if isinstance(value, UpdateRule):  # the project's, or defined by the user
         return cast(Rule, value)
     if isinstance(value, str) and value.lower() in RULES:
         return RULES[value.lower()]()
@@ -316,13 +423,22 @@ def _keep_and_take(share: float) -> tuple[np.float32, np.float32]:
     return keep, np.float32(1) - keep
 
 
-def _demand_share(rule: _Rule, field: str) -> None:
+def _demand_share(rule: UpdateRule, field: str) -> None:
     value = _number(rule, field, "[0, 1)")
     if not 0 <= value < 1:
         raise arguments.wrong(_field(rule, field), "[0, 1)", value)
 
 
-def _demand_delta(rule: "Adagrad | RMSProp | AdaDelta | Adam") -> None:
+def _demand_versions(rule: DelayCompensation | AdaptiveDelayCompensation) -> None:
+    versions = arguments.whole(_field(rule, "versions"), rule.versions, 1, MOST_VERSIONS)
+    structs.force_setattr(rule, "versions", versions)
+    if not _number(rule, "strength", "0 or more") >= 0:
+        raise arguments.wrong(_field(rule, "strength"), "0 or more", rule.strength)
+
+
+def _demand_delta(
+    rule: "Adagrad | RMSProp | AdaDelta | Adam | AdaptiveDelayCompensation",
+) -> None:
     # With delta 0, a weight that has only had zero gradients would become 0/0.
     expected = "more than 0 in float32"
     delta = _number(rule, "delta", expected)
@@ -330,11 +446,11 @@ def _demand_delta(rule: "Adagrad | RMSProp | AdaDelta | Adam") -> None:
         raise arguments.wrong(_field(rule, "delta"), expected, delta)
 
 
-def _field(rule: _Rule, field: str) -> str:
+def _field(rule: UpdateRule, field: str) -> str:
     return f"update rule {rule.__struct_config__.tag}: {field}"
 
 
-def _number(rule: _Rule, field: str, expected: str) -> float:
+def _number(rule: UpdateRule, field: str, expected: str) -> float:
     """The value of a field, which is converted to a plain float in place."""
     plain = arguments.number(_field(rule, field), getattr(rule, field), expected=expected)
     structs.force_setattr(rule, field, plain)

@@ -47,15 +47,23 @@ class ShardPart:
 
         The ledger is not copied: encode it before the next transition.
         """
-        arrays, done = self.held.copy(), self.updates
-        counts = {name: part.count for name, part in self.held.parts.items()}
-        saved = SavedProgress(self.held.version, done.steps, done.samples, self.ledger, counts)
-        return ShardState(saved, arrays)
+        held, done = self.held, self.updates
+        parts = held.parts.items()
+        saved = SavedProgress(
+            held.version,
+            done.steps,
+            done.samples,
+            self.ledger,
+            {name: part.count for name, part in parts},
+            held.buffered,
+            {name: part.buffered for name, part in parts},
+        )
+        return ShardState(saved, held.copy())
 
     def restore(self, state: ShardState) -> None:
         """Take over the state that another part's `copy` returned; active workers stay active."""
+        self.held.restore(state.saved, state.arrays)
         saved = state.saved
-        self.held.restore(saved.version, saved.updates, state.arrays)
         self.updates.steps, self.updates.samples = saved.steps, saved.samples
         self.ledger.entries, self.ledger.floor = saved.ledger.entries, saved.ledger.floor
 

@@ -1,7 +1,8 @@
 """A shard's whole state at one version, as a value and as frames.
 
 The state is the shard's progress and a number of named arrays: `TABLE/weights` and `TABLE/SLOT` for
-each table of which the shard holds a section. The first frame is the progress and the name, dtype
+each table of which the shard holds a section. Where a rule needs past versions, `TABLE/past.1` is
+the one before the present, and so on. The first frame is the progress and the name, dtype
 and shape of each array; one frame for each array follows. `Install`, `State`, the copies of a
 shard and the base of a WAL have this one form.
 """
@@ -31,6 +32,8 @@ class SavedProgress(msgspec.Struct, frozen=True):
     """What a snapshot holds in addition to the arrays, all of one version.
 
     `updates` counts the updates of each table; a push that leaves a table out does not count there.
+    `buffered` is the number of pushes in the buffer, if the shard has one, and `collected` how many
+    of them each table has.
     """
 
     version: Count
@@ -38,6 +41,8 @@ class SavedProgress(msgspec.Struct, frozen=True):
     samples: Count
     ledger: Ledger
     updates: dict[Name, Count] = {}
+    buffered: Count = 0
+    collected: dict[Name, Count] = {}
 
 
 class ShardState(msgspec.Struct, frozen=True):
@@ -63,6 +68,11 @@ class _Contents(msgspec.Struct, frozen=True):
 def array_name(table: str, what: str) -> str:
     """The name of a table's array in a state; `what` is WEIGHTS or a slot's name."""
     return f"{table}/{what}"
+
+
+def past_names(versions: int) -> list[str]:
+    """The names of the arrays that hold the last versions before the present one."""
+    return [f"past.{age}" for age in range(1, versions + 1)]
 
 
 def of_table(arrays: Arrays, table: str) -> Arrays:

@@ -1,24 +1,16 @@
 """The configuration of a shard and of its tables."""
 
-from enum import StrEnum
-
 import msgspec
 from msgspec import structs
 
 from cupy_kernels.backends import HOST, Backend
 from shards import arguments, payloads, pull_encodings
+from shards.aggregation import BUFFER, CONSTANT, EACH, Buffer, Merge
 from shards.gradient_guard import Guard
 from shards.messages import Kind
 from shards.rules import SGD, Decay, Rule, decay_of, rule_of
 from shards.schedules import Fixed, Schedule, schedule_of
 from shards.tables import DenseTable, KeyRange, Layout, ShardMap
-
-
-class Merge(StrEnum):
-    """How pushes are merged: each applied as it arrives, or the mean of a round of all workers."""
-
-    EACH = "each"
-    ROUND = "round"
 
 
 class TableSpec(msgspec.Struct, frozen=True):
@@ -57,7 +49,9 @@ class ShardSpec(msgspec.Struct, frozen=True):
     `map` cuts the arena of all tables. `bound` is the staleness bound in steps (None: none).
     `workers` is the expected number of workers; the iteration of the learning-rate schedules is the
     number of steps applied divided by it. `lease_s` is how long a worker may be silent,
-    `warm_steps` how many steps one replica takes alone at first.
+    `warm_steps` how many steps one replica takes alone at first. `merge`, `weigh` and `scale` are
+    the server's half of a strategy (aggregation.py); with `deltas` pushes are differences of
+    weights, to which neither the tensors' multipliers nor the weight decay apply.
     """
 
     job: str
@@ -67,7 +61,10 @@ class ShardSpec(msgspec.Struct, frozen=True):
     bound: int | None
     workers: int
     build: str
-    merge: Merge = Merge.EACH
+    merge: Merge = EACH
+    weigh: str = CONSTANT
+    scale: float = 1.0
+    deltas: bool = False
     lease_s: float = 10.0
     warm_steps: int = 0
 
@@ -80,6 +77,11 @@ class ShardSpec(msgspec.Struct, frozen=True):
     def keys(self) -> KeyRange:
         """The range of the arena that this shard owns."""
         return self.map.ranges[self.shard]
+
+    def slots_of(self, table: TableSpec) -> tuple[str, ...]:
+        """The arrays of a table that change in place: the rule's slots, and the buffer."""
+        buffer = (BUFFER,) if isinstance(self.merge, Buffer) else ()
+        return (*table.rule.slot_names, *buffer)
 
     def prepare(self, place: Backend = HOST) -> None:
         """Compile the update rules and the expected codecs before the first message arrives.

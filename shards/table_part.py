@@ -25,7 +25,8 @@ Floats = NDArray[np.float32]
 
 
 class TablePart(Protocol):
-    """One shard's part of one table; `count` is the number of its updates.
+    """One shard's part of one table; `count` is the number of its updates, `buffered` that of the
+    pushes in its buffer.
 
     `sums`: `apply` takes any number of gradients, returns their squared norms and changes nothing
     but `out`. Otherwise it takes one, which has been measured before.
@@ -33,6 +34,7 @@ class TablePart(Protocol):
 
     spec: TableSpec
     count: int
+    buffered: int
     sums: bool
 
     @property
@@ -51,9 +53,23 @@ class TablePart(Protocol):
         """The squared norm of a checked gradient."""
 
     def apply(
-        self, weights: Floats, gradients: Sequence[NDArray[Any]], out: Floats, rate: float
+        self,
+        weights: Floats,
+        gradients: Sequence[NDArray[Any]],
+        out: Floats,
+        rate: float,
+        read: Floats | None,
     ) -> list[float]:
-        """Update this part by checked gradients; its weights go into `out`."""
+        """Update this part by checked gradients; its weights go into `out`.
+
+        `read` is the version that the gradient was computed from (None: the present one).
+        """
+
+    def collect(self, gradient: NDArray[Any], factor: float) -> None:
+        """Add `factor` times a gradient to the buffer."""
+
+    def take_buffer(self, size: int) -> NDArray[Any]:
+        """The buffer divided by `size`, as a gradient; the buffer is then empty."""
 
     def keep(self, weights: Floats, out: Floats) -> None:
         """Copy this part's weights to the next version, which does not change them."""
@@ -71,11 +87,17 @@ class TablePart(Protocol):
 
     # --- state ----------------------------------------------------------------------------------
 
-    def export(self, weights: Floats) -> Arrays:
-        """Everything it holds, in host memory, as arrays that will not change later."""
+    def export(self, weights: Floats, past: Sequence[Floats]) -> Arrays:
+        """Everything it holds, in host memory, as arrays that will not change later.
+
+        `past` are the versions before the present one, the newest first.
+        """
 
     def check_state(self, arrays: Arrays) -> None:
         """Raise BadInput unless `restore` can take over these arrays."""
 
-    def restore(self, arrays: Arrays, count: int, out: Floats) -> None:
-        """Take over what another part's `export` returned; slots that are missing begin at zero."""
+    def restore(self, arrays: Arrays, out: Floats, past: Sequence[Floats]) -> None:
+        """Take over what another part's `export` returned; slots that are missing begin at zero.
+
+        The weights go into `out`, earlier versions into `past`.
+        """

@@ -3,9 +3,9 @@
 Under plain SGD, two sums show which pushes were applied (invariants.py). A rule with slots depends
 on more: momentum on the order of all pushes, Adam also on their number. With two tables a push may
 leave one out. So for such jobs the rules alone replay the records of a shard's pushes, which are
-checked separately: without versions, spare slots, copies, logs or resharding. At the end the shard's weights and slots must be
-equal to the bit, whatever happened to it. A push that is lost, torn, applied twice or delayed
-changes everything after it.
+checked separately: without versions, spare slots, copies, logs or resharding. At the end the
+shard's weights and slots must be equal to the bit, whatever happened to it. A push that is lost,
+torn, applied twice or delayed changes everything after it.
 """
 
 from collections.abc import Iterator, Sequence

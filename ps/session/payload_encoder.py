@@ -3,7 +3,7 @@
 A shard holds sections of some tables; a message to it has one part and one frame for each of them.
 A compressed gradient is encoded once, because encoding adds the residual of the previous ones to it
 (error_feedback.py). Weights may arrive as changes to earlier weights, of which there is one view
-per shard and table (pulled_view.py).
+per shard and table: the other end of shards/delta_pulls.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from ps.session.compression import Compression
 from ps.session.error_feedback import ErrorFeedback
 from ps.session.events import Frames
-from ps.session.pulled_view import PulledView, advanced
-from shards import payloads, zstd_frames
+from shards import delta_pulls, payloads, zstd_frames
 from shards.errors import BadInput, BadMessage
-from shards.messages import AskedPart, Kind, Part, Weights
+from shards.messages import AskedPart, Kind, Part, PulledPart, Weights
 from shards.tables import KeyRange, Layout, ShardMap
 from shards.wire_format import Buffer
 
@@ -27,6 +26,43 @@ Floats = NDArray[np.float32]
 
 Gradients = Mapping[str, Floats]
 """A gradient for each table that is pushed: flat float32 of the table's size."""
+
+
+class PulledView(msgspec.Struct, frozen=True):
+    """View `number` of a section of a table in the shard's life `boot`; `weights` are those of
+    `version`, or close to them, as plain floats. They are never changed, because the caller may
+    still read earlier answers.
+    """
+
+    boot: int
+    number: int
+    version: int
+    weights: NDArray[np.float32]
+
+
+def advanced(
+    view: PulledView | None, reply: Weights, part: PulledPart, payload: NDArray[np.uint8]
+) -> PulledView | None:
+    """The view after a part of an answer, with its checked payload; None if it cannot be applied.
+
+    An answer that was overtaken changes nothing: the worker's view is newer than the one it leads
+    to. An answer based on a later view than the worker's cannot be applied, since an earlier answer
+    was lost. Nor can a change to a view of another life: its numbers have no meaning here. Lives
+    are only compared for equality: a copy that takes over may have the lower boot number.
+    """
+    if view is not None and view.boot != reply.boot:
+        view = None
+    if view is not None and view.number > part.number:
+        return view
+    if part.base == 0:
+        # Copied, because the frame is the network's memory and the view outlives it.
+        whole = np.frombuffer(payload, np.float32).copy()
+        return PulledView(reply.boot, part.number, reply.version, whole)
+    if view is None or part.base != view.number:
+        return None
+    weights = np.empty_like(view.weights)
+    delta_pulls.add(part.kind, payload, view.weights, weights)
+    return PulledView(reply.boot, part.number, reply.version, weights)
 
 
 class _Section(NamedTuple):

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 import ps
 from deploy.run_folder import write_whole
 from deploy.settings import TrainSettings
-from deploy.simulation.disk import Errand
+from deploy.simulation.disk import DeferredTask
 from deploy.summary import Rows
 from deploy.updates import SCHEMA, UpdatesWriter, read_updates
 from ps.cluster import Access
@@ -30,13 +30,13 @@ from ps.durability import Durability
 from ps.replication.coordinator import ShardGroup
 from ps.replication.coordinator_store import CoordinatorStore
 from ps.security.authorization import Admission, Enrolment, Enrolments, Invitation
-from ps.security.enrolment_store import EnrolmentStore
-from ps.security.key_file import load_or_create_keys
+from ps.security.enrolment import EnrolmentStore
+from ps.security.keys import load_or_create_keys
 from ps.session.compression import Compression
 from ps.snapshots import checked_json
 from ps.snapshots.catalog import SnapshotCatalog
 from ps.snapshots.manifest import load_snapshot
-from ps.snapshots.residual_writer import FOLDER, ResidualWriter, gathered, residual_in
+from ps.snapshots.residual_writer import FOLDER, ResidualWriter, gathered, saved_residual
 from ps.snapshots.worker_state import WorkerState, load_state, save_state
 from ps.wal.autosave import Autosaves
 from ps.wal.recovery import MARK, recovered
@@ -158,7 +158,7 @@ def _snapshots(place: Path) -> list[Kind]:
         return manifest, [_plain(one) for one in states]
 
     def read_residual() -> object:
-        kept = residual_in(folder, "w0")
+        kept = saved_residual(folder, "w0")
         assert kept is not None
         return kept[0], {name: array.tobytes() for name, array in kept[1].items()}
 
@@ -225,7 +225,7 @@ def _logs(folder: Path) -> list[Kind]:
         _live(own, boot)
     shard = _shard(1)
     shard.handle_together([_installed()], 0.0)
-    kept = Autosaves(saves, 1.0, Errand)
+    kept = Autosaves(saves, 1.0, DeferredTask)
     kept.replaced()
     kept.look(shard, 0.0)
     kept.close()
@@ -268,7 +268,7 @@ def _installed() -> Arrival:
 
 def _live(folder: Path, boot: int) -> None:
     """One life of a shard with a log, and with pushes for a base and a few more files."""
-    log, shard = WriteAheadLog(folder, Durability.PROCESS, 1 << 15, Errand), _shard(boot)
+    log, shard = WriteAheadLog(folder, Durability.PROCESS, 1 << 15, DeferredTask), _shard(boot)
     log.recover(shard, 0.0)
     acts = LoggedShard(shard, log)
     if shard.held.empty:

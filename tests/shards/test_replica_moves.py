@@ -5,6 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from shards import shard_state, wire_format
+from shards.aggregation import ROUND
 from shards.ledger import Ledger, LedgerEntry
 from shards.messages import (
     Ack,
@@ -22,7 +23,6 @@ from shards.messages import (
     Welcome,
 )
 from shards.shard_state import SavedProgress
-from shards.spec import Merge
 from tests.support.shard_copies import GRADIENT, Copies
 from tests.support.shard_dsl import SIZE, as_bytes, blank, hello, leave, push
 
@@ -110,7 +110,7 @@ def test_no_worker_is_redirected_before_a_successor_would() -> None:
 
 def test_a_round_beyond_the_cut_stays_open_at_a_new_copy() -> None:
     """It stays open when the other worker leaves; both copies close it after the quiesce."""
-    group = Copies(Merge.ROUND)
+    group = Copies(ROUND)
     group.say(1, push("a", 1), GRADIENT)
     group.say(1, hold())
     group.say(1, leave("b"))

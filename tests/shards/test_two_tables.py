@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from shards import shard_state, wire_format
+from shards.aggregation import ROUND, Buffer
 from shards.envelopes import Arrival
 from shards.gradient_guard import Guard
 from shards.messages import (
@@ -31,7 +32,7 @@ from shards.rules import Adam, Momentum
 from shards.schedules import Fixed
 from shards.shard import Shard
 from shards.shard_state import ShardState
-from shards.spec import Merge, ShardSpec, TableSpec
+from shards.spec import ShardSpec, TableSpec
 from shards.tables import DenseTable, Layout, TensorSpec, cut_evenly
 from tests.support import shard_dsl
 from tests.support.shard_dsl import Talk, as_bytes, blank, hello, join, refusal, spec
@@ -237,13 +238,28 @@ def test_views_of_changes_are_by_table() -> None:
 
 def test_a_round_is_the_mean_of_each_table_over_those_that_push_it() -> None:
     """A worker that leaves a table out is not counted in that table's mean."""
-    talk = talk_of("w", "x", merge=Merge.ROUND, bound=0)
+    talk = talk_of("w", "x", merge=ROUND, bound=0)
     assert talk.say(push("w", 1), [gradient("a", 2), gradient("b", 2)]) == []
     assert talk.say(push("x", 1, "a"), [gradient("a", 4)]) == [
         (name, Ack(101, 0, 1, 1, 1, 0, False)) for name in "wx"
     ]
     assert held(talk) == (-3, -1, 1)
     assert talk.shard.copy().saved.updates == {"a": 1, "b": 1}
+
+
+def test_a_buffer_updates_the_tables_that_its_pushes_include() -> None:
+    """Each table gets its sum divided by the size; one that no push includes stays as it is. The
+    state has how many pushes each table's buffer holds."""
+    talk = talk_of(merge=Buffer(2))
+    talk.say(push("w", 1), [gradient("a", 2), gradient("b", 2)])
+    saved = talk.shard.copy().saved
+    assert (saved.buffered, saved.collected, saved.version) == (1, {"a": 1, "b": 1}, 0)
+    talk.say(push("w", 2, "a"), [gradient("a", 4)])
+    assert held(talk) == (-3, -0.5, 0.5)
+    for seq in (3, 4):
+        talk.say(push("w", seq, "a"), [gradient("a", 2)])
+    assert held(talk) == (-5, -0.5, 0.5)
+    assert talk.shard.copy().saved.updates == {"a": 2, "b": 1}
 
 
 def test_pushes_that_arrive_together_share_a_pass_only_where_all_rules_are_sums() -> None:

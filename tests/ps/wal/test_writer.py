@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deploy.simulation.disk import Died, Errand, SimulatedDisk
+from deploy.simulation.disk import DeferredTask, Died, SimulatedDisk
 from ps.durability import Durability
 from ps.snapshots import log_storage
 from ps.wal.catalog import load_logs
-from ps.wal.recovery import MARK, recovered, spec_in
+from ps.wal.recovery import MARK, logged_spec, recovered
 from ps.wal.writer import WriteAheadLog
 from shards import wal_format
 from shards.errors import BadInput, GiveUp
@@ -329,7 +329,7 @@ def test_a_damaged_base_is_named(tmp_path: Path) -> None:
     """Older logs, if still there, are replayed instead, to the same bits; else it is an error."""
     folder = tmp_path / "shard-0"
     with life(folder, Durability.PROCESS, 1 << 14) as one:
-        one.log._aside = Errand  # written when it is joined
+        one.log._aside = DeferredTask  # written when it is joined
         one.enter()
         while one.log._base is None:
             one.push()
@@ -365,7 +365,7 @@ def test_another_jobs_log(tmp_path: Path) -> None:
     """A folder belongs to one job, one shard, one build, and one setting of each."""
     folder = tmp_path / "shard-0"
     written(folder)
-    assert spec_in(folder).job == "job"
+    assert logged_spec(folder).job == "job"
     path = folder / "log-00000000"
     for changes, text in (
         ({"job": "other"}, "expected job other, got job's"),
