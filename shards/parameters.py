@@ -122,8 +122,11 @@ class ParameterStore:
         squares = [0.0] * len(pushes)
         waiting: list[tuple[TablePart, list[NDArray[Any]], float]] = []
         for name, part in self.parts.items():
-            pushed = [number for number, push in enumerate(pushes) if name in push]
-            gradients = [pushes[number][name] for number in pushed]
+            pushed, gradients = [], []
+            for number, push in enumerate(pushes):  # a loop: it runs at every push
+                if name in push:
+                    pushed.append(number)
+                    gradients.append(push[name])
             if not gradients:
                 part.keep(present, out)
                 continue
@@ -132,7 +135,7 @@ class ParameterStore:
             else:  # its slots change in place, so all tables are measured before it is applied
                 found = [part.measure(gradient) for gradient in gradients]
                 waiting.append((part, gradients, rates[name] * scale))
-            most = part.spec.guard.most_squares
+            most = part.most_squares
             for number, square in zip(pushed, found, strict=True):
                 if guarded and not square <= most:  # true for NaN, too
                     return None
@@ -167,10 +170,10 @@ class ParameterStore:
         squares = 0.0
         for name, gradient in gradients.items():
             part = self.parts[name]
-            square, guard = part.measure(gradient), part.spec.guard
-            if not square <= guard.most_squares:
+            square = part.measure(gradient)
+            if not square <= part.most_squares:
                 finite = bool(np.isfinite(backends.as_host(gradient)).all())
-                raise BadInput(f"table {name} {guard.describe(square, finite=finite)}")
+                raise BadInput(f"table {name} {part.spec.guard.describe(square, finite=finite)}")
             squares += square
         return squares
 

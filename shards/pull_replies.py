@@ -20,7 +20,10 @@ Answer = tuple[Weights, tuple[NDArray[Any], ...]]
 
 
 class PullReplies:
-    """One life of a shard's answers from `held`; they are counted in `journal`."""
+    """One life of a shard's answers from `held`; they are counted in `journal`.
+
+    `plain` are the parts of a pull of all tables as plain floats, which needs no `check`.
+    """
 
     def __init__(self, spec: ShardSpec, boot: int, held: ParameterStore, journal: Metrics) -> None:
         self._shard = spec.shard
@@ -28,12 +31,10 @@ class PullReplies:
         self._epoch = spec.map.epoch
         self._held = held
         self._journal = journal
-        self._plain = [AskedPart(name) for name in held.parts]
+        self.plain = [AskedPart(name) for name in held.parts]
 
     def check(self, pull: Pull) -> None:
         """Raise BadMessage or BadInput if weights cannot be served as `pull` requests."""
-        if pull.parts == self._plain:
-            return
         parts = self._held.parts
         for ask in pull.parts:
             if ask.table not in parts:
@@ -50,7 +51,7 @@ class PullReplies:
 
     def whole(self, request: int) -> Answer:
         """The whole present version as plain floats, for an operator."""
-        return self._answer(request, self._plain, "", 0.0)
+        return self._answer(request, self.plain, "", 0.0)
 
     def forget(self, worker: str) -> None:
         """Answer the worker's next pull of changes with whole weights."""

@@ -15,6 +15,7 @@ the others. Whether a push is acceptable at all is decided earlier (shard.py, pu
 """
 
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
 from msgspec import structs
@@ -28,7 +29,6 @@ from shards.metrics import Metrics
 from shards.parameters import Gradients, ParameterStore
 from shards.pushes import Arrived
 from shards.quiesce import QuiesceTracker
-from shards.schedules import Schedule
 from shards.spec import ShardSpec
 
 
@@ -66,7 +66,10 @@ class Updates:
     @property
     def rate(self) -> float:
         """The learning rate of the job's first table at the next update."""
-        return _rate(self._spec.tables[0].schedule, self.steps // self._spec.workers)
+        try:
+            return self._spec.tables[0].schedule.rate(self.steps // self._spec.workers)
+        except OverflowError:
+            return inf
 
     @property
     def _backups(self) -> int:
@@ -93,7 +96,9 @@ class Updates:
         """
         if self._spec.merge == EACH:
             first = run[0].message
-            scale, before = self._scale(first), self._held.version
+            constant = self._spec.weigh == CONSTANT
+            scale = self._spec.scale if constant else self._scale(first)
+            before = self._held.version
             rates, read = self._rates_at(self.steps), first.read_version
             gradients = [one.gradients for one in run]
             squares = self._held.apply(gradients, rates, scale=scale, read_version=read)
@@ -212,7 +217,10 @@ class Updates:
         iteration = steps // self._spec.workers
         rates = {}
         for name, part in self._held.parts.items():
-            rates[name] = _rate(part.spec.schedule, iteration)
+            try:
+                rates[name] = part.spec.schedule.rate(iteration)
+            except OverflowError:  # a growing policy; Caffe's reaches infinity too
+                rates[name] = inf
         return rates
 
     def _measured(self, arrived: Arrived) -> Arrived:
@@ -265,13 +273,6 @@ class Updates:
             now=now,
         )
         return applied
-
-
-def _rate(schedule: Schedule, iteration: int) -> float:
-    try:
-        return schedule.rate(iteration)
-    except OverflowError:  # a growing policy; Caffe's reaches infinity too
-        return float("inf")
 
 
 def _means(pushes: Sequence[Gradients]) -> Gradients:

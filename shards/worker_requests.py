@@ -228,7 +228,8 @@ class WorkerRequests:
         self._ledger.identify(message, now + self._spec.lease_s)
         if message.epoch != self._spec.map.epoch:
             raise self._wrong_epoch(message.epoch)
-        self._serving.check(message)
+        if message.parts != self._serving.plain:
+            self._serving.check(message)
         may_wait = self.gate.bound is not None or self._updates.round
         if may_wait and not self.may_answer(message, self._ledger.min_clock):
             return self._park(sender, message, now)
