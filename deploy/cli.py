@@ -14,8 +14,8 @@ import typer
 
 from deploy.cli_reshard import reshard
 from deploy.cli_snapshots import app as snapshots
-from deploy.cli_train import DATA, train
-from deploy.settings import LONGEST_S
+from deploy.cli_train import train
+from deploy.settings import DATA
 from deploy.simulation.config import ClusterConfig
 from deploy.simulation.mutants import registry
 from deploy.simulation.scenarios import Profile
@@ -23,6 +23,7 @@ from deploy.usage_errors import USAGE_ERRORS, check_given, in_options, worded
 from ps import __version__
 from ps.compatibility import build_id
 from shards.errors import BadInput, DownpourError
+from worker.options import LONGEST_S
 
 app = typer.Typer(
     name="downpour",

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.settings import LONGEST_S
+from worker.options import LONGEST_S
 
 
 def reshard(

@@ -27,7 +27,7 @@ _QUIESCE_S = 5.0  # after which quiesced shards resume by themselves
 
 
 class SnapshotScheduler:
-    """Takes snapshots of one job into the catalog `shelf`; a context manager.
+    """Takes snapshots of one job into a `catalog`; a context manager.
 
     One is due every `every` iterations and every `every_s` seconds (0 disables either), and at each
     explicit request. `begins_at` is the iteration at which the job starts, of which a snapshot
@@ -35,13 +35,13 @@ class SnapshotScheduler:
     export (shards/quiesce.py); if they do not come together, the snapshot is taken without, and its
     manifest records that. With `residuals`, workers that compress their pushes write their
     residuals (residual_writer.py), which go into the snapshot if they arrive within half a minute.
-    `told` is called with messages for the operator, in the calling thread.
+    `report` is called with messages for the operator, in the calling thread.
     """
 
     def __init__(
         self,
         cluster: Cluster,
-        shelf: SnapshotCatalog,
+        catalog: SnapshotCatalog,
         *,
         rule: str,
         workers: int,
@@ -50,42 +50,42 @@ class SnapshotScheduler:
         begins_at: int = 0,
         aligned: bool = False,
         residuals: bool = False,
-        told: Callable[[str], None] = lambda _: None,
+        report: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.latest: str | None = None
         self._cluster = cluster
-        self._catalog = shelf
+        self._catalog = catalog
         self._rule = rule
         self._workers = workers
         self._every = every
         self._every_s = every_s
         self._aligned = aligned
         self._residuals = residuals
-        self._report = told
+        self._report = report
         self._next = self._next_after(begins_at)
         self._next_at = time.monotonic() + every_s
-        self._asked = self._answering = False
+        self._requested = self._answering = False
         self._under_way: Future[None] | None = None
         self._missing: list[str] = []
         self._pool = ThreadPoolExecutor(1, "snapshots")
         self._sweep()
 
-    def look(self, iteration: int, *, asked: bool = False) -> None:
-        """Begin a snapshot if one is due or `asked` for, and report how the last one went.
+    def look(self, iteration: int, *, requested: bool = False) -> None:
+        """Begin a snapshot if one is due or `requested`, and report how the last one went.
 
         Call it regularly; it does not wait.
         """
-        self._asked |= asked
+        self._requested |= requested
         if not self.idle:
             return
         now = time.monotonic()
         by_iteration = self._every > 0 and iteration >= self._next
         by_time = self._every_s > 0 and now >= self._next_at
-        if not (self._asked or by_iteration or by_time):
+        if not (self._requested or by_iteration or by_time):
             return
         self._next = self._next_after(iteration)
         self._next_at = now + self._every_s
-        self._answering, self._asked = self._asked, False
+        self._answering, self._requested = self._requested, False
         self._under_way = self._pool.submit(self._take)
 
     def _next_after(self, iteration: int) -> int:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from worker.api import Trained, train
     from worker.job import Job
     from worker.job_runner import Observer, Outcome, run_job
+    from worker.options import Links, ShardRuntime, SnapshotPolicy
     from worker.strategies import BSP, Downpour
     from worker.training_loop import Plan
 
@@ -24,9 +25,12 @@ __all__ = [
     "BSP",
     "Downpour",
     "Job",
+    "Links",
     "Observer",
     "Outcome",
     "Plan",
+    "ShardRuntime",
+    "SnapshotPolicy",
     "Trained",
     "run_job",
     "train",
@@ -36,9 +40,12 @@ _HOMES = {
     "BSP": "worker.strategies",
     "Downpour": "worker.strategies",
     "Job": "worker.job",
+    "Links": "worker.options",
     "Observer": "worker.job_runner",
     "Outcome": "worker.job_runner",
     "Plan": "worker.training_loop",
+    "ShardRuntime": "worker.options",
+    "SnapshotPolicy": "worker.options",
     "Trained": "worker.api",
     "run_job": "worker.job_runner",
     "train": "worker.api",
