@@ -33,17 +33,11 @@ _SUBJECTS = {
 }
 """The subjects of the options in the order of the help, each with its panel there."""
 
-_RESUMING = {
-    "resume": (
-        str,
-        "A run folder: continue that run, with its settings, from its newest good snapshot."
-        " With --out: start a new run from RUN@NUMBER, a place of snapshots, or one of them.",
-    ),
-    "unset": (
-        list[str],
-        "With --resume: reset this option to its default, e.g. `--unset ray`. Repeatable.",
-    ),
-}
+_RESUME = (
+    "A run folder: continue that run, with its settings, from its newest good snapshot. With --out:"
+    " start a new run from RUN@NUMBER, a place of snapshots, or one of them."
+)
+_UNSET = "With --resume: reset this option to its default, e.g. `--unset ray`. Repeatable."
 
 
 def _parameters() -> Iterator[inspect.Parameter]:
@@ -52,8 +46,8 @@ def _parameters() -> Iterator[inspect.Parameter]:
         for each in declared(subject).values():
             yield _parameter(each.name, _kind(each), each.option.text, panel, each.shown)
         if subject is RunFiles:
-            for name, (kind, text) in _RESUMING.items():
-                yield _parameter(name, kind, text, _RUN)
+            yield _parameter("resume", str, _RESUME, _RUN)
+            yield _parameter("unset", list[str], _UNSET, _RUN)
 
 
 def _kind(each: Declared) -> type:

@@ -19,7 +19,7 @@ from ps.wal.autosave import ROLLBACK_S
 from shards import arguments
 from shards.errors import UNDECODABLE, BadInput
 from worker.option_fields import Options, option
-from worker.options import LAST_PORT, STRATEGY_OPTIONS, TrainOptions, no_such_option, strategy_kind
+from worker.options import LAST_PORT, TrainOptions, foreign_options
 
 DATA = "A folder of MNIST IDX files, or a Parquet file or folder with columns label and image."
 """Help text: the kinds of data that a command reads."""
@@ -107,8 +107,7 @@ def misplaced(settings: Mapping[str, Any]) -> dict[str, str]:
 
     A setting at its default is never among them.
     """
-    durability, strategy = settings["durability"], settings["strategy"]
-    placement, out = settings["shards_in"], {}
+    durability, placement, out = settings["durability"], settings["shards_in"], {}
     if settings["ray"] is not None and placement is not Placement.RAY:
         out["ray"] = f"expected shards in Ray, got --shards-in {placement}"
     if settings["silence_s"] != SILENCE_S and durability is not Durability.REPLICATED:
@@ -117,10 +116,8 @@ def misplaced(settings: Mapping[str, Any]) -> dict[str, str]:
         out["rollback_s"] = f"expected --durability memory, got {durability}"
     if settings["logs"] is not None and not durability.keeps_log:
         out["logs"] = f"expected --durability process or logged, got {durability}"
-    for name in STRATEGY_OPTIONS:
-        if settings[name] is not None and not hasattr(strategy_kind(strategy), name):
-            out[name] = no_such_option(strategy)
-    return out
+    foreign = foreign_options(settings["strategy"])
+    return out | {name: why for name, why in foreign.items() if settings[name] is not None}
 
 
 def option_name(name: str) -> str:

@@ -16,6 +16,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cache, wraps
 from numbers import Integral, Real
+from operator import ge, le
 from pathlib import Path
 from types import NoneType
 from typing import (
@@ -125,14 +126,17 @@ class Declared(msgspec.Struct, frozen=True):
 
     def _number(self, what: str, value: object) -> float:
         """A number in the option's range. Only the limit that it violates is in the error."""
-        if isinstance(value, bool) or not isinstance(value, Integral if self.kind is int else Real):
-            raise arguments.wrong(what, "a whole number" if self.kind is int else "a number", value)
-        least, most = self.option.least, self.option.most
-        if least is not None and not value >= least:
-            raise arguments.wrong(what, f"at least {arguments.shown(least)}", value)
-        if most is not None and not value <= most:
-            raise arguments.wrong(what, f"at most {arguments.shown(most)}", value)
-        return self.kind(value)
+        wanted, words = (Integral, "a whole number") if self.kind is int else (Real, "a number")
+        if isinstance(value, bool) or not isinstance(value, wanted):
+            raise arguments.wrong(what, words, value)
+        number: float = int(value) if self.kind is int else value  # type: ignore[assignment]
+        for limit, words, fits in (
+            (self.option.least, "at least", ge),
+            (self.option.most, "at most", le),
+        ):
+            if limit is not None and not fits(number, limit):
+                raise arguments.wrong(what, f"{words} {arguments.shown(limit)}", number)
+        return number if self.kind is int else float(number)
 
 
 @cache
@@ -154,7 +158,8 @@ def _kind(hint: Any) -> tuple[type, bool]:
     return kinds[-1], NoneType in get_args(hint)
 
 
-@dataclass_transform(kw_only_default=True, field_specifiers=(option,))
+# They compare by value, which a type checker would take for a class without a hash.
+@dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(option,))
 class Options:
     """Base of the subjects: each subclass is a frozen dataclass whose options are checked.
 

@@ -143,27 +143,28 @@ class TrainingPlan(Options):
 
         Raises BadInput for an unknown name, and for an option that the strategy does not have.
         """
-        given = {
-            name: value for name in STRATEGY_OPTIONS if (value := getattr(self, name)) is not None
-        }
-        kind = strategy_kind(self.strategy)
-        for name in given.keys() - set(kind.__struct_fields__):
-            raise BadInput(f"{self.named(name)} {given[name]}: {no_such_option(self.strategy)}")
-        return kind(**given) if isinstance(self.strategy, str) else replace(self.strategy, **given)
+        given = {name: getattr(self, name) for name in STRATEGY_OPTIONS}
+        given = {name: value for name, value in given.items() if value is not None}
+        for name, why in foreign_options(self.strategy).items():
+            if name in given:
+                raise BadInput(f"{self.named(name)} {given[name]}: {why}")
+        if isinstance(self.strategy, str):
+            return strategy_named(self.strategy)(**given)
+        return replace(self.strategy, **given)
 
 
 STRATEGY_OPTIONS = tuple(sorted(_DOWNPOUR))
 """The options that belong to a strategy, and that another may lack."""
 
 
-def strategy_kind(strategy: Strategy | str) -> type[Strategy]:
-    """The class of a strategy, or of the one of this name; raises BadInput for an unknown name."""
-    return strategy_named(strategy) if isinstance(strategy, str) else type(strategy)
+def foreign_options(strategy: Strategy | str) -> dict[str, str]:
+    """The options that a strategy lacks, with the reason to refuse each.
 
-
-def no_such_option(strategy: Strategy | str) -> str:
-    """Why an option of another strategy is refused."""
-    return f"strategy {strategy_kind(strategy).__struct_config__.tag} has no such option"
+    Raises BadInput for a name that no strategy has.
+    """
+    kind = strategy_named(strategy) if isinstance(strategy, str) else type(strategy)
+    why = f"strategy {kind.__struct_config__.tag} has no such option"
+    return {name: why for name in STRATEGY_OPTIONS if name not in kind.__struct_fields__}
 
 
 class WorkerRuntime(Options):
