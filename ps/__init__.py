@@ -16,7 +16,7 @@ from ps.client import Client
 from ps.cluster import Cluster
 from ps.compatibility import build_id
 from ps.durability import Durability
-from ps.job_spec import make_cluster, resharded_specs, shard_specs
+from ps.job_spec import expect_compression, make_cluster, resharded_specs, shard_specs
 from ps.launch.launcher import ShardDevice
 from ps.launch.processes import process_shards
 from ps.launch.replicated_processes import replicated_shards
@@ -89,6 +89,7 @@ __all__ = [
     "WrongBuild",
     "__version__",
     "build_id",
+    "expect_compression",
     "local_shards",
     "make_cluster",
     "parse_link",

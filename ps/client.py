@@ -94,10 +94,9 @@ class Client:
     continues after the last applied push (`seq`, `step`). `patience_s` is the longest silence of a
     shard before `Unreachable` is raised. `in_flight` bounds the pushes that may be unacknowledged
     when another is sent; by default as many as the link needs, within memory
-    (ps/session/window_estimator.py). `compression` is the encoding of pushes and pulls. `restore`
-    is a file that `save` wrote, with the residual to continue with; it must belong to the last
-    applied push. `keep` is the path or URI of the job's snapshots: the residual is written there
-    for each (ps/snapshots/residual_writer.py). `link` puts all traffic behind a modelled slow link.
+    (ps/session/window_estimator.py). `compression` is the encoding of pushes and pulls. `keep` is
+    the path or URI of the job's snapshots: the residual is written there for each
+    (ps/snapshots/residual_writer.py). `link` puts all traffic behind a modelled slow link.
     `stripes` is the number of TCP connections over which a shard's messages are spread; by default
     as many as the round trip needs (ps/transport/striping.py). `allocate` creates the arrays that
     `pull` and `new_gradient` return: page-locked ones, where they go to a GPU.
@@ -116,7 +115,6 @@ class Client:
         patience_s: float = 30.0,
         in_flight: int | None = None,
         compression: Compression | str | None = None,
-        restore: str | Path | None = None,
         keep: Place | None = None,
         link: LinkModel | str | None = None,
         allocate: Allocator = heap_allocator,
@@ -129,8 +127,6 @@ class Client:
         patience_s = arguments.seconds("patience_s", patience_s, endless=True)
         if in_flight is not None:
             in_flight = arguments.whole("in_flight", in_flight, 1, _MOST_IN_FLIGHT)
-        if restore is not None:
-            restore = paths.path("restore", restore)
         if keep is not None:
             keep = paths.place("keep", keep)
         if stripes is not None:
@@ -167,13 +163,10 @@ class Client:
             ResidualWriter(keep, worker) if keep is not None and self._compresses else None
         )
         try:
-            restored = None if restore is None else residuals.loaded(restore, self._current.session)
             self._switch_to(self._established(self._current))
             ready = self._current.session.ready
             assert ready is not None, "every shard has registered the worker"
             self.clock, self.step = ready.clock, ready.step
-            if restored is not None:
-                self._restore_residual(*restored)
         except BaseException:
             self.abort()
             raise
@@ -325,14 +318,24 @@ class Client:
     def save(self, path: str | Path) -> None:
         """Wait until every push is acknowledged, then write the residual to a file.
 
-        A later life of this worker restores it, at this same push, so that nothing of any gradient
-        is lost in between. Raises BadInput where pushes are not compressed.
+        A later life of this worker can `restore` it, at this same push, so that nothing of any
+        gradient is lost in between. Raises BadInput where pushes are not compressed.
         """
         target = paths.path("save: path", path)
         feedback = residuals.feedback_of(self._current.session, "save")
         self.flush()
         state = residuals.state_of(self._current.session, self.step, self.clock, self.seq)
         save_state(target, state, feedback.state())
+
+    @_by_one_thread
+    def restore(self, path: str | Path) -> None:
+        """Continue with the residual in a file that `save` wrote; call it before the first pull.
+
+        Raises BadInput when the file belongs to another worker or another push than the last that
+        was applied, or pushes are not compressed: the worker can continue without it.
+        """
+        source = paths.path("restore: path", path)
+        self._restore_residual(*residuals.loaded(source, self._current.session))
 
     @_by_one_thread
     def restore_residual(self, state: WorkerState, arrays: Arrays) -> None:

@@ -32,17 +32,14 @@ def shard_specs(
     lease_s: float = 10.0,
     warm_steps: int = 0,
     guard: Guard | None = None,
-    compression: Compression | str | None = None,
     name: str = "job",
 ) -> list[ShardSpec]:
     """The specs of a new job's shards, with its table cut evenly among them.
 
     Defaults: plain SGD at rate 0.01, no weight decay, no staleness bound, and a guard that accepts
     any finite gradient. A `rule` may be a name, such as "adam", with its defaults; a `schedule` a
-    number, a fixed rate; a `decay` a number, L2; a `bound` of None or inf is none. `compression` is
-    the expected choice of the workers, so that shards compile it in advance; by default plain
-    floats. The job's id is `name` and a random part that a stranger cannot guess. Raises BadInput
-    for invalid numbers.
+    number, a fixed rate; a `decay` a number, L2; a `bound` of None or inf is none. The job's id
+    is `name` and a random part that a stranger cannot guess. Raises BadInput for invalid numbers.
     """
     table = arguments.instance("table", table, DenseTable, "a DenseTable")
     shards, workers = arguments.whole("shards", shards, 1), arguments.whole("workers", workers, 1)
@@ -52,7 +49,6 @@ def shard_specs(
         raise BadInput(f"bound: expected 0, at which pushes are merged in rounds, got {got}")
     if guard is not None:
         guard = arguments.instance("guard", guard, Guard, "a Guard")
-    expected = compression_of("compression", compression)
     job = f"{arguments.name('name', name, _NAME_BYTES)}-{secrets.token_hex(8)}"
     shard_map = cut_evenly(table, shards)
     return [
@@ -71,10 +67,19 @@ def shard_specs(
             lease_s=arguments.seconds("lease_s", lease_s),
             warm_steps=arguments.whole("warm_steps", warm_steps, 0),
             guard=guard or Guard(),
-            pushed=expected.pushed,
-            pulled=expected.pull,
         )
         for shard in range(shards)
+    ]
+
+
+def expect_compression(
+    specs: Sequence[ShardSpec], compression: Compression | str | None
+) -> list[ShardSpec]:
+    """The specs of shards that compile in advance what this choice of the workers needs."""
+    expected = compression_of("compression", compression)
+    return [
+        msgspec.structs.replace(spec, pushed=expected.pushed, pulled=expected.pull)
+        for spec in check_specs(specs)
     ]
 
 

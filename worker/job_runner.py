@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from ps import Cluster, ShardState, paths, shard_specs
 from ps.durability import Durability
+from ps.job_spec import expect_compression
 from ps.launch.launcher import recovery_s, start_shards
 from ps.session.events import Unreachable
 from ps.snapshot_scheduler import SnapshotScheduler
@@ -251,7 +252,7 @@ def _install(prepared: _Prepared, job: Job, job_shards: JobShards) -> None:
 
 def _specs(job: Job, table: DenseTable) -> list[ShardSpec]:
     """The specs of the job's shards."""
-    return shard_specs(
+    specs = shard_specs(
         table,
         shards=job.runtime.shards,
         rule=job.rule,
@@ -262,8 +263,8 @@ def _specs(job: Job, table: DenseTable) -> list[ShardSpec]:
         merge=job.plan.strategy.merge,
         lease_s=job.runtime.lease_s,
         warm_steps=job.plan.strategy.warm_up,
-        compression=job.links.build_compression(),
     )
+    return expect_compression(specs, job.links.build_compression())
 
 
 def _task(prepared: _Prepared, job: Job, cluster: Cluster, patience_s: float) -> TaskSpec:

@@ -14,9 +14,8 @@ import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
-from functools import cache, wraps
+from functools import wraps
 from numbers import Integral, Real
-from operator import ge, le
 from pathlib import Path
 from types import NoneType
 from typing import (
@@ -59,6 +58,9 @@ else:
 
         def __class_getitem__(cls, types: tuple[object, object]) -> object:
             return types[0]
+
+
+_NUMBERS: dict[type, Any] = {int: Integral, float: Real}  # NumPy's are among them
 
 
 class Option(msgspec.Struct, frozen=True):
@@ -124,30 +126,28 @@ class Declared(msgspec.Struct, frozen=True):
             return arguments.text(what, value, "a text")
         return self._number(what, value)
 
-    def _number(self, what: str, value: object) -> float:
+    def _number(self, what: str, value: Any) -> float:
         """A number in the option's range. Only the limit that it violates is in the error."""
-        wanted, words = (Integral, "a whole number") if self.kind is int else (Real, "a number")
-        if isinstance(value, bool) or not isinstance(value, wanted):
-            raise arguments.wrong(what, words, value)
-        number: float = int(value) if self.kind is int else value  # type: ignore[assignment]
-        for limit, words, fits in (
-            (self.option.least, "at least", ge),
-            (self.option.most, "at most", le),
-        ):
-            if limit is not None and not fits(number, limit):
-                raise arguments.wrong(what, f"{words} {arguments.shown(limit)}", number)
+        if isinstance(value, bool) or not isinstance(value, _NUMBERS[self.kind]):
+            expected = "a whole number" if self.kind is int else "a number"
+            raise arguments.wrong(what, expected, value)
+        number = int(value) if self.kind is int else value
+        least, most = self.option.least, self.option.most
+        if least is not None and not number >= least:
+            raise arguments.wrong(what, f"at least {arguments.shown(least)}", number)
+        if most is not None and not number <= most:
+            raise arguments.wrong(what, f"at most {arguments.shown(most)}", number)
         return number if self.kind is int else float(number)
 
 
-@cache
-def declared(subject: "type[Options]") -> dict[str, Declared]:
-    """The options of a class, by name, in the order of its fields."""
+def declared(subject: type[Any]) -> dict[str, Declared]:
+    """The options of a class of options, by name, in the order of its fields."""
     hints = get_type_hints(subject)
     return {
         each.name: Declared(
             each.name, *_kind(hints[each.name]), each.default, each.metadata["option"]
         )
-        for each in fields(subject)  # type: ignore[arg-type]  # mypy sees no dataclass here
+        for each in fields(subject)
         if "option" in each.metadata
     }
 
@@ -158,8 +158,7 @@ def _kind(hint: Any) -> tuple[type, bool]:
     return kinds[-1], NoneType in get_args(hint)
 
 
-# They compare by value, which a type checker would take for a class without a hash.
-@dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(option,))
+@dataclass_transform(kw_only_default=True, field_specifiers=(option,))
 class Options:
     """Base of the subjects: each subclass is a frozen dataclass whose options are checked.
 

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from cupy_kernels import codec_loops, codecs
-from ps import AdminClient, Compression, local_shards, shard_specs
+from ps import AdminClient, local_shards, shard_specs
 from shards import payloads, zstd_frames
 from shards.messages import Kind
 from tests.bench.report import Goal, goals, save
@@ -31,9 +31,9 @@ from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 from worker.inference import evaluate
 from worker.job import Job
+from worker.options import TrainOptions
 from worker.sources import open_source
 from worker.spark_task import TaskSpec, run_task
-from worker.strategies import Downpour
 
 DEMO = Path("deploy/demo")
 WORKERS = 2
@@ -136,17 +136,12 @@ def bench_codecs(floats: int, rounds: int) -> dict[str, dict[str, float]]:
 # --- LeNet through the system -----------------------------------------------------------------
 
 
-def lenet(steps: int, seed: int, compression: Compression) -> tuple[Job, Any]:
+def lenet(steps: int, seed: int, push: str, pull: str) -> tuple[Job, Any]:
     solver = read_solver(DEMO / "lenet_solver.prototxt", open_source(DEMO / "mnist").shape)
     job = caffe_job(
         solver,
-        strategy=Downpour(),
+        TrainOptions(shards=2, seed=seed, max_iter=steps, compress=push, compress_pull=pull),
         workers=WORKERS,
-        shards=2,
-        bound=4,
-        seed=seed,
-        max_iter=steps,
-        compression=compression,
     )
     return job, solver
 
@@ -160,11 +155,11 @@ def train(
     table: pa.Table, test: list[Any], steps: int, seed: int, push: str, pull: str
 ) -> dict[str, float]:
     """Bytes to and from the shards, and the accuracy on the test data in the end."""
-    job, solver = lenet(steps, seed, Compression.parse(push, pull))
+    job, solver = lenet(steps, seed, push, pull)
     model = CaffeModel(solver.train)
     specs = shard_specs(
         model.table,
-        shards=job.shards,
+        shards=job.runtime.shards,
         rule=job.rule,
         schedule=job.schedule,
         decay=job.decay,
@@ -181,7 +176,7 @@ def train(
             cluster=cluster,
             plan=job.plan,
             batch_size=job.batch_size,
-            compression=job.compression,
+            compression=job.links.build_compression(),
             device=job.device,
         )
         tasks = [

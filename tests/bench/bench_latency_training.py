@@ -44,9 +44,9 @@ from worker.caffe.solver import read_solver
 from worker.caffe.weights import moved
 from worker.inference import evaluate
 from worker.job import Job
+from worker.options import TrainOptions
 from worker.sources import open_source
 from worker.spark_task import TaskSpec, decode_reports, run_task
-from worker.strategies import Downpour
 from worker.training_loop import WorkerReport
 
 _DEMO = Path("deploy/demo")
@@ -88,14 +88,14 @@ def job(variant: Variant, steps: int) -> Job:
     solver = read_solver(_DEMO / "lenet_solver.prototxt", open_source(_DEMO / "mnist").shape)
     told = caffe_job(
         solver,
-        strategy=Downpour(),
+        TrainOptions(
+            staleness=variant.bound,
+            seed=1,
+            max_iter=max(4, round(steps * variant.share)),
+            prefetch=variant.bound != 0,
+            transport=Transport.TCP,
+        ),
         workers=_WORKERS,
-        shards=1,
-        bound=variant.bound,
-        seed=1,
-        max_iter=max(4, round(steps * variant.share)),
-        prefetch=variant.bound != 0,
-        transport=Transport.TCP,
     )
     plan = msgspec.structs.replace(told.plan, iter_size=variant.batches)
     return msgspec.structs.replace(told, plan=plan, rule=Adagrad(), schedule=Fixed(base_rate=_RATE))
@@ -162,7 +162,7 @@ def work(number: int, path: Path, variant: Variant, steps: int, link: str) -> Wo
         plan=told.plan,
         batch_size=told.batch_size,
         link=parse_link(link) if link else None,
-        transport=told.transport,
+        transport=told.links.transport,
     )
     rows = iter(_rows().slice(number * share, share).to_batches())
     (done,) = run_task(rows, spec, told.model, number, 0)

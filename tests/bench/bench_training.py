@@ -27,8 +27,8 @@ from worker.caffe.job import caffe_job
 from worker.caffe.solver import read_solver
 from worker.evaluation import Evaluation
 from worker.job_runner import run_job
+from worker.options import TrainOptions
 from worker.sources import open_source
-from worker.strategies import Downpour
 from worker.training_loop import WorkerReport
 
 _DEMO = Path("deploy/demo")
@@ -50,10 +50,10 @@ class _Times:
     def evaluated(self, result: Evaluation) -> None:
         pass
 
-    def moved(self, cluster: Cluster) -> None:
+    def resharded(self, cluster: Cluster) -> None:
         pass
 
-    def told(self, text: str) -> None:
+    def notice(self, text: str) -> None:
         print(text)
 
     def rate(self) -> float:
@@ -82,12 +82,8 @@ def main() -> None:
                 times = _Times()
                 job = caffe_job(
                     solver,
-                    strategy=Downpour(),
+                    TrainOptions(shards=2, seed=number, max_iter=given.steps),
                     workers=workers,
-                    shards=2,
-                    bound=4,
-                    seed=number,
-                    max_iter=given.steps,
                 )
                 before, started = _cpu_seconds(), time.monotonic()
                 outcome = run_job(df, job, observer=times)

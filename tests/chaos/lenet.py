@@ -18,9 +18,9 @@ from worker.caffe.solver import Solver, read_solver
 from worker.caffe.weights import moved
 from worker.inference import evaluate
 from worker.job import Job
+from worker.options import TrainOptions
 from worker.sources import open_source
 from worker.spark_task import TaskSpec, run_task
-from worker.strategies import Downpour
 
 WORKERS, SHARDS, BOUND = 4, 2, 4
 PATIENCE_S = 120.0
@@ -39,12 +39,8 @@ def job(steps: int) -> Job:
     """The demo's, with so many steps of each worker."""
     return caffe_job(
         _solver(),
-        strategy=Downpour(),
+        TrainOptions(shards=SHARDS, staleness=BOUND, seed=1, max_iter=steps),
         workers=WORKERS,
-        shards=SHARDS,
-        bound=BOUND,
-        seed=1,
-        max_iter=steps,
     )
 
 

@@ -82,11 +82,11 @@ def test_every_so_many_seconds(cluster: Cluster, tmp_path: Path) -> None:
 def test_when_somebody_asks(cluster: Cluster, tmp_path: Path) -> None:
     """A request during a snapshot is served next; the answer reports its path."""
     told: list[str] = []
-    with snapshotter(cluster, tmp_path, told=told.append) as taker:
+    with snapshotter(cluster, tmp_path, report=told.append) as taker:
         taker.look(0)
         assert names(tmp_path) == []
-        taker.look(0, asked=True)
-        taker.look(0, asked=True)
+        taker.look(0, requested=True)
+        taker.look(0, requested=True)
         until = time.monotonic() + DEADLINE_S
         while len(told) < 1 and time.monotonic() < until:
             taker.look(0)
@@ -99,7 +99,7 @@ def test_when_somebody_asks(cluster: Cluster, tmp_path: Path) -> None:
 def test_a_failure_is_told_and_changes_nothing(cluster: Cluster, tmp_path: Path) -> None:
     """On a full disk the last good one stays, the shards keep serving, the next one succeeds."""
     told: list[str] = []
-    with snapshotter(cluster, tmp_path, every=1, told=told.append) as taker:
+    with snapshotter(cluster, tmp_path, every=1, report=told.append) as taker:
         push(cluster, 1)
         taker.look(1)
         taker._finish()
@@ -152,7 +152,7 @@ def test_aligned_while_workers_push(cluster: Cluster, tmp_path: Path) -> None:
     try:
         with snapshotter(cluster, tmp_path, aligned=True) as taker:
             for _ in range(20):
-                taker.look(0, asked=True)
+                taker.look(0, requested=True)
                 taker._finish()
     finally:
         done.set()

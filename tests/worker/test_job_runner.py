@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import ps
-from ps import AdminClient, Compression, Durability
+from ps import AdminClient, Durability
 from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots.catalog import SnapshotCatalog
 from ps.snapshots.manifest import load_manifest
@@ -28,6 +28,7 @@ from tests.ps.snapshots.saved import Keyed
 from tests.worker.test_job_shards import Servers
 from worker import job_runner, spark
 from worker.evaluation import Evaluation, EvaluationPlan
+from worker.options import Links
 from worker.training_loop import WorkerReport
 
 DEADLINE_S = 60.0
@@ -55,9 +56,9 @@ class Notes:
     def started(self, cluster: ps.Cluster, restored: list[int] | None) -> None: ...
     def progressed(self, statuses: list[ShardStatus], records: list[Any]) -> None: ...
     def evaluated(self, result: Evaluation) -> None: ...
-    def moved(self, cluster: ps.Cluster) -> None: ...
+    def resharded(self, cluster: ps.Cluster) -> None: ...
 
-    def told(self, text: str) -> None:
+    def notice(self, text: str) -> None:
         self.notes.append(text)
 
 
@@ -159,7 +160,7 @@ def run_job(
         ones_job(Ones, steps=1, workers=1, durability=Durability.PROCESS),
         resume=resume,
         snapshots=folder / "snapshots" if snapshots else None,
-        asked=asked,
+        snapshot_requested=asked,
         logs=folder / "logs",
         observer=observer,
     )
@@ -203,7 +204,7 @@ def test_residuals_are_read_where_the_snapshot_is(
     for steps, resume in ((2, None), (3, shelf.newest_good), (4, lambda: whole)):
         outcome = job_runner.run_job(
             None,  # type: ignore[arg-type]  # no task reads it
-            ones_job(Ones, steps=steps, workers=1, compression=Compression.parse("topk:0.5")),
+            ones_job(Ones, steps=steps, workers=1, links=Links(compress="topk:0.5")),
             resume=resume() if resume is not None else None,
             snapshots=Keyed.URI,
             observer=told,

@@ -168,9 +168,8 @@ def _state(folder: Path, env: Env) -> list[Format]:
 
 
 def _restored(env: Env, residual: Path) -> Any:
-    return ps.Client(
-        env.cluster, worker="packed", incarnation=1, compression="int8", restore=residual
-    )
+    with ps.Client(env.cluster, worker="packed", incarnation=1, compression="int8") as client:
+        client.restore(residual)
 
 
 def _read(path: Path) -> int:

@@ -69,7 +69,7 @@ def snapshotter(cluster: Cluster, place: Path, told: list[str] | None = None) ->
         rule="momentum",
         workers=1,
         residuals=True,
-        told=told.append,
+        report=told.append,
     )
 
 
@@ -77,7 +77,7 @@ def train_with_snapshot(client: Client, taker: SnapshotScheduler) -> None:
     """Train until a requested snapshot is there; it is requested while pushes are in flight."""
     for _ in range(4):
         step(client)
-    taker.look(0, asked=True)
+    taker.look(0, requested=True)
     until = time.monotonic() + DEADLINE_S
     while taker.latest is None and time.monotonic() < until:
         step(client)
