@@ -14,7 +14,7 @@ import typer
 from deploy.settings import Clusters, RunFiles, TrainSettings
 from shards.errors import BadInput
 from worker.option_fields import Declared, declared
-from worker.options import Links, ShardRuntime, SnapshotPolicy, TrainingPlan, WorkerRuntime
+from worker.options import LinkOptions, ShardRuntime, SnapshotPolicy, TrainingPlan, WorkerRuntime
 from worker.signals import sigterm_too
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _SUBJECTS = {
     Clusters: "Where it runs",
     ShardRuntime: "Where it runs",
     WorkerRuntime: "Where it runs",
-    Links: "Links",
+    LinkOptions: "Links",
 }
 """The subjects of the options in the order of the help, each with its panel there."""
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from worker.api import Trained, train
     from worker.job import Job
     from worker.job_runner import Observer, Outcome, run_job
-    from worker.options import Links, ShardRuntime, SnapshotPolicy
+    from worker.options import LinkOptions, ShardRuntime, SnapshotPolicy
     from worker.strategies import BSP, Downpour
     from worker.training_loop import Plan
 
@@ -25,7 +25,7 @@ __all__ = [
     "BSP",
     "Downpour",
     "Job",
-    "Links",
+    "LinkOptions",
     "Observer",
     "Outcome",
     "Plan",
@@ -40,7 +40,7 @@ _HOMES = {
     "BSP": "worker.strategies",
     "Downpour": "worker.strategies",
     "Job": "worker.job",
-    "Links": "worker.options",
+    "LinkOptions": "worker.options",
     "Observer": "worker.job_runner",
     "Outcome": "worker.job_runner",
     "Plan": "worker.training_loop",

@@ -10,7 +10,7 @@ from shards.rules import Decay, Rule, decay_of, rule_of
 from shards.schedules import Schedule, schedule_of
 from worker.device_selection import ANY, DeviceRequest
 from worker.model import Model
-from worker.options import Links, ShardRuntime, SnapshotPolicy
+from worker.options import LinkOptions, ShardRuntime, SnapshotPolicy
 from worker.training_loop import Plan
 
 
@@ -42,7 +42,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     shuffle: bool = True
     device: DeviceRequest = ANY
     runtime: ShardRuntime = ShardRuntime()
-    links: Links = Links()
+    links: LinkOptions = LinkOptions()
     snapshots: SnapshotPolicy = SnapshotPolicy()
     snapshot_at_end: bool = True
     logs_apart: bool = False
@@ -78,7 +78,7 @@ def _checked(job: Job) -> dict[str, object]:
             "device", job.device, DeviceRequest, "what parse_device returns"
         ),
         "runtime": arguments.instance("runtime", job.runtime, ShardRuntime, "a ShardRuntime"),
-        "links": arguments.instance("links", job.links, Links, "Links"),
+        "links": arguments.instance("links", job.links, LinkOptions, "LinkOptions"),
         "snapshots": arguments.instance(
             "snapshots", job.snapshots, SnapshotPolicy, "a SnapshotPolicy"
         ),

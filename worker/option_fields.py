@@ -1,6 +1,6 @@
 """Options that are declared once: a subject is a frozen class, and a field of it is an option.
 
-    class Links(Options):
+    class LinkOptions(Options):
         transport: Parsed[Transport, str] = option("What carries the data.", default=Transport.AUTO)
 
 The field says everything about the option: its name, type and default, its help text and the
@@ -43,18 +43,19 @@ Made = TypeVar("Made")
 Returned = TypeVar("Returned")
 Params = ParamSpec("Params")
 
-if TYPE_CHECKING:
 
-    class Parsed(Generic[Held, Given]):
-        """A field that holds a `Held`, and may also be given as a `Given`, which is converted."""
+class Parsed(Generic[Held, Given]):
+    """A field that holds a `Held`, and may also be given as a `Given`, which is converted.
+
+    A type checker sees a descriptor; at run time the field has the type that it holds.
+    """
+
+    if TYPE_CHECKING:
 
         def __get__(self, instance: object, owner: object = None) -> Held: ...
         def __set__(self, instance: object, value: Held | Given) -> None: ...
 
-else:
-
-    class Parsed:
-        """At run time the field has the type that it holds."""
+    else:
 
         def __class_getitem__(cls, types: tuple[object, object]) -> object:
             return types[0]

@@ -257,7 +257,7 @@ class ShardRuntime(Options):
             check_silence(self.silence_s, self.lease_s, self.named("silence_s"))
 
 
-class Links(Options):
+class LinkOptions(Options):
     """How data travels between workers and shards."""
 
     transport: Parsed[Transport, str] = option(
@@ -325,7 +325,7 @@ class SnapshotPolicy(Options):
         return Retention(self.snapshot_keep, seconds)
 
 
-class TrainOptions(TrainingPlan, ShardRuntime, WorkerRuntime, Links, SnapshotPolicy):
+class TrainOptions(TrainingPlan, ShardRuntime, WorkerRuntime, LinkOptions, SnapshotPolicy):
     """The options that every way to train has."""
 
     def check(self) -> None:

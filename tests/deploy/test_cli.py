@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from msgspec.structs import fields
 from safetensors.numpy import save_file
 
 from deploy.settings import TrainSettings
@@ -17,6 +16,7 @@ from ps.launch import launcher
 from tests.clusters import free_port
 from tests.deploy.refusing import TRAIN, refuses
 from tests.in_process import Run
+from worker.option_fields import declared
 
 
 @pytest.mark.parametrize("command", ["", "train", "test", "features", "version"])
@@ -38,7 +38,9 @@ def test_help_names_every_setting_and_its_default(
     lines = {
         found[1]: line for line in out.splitlines() if (found := re.match(r"│ +--([\w-]+)", line))
     }
-    settings = {field.name.replace("_", "-"): field.default for field in fields(TrainSettings)}
+    settings = {
+        name.replace("_", "-"): each.default for name, each in declared(TrainSettings).items()
+    }
     assert lines.keys() == settings.keys() | {"resume", "unset", "help"}
     for name in ("shards", "workers", "strategy", "shards-in", "bind"):
         assert f"[default: {settings[name]}]" in lines[name]

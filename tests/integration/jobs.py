@@ -17,7 +17,7 @@ from shards.schedules import Fixed
 from shards.tables import DenseTable, TensorSpec
 from worker.job import Job
 from worker.model import Batch, Model
-from worker.options import Links, ShardRuntime
+from worker.options import LinkOptions, ShardRuntime
 from worker.strategies import Downpour, Strategy
 from worker.training_loop import Plan
 
@@ -109,7 +109,7 @@ def ones_job(
     workers: int,
     bound: int | None = 2,
     strategy: Strategy | None = None,
-    links: Links = Links(),  # noqa: B008  # frozen
+    links: LinkOptions = LinkOptions(),  # noqa: B008  # frozen
     **runtime: Any,
 ) -> Job:
     """A job of `workers` times `steps` unit pushes at rate 1.

@@ -28,7 +28,7 @@ from tests.ps.snapshots.saved import Keyed
 from tests.worker.test_job_shards import Servers
 from worker import job_runner, spark
 from worker.evaluation import Evaluation, EvaluationPlan
-from worker.options import Links
+from worker.options import LinkOptions
 from worker.training_loop import WorkerReport
 
 DEADLINE_S = 60.0
@@ -204,7 +204,7 @@ def test_residuals_are_read_where_the_snapshot_is(
     for steps, resume in ((2, None), (3, shelf.newest_good), (4, lambda: whole)):
         outcome = job_runner.run_job(
             None,  # type: ignore[arg-type]  # no task reads it
-            ones_job(Ones, steps=steps, workers=1, links=Links(compress="topk:0.5")),
+            ones_job(Ones, steps=steps, workers=1, links=LinkOptions(compress="topk:0.5")),
             resume=resume() if resume is not None else None,
             snapshots=Keyed.URI,
             observer=told,

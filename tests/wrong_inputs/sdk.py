@@ -24,7 +24,7 @@ from worker.device_selection import parse_device
 from worker.job import Job
 from worker.job_runner import run_job
 from worker.option_fields import declared
-from worker.options import Links, ShardRuntime, SnapshotPolicy
+from worker.options import LinkOptions, ShardRuntime, SnapshotPolicy
 from worker.spark import DataFrame
 from worker.strategies import BSP, Downpour
 from worker.training_loop import Plan
@@ -645,7 +645,7 @@ def _training(env: Env) -> dict[str, Target]:
                 {name: _OPTIONS[name] for name in declared(kind)},
                 _OPTION_NAMES,
             )
-            for kind in (ShardRuntime, Links, SnapshotPolicy)
+            for kind in (ShardRuntime, LinkOptions, SnapshotPolicy)
         },
         "run_job": Target(
             run_job,

@@ -11,7 +11,7 @@ from worker.caffe.model import CaffeModel
 from worker.caffe.net import Network
 from worker.caffe.solver import Solver
 from worker.job import Job
-from worker.options import Links, ShardRuntime, SnapshotPolicy, TrainOptions
+from worker.options import LinkOptions, ShardRuntime, SnapshotPolicy, TrainOptions
 from worker.training_loop import Plan
 
 
@@ -54,7 +54,7 @@ def caffe_job(
         shuffle=options.shuffle,
         device=options.build_device(solver.device),
         runtime=options.part(ShardRuntime),
-        links=options.part(Links),
+        links=options.part(LinkOptions),
         snapshots=snapshots,
         snapshot_at_end=solver.snapshot_after_train,
         logs_apart=logs_apart,
