@@ -78,7 +78,7 @@ def _checked(job: Job) -> dict[str, object]:
             "device", job.device, DeviceRequest, "what parse_device returns"
         ),
         "runtime": arguments.instance("runtime", job.runtime, ShardRuntime, "a ShardRuntime"),
-        "links": arguments.instance("links", job.links, LinkOptions, "LinkOptions"),
+        "links": arguments.instance("links", job.links, LinkOptions, "a LinkOptions"),
         "snapshots": arguments.instance(
             "snapshots", job.snapshots, SnapshotPolicy, "a SnapshotPolicy"
         ),
