@@ -222,6 +222,7 @@ def keyword_options(
             inspect.signature(make).parameters.values(),
             key=lambda option: option.default is not inspect.Parameter.empty,  # required ones first
         )
+        first = first.replace(kind=inspect.Parameter.POSITIONAL_ONLY)
         call.__signature__ = inspect.Signature([first, *options])  # type: ignore[attr-defined]
         return call
 

@@ -66,6 +66,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "0..": (*_WHOLE, -1),
     "1..": (*_WHOLE, -1, 0),
     "bound": (*tuple(v for v in _WHOLE if v is not None and v is not inf), -1, 4.5, "many"),
+    "staleness": (*_ANY, "", "many", nan, -inf, [], b"1", 1j, -1, 4.5, True, 10**30),
     "seconds": (*_TIME, 0, inf),
     "0 seconds": (*_TIME, inf),
     "every": (*_ANY, "", "5x", "-1s", "nan", nan, -1, 1.5, 10**30, [], b"1", True),
@@ -278,7 +279,7 @@ def _job() -> Job:
 
 
 _OPTIONS = {
-    "staleness": "bound",
+    "staleness": "staleness",
     "strategy": "strategy",
     "n_push": "1..?",
     "n_fetch": "1..?",
@@ -435,7 +436,7 @@ def _jobs(env: Env) -> dict[str, Target]:
         ),
         "expect_compression": Target(
             ps.expect_compression,
-            _with(ps.expect_compression, specs=env.specs),
+            _with(ps.expect_compression, specs=env.specs, compression="int8"),
             {"specs": "specs", "compression": "compression"},
             {"compression": "compression|topk|threshold"},
         ),
@@ -591,6 +592,7 @@ def _connections(env: Env) -> dict[str, Target]:
 def _training(env: Env) -> dict[str, Target]:
     frame = Frame()
     trained = worker.Trained(None, np.zeros(3, np.float32), None)  # type: ignore[arg-type]
+    given: dict[str, Any] = {"solver": env.solver, "workers": 1, "shards_in": "processes"}
     return {
         "Plan": Target(
             Plan,
@@ -666,7 +668,7 @@ def _training(env: Env) -> dict[str, Target]:
         ),
         "train": Target(
             worker.train,
-            _with(worker.train, df=frame, solver=env.solver, workers=1, shards_in="processes"),
+            lambda df=frame, **wrong: worker.train(df, **{**given, **wrong}),
             {
                 "df": "object",
                 "solver": "path",
