@@ -22,7 +22,6 @@ from threading import RLock
 from types import TracebackType
 from typing import Concatenate, ParamSpec, TypeVar
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -103,6 +102,7 @@ class Client:
 
     `rolled_back` holds the last rollback of each shard that died and was restored from its
     autosave; `lost` counts this worker's acknowledged pushes that were lost in rollbacks.
+    `on_pushed` is called with each push that every shard has acknowledged.
     """
 
     def __init__(
@@ -144,6 +144,7 @@ class Client:
         self._replica: PulledWeights | None = None
         self._first_epoch = cluster.map.epoch
         self._leaving = self._departed = self._closed = False
+        self.on_pushed: Callable[[events.Pushed], None] = lambda _: None
         self._connect = partial(
             ClusterConnection,
             worker=worker,
@@ -160,7 +161,9 @@ class Client:
         self._switch_to(self._connect(cluster))
         self._compresses = self._current.session.cargo.feedback is not None
         self._keeper = (
-            ResidualWriter(keep, worker) if keep is not None and self._compresses else None
+            ResidualWriter(keep, worker, incarnation)
+            if keep is not None and self._compresses
+            else None
         )
         try:
             self._switch_to(self._established(self._current))
@@ -179,9 +182,11 @@ class Client:
     # --- pull and push ----------------------------------------------------------------------------
 
     @_by_one_thread
-    def pull(self, clock: int | None = None, *, copy: bool = False) -> PulledWeights:
+    def pull(
+        self, clock: int | None = None, *, copy: bool = False, timeout_s: float | None = None
+    ) -> PulledWeights:
         """The weights for the step at `clock` (default: the next one); waits at the staleness
-        bound.
+        bound, for at most `timeout_s` seconds: then it raises ClockTimeout, and may be repeated.
 
         The array is read-only, and not overwritten while it is referred to; drop it when done. With
         `copy` it is the caller's own, and writable, as `torch.from_numpy` wants it.
@@ -197,7 +202,12 @@ class Client:
         if wanted not in self._prefetched:
             self._current.send(self._ask(wanted, time.monotonic()))
         while (pulled := self._prefetched.take(wanted)) is None:
-            self._turn()
+            if timeout_s is None:
+                self._turn()
+            elif (left_s := started + timeout_s - time.monotonic()) > 0:
+                self._turn(left_s)
+            else:
+                raise self._late(wanted, timeout_s)
         took = time.monotonic() - started - (self.times.serialise_s - before)
         self._wait_s = min(took, pulled.waited_s)
         self.times.waited_s += self._wait_s
@@ -282,7 +292,9 @@ class Client:
             wait_s=self._wait_s,
             now=now,
         )
-        self._pushed(request, steps, now)
+        self._pacing.pushes.record_send(request, now)
+        self.clock += steps
+        self.step += steps
         if prefetch is not None and prefetch not in self._prefetched:
             sends += self._ask(prefetch, now)
         self._current.send(sends)
@@ -296,6 +308,18 @@ class Client:
         now = time.monotonic()
         self.times.network_s += now - started - (self.times.serialise_s - before)
         self._pacing.leave(now)
+
+    @_by_one_thread
+    def wait(self, until: Callable[[], bool], timeout_s: float) -> bool:
+        """Handle what arrives until `until()`, or for `timeout_s` seconds; returns `until()`."""
+        started, before = self._enter(None), self.times.serialise_s
+        end_by = started + timeout_s
+        while not until() and (left_s := end_by - time.monotonic()) > 0:
+            self._turn(left_s)
+        now = time.monotonic()
+        self.times.network_s += now - started - (self.times.serialise_s - before)
+        self._pacing.leave(now)
+        return until()
 
     def new_gradient(self, *, zeroed: bool = True) -> NDArray[np.float32]:
         """A zeroed float32 array of the table's size, for a gradient; dropping it recycles it.
@@ -324,33 +348,33 @@ class Client:
         target = paths.path("save: path", path)
         feedback = residuals.feedback_of(self._current.session, "save")
         self.flush()
-        state = residuals.state_of(self._current.session, self.step, self.clock, self.seq)
+        state = residuals.state_of(self._current.session, self.step, self.clock)
         save_state(target, state, feedback.state())
 
     @_by_one_thread
     def restore(self, path: str | Path) -> None:
-        """Continue with the residual in a file that `save` wrote; call it before the first pull.
+        """Continue with the residual in a file that `save` wrote; call it before the first push.
 
-        Raises BadInput when the file belongs to another worker or another push than the last that
-        was applied, or pushes are not compressed: the worker can continue without it.
+        Raises BadInput when the file belongs to another worker, or the shards hold a later push, or
+        pushes are not compressed: the worker can continue without it.
         """
         source = paths.path("restore: path", path)
-        self._restore_residual(*residuals.loaded(source, self._current.session))
+        residuals.restore(self._current.session, *residuals.loaded(source, self._current.session))
 
     @_by_one_thread
     def restore_residual(self, state: WorkerState, arrays: Arrays) -> None:
         """Continue with a worker state from a snapshot (snapshots.residual_writer.residual_in).
 
-        Call it before the first pull. Pushes beyond the snapshot are pushed again, so `seq`, `step`
-        and `clock` may be higher afterwards. Raises BadInput when the state belongs to another
-        worker or another push, or pushes are not compressed: the worker can continue without it.
+        Call it before the first push. Raises BadInput when the state belongs to another worker, or
+        to an earlier push than the shards hold, or pushes are not compressed: the worker can
+        continue without it.
         """
         what = "restore_residual"
         arguments.instance(f"{what}: state", state, WorkerState, "a WorkerState")
         arguments.instance(f"{what}: arrays", arrays, Mapping, "arrays by name")  # type: ignore[type-abstract]
         residuals.feedback_of(self._current.session, what)
         residuals.check(state, self._current.session, f"residual of {state.worker}")
-        self._restore_residual(state, arrays)
+        residuals.restore(self._current.session, state, arrays)
 
     @property
     def seq(self) -> int:
@@ -367,7 +391,7 @@ class Client:
         try:
             self.flush()
             if self._keeper is not None and self.seq:
-                self._keep(self.seq)
+                self._keep()
             self._leaving = True
             self._current.send(self._current.session.leave(time.monotonic()))
             while not self._departed:
@@ -396,33 +420,10 @@ class Client:
         else:
             self.abort()
 
-    # --- the residual -----------------------------------------------------------------------------
-
-    def _restore_residual(self, state: WorkerState, arrays: Arrays) -> None:
-        """Continue with a residual, after repeating the pushes that precede it."""
-        base = self.seq
-        for push in residuals.restored(self._current.session, state, arrays):
-            now = time.monotonic()
-            request, sends = residuals.made_again(
-                push,
-                arrays[push.name],
-                self._current.session,
-                clock=self.clock + push.steps,
-                step=self.step + push.steps,
-                now=now,
-            )
-            self._pushed(request, push.steps, now)
-            self._current.send(sends)
-        if self._keeper is not None:  # a snapshot may be taken before the next push
-            replaced = {"incarnation": self.incarnation, "base": base}
-            self._keeper.keep(msgspec.structs.replace(state, **replaced), arrays)
-
-    def _keep(self, base: int, pushes: Sequence[reshard_client.CarriedPush] = ()) -> None:
-        """Write this worker's state for a snapshot of the shards at push `base`."""
+    def _keep(self) -> None:
+        """Write this worker's residual for a snapshot of the shards, in the background."""
         assert self._keeper is not None, "only with `keep` and compressed pushes"
-        self._keeper.keep(
-            *residuals.kept(self._current.session, self.step, self.clock, base, pushes)
-        )
+        self._keeper.keep(*residuals.copied(self._current.session, self.step, self.clock))
 
     # --- resharding -------------------------------------------------------------------------------
 
@@ -488,11 +489,16 @@ class Client:
         self._prefetched.record_request(clock, request)
         return sends
 
-    def _pushed(self, request: int, steps: int, now: float) -> None:
-        """A push over `steps` steps has been sent."""
-        self._pacing.pushes.record_send(request, now)
-        self.clock += steps
-        self.step += steps
+    def _late(self, clock: int, timeout_s: float) -> events.ClockTimeout:
+        slowest = self._current.session.slowest_clock
+        known = "" if slowest is None else f": the slowest worker is at clock {slowest}"
+        error = events.ClockTimeout(
+            f"worker {self.worker}: the pull for clock {clock} has waited {timeout_s:g} s at the"
+            f" staleness bound {self.cluster.bound}{known}",
+            slowest,
+        )
+        error.worker = self.worker
+        return error
 
     def _await_room(self, unacknowledged: int) -> None:
         while self._current.session.unacknowledged > unacknowledged:
@@ -512,6 +518,8 @@ class Client:
             if deadline is not None and (deadline <= now or self._current.links.waiting):
                 self._turn(0.0)
         self._pacing.listens = True
+        if self._keeper is not None and self._keeper.wanted:
+            self._keep()
         return now
 
     def _check_open(self) -> None:
@@ -538,6 +546,7 @@ class Client:
                 self._prefetched.record_pulled(event)
                 self._pacing.pulls.record_answer(event.request, now, heard=heard, waited_s=waited_s)
             case events.Pushed():
+                self.on_pushed(event)
                 self.duplicates += event.duplicates > 0
                 self.staleness = event.staleness
                 self.rtt_s = event.rtt_s
@@ -549,5 +558,3 @@ class Client:
                 raise Fenced(event.text)
             case events.Departed():
                 self._departed = True
-            case events.Exported() if self._keeper is not None and not self._keeper.busy:
-                self._keep(event.base, reshard_client.recorded(self._current.session, event))

@@ -22,7 +22,7 @@ from shards.errors import DownpourError
 from shards.parameters import ShardState
 
 _PATIENCE_S = 30.0  # for a large state over a slow link
-_RESIDUALS_S = 30.0  # a worker hears of a snapshot with the next push that is acknowledged
+_RESIDUALS_S = 30.0  # a worker looks every few seconds whether its residual is wanted
 _QUIESCE_S = 5.0  # after which quiesced shards resume by themselves
 
 

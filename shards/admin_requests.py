@@ -145,7 +145,6 @@ class AdminRequests:
 
     def _export(self, message: Export) -> Answer:
         saved, weights, slots = self._part.copy()
-        self._part.exported = self._part.ledger.cut
         reply = State(
             message.request, self._shard, self._boot, self._part.held.version, list(slots)
         )

@@ -274,16 +274,12 @@ class Joined(FromShard, frozen=True, tag="joined"):
 
 
 class Ack(FromShard, frozen=True, tag="ack"):
-    """Push `seq` is applied; a duplicate was applied before and changes nothing.
-
-    `saved` is this worker's last push in the state that was exported last; 0: none yet.
-    """
+    """Push `seq` is applied; a duplicate was applied before and changes nothing."""
 
     seq: Count
     version: Count
     staleness: Count
     duplicate: bool
-    saved: Count = 0
 
 
 class Weights(FromShard, frozen=True, tag="weights"):

@@ -29,8 +29,8 @@ Floats = NDArray[np.float32]
 class ShardPart:
     """The objects that one life of a shard owns; none of them is replaced during that life.
 
-    `exported` is the last push of each worker in the state that was last exported. A life that was
-    `rolled_back` continues from a state that may lack pushes an earlier life acknowledged.
+    A life that was `rolled_back` continues from a state that may lack pushes an earlier life
+    acknowledged.
     """
 
     def __init__(
@@ -42,9 +42,8 @@ class ShardPart:
         self.held = ParameterStore(spec, buffers, place)
         self.ledger = Ledger()
         self.journal = Metrics()
-        self.updates = Updates(spec, self.held, self.journal)
+        self.updates = Updates(spec, self.held, self.ledger, self.journal)
         self.serving = PullReplies(spec, boot, self.held, self.journal)
-        self.exported: dict[str, int] = {}
         self.rolled_back = False
 
     def copy(self) -> tuple[SavedProgress, Floats, dict[str, Floats]]:

@@ -24,7 +24,7 @@ of its pass go one by one.
 
 A record is a head, a description of its contents, and frames:
 
-    magic 8 | description bytes 4 | frame bytes 8 | frames' check 4 | head's check 4
+    magic 8 | description bytes 4 | frame bytes 8 | frames' check 8 | head's check 8
     description, MessagePack | padding to 64 | frames, consecutively | padding to 64
 
 The head's check covers the description, so that no length is trusted before it is verified. The
@@ -37,13 +37,12 @@ was removed later. So the *mark*, a small separate file, records up to where the
 known to be whole. It is rewritten after each record and before the answers leave, and never claims
 more than the WAL holds:
 
-    magic 8 | number of the newest file 8 | bytes of it 8 | check 4
+    magic 8 | number of the newest file 8 | bytes of it 8 | check 8
 
 This file leaves to others (ps/wal/writer.py): opening files, and knowing when a write is durable.
 """
 
 import struct
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -52,8 +51,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels.checksum_sums import table_sums
-from shards import checksums, wire_format
+from shards import wire_format
+from shards.checksums import checksum
 from shards.envelopes import Arrival, Outgoing
 from shards.error_codes import changed_nothing
 from shards.errors import UNDECODABLE, BadInput
@@ -75,10 +74,11 @@ from shards.shard import Shard
 from shards.spec import ShardSpec
 from shards.wire_format import Buffer
 
-FORMAT = 4
-MAGIC = b"\x93DPSLOG\n"
-_HEAD = struct.Struct("<8sIQII")
-_MARK = struct.Struct("<8sQQI")
+FORMAT = 5
+MAGIC = b"\x93DPSWAL\n"
+_EARLIER = b"\x93DPSLOG\n"  # the magic of formats 1 to 4, whose checks were shorter
+_HEAD = struct.Struct("<8sIQQQ")
+_MARK = struct.Struct("<8sQQQ")
 _MARKED = b"\x93DPMARK\n"
 _ALIGNED = 64  # a record and the frames in it begin at multiples of this
 
@@ -193,8 +193,10 @@ def encode(entry: Entry, frames: Frames = (), *, number: int) -> list[Buffer]:
 def read(content: memoryview, offset: int, what: str, *, number: int) -> LogRecord:
     """The record of file `number` at `offset`; `what` names the source.
 
-    Raises Damage if there is no valid record.
+    Raises Damage if there is no valid record, and BadInput for a file of an earlier format.
     """
+    if offset == 0 and content[: len(_EARLIER)] == _EARLIER:
+        raise BadInput(f"{what}: expected format {FORMAT}, got an earlier one")
     found = _front(content, offset, number)
     if found is None:
         raise Damage(f"{what}: expected a record at byte {offset}, got other bytes", offset)
@@ -231,7 +233,7 @@ def next_record(content: memoryview, offset: int, *, number: int) -> int | None:
 def encode_mark(mark: Mark) -> bytes:
     """The bytes of a mark."""
     content = _MARKED + struct.pack("<QQ", *mark)
-    return content + zlib.crc32(content).to_bytes(4, "little")
+    return content + checksum([content]).to_bytes(8, "little")
 
 
 def decode_mark(content: bytes | memoryview) -> Mark | None:
@@ -244,13 +246,13 @@ def decode_mark(content: bytes | memoryview) -> Mark | None:
 
 
 def _check(frames: Sequence[memoryview]) -> int:
-    return checksums.checksum(frames, table_sums)
+    return checksum(frames)
 
 
 def _head(described: bytes, frame_bytes: int, check: int, number: int) -> bytes:
     fields = MAGIC, len(described), frame_bytes, check
-    # Seeded with another number, crc32 never gives the same result for the same bytes.
-    return _HEAD.pack(*fields, zlib.crc32(described + _HEAD.pack(*fields, 0), number))
+    # The number as the seed: the head of another file's record is not valid here.
+    return _HEAD.pack(*fields, checksum([described, _HEAD.pack(*fields, 0)], number))
 
 
 def _front(

@@ -52,7 +52,7 @@ _LOOK_S = 0.5
 _ANSWER_S = 10.0
 _BACK_S = 30.0  # for a shard to restart from its last autosave
 _CANCELS, _CANCEL_S = 15, 1.0
-_RESIDUALS_S = 5.0  # for workers to send their residuals before they are cancelled
+_RESIDUALS_S = 5.0  # for workers to write their residuals before they are cancelled
 
 _log = logging.getLogger("downpour.worker")
 

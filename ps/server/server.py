@@ -15,7 +15,6 @@ from ps.transport.server_thread import ServerThread
 from ps.transport.socket_options import drop_with
 from ps.wal.autosave import Autosaves, AutosavingShard
 from ps.wal.writer import LoggedShard, WriteAheadLog
-from shards.checksums import prepare
 from shards.shard import Shard
 from shards.spec import ShardSpec
 from shards.versions import staging
@@ -73,7 +72,6 @@ class ShardServer(ServerThread):
         self.shard = Shard(spec, boot, self._shard_endpoint.sharing.buffers, place)
         spec.prepare(place)
         if kept is not None:
-            prepare()
             kept.recover(self.shard, time.monotonic())
         self._acts: Shard | LoggedShard | AutosavingShard = self.shard
         if log is not None:

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 from numpy.typing import NDArray
 
-from shards.errors import GiveUp
-from shards.messages import FromWorker, Kind, Push
+from shards.errors import GiveUp, Retry
+from shards.messages import FromWorker, Kind
 from shards.wire_format import Buffer
 
 Frames = tuple[NDArray[Any], ...]
@@ -50,13 +50,17 @@ class Pulled(msgspec.Struct, frozen=True):
 
 
 class Pushed(msgspec.Struct, frozen=True):
-    """Push `seq` is applied on every shard; `staleness` is the largest that any shard measured."""
+    """Push `seq` is applied on every shard, as the last update of its part's version in `versions`.
+
+    `staleness` is the largest that any shard measured.
+    """
 
     request: int
     seq: int
     staleness: int
     duplicates: int
     rtt_s: float
+    versions: tuple[int, ...]
 
 
 class Departed(msgspec.Struct, frozen=True):
@@ -70,10 +74,6 @@ class Relocated(msgspec.Struct, frozen=True):
     """
 
     cluster: bytes
-
-
-Noted = dict[int, dict[int, tuple[Push, Frames]]]
-"""Recorded pushes by number; for each the message and frames to the shards that may lack it."""
 
 
 class RolledBack(msgspec.Struct, frozen=True):
@@ -99,27 +99,28 @@ class Usurped(msgspec.Struct, frozen=True):
     text: str
 
 
-class Exported(msgspec.Struct, frozen=True):
-    """All shards have exported a state: with this worker's pushes up to `base`, and without
-    `noted`.
+Event = Ready | Pulled | Pushed | Departed | Relocated | RolledBack | Usurped
 
-    A push that only some of the shards have is in `noted`, because a worker continues after the
-    smallest.
+
+class ClockTimeout(Retry):
+    """A pull has waited too long at the staleness bound.
+
+    `slowest` is the clock of the slowest worker, as far as this client has heard.
     """
 
-    base: int
-    noted: Noted
-
-
-Event = Ready | Pulled | Pushed | Departed | Relocated | Exported | RolledBack | Usurped
+    def __init__(self, text: str, slowest: int | None) -> None:
+        super().__init__(text)
+        self.slowest = slowest
 
 
 class Unreachable(GiveUp):
     """A shard has been silent for longer than the session's patience."""
 
+    retryable = True
+
     def __init__(self, text: str, shard: int = 0) -> None:
         super().__init__(text)
-        self.shard = shard
+        self.shard: int = shard
 
 
 class NotReady(GiveUp):
@@ -127,3 +128,5 @@ class NotReady(GiveUp):
 
     Either it has no weights yet, or no copy of it serves; the text says which, and what to do.
     """
+
+    retryable = True

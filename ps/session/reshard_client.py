@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ps.session.events import Exported, Frames, Send
+from ps.session.events import Frames, Send
 from ps.session.session import Session
 from shards import payloads
 from shards.messages import Push
@@ -78,14 +78,6 @@ def carried(former: Session, after: int) -> list[CarriedPush]:
     for parts in found.values():
         assert len(parts) == former.map.shards, "no shard has applied a push beyond the cut"
     return [_whole(former, found[seq]) for seq in sorted(found)]
-
-
-def recorded(session: Session, exported: Exported) -> list[CarriedPush]:
-    """The pushes that the shards' exported state may lack, in order.
-
-    A part that a shard already has is zeros; that shard recognises the push as a repetition.
-    """
-    return [_whole(session, exported.noted[seq]) for seq in sorted(exported.noted)]
 
 
 def _whole(former: Session, parts: Mapping[int, tuple[Push, Frames]]) -> CarriedPush:

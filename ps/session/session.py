@@ -34,7 +34,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ps.session.channel_recorder import ChannelRecorder
 from ps.session.compression import Compression
 from ps.session.events import Event, Frames, Ready, Relocated, Send, Usurped
 from ps.session.inflight import InflightRequests
@@ -90,6 +89,7 @@ class Session:
         self.table = table
         self.map = shard_map
         self.seq = 0
+        self.slowest_clock: int | None = None  # at the last pull that waited for it
         self.cargo = PayloadEncoder(table, shard_map, compression or Compression())
         self._shards = range(shard_map.shards)
         self._keys = [wire_format.flatten(ranges) for ranges in shard_map.ranges]
@@ -106,9 +106,6 @@ class Session:
         self._boots = self._registration.boots
         self._requests = InflightRequests(
             self._outstanding, self._registration, self.cargo, shard_map.shards
-        )
-        self._unsaved = (
-            ChannelRecorder(shard_map.shards) if self.cargo.feedback is not None else None
         )
         self._resent: dict[int, tuple[int, float]] = {}
         self._leaving = False
@@ -262,17 +259,14 @@ class Session:
             case Ack():
                 if reply.boot != self._boots[shard]:
                     return [], []  # from an earlier life; the present one is asked again
-                exported = None
                 known, push = self._acknowledged.get(shard), pending.message
                 if isinstance(push, Push) and (known is None or known.seq < push.seq):
                     self._acknowledged[shard] = push
-                if self._unsaved is not None:
-                    exported = self._unsaved.record_export(shard, reply.saved, self.outstanding())
                 answered = self._requests.record_answer(shard, pending.asked, reply, frames, now)
                 if reply.duplicate and not self._is_known(shard, reply.seq, pending):
                     answered = [self._usurped(shard, reply.seq), *answered]
                 self._outstanding.remove(shard, reply.request)
-                return [], [*answered, exported] if exported is not None else answered
+                return [], answered
             case Weights():
                 if reply.boot != self._boots[shard]:
                     return [], []
@@ -289,7 +283,10 @@ class Session:
                 return [], [self._relocated(frames)]
             case Refusal():
                 return self._refused(shard, reply, pending, now), []
-            case Parked() | Renewed():
+            case Parked():
+                self.slowest_clock = reply.min_clock
+                return [], []
+            case Renewed():
                 return [], []
         self._outstanding.remove(shard, reply.request)
         match reply:
@@ -451,10 +448,10 @@ class Session:
         # in place of this shard's part.
         first = self._requests.mark_damaged(pending.asked, pending.frames)
         self._outstanding.empty(pending, now)
-        if self._unsaved is not None:
-            self._unsaved.pushed(shard, pending.message, pending.frames)
         if first:
-            raise BadInput(f"shard {shard}: {reply.text}")
+            error = BadInput(f"shard {shard}: {reply.text}")
+            error.shard = shard
+            raise error
         return []
 
     def _resend_pushes(self, shard: int, expected: int, now: float) -> list[Send]:
@@ -513,8 +510,6 @@ class Session:
         for shard in self._shards:
             own = frames[shard] if frames else ()
             send = self._outstanding.add(shard, asked, messages[shard], own, now)
-            if self._unsaved is not None:
-                self._unsaved.pushed(shard, send.message, send.frames)
             if shard in self._registration.joined:
                 sends.append(send)
         return sends

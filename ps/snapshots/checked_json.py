@@ -1,15 +1,16 @@
 """JSON files that reveal damage: an object with a checksum in its field `check`.
 
-The checksum is the CRC-32 of all other fields, as compact JSON in the order of the file. So the
-layout of the text does not count, and any other change is detected: a value, a name, the order, a
-field that is missing or added. A file that a person has written or edited needs no `check`.
+The checksum (shards/checksums.py) is that of all other fields, as compact JSON in the order of the
+file. So the layout of the text does not count, and any other change is detected: a value, a name,
+the order, a field that is missing or added. A file that a person has written or edited needs no
+`check`.
 """
 
-import zlib
 from typing import Any, TypeVar
 
 import msgspec
 
+from shards.checksums import hex_checksum
 from shards.errors import BadInput
 
 CHECK = "check"
@@ -42,4 +43,4 @@ def decode(content: bytes, kind: type[T], *, required: bool = False, dec_hook: A
 
 
 def _check(plain: dict[str, Any]) -> str:
-    return f"{zlib.crc32(msgspec.json.encode(plain)):08x}"
+    return hex_checksum([msgspec.json.encode(plain)])

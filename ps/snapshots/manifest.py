@@ -28,7 +28,7 @@ from shards.messages import Count
 from shards.parameters import ShardState
 from shards.tables import DenseTable, ShardMap
 
-FORMAT = 4
+FORMAT = 5
 MANIFEST = "manifest.json"
 _MAX_MANIFEST_BYTES = 64 << 20
 _VALUE_BYTES = 4

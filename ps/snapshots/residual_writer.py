@@ -1,15 +1,20 @@
 """Adds workers' residuals to snapshots, and reads them back.
 
-A worker writes its residual next to the snapshots, in the folder `workers`, whenever it learns that
-the shards have exported a state (channel_recorder.py), and at its end. It writes the arrays first,
-then a note with the worker, the push numbers and the checksums: with the note the residual is
-complete. The snapshot's writer waits a while for the residuals that belong to its states, puts them
-into the snapshot's own folder, and names them in its manifest. A worker's file stays until it has
-written two newer ones: a residual that was written for a snapshot may still be needed after the
-worker's final one.
+A snapshot's writer that has the shards' states asks for the residuals that belong to them, in the
+file `wanted` of the folder `workers` next to the snapshots. Each worker looks there regularly and
+writes its present residual into the folder, and so it does at its end. It writes the arrays first,
+then a note with the worker, the push number and the checksums: with the note the residual is
+complete. The snapshot's writer waits a while, puts the residuals into the snapshot's own folder,
+and names them in its manifest. A worker's file stays until it has written two newer ones: a
+residual that was written for a snapshot may still be needed after the worker's final one.
 
-Workers must be able to reach the place of the snapshots. A residual that cannot be written delays
-nothing: the snapshot is made without it, and its writer reports that.
+A worker is a few pushes beyond the snapshot when it writes. What these pushes took from its
+residual is in no file; after a restart from the snapshot it is lost. The opposite, a residual from
+before a push that the shards hold, would send values twice, and is never taken.
+
+All of this is best effort: workers must be able to reach the place of the snapshots, and one that
+does not answer delays nothing but its snapshot; the snapshot is then made without it, and its
+writer reports that.
 
 The snapshot's writer takes a file with its own rights, but on the word of a worker. So a note can
 only name one file: the names of both follow from the note's content, and both are in one folder.
@@ -17,9 +22,12 @@ only name one file: the names of both follow from the note's content, and both a
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Thread
 from urllib.parse import quote
+
+import msgspec
 
 from ps.snapshots import checked_json
 from ps.snapshots.manifest import load_manifest
@@ -29,44 +37,73 @@ from shards.errors import UNDECODABLE, BadInput
 from shards.parameters import ShardState
 
 FOLDER = "workers"
-_NOTE, _ARRAYS = ".json", ".safetensors"
+_NOTE, _ARRAYS, _WANTED = ".json", ".safetensors", "wanted"
 _MAX_NOTE_BYTES = 1 << 20
-_LOOK_S = 0.1
+_LOOK_S = 0.1  # between two looks of a snapshot's writer that waits
+_WORKER_LOOK_S = 2.0  # between two looks of a worker, during all of its life
+
+
+class _ResidualRequest(msgspec.Struct, frozen=True):
+    """The content of `wanted`: the incarnation and the least push number, by worker."""
+
+    workers: dict[str, tuple[int, int]]
 
 
 class ResidualWriter:
-    """Writes one worker's states next to the snapshots at `place`, in a thread of its own."""
+    """Writes one worker's states next to the snapshots at `place`, in a thread of its own.
 
-    def __init__(self, place: Place, worker: str) -> None:
+    `wanted` says whether a snapshot waits for the present state: call `keep` then.
+    """
+
+    def __init__(self, place: Place, worker: str, incarnation: int) -> None:
         """Raises BadInput if `place` is not a path or URI of a store."""
         self.failure = ""
+        self.wanted = False
         self._store = open_store(place).below(FOLDER)
-        self._worker = worker
+        self._worker, self._incarnation = worker, incarnation
+        self._seq = 0  # of the last state to keep
         self._written: list[str] = []
-        self._pool = ThreadPoolExecutor(1, "residual")
-        self._under_way: Future[None] | None = None
-
-    @property
-    def busy(self) -> bool:
-        """Whether a state is still being written; another would have to wait in memory."""
-        return self._under_way is not None and not self._under_way.done()
+        self._states: SimpleQueue[tuple[WorkerState, Arrays] | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name=f"residual-{worker}", daemon=True)
+        self._thread.start()
 
     def keep(self, state: WorkerState, arrays: Arrays) -> None:
         """Start writing a state; the caller must not change the arrays afterwards."""
-        self._under_way = self._pool.submit(self._write, state, arrays)
+        self.wanted, self._seq = False, state.seq
+        self._states.put((state, arrays))
 
     def close(self) -> None:
         """Wait until everything is written."""
-        self._pool.shutdown()
+        self._states.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                kept = self._states.get(timeout=_WORKER_LOOK_S)
+            except Empty:
+                self.wanted = self._is_wanted()
+                continue
+            if kept is None:
+                return
+            try:
+                self._write(*kept)
+            except OSError as error:
+                self.failure = f"residual in {self._store.place}: {error.strerror}"
+
+    def _is_wanted(self) -> bool:
+        try:
+            content = content_of(self._store, _WANTED, _MAX_NOTE_BYTES)
+            wanted = checked_json.decode(content, _ResidualRequest, required=True).workers
+        except (OSError, BadInput, *UNDECODABLE):  # usually there is none; or it is being written
+            return False
+        incarnation, seq = wanted.get(self._worker, (-1, 0))
+        return incarnation == self._incarnation and seq > self._seq
 
     def _write(self, state: WorkerState, arrays: Arrays) -> None:
         name = _name(state)
-        try:
-            kept = write_kept(self._store, name + _ARRAYS, state, arrays)
-            self._store.put(name + _NOTE, [checked_json.encode(kept)])
-        except OSError as error:
-            self.failure = f"residual in {self._store.place}: {error.strerror}"
-            return
+        kept = write_kept(self._store, name + _ARRAYS, state, arrays)
+        self._store.put(name + _NOTE, [checked_json.encode(kept)])
         self._written = [*(old for old in self._written if old != name), name]
         with suppress(OSError):
             for old in self._written[:-2]:
@@ -93,12 +130,14 @@ def awaited(states: Sequence[ShardState]) -> dict[str, tuple[int, int]]:
 def gathered(
     shelf: Store, wanted: Mapping[str, tuple[int, int]], patience_s: float
 ) -> tuple[list[tuple[str, SavedWorkerState]], list[str]]:
-    """Collect the residuals that `awaited` names; waits at most `patience_s` seconds.
+    """Collect the residuals that `awaited` names; asks for them and waits at most `patience_s` s.
 
     Returns file and note of each in the order of worker names, and the workers whose residual is
     missing. Raises OSError.
     """
     store = shelf.below(FOLDER)
+    if patience_s > 0:
+        store.put(_WANTED, [checked_json.encode(_ResidualRequest(dict(wanted)))])
     until = time.monotonic() + patience_s
     while True:
         found: dict[str, tuple[str, SavedWorkerState]] = {}
@@ -116,7 +155,7 @@ def sweep_kept(shelf: Store) -> None:
     """Remove the files of this job's workers, none of which may be running. Raises OSError."""
     store = shelf.below(FOLDER)
     for name in store.names():
-        if name.endswith((_NOTE, _ARRAYS)):
+        if name == _WANTED or name.endswith((_NOTE, _ARRAYS)):
             store.remove(name)
     store.drop()
 
@@ -137,12 +176,12 @@ def _fits(kept: SavedWorkerState, wanted: tuple[int, int] | None) -> bool:
     if wanted is None:
         return False
     incarnation, seq = wanted
-    return kept.incarnation == incarnation and kept.base <= seq <= kept.seq
+    return kept.incarnation == incarnation and kept.seq >= seq
 
 
 def _name(state: WorkerState | SavedWorkerState) -> str:
     """The common name of the note and the arrays, without the suffix."""
-    return f"{quote(state.worker, safe='')}.{state.incarnation}.{state.base}-{state.seq}"
+    return f"{quote(state.worker, safe='')}.{state.incarnation}.{state.seq}"
 
 
 def _note(store: Store, name: str) -> SavedWorkerState | None:

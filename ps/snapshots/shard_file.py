@@ -6,12 +6,10 @@ few megabytes at a time. Each such chunk has its own checksum, so an error can n
 place. The checksums are not part of the file: `write_state` returns them in a `StateFile`, which
 the caller stores, and passes to `read_state`.
 
-The checksum is that of shards/checksums.py, which takes half the time of zlib's CRC-32; the base
-install has no faster one. It finds accidents, not malice.
+The checksum is that of shards/checksums.py. It finds accidents, not malice.
 """
 
 import json
-import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,8 +21,8 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from ps.snapshots.object_store import Reader, Store
-from shards.checksums import checksum
+from ps.snapshots.object_store import OpenFile, Store
+from shards.checksums import HEX_DIGITS, hex_checksum
 from shards.errors import UNDECODABLE, BadInput
 from shards.messages import Count
 from shards.parameters import SavedProgress, ShardState
@@ -37,7 +35,7 @@ _ALIGNMENT = 8
 _HELPERS = 2  # threads that compute checksums in parallel with the reading thread
 
 Floats = NDArray[np.float32]
-Check = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+Check = Annotated[str, Meta(pattern=f"^[0-9a-f]{{{HEX_DIGITS}}}$")]
 
 
 class StateFile(msgspec.Struct, frozen=True):
@@ -143,21 +141,17 @@ def _keys(ranges: tuple[KeyRange, ...]) -> str:
     return f"{ranges[0]}{more}" if ranges else "none"
 
 
-CHECK_LENGTH = 8
-
-
 def tensors_check(arrays: Mapping[str, NDArray[Any]], metadata: str) -> str:
     """The checksum of named arrays and their metadata, for a file that stores its own checksum.
 
-    It has CHECK_LENGTH hexadecimal digits.
+    It has checksums.HEX_DIGITS hexadecimal digits.
     """
     parts = [metadata.encode()]
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
-        content = checksum([array.reshape(-1).view(np.uint8).data])
-        parts.append(f"{name} {array.dtype.str} {array.shape} {content:08x}".encode())
-    whole = zlib.crc32(b"\0".join(parts))
-    return f"{whole:0{CHECK_LENGTH}x}"
+        content = hex_checksum([array.reshape(-1).view(np.uint8).data])
+        parts.append(f"{name} {array.dtype.str} {array.shape} {content}".encode())
+    return hex_checksum([b"\0".join(parts)])
 
 
 # --- the format -----------------------------------------------------------------------------------
@@ -208,11 +202,6 @@ def _chunks(parts: Sequence[bytes | memoryview]) -> Iterator[tuple[memoryview, .
         yield tuple(chunk)
 
 
-def _sum(chunk: Sequence[memoryview]) -> int:
-    """The checksum of a whole chunk; only few chunks have several pieces to join."""
-    return checksum([chunk[0] if len(chunk) == 1 else memoryview(b"".join(chunk))])
-
-
 class _Checked:
     """Chunks for a store, with checksums that are computed as they are consumed.
 
@@ -222,12 +211,12 @@ class _Checked:
 
     def __init__(self, chunks: Iterator[tuple[memoryview, ...]]) -> None:
         self.bytes = 0
-        self.sums: list[int] = []
+        self.sums: list[str] = []
         self._chunks = chunks
 
     def __iter__(self) -> Iterator[memoryview]:
         for chunk in self._chunks:
-            self.sums.append(_sum(chunk))
+            self.sums.append(hex_checksum(chunk))
             for piece in chunk:
                 self.bytes += len(piece)
                 yield piece
@@ -246,17 +235,17 @@ def _read(store: Store, part: StateFile) -> NDArray[np.uint8]:
         raise BadInput(f"{path}: {error.strerror}") from None
 
 
-def _fill(file: Reader, part: StateFile, path: str) -> NDArray[np.uint8]:
+def _fill(file: OpenFile, part: StateFile, path: str) -> NDArray[np.uint8]:
     content = np.empty(part.bytes, np.uint8)
     whole, size = content.data, part.chunk_bytes
     if len(part.checks) != -(-part.bytes // size):
         raise BadInput(f"{path}: expected a checksum for each {size} bytes of {part.bytes}")
-    awaited: deque[tuple[int, Future[int]]] = deque()
+    awaited: deque[tuple[int, Future[str]]] = deque()
     with ThreadPoolExecutor(_HELPERS, "checksums") as helpers:
         for number in range(len(part.checks)):
             chunk = whole[number * size : (number + 1) * size]
             _read_into(file, chunk, path)
-            awaited.append((number, helpers.submit(_sum, (chunk,))))
+            awaited.append((number, helpers.submit(hex_checksum, (chunk,))))
             while len(awaited) > _HELPERS:
                 _compare(part, path, *awaited.popleft())
         for number, future in awaited:
@@ -264,7 +253,7 @@ def _fill(file: Reader, part: StateFile, path: str) -> NDArray[np.uint8]:
     return content
 
 
-def _read_into(file: Reader, chunk: memoryview, path: str) -> None:
+def _read_into(file: OpenFile, chunk: memoryview, path: str) -> None:
     while chunk:
         count = file.readinto(chunk)
         if not count:
@@ -272,14 +261,14 @@ def _read_into(file: Reader, chunk: memoryview, path: str) -> None:
         chunk = chunk[count:]
 
 
-def _compare(part: StateFile, path: str, number: int, future: Future[int]) -> None:
+def _compare(part: StateFile, path: str, number: int, future: Future[str]) -> None:
     expected, got = part.checks[number], future.result()
     if expected != got:
         start = number * part.chunk_bytes
         raise BadInput(
             f"{path}: chunk {number} of {len(part.checks)}, bytes"
             f" [{start}, {min(start + part.chunk_bytes, part.bytes)}): expected checksum"
-            f" {expected:08x}, got {got:08x}"
+            f" {expected}, got {got}"
         )
 
 

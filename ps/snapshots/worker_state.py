@@ -1,10 +1,8 @@
 """A worker's own state on disk: the residual of its compressed pushes, and where that belongs.
 
-It is one safetensors file, replaced as a whole. The residual belongs to one push number: one push
-later its values have been sent already, one push earlier they have not been kept back yet. So a
-worker that restores it must be at that very number, or bring the shards there. For this, a state
-for a snapshot also holds the pushes that the shards' state may lack (channel_recorder.py), as the
-decoded floats.
+It is one safetensors file, replaced as a whole. The residual belongs to one push number: a later
+push has sent some of its values already. So a worker of whom the shards hold later pushes cannot
+restore it.
 """
 
 import os
@@ -20,12 +18,12 @@ from safetensors.numpy import save
 from ps.session.compression import Writing
 from ps.snapshots.object_store import Store
 from ps.snapshots.shard_file import (
-    CHECK_LENGTH,
     StateFile,
     read_arrays,
     tensors_check,
     write_arrays,
 )
+from shards.checksums import HEX_DIGITS
 from shards.errors import UNDECODABLE, BadInput, GiveUp, quoted
 from shards.messages import Count, Name
 
@@ -34,25 +32,10 @@ _KEY = "downpour"
 Arrays = Mapping[str, NDArray[np.float32]]
 
 
-class Repeated(msgspec.Struct, frozen=True, kw_only=True):
-    """A push to repeat; its gradient is the array `name`."""
-
-    seq: Count
-    steps: Count
-    samples: Count
-    loss: float
-    read_versions: tuple[Count, ...]
-
-    @property
-    def name(self) -> str:
-        return f"push.{self.seq}"
-
-
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     """The worker of a residual, how its pushes are encoded, and the push after which it was taken.
 
-    The residual was taken after push `seq`; `pushes` are those after `base` up to `seq`. `step` and
-    `clock` are only informative: a restored worker takes its own from the shards.
+    `step` and `clock` are only informative: a restored worker takes its own from the shards.
     """
 
     worker: Name
@@ -63,13 +46,6 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     seq: Count
     step: Count
     clock: Count
-    base: Count
-    pushes: tuple[Repeated, ...] = ()
-
-    @property
-    def follows(self) -> range:
-        """The numbers of the last applied push from which a worker can resume with this state."""
-        return range(self.base, self.seq + 1)
 
     def check(self, own: "WorkerState", what: str) -> None:
         """Raise BadInput naming `what` unless this is a state of the worker that has `own` now."""
@@ -84,7 +60,6 @@ class SavedWorkerState(msgspec.Struct, frozen=True, kw_only=True):
 
     worker: Name
     incarnation: Count
-    base: Count
     seq: Count
     part: StateFile
 
@@ -95,7 +70,6 @@ def write_kept(store: Store, name: str, state: WorkerState, arrays: Arrays) -> S
     return SavedWorkerState(
         worker=state.worker,
         incarnation=state.incarnation,
-        base=state.base,
         seq=state.seq,
         part=write_arrays(store, name, arrays, metadata, state.seq),
     )
@@ -109,7 +83,7 @@ def read_kept(store: Store, kept: SavedWorkerState) -> tuple[WorkerState, Arrays
         state = msgspec.json.decode(metadata, type=WorkerState)
     except UNDECODABLE as error:
         raise BadInput(f"{what}: {error}") from None
-    for field in ("worker", "incarnation", "base", "seq"):
+    for field in ("worker", "incarnation", "seq"):
         expected, got = getattr(kept, field), getattr(state, field)
         if expected != got:
             raise BadInput(f"{what}: {field}: expected {quoted(expected)}, got {quoted(got)}")
@@ -137,7 +111,7 @@ def load_state(path: Path) -> tuple[WorkerState, Arrays]:
     try:
         with safe_open(path, "numpy") as file:
             whole = (file.metadata() or {}).get(_KEY, "")
-            metadata, check = whole[:-CHECK_LENGTH], whole[-CHECK_LENGTH:]
+            metadata, check = whole[:-HEX_DIGITS], whole[-HEX_DIGITS:]
             state = msgspec.json.decode(metadata, type=WorkerState)
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except OSError as error:

@@ -51,7 +51,7 @@ from shards.rules import Momentum
 from shards.shard import Shard
 from shards.tables import DenseTable, TensorSpec, cut_evenly
 from shards.update_records import RECORD
-from tests.shards import shard_dsl
+from tests.support import shard_dsl
 from worker.inference import read_weights, write_safetensors
 
 TABLE = DenseTable("net", (TensorSpec("a", (300,), lr_mult=2.0), TensorSpec("b", (20, 10))))
@@ -134,7 +134,7 @@ def _try(kind: Kind, flips: int, dice: random.Random, seed: int) -> Tally:
 
 def _snapshots(place: Path) -> list[Kind]:
     state, arrays = _worker_state(), {"residual": _floats(500, 3)}
-    keeper = ResidualWriter(place, "w0")
+    keeper = ResidualWriter(place, "w0", 0)
     keeper.keep(state, arrays)
     keeper.close()
     shelf = SnapshotCatalog(place)
@@ -208,7 +208,6 @@ def _worker_state() -> WorkerState:
         seq=1,
         step=1,
         clock=1,
-        base=1,
     )
 
 

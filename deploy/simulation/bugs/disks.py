@@ -10,7 +10,7 @@ from deploy.simulation.disk import SimulatedFileWriter
 from deploy.simulation.mutants import Bugs, Patch
 from ps.wal import recovery
 from ps.wal.writer import LoggedShard, WriteAheadLog
-from shards import checksums, wal_format
+from shards import wal_format
 from shards.envelopes import Arrival, Outgoing
 from shards.errors import GiveUp
 from shards.messages import Refusal
@@ -58,7 +58,7 @@ def the_name_of_a_new_log_is_not_safe(patch: Patch) -> None:
 
 @BUGS.add
 def frames_have_no_checksum(patch: Patch) -> None:
-    patch.setattr(checksums, "checksum", lambda *_: 0)
+    patch.setattr(wal_format, "_check", lambda *_: 0)
 
 
 @BUGS.add

@@ -31,7 +31,7 @@ from shards.errors import BadInput, GiveUp
 from shards.rules import Momentum
 from shards.schedules import Fixed
 from shards.tables import cut_evenly
-from tests.ps.snapshots.saved import JOB, MAP, TABLE, full_disk, mocked, same, states_of
+from tests.support.snapshot_stores import JOB, MAP, TABLE, full_disk, mocked, same, states_of
 
 
 def save(place: Path | Store, version: int = 5) -> None:
@@ -165,8 +165,8 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, damage: Callable[[Path], No
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"format": 5}, "expected format 4, got 5"),
-        ({"format": 2, "parts": [{"file": "x", "crc32": [1]}]}, "expected format 4, got 2"),
+        ({"format": 6}, "expected format 5, got 6"),
+        ({"format": 2, "parts": [{"file": "x", "crc32": [1]}]}, "expected format 5, got 2"),
         ({"workers": "many"}, "Expected `int`, got `str`"),
         ({"parts": [{"file": "x", "bytes": 1}]}, "missing required field `version`"),
         (
@@ -175,7 +175,7 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, damage: Callable[[Path], No
         ),
         ({"step": 7}, "unknown field `step`"),
         ({"steps": 900}, "it is damaged or was edited: expected checksum"),
-        ({"check": "00000000"}, "it is damaged or was edited: expected checksum"),
+        ({"check": "0" * 16}, "it is damaged or was edited: expected checksum"),
     ],
 )
 def test_a_manifest_that_says_something_else(
