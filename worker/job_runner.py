@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ps import Cluster, ShardState, paths, shard_specs
+from ps import Cluster, ShardState, shard_specs
 from ps.durability import Durability
 from ps.job_spec import expect_compression
 from ps.launch.launcher import recovery_s, start_shards
@@ -36,12 +36,11 @@ from shards.spec import ShardSpec
 from shards.tables import DenseTable
 from worker import initial_state, spark
 from worker.dataframes import dealt
-from worker.device_selection import check, check_here
 from worker.evaluation import BackgroundEvaluator, Evaluation, EvaluationPlan
 from worker.job import Job
+from worker.job_inputs import JobInputs, prepare
 from worker.job_shards import JobShards, ReshardRequest, Start
 from worker.loss_display import LossLine
-from worker.model import Model, build_model
 from worker.signals import noted
 from worker.spark_task import PATIENCE_S, REPORT, TaskSpec, decode_reports, run_task
 from worker.training_loop import WorkerReport
@@ -147,32 +146,32 @@ def run_job(
     arguments.flag("even", even)
     if snapshot_requested is not None:
         arguments.instance("snapshot_requested", snapshot_requested, Event, "a threading.Event")
-    prepared = _prepare(df, job, weights, resume, snapshots, logs)
+    inputs = prepare(df, job, weights, resume, snapshots, logs)
     notify = _Notices(observer)
     df = dealt(df, job.workers, even=even)
-    patience_s = _patience_s(job, prepared.model.table)
+    patience_s = _patience_s(job, inputs.model.table)
     with JobShards(
-        _specs(job, prepared.model.table),
+        _specs(job, inputs.model.table),
         _starting(job),
-        logs=prepared.logs,
+        logs=inputs.logs,
         patience_s=patience_s,
         notify=notify,
     ) as job_shards:
         cluster = job_shards.cluster
-        _install(prepared, job, job_shards)
+        _install(inputs, job, job_shards)
         if observer is not None:
-            observer.started(cluster, initial_state.versions(prepared.beginning))
-        begins_at = prepared.begins_at(job.workers)
+            observer.started(cluster, initial_state.versions(inputs.beginning))
+        begins_at = inputs.begins_at(job.workers)
         with (
-            _snapshotter(job, cluster, prepared.catalog, begins_at, notify) as snapshotter,
+            _snapshotter(job, cluster, inputs.catalog, begins_at, notify) as snapshotter,
             _evaluator(evaluation, job, cluster, begins_at, observer, notify) as evaluator,
         ):
-            if evaluator is not None and isinstance(prepared.beginning, np.ndarray):
-                evaluator.begin(prepared.beginning)
+            if evaluator is not None and isinstance(inputs.beginning, np.ndarray):
+                evaluator.begin(inputs.beginning)
             outcome = _Run(
                 df,
                 job,
-                _task(prepared, job, cluster, patience_s),
+                _task(inputs, job, cluster, patience_s),
                 job_shards,
                 snapshotter,
                 evaluator,
@@ -182,72 +181,20 @@ def run_job(
                 notify,
             ).run()
         # The outcome of a job that has completed and wants no last snapshot holds all its weights.
-        unsaved = prepared.catalog is None or not job.snapshot_at_end
+        unsaved = inputs.catalog is None or not job.snapshot_at_end
         held = outcome.snapshot is not None or (unsaved and not outcome.interrupted)
         if held:
             job_shards.delete_logs()
-    if prepared.logs is not None and held:
-        drop_logs(prepared.logs)
+    if inputs.logs is not None and held:
+        drop_logs(inputs.logs)
     return outcome
 
 
-class _Prepared(msgspec.Struct, frozen=True):
-    """The checked inputs of a job, with its initial state read, before anything is started.
-
-    `found` is the snapshot to resume, `snapshots` the place of new ones and `catalog` its catalog.
-    """
-
-    model: Model
-    found: LoadedSnapshot | None
-    beginning: initial_state.Beginning
-    snapshots: str | Path | None
-    catalog: SnapshotCatalog | None
-    logs: Path | None
-
-    def begins_at(self, workers: int) -> int:
-        """The iteration at which the job begins."""
-        return self.found.manifest.steps // workers if self.found else 0
-
-
-def _prepare(
-    df: spark.DataFrame,
-    job: Job,
-    weights: NDArray[np.float32] | None,
-    resume: str | Path | LoadedSnapshot | None,
-    snapshots: str | Path | None,
-    logs: str | Path | None,
-) -> _Prepared:
-    """Check the inputs of a job and read its initial state; raises BadInput."""
-    if not isinstance(resume, LoadedSnapshot | None):
-        resume = paths.place("resume", resume)
-    if snapshots is not None:
-        snapshots = paths.place("snapshots", snapshots)
-    folder = None if logs is None else paths.path("logs", logs)
-    model = build_model(job.model)
-    if weights is not None:
-        weights = arguments.array("weights", weights, model.table.size)
-    job.plan.strategy.check(job.bound, job.plan.prefetch)
-    check(model, job.device)
-    if spark.runs_here(df):
-        check_here(job.device)
-    if job.runtime.guarded:
-        spark.check_guarded(df)
-    found = initial_state.read(resume)
-    beginning = initial_state.beginning(model, job, weights, found)
-    if folder is not None:
-        initial_state.check_logs(folder, found)
-    catalog = None
-    if snapshots is not None:
-        catalog = SnapshotCatalog(snapshots, job.snapshots.retention())
-        catalog.check_writable()
-    return _Prepared(model, found, beginning, snapshots, catalog, folder)
-
-
-def _install(prepared: _Prepared, job: Job, job_shards: JobShards) -> None:
+def _install(inputs: JobInputs, job: Job, job_shards: JobShards) -> None:
     """Give the shards their initial state, and delete the logs that it replaces."""
-    initial_state.install(job_shards.admin, prepared.beginning)
-    if prepared.logs is not None and job.runtime.durability.keeps_log:
-        drop_logs(prepared.logs, but=job_shards.cluster.job)  # its logs now hold the resumed state
+    initial_state.install(job_shards.admin, inputs.beginning)
+    if inputs.logs is not None and job.runtime.durability.keeps_log:
+        drop_logs(inputs.logs, but=job_shards.cluster.job)  # its logs now hold the resumed state
 
 
 def _specs(job: Job, table: DenseTable) -> list[ShardSpec]:
@@ -267,22 +214,22 @@ def _specs(job: Job, table: DenseTable) -> list[ShardSpec]:
     return expect_compression(specs, job.links.build_compression())
 
 
-def _task(prepared: _Prepared, job: Job, cluster: Cluster, patience_s: float) -> TaskSpec:
+def _task(inputs: JobInputs, job: Job, cluster: Cluster, patience_s: float) -> TaskSpec:
     """What every worker's task is given."""
-    found = prepared.found if job.keeps_residuals else None
+    found = inputs.found if job.keeps_residuals else None
     return TaskSpec(
         cluster=cluster.for_workers(),
         plan=job.plan,
         batch_size=job.batch_size,
         shape=job.shape,
         shuffle=job.shuffle,
-        first_incarnation=initial_state.first_incarnation(prepared.beginning),
+        first_incarnation=initial_state.first_incarnation(inputs.beginning),
         link=job.links.build_link(),
         transport=job.links.transport,
         compression=job.links.build_compression(),
         device=job.device,
         patience_s=max(PATIENCE_S, patience_s),
-        keep=_seen_by_workers(prepared.snapshots) if job.keeps_residuals else None,
+        keep=_seen_by_workers(inputs.snapshots) if job.keeps_residuals else None,
         residuals=found.store.address if found is not None else None,
     )
 
