@@ -63,7 +63,7 @@ class TrainArguments(TrainOptions):
     workers: int | None = option(
         "Workers; None: the partitions of the DataFrame.", default=None, least=1, most=MOST
     )
-    test_data: "spark.DataFrame | str | Path | None" = None
+    test_data: spark.DataFrame | str | Path | None = None
     weights: Parsed[Path | None, str] = option(
         "Weights to start from.", default=None, check=paths.path
     )

@@ -223,6 +223,7 @@ def keyword_options(
             key=lambda option: option.default is not inspect.Parameter.empty,  # required ones first
         )
         first = first.replace(kind=inspect.Parameter.POSITIONAL_ONLY)
+        call.options = make  # type: ignore[attr-defined]  # for documentation
         call.__signature__ = inspect.Signature([first, *options])  # type: ignore[attr-defined]
         return call
 

@@ -1,8 +1,8 @@
 """The options of a training run: one frozen class a subject, each option declared in one line.
 
 `TrainOptions` has those that the command line and `worker.train` share. Both add their own, such as
-the files to read (deploy/settings.py, worker/api.py). To add an option, add a field to its subject,
-and a row to the table in docs/reference/cli.md, which a test compares with the fields.
+the files to read (deploy/settings.py, worker/api.py). To add an option, add a field to its subject;
+`make reference` writes the tables of the documentation from the fields.
 """
 
 from msgspec.structs import fields, replace
