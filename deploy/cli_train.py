@@ -16,6 +16,7 @@ from shards.errors import BadInput
 from worker.option_fields import Declared, declared
 from worker.options import LinkOptions, ShardRuntime, SnapshotPolicy, TrainingPlan, WorkerRuntime
 from worker.signals import sigterm_too
+from worker.strategies import strategy_named
 
 if TYPE_CHECKING:
     from deploy.snapshot_ref import SnapshotRef
@@ -76,7 +77,7 @@ def train(**options: Any) -> None:
     resume, unset = options.pop("resume"), options.pop("unset")
     given = {name: value for name, value in options.items() if value is not None}
     from deploy.snapshot_ref import origin_of
-    from deploy.train import Finished, run
+    from deploy.train import AlreadyFinished, run
 
     origin = origin_of(resume) if resume is not None else None
     settings, dropped = _settings(given, origin, unset or [])
@@ -85,7 +86,7 @@ def train(**options: Any) -> None:
     try:
         with sigterm_too():
             summary = run(settings, origin=origin)
-    except Finished as finished:
+    except AlreadyFinished as finished:
         typer.echo(str(finished))
         return
     except KeyboardInterrupt:
@@ -116,8 +117,8 @@ def _settings(
 
     An option that is given wins over the earlier run's value, and that over the default.
     """
-    if given.get("strategy") == "bsp" and not {"staleness"} & {*given, *unset}:
-        given["staleness"] = 0
+    if "strategy" in given and "staleness" not in (*given, *unset):
+        given["staleness"] = strategy_named(given["strategy"]).usual_bound
     if unset and (origin is None or origin.run is None):
         raise BadInput(f"--unset {unset[0]}: expected --resume with an earlier run, got none")
     if origin is None:

@@ -25,7 +25,7 @@ from worker.inference import write_safetensors
 from worker.job_runner import Outcome
 
 
-class Finished(Exception):
+class AlreadyFinished(Exception):
     """The run to resume has taken all its steps and written all its results."""
 
 
@@ -127,12 +127,12 @@ def summary_of_end(run: Path, found: LoadedSnapshot) -> Summary | None:
 
 
 def complete(inputs: Inputs, found: LoadedSnapshot, summary: Summary) -> Summary:
-    """Write results that are missing after a full disk or Ctrl-C; raises Finished if none is."""
+    """Write what is missing after a full disk or Ctrl-C; raises AlreadyFinished if none."""
     out = inputs.settings.out
     written = all((out / name).is_file() for name in (WEIGHTS, CAFFEMODEL))
     tested = inputs.test is None or summary.test_loss is not None
     if written and (tested or summary.test_accuracy is not None):
-        raise Finished(
+        raise AlreadyFinished(
             f"{out} is finished: each worker has taken its {inputs.job.plan.steps} steps;"
             " to train further, give a larger --max-iter"
         )

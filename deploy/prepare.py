@@ -8,7 +8,7 @@ from typing import NamedTuple
 from deploy.run_folder import LOGS, SETTINGS
 from deploy.settings import TrainSettings
 from deploy.snapshot_ref import SnapshotRef, newest
-from ps.launch.launcher import place_of
+from ps.launch.launch_plan import place_of
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
 from ps.snapshots.manifest import Manifest
 from ps.snapshots.object_store import without_secrets

@@ -12,6 +12,7 @@ from typing import Any
 from deploy.settings import TrainSettings, misplaced, option_name, written
 from shards.errors import BadInput
 from worker.option_fields import declared
+from worker.strategies import strategy_named
 
 _DEFAULTS = {
     name: each.default for name, each in declared(TrainSettings).items() if not each.required
@@ -51,4 +52,6 @@ def _names(unset: Sequence[str], given: Mapping[str, Any]) -> list[str]:
 
 def _default(name: str, settings: Mapping[str, Any]) -> object:
     """The default of a setting; that of `staleness` depends on the strategy in `settings`."""
-    return 0 if name == "staleness" and settings["strategy"] == "bsp" else _DEFAULTS[name]
+    if name == "staleness":
+        return strategy_named(settings["strategy"]).usual_bound
+    return _DEFAULTS[name]

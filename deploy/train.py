@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from deploy import environment
-from deploy.finish import Finished, complete, finish, summary_of_end
+from deploy.finish import AlreadyFinished, complete, finish, summary_of_end
 from deploy.prepare import Inputs, prepare
 from deploy.progress import Progress
 from deploy.reshard_requests import ReshardInbox
@@ -25,7 +25,7 @@ from ps.snapshots.catalog import LoadedSnapshot
 from worker.job_runner import run_job
 from worker.signals import SafeExitStack, asked_for, deferred, hangup_spares_children
 
-__all__ = ["Finished", "run"]
+__all__ = ["AlreadyFinished", "run"]
 
 
 def run(settings: TrainSettings, *, origin: SnapshotRef | None = None) -> Summary | None:
@@ -37,7 +37,7 @@ def run(settings: TrainSettings, *, origin: SnapshotRef | None = None) -> Summar
     starts in a new folder. SIGUSR1 requests a snapshot; reshard requests are read from the folder.
 
     Raises a DownpourError if anything goes wrong, after saving the progress in a snapshot if it
-    can; KeyboardInterrupt if Ctrl-C left no snapshot; Finished if there is nothing left to do.
+    can; KeyboardInterrupt if Ctrl-C left no snapshot; AlreadyFinished if nothing is left to do.
     """
     prepared = prepare(settings, origin)
     inputs, found = prepared.inputs, prepared.found

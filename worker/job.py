@@ -6,8 +6,8 @@ import msgspec
 from msgspec import structs
 
 from shards import arguments
-from shards.rules import Decay, Rule, decay_of, rule_of
-from shards.schedules import Schedule, schedule_of
+from shards.rules import SGD, Decay, Rule, decay_of, rule_of
+from shards.schedules import Fixed, Schedule, schedule_of
 from worker.device_selection import ANY, DeviceRequest
 from worker.model import Model
 from worker.options import LinkOptions, ShardRuntime, SnapshotPolicy
@@ -62,6 +62,28 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def rule_name(self) -> str:
         """The kind of the update rule, as snapshots store it."""
         return str(self.rule.__struct_config__.tag)
+
+
+def settled(job: Job) -> tuple[Job, tuple[str, ...]]:
+    """The job as its strategy has it run, and notices of what that changes.
+
+    A strategy may bring an update rule of its own. One that pushes differences of weights moves the
+    schedule and the weight decay of `job` to the workers. Raises BadInput for options that diverge
+    with the job's number of workers.
+    """
+    strategy = job.plan.strategy.for_workers(job.workers)
+    half = strategy.server(job.workers)
+    notices = strategy.notices(job.workers, job.rule)
+    plan = structs.replace(job.plan, strategy=strategy)
+    if half.rate is None:
+        return structs.replace(job, plan=plan, rule=half.rule or job.rule), notices
+    return structs.replace(
+        job,
+        plan=structs.replace(plan, decay=job.decay),
+        rule=half.rule or SGD(),
+        schedule=Fixed(base_rate=half.rate),
+        decay=Decay(),
+    ), notices
 
 
 def _checked(job: Job) -> dict[str, object]:

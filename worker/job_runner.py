@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from ps import Cluster, ShardState, shard_specs
 from ps.durability import Durability
 from ps.job_spec import expect_compression
-from ps.launch.launcher import recovery_s, start_shards
+from ps.launch.launch_plan import LaunchPlan, recovery_s
+from ps.launch.launcher import start_shards
 from ps.session.events import Unreachable
 from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
@@ -37,7 +38,7 @@ from shards.tables import DenseTable
 from worker import initial_state, spark
 from worker.dataframes import dealt
 from worker.evaluation import BackgroundEvaluator, Evaluation, EvaluationPlan
-from worker.job import Job
+from worker.job import Job, settled
 from worker.job_inputs import JobInputs, prepare
 from worker.job_shards import JobShards, ReshardRequest, Start
 from worker.loss_display import LossLine
@@ -146,8 +147,11 @@ def run_job(
     arguments.flag("even", even)
     if snapshot_requested is not None:
         arguments.instance("snapshot_requested", snapshot_requested, Event, "a threading.Event")
+    job, changes = settled(job)
     inputs = prepare(df, job, weights, resume, snapshots, logs)
     notify = _Notices(observer)
+    for change in changes:
+        notify(change)
     df = dealt(df, job.workers, even=even)
     patience_s = _patience_s(job, inputs.model.table)
     with JobShards(
@@ -207,7 +211,7 @@ def _specs(job: Job, table: DenseTable) -> list[ShardSpec]:
         decay=job.decay,
         bound=job.bound,
         workers=job.workers,
-        merge=job.plan.strategy.merge,
+        merge=job.plan.strategy.server(job.workers),
         lease_s=job.runtime.lease_s,
         warm_steps=job.plan.strategy.warm_up,
     )
@@ -542,17 +546,19 @@ def _starting(job: Job) -> Start:
     runtime = job.runtime
     return lambda specs, ports, logs: start_shards(
         runtime.shards_in,
-        specs,
-        host=runtime.bind,
-        port=runtime.port + ports if runtime.port else 0,
-        transport=job.links.transport,
-        device=runtime.shard_device,
-        secure=False if runtime.plaintext else None,
-        durability=runtime.durability,
-        silence_s=runtime.silence_s,
-        rollback_s=runtime.autosave_s,
-        logs=logs,
-        logs_apart=job.logs_apart,
+        LaunchPlan(
+            specs=specs,
+            host=runtime.bind,
+            port=runtime.port + ports if runtime.port else 0,
+            transport=job.links.transport,
+            device=runtime.shard_device,
+            secure=False if runtime.plaintext else None,
+            durability=runtime.durability,
+            silence_s=runtime.silence_s,
+            rollback_s=runtime.autosave_s,
+            logs=logs,
+            logs_apart=job.logs_apart,
+        ),
     )
 
 

@@ -9,7 +9,8 @@ from msgspec.structs import fields, replace
 
 from cupy_kernels.types import Precision
 from ps.durability import Durability
-from ps.launch.launcher import Placement, ShardDevice, check_replicable, check_silence
+from ps.launch.launch_plan import ShardDevice, check_replicable, check_silence
+from ps.launch.launcher import Placement
 from ps.replication.coordinator_server import SILENCE_S
 from ps.session.compression import NONE, PULLS, PUSHES, Compression
 from ps.snapshots.catalog import Retention
@@ -106,10 +107,12 @@ class TrainingPlan(Options):
 
     staleness: Parsed[int | None, float | str] = option(
         f"Steps the fastest worker may be ahead of the slowest, or {NO_BOUND}.",
-        default=4, shown="4; bsp: 0", check=_staleness, is_text=True,
+        default=4, shown="4; 0 for a strategy in rounds", check=_staleness, is_text=True,
     )  # fmt: skip
     strategy: Strategy | str = option(
-        f"One of {', '.join(sorted(STRATEGIES))}.", default="downpour", check=_strategy
+        f"One of {', '.join(sorted(STRATEGIES))}, with options as in diloco:h=50.",
+        default="downpour",
+        check=_strategy,
     )
     n_push: int | None = option(
         "Steps a worker accumulates before it pushes.",
@@ -148,12 +151,10 @@ class TrainingPlan(Options):
         for name, why in foreign_options(self.strategy).items():
             if name in given:
                 raise BadInput(f"{self.named(name)} {given[name]}: {why}")
-        if isinstance(self.strategy, str):
-            return strategy_named(self.strategy)(**given)
-        return replace(self.strategy, **given)
+        return replace(strategy_of(self.named("strategy"), self.strategy), **given)
 
 
-STRATEGY_OPTIONS = tuple(sorted(_DOWNPOUR))
+STRATEGY_OPTIONS = ("n_fetch", "n_push", "warm_steps")
 """The options that belong to a strategy, and that another may lack."""
 
 

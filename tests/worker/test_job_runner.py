@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 
 import ps
 from ps import AdminClient, Durability
+from ps.launch.launch_plan import LaunchPlan
 from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots.catalog import SnapshotCatalog
 from ps.snapshots.manifest import load_manifest
@@ -21,7 +22,6 @@ from ps.snapshots.object_store import open_store
 from ps.wal.catalog import load_logs, newest_logs
 from shards.errors import BadInput, GiveUp
 from shards.messages import ShardStatus
-from shards.spec import ShardSpec
 from tests.support.eventually import eventually
 from tests.support.ones_job import Ones, ones_job, rows
 from tests.support.snapshot_stores import Keyed
@@ -94,8 +94,8 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> list[Servers]:
     started: list[Servers] = []
 
     @contextmanager
-    def start(_: Any, specs: Sequence[ShardSpec], *, logs: Path, **__: Any) -> Iterator[Servers]:
-        started.append(Servers(specs, logs))
+    def start(_: Any, plan: LaunchPlan) -> Iterator[Servers]:
+        started.append(Servers(plan.specs, plan.logs)  # type: ignore[arg-type]  # none is written without)
         try:
             yield started[-1]
         finally:
