@@ -95,7 +95,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> list[Servers]:
 
     @contextmanager
     def start(_: Any, plan: LaunchPlan) -> Iterator[Servers]:
-        started.append(Servers(plan.specs, plan.logs)  # type: ignore[arg-type]  # none is written without)
+        started.append(Servers(plan.specs, plan.logs))  # type: ignore[arg-type]  # none without a WAL
         try:
             yield started[-1]
         finally:
