@@ -108,6 +108,7 @@ class AdminRequests:
             journal.bytes_out,
             journal.max_clock_gap,
             self._part.ledger.standings(self._workers.waits),
+            journal.trouble,
         )
 
     def _install(self, message: Install, frames: Sequence[Buffer], now: float) -> Answer:

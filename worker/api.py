@@ -1,6 +1,5 @@
 """`worker.train`: a Caffe solver, a Spark DataFrame, and trained weights back."""
 
-import logging
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +14,7 @@ from cupy_kernels.types import Precision
 from ps import paths
 from ps.durability import Durability
 from ps.launch.launcher import Placement, ShardDevice, check_rollback
+from ps.logs import logger
 from ps.replication.coordinator_server import SILENCE_S
 from ps.session.compression import NONE, Compression
 from ps.transport.link_model import link_of
@@ -39,7 +39,7 @@ from worker.job_runner import Observer, Outcome, check_frame, run_job
 from worker.strategies import Strategy, strategy_of
 from worker.training_loop import SEEDS
 
-_LOG = logging.getLogger("downpour.worker")
+_LOG = logger("worker", worker="driver")
 
 Choice = TypeVar("Choice", bound=StrEnum)
 

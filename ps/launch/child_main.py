@@ -9,10 +9,19 @@ import os
 import threading
 import traceback
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ps.compatibility import build_id
-from ps.launch.child_protocol import Failed, Listening, receive, send
+from ps.launch.child_protocol import (
+    CoordinatorLaunch,
+    CopyLaunch,
+    Failed,
+    Listening,
+    ShardLaunch,
+    receive,
+    send,
+)
+from ps.logs import send_to_parent
 from ps.transport.addresses import local_address
 from ps.transport.server_thread import ServerThread
 from shards.errors import BadInput, DownpourError
@@ -31,6 +40,7 @@ def run_server(kind: type[Order], make: Callable[[Order, str], tuple[ServerThrea
     order = receive(0, kind)
     if order is None:
         return 0
+    send_to_parent(**whose(order))
     try:
         server, endpoint = make(order, local_address())
         with server:
@@ -44,6 +54,16 @@ def run_server(kind: type[Order], make: Callable[[Order, str], tuple[ServerThrea
         send(answers, Failed(text, isinstance(error, BadInput)))
         return 1
     return 0
+
+
+def whose(order: object) -> dict[str, Any]:
+    """The job of an order, and its shard: the fields of what its process logs."""
+    match order:
+        case ShardLaunch(spec=spec) | CopyLaunch(spec=spec):
+            return {"job": spec.job, "shard": spec.shard}
+        case CoordinatorLaunch(job=job):
+            return {"job": job}
+    raise AssertionError(f"an order for no server of ours: {type(order).__name__}")
 
 
 def _end_with_parent(server: ServerThread) -> None:

@@ -36,6 +36,7 @@ from ps.launch.launcher import (
 )
 from ps.launch.restart import ExitReason
 from ps.launch.single_copies import SingleCopies, saves_of, serving
+from ps.logs import LogRelay
 from ps.transport.local_sockets import Transport, transport_named
 from shards import arguments
 from shards.errors import BadInput, GiveUp
@@ -131,17 +132,21 @@ class ChildProcess:
         self.empty = False
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # `end` closes it
         self._fate: ExitReason | None = None
+        self._relay = LogRelay(name)
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module],
-                env=os.environ | {"PYTHONPATH": _import_path()},
+                env=os.environ | {"PYTHONPATH": _import_path()} | self._relay.environ,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
                 process_group=0,
+                pass_fds=(self._relay.descriptor,),
             )
         except OSError as error:
             raise GiveUp(f"{self.name} did not start: {error.strerror}") from None
+        finally:
+            self._relay.begin()
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._orders, self._answers = self.process.stdin, self.process.stdout
@@ -217,7 +222,8 @@ class ChildProcess:
             self.process.wait()
 
     def close(self) -> None:
-        """Close the pipes to the process."""
+        """Close the pipes to the process, which has ended."""
+        self._relay.close()
         for pipe in (self._orders, self._answers, self._stderr):
             with suppress(BrokenPipeError):
                 pipe.close()

@@ -20,8 +20,10 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from ps import logs
 from ps.compatibility import build_id
 from ps.launch import coordinator_process, copy_process, shard_process
+from ps.launch.child_main import whose
 from ps.launch.child_protocol import CoordinatorLaunch, CopyLaunch, ShardLaunch
 from ps.launch.launcher import check_build
 from ps.launch.restart import ExitReason, Stranded
@@ -41,7 +43,9 @@ class _Serving:
     def __init__(
         self, order: bytes, kind: type[T], make: Callable[[T, str], tuple[ServerThread, str]]
     ) -> None:
-        local = self._localized(msgspec.msgpack.decode(order, type=kind))
+        settings, read = msgspec.msgpack.decode(order, type=tuple[logs.LogSettings, kind])  # type: ignore[valid-type]
+        logs.set_up(settings, **whose(read))
+        local = self._localized(read)
         server, self._endpoint = make(local, ray.util.get_node_ip_address())
         self._empty = server.empty
         self._server = server.start()
@@ -159,7 +163,7 @@ class Actor:
         place = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node, soft=elsewhere)
         options = {"num_cpus": 0, "num_gpus": gpus, "max_restarts": 0, "max_concurrency": _CALLS}
         actor_class = ray.remote(kind).options(scheduling_strategy=place, **options)
-        self._actor = actor_class.remote(msgspec.msgpack.encode(order))
+        self._actor = actor_class.remote(msgspec.msgpack.encode((logs.current(), order)))
         self._description = self._actor.describe.remote()
         self._lived = self._actor.lived.remote()
         self._stopped: Any = None

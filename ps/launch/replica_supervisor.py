@@ -36,6 +36,7 @@ from ps.launch.launcher import (
     check_silence,
     keys_for,
 )
+from ps.logs import logger
 from ps.security.authorization import Admission
 from ps.security.keys import KeyPair, address_of
 from ps.transport.coordinator_messages import PrimaryInfo
@@ -212,6 +213,7 @@ class _ReplicaSupervisor:
         self._lost: dict[int, str] = {}  # how a shard's last process ended
         self._lost_coordinator = "it runs, but is silent"
         self._ended = threading.Event()
+        self._logger = logger(__name__, job=specs[0].job)
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
         self._context = zmq.Context()
@@ -300,8 +302,9 @@ class _ReplicaSupervisor:
         try:
             while not self._ended.is_set():
                 self._keep()
-        except BaseException as error:  # noqa: BLE001  # whatever it is, `check` raises it
+        except BaseException as error:
             self._failure = error
+            self._logger.exception("the shards' processes are no longer supervised")
 
     def _keep(self) -> None:
         self._keep_coordinator()
@@ -321,6 +324,8 @@ class _ReplicaSupervisor:
         try:
             self._coordinator.check()
         except GiveUp as error:
+            if str(error) != self._lost_coordinator:
+                self._logger.warning("%s; restarting it", error)
             self._lost_coordinator = str(error)
             if time.monotonic() - self._began_at > self._pause_s:
                 self._began_at = time.monotonic()
@@ -365,6 +370,9 @@ class _ReplicaSupervisor:
             except GiveUp as error:
                 moves = boot in self._moves
                 self._lost[shard] = "the other goes to another machine" if moves else str(error)
+                if not moves:
+                    log = logger(__name__, job=self._order.job, shard=shard)
+                    log.warning("one copy is lost: %s", error)
                 self._moves.discard(boot)
                 del self._copies[boot]
                 self._keys.pop(boot, None)

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from ps.logs import Logger
 from shards.errors import DownpourError, GiveUp
 
 QUICK_S = 1.0
@@ -107,7 +108,7 @@ class RestartingProcess(Generic[C]):
     `restart_enabled` is off, a death is final.
     """
 
-    def __init__(self, child: C, restart: Callable[[], C], start_s: float) -> None:
+    def __init__(self, child: C, restart: Callable[[], C], start_s: float, log: Logger) -> None:
         """`child` serves already; `restart` starts the next process without waiting for it.
 
         Each later process has `start_s` seconds to serve.
@@ -115,6 +116,7 @@ class RestartingProcess(Generic[C]):
         self.child = child
         self._restart = restart
         self._start_s = start_s
+        self._logger = log
         self._since = time.monotonic()
         self._deaths = CrashLoop()
         self._lock = threading.Lock()  # guards starting a process against `ask_to_end`
@@ -168,9 +170,10 @@ class RestartingProcess(Generic[C]):
     def _run(self) -> None:
         try:
             self._keep()
-        except BaseException as error:  # noqa: BLE001  # whatever it is, `check` raises it
+        except BaseException as error:  # whatever it is, `check` raises it
             what = f"{type(error).__name__}: {error}"
             self._failure = f"{self.child.name} is not restarted: {what}"
+            self._logger.exception("%s is not restarted", self.child.name)
 
     def _keep(self) -> None:
         name = self.child.name
@@ -181,6 +184,7 @@ class RestartingProcess(Generic[C]):
             if fate.told:
                 self._failure = f"{name} has {fate.text}"
                 return
+            self._logger.warning("%s has %s; restarting it", name, fate.text)
             self._deaths.died(time.monotonic() - self._since, killed=fate.killed)
             if not self._again(f"{name} has {fate.text}", fate.text):
                 return
@@ -198,6 +202,7 @@ class RestartingProcess(Generic[C]):
                 return False
             except DownpourError as error:
                 how, first = str(error), False
+                self._logger.warning("%s; trying again", how)
                 self.child.stop()  # while it reads the WAL, it holds the lock of the folder
                 self._deaths.died(None)
         self._failure = (
@@ -220,4 +225,5 @@ class RestartingProcess(Generic[C]):
         former.close()
         self.child.endpoint(time.monotonic() + self._start_s)
         self._since = time.monotonic()
+        self._logger.info("%s serves again", self.child.name)
         return True

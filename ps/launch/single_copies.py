@@ -18,6 +18,7 @@ from ps.launch import restart
 from ps.launch.child_protocol import ShardLaunch
 from ps.launch.launcher import START_S, bind_again, recovery_s
 from ps.launch.restart import RestartingProcess
+from ps.logs import logger
 from ps.shared_memory.shm_files import temporary_folder
 from ps.wal.autosave import forget_saves
 from shards.errors import BadInput
@@ -184,4 +185,5 @@ def _kept(child: C, order: ShardLaunch, endpoint: str, start: Start[C]) -> Resta
     again = replace(order, bind=bind_again(order.bind, endpoint))
     spec = order.spec
     values = sum(map(len, spec.map.ranges[spec.shard]))
-    return RestartingProcess(child, lambda: start(again, child), recovery_s(values, spec.rule))
+    log = logger(__name__, job=spec.job, shard=spec.shard)
+    return RestartingProcess(child, lambda: start(again, child), recovery_s(values, spec.rule), log)

@@ -8,6 +8,7 @@ import pytest
 
 from ps.launch import restart
 from ps.launch.restart import CrashLoop, ExitReason, RestartingProcess, Stranded
+from ps.logs import logger
 from shards.errors import GiveUp
 
 KILLED = ExitReason("died: its process was ended by signal 9 (Killed)", told=False)
@@ -54,7 +55,7 @@ class Shard:
         self._broken = [*broken]
         self.left: list[int] = []  # those that were left to themselves while another was started
         self.started = threading.Semaphore(0)
-        self.kept = RestartingProcess(self.made[0], self._restart, 1.0)
+        self.kept = RestartingProcess(self.made[0], self._restart, 1.0, logger("restarts", shard=0))
 
     def _restart(self) -> Fake:
         self.left += [one.pid for one in self.made if one.broken and not one.stopped]
