@@ -11,21 +11,26 @@ Update rules, schedules and errors are exported here, too. Importing this packag
 nor PySpark nor CuPy: shards in Ray need `ps.launch.ray_launcher`, which is imported separately.
 """
 
+from ps import aio, errors
 from ps.admin_client import AdminClient, ShardState
 from ps.client import Client
 from ps.cluster import Cluster
 from ps.compatibility import build_id
 from ps.durability import Durability
 from ps.job_spec import make_cluster, resharded_specs, shard_specs
+from ps.jobs import Job, On, connect, local, reader, start
 from ps.launch.launcher import ShardDevice
 from ps.launch.processes import process_shards
 from ps.launch.replicated_processes import replicated_shards
 from ps.launch.threads import local_shards
+from ps.reader import Reader
 from ps.resharding import reshard
 from ps.session.compression import Compression
 from ps.session.events import NotReady, Unreachable
 from ps.shared_memory.client_buffers import PulledWeights
+from ps.tables import Dense, Tables
 from ps.transport.link_model import parse_link
+from ps.worker import AckFuture, PushAck, Worker, WorkerStep
 from shards.errors import (
     BadInput,
     BadMessage,
@@ -48,6 +53,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SGD",
+    "AckFuture",
     "AdaDelta",
     "Adagrad",
     "Adam",
@@ -59,6 +65,7 @@ __all__ = [
     "Compression",
     "Decay",
     "DecayKind",
+    "Dense",
     "DenseTable",
     "DownpourError",
     "Durability",
@@ -69,32 +76,45 @@ __all__ = [
     "GiveUp",
     "Guard",
     "Inv",
+    "Job",
     "Merge",
     "Momentum",
     "Moved",
     "MultiStep",
     "Nesterov",
     "NotReady",
+    "On",
     "Poly",
     "PulledWeights",
+    "PushAck",
     "RMSProp",
+    "Reader",
     "Resynchronise",
     "Retry",
     "ShardDevice",
     "ShardState",
     "Sigmoid",
     "Step",
+    "Tables",
     "TensorSpec",
     "Unreachable",
+    "Worker",
+    "WorkerStep",
     "WrongBuild",
     "__version__",
+    "aio",
     "build_id",
+    "connect",
+    "errors",
+    "local",
     "local_shards",
     "make_cluster",
     "parse_link",
     "process_shards",
+    "reader",
     "replicated_shards",
     "reshard",
     "resharded_specs",
     "shard_specs",
+    "start",
 ]

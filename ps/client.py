@@ -103,6 +103,7 @@ class Client:
 
     `rolled_back` holds the last rollback of each shard that died and was restored from its
     autosave; `lost` counts this worker's acknowledged pushes that were lost in rollbacks.
+    `on_pushed` is called with each push that every shard has acknowledged.
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class Client:
         self._replica: PulledWeights | None = None
         self._first_epoch = cluster.map.epoch
         self._leaving = self._departed = self._closed = False
+        self.on_pushed: Callable[[events.Pushed], None] = lambda _: None
         self._connect = partial(
             ClusterConnection,
             worker=worker,
@@ -187,9 +189,11 @@ class Client:
     # --- pull and push ----------------------------------------------------------------------------
 
     @_by_one_thread
-    def pull(self, clock: int | None = None, *, copy: bool = False) -> PulledWeights:
+    def pull(
+        self, clock: int | None = None, *, copy: bool = False, timeout_s: float | None = None
+    ) -> PulledWeights:
         """The weights for the step at `clock` (default: the next one); waits at the staleness
-        bound.
+        bound, for at most `timeout_s` seconds: then it raises ClockTimeout, and may be repeated.
 
         The array is read-only, and not overwritten while it is referred to; drop it when done. With
         `copy` it is the caller's own, and writable, as `torch.from_numpy` wants it.
@@ -205,7 +209,12 @@ class Client:
         if wanted not in self._prefetched:
             self._current.send(self._ask(wanted, time.monotonic()))
         while (pulled := self._prefetched.take(wanted)) is None:
-            self._turn()
+            if timeout_s is None:
+                self._turn()
+            elif (left_s := started + timeout_s - time.monotonic()) > 0:
+                self._turn(left_s)
+            else:
+                raise self._late(wanted, timeout_s)
         took = time.monotonic() - started - (self.times.serialise_s - before)
         self._wait_s = min(took, pulled.waited_s)
         self.times.waited_s += self._wait_s
@@ -306,6 +315,18 @@ class Client:
         now = time.monotonic()
         self.times.network_s += now - started - (self.times.serialise_s - before)
         self._pacing.leave(now)
+
+    @_by_one_thread
+    def wait(self, until: Callable[[], bool], timeout_s: float) -> bool:
+        """Handle what arrives until `until()`, or for `timeout_s` seconds; returns `until()`."""
+        started, before = self._enter(None), self.times.serialise_s
+        end_by = started + timeout_s
+        while not until() and (left_s := end_by - time.monotonic()) > 0:
+            self._turn(left_s)
+        now = time.monotonic()
+        self.times.network_s += now - started - (self.times.serialise_s - before)
+        self._pacing.leave(now)
+        return until()
 
     def new_gradient(self, *, zeroed: bool = True) -> NDArray[np.float32]:
         """A zeroed float32 array of the table's size, for a gradient; dropping it recycles it.
@@ -465,6 +486,17 @@ class Client:
         self._prefetched.record_request(clock, request)
         return sends
 
+    def _late(self, clock: int, timeout_s: float) -> events.ClockTimeout:
+        slowest = self._current.session.slowest_clock
+        known = "" if slowest is None else f": the slowest worker is at clock {slowest}"
+        error = events.ClockTimeout(
+            f"worker {self.worker}: the pull for clock {clock} has waited {timeout_s:g} s at the"
+            f" staleness bound {self.cluster.bound}{known}",
+            slowest,
+        )
+        error.worker = self.worker
+        return error
+
     def _await_room(self, unacknowledged: int) -> None:
         while self._current.session.unacknowledged > unacknowledged:
             self._turn()
@@ -511,6 +543,7 @@ class Client:
                 self._prefetched.record_pulled(event)
                 self._pacing.pulls.record_answer(event.request, now, heard=heard, waited_s=waited_s)
             case events.Pushed():
+                self.on_pushed(event)
                 self.duplicates += event.duplicates > 0
                 self.staleness = event.staleness
                 self.rtt_s = event.rtt_s

@@ -57,4 +57,6 @@ def changed_nothing(answer: Message) -> bool:
 
 def error_of(refusal: Refusal) -> DownpourError:
     """The error to raise for a Refusal at the receiving end."""
-    return _ERRORS[refusal.remedy](refusal.text)
+    error = _ERRORS[refusal.remedy](refusal.text)
+    error.shard = refusal.shard
+    return error

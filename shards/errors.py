@@ -15,6 +15,8 @@ An error's text is one line: the thing, what was expected, what was found. It ma
 text, so its length is bounded: `quoted` shortens one quotation, and every error its whole text.
 """
 
+from typing import ClassVar
+
 _MOST_TEXT = 2000
 
 UNDECODABLE = (ValueError, RecursionError)
@@ -23,18 +25,31 @@ UnicodeDecodeError that it lets through for text that is not UTF-8."""
 
 
 class DownpourError(Exception):
-    """Every error this project raises on purpose."""
+    """Every error this project raises on purpose.
+
+    `retryable`: the same call may succeed later. `table`, `shard` and `worker` are those that the
+    error is about, None where it is about none or this is not known.
+    """
+
+    retryable: ClassVar[bool] = False
 
     def __init__(self, text: object = "") -> None:
         super().__init__(_bounded(str(text)))
+        self.table: str | None = None
+        self.shard: int | None = None
+        self.worker: str | None = None
 
 
 class Retry(DownpourError):
     """The same request may succeed if it is repeated."""
 
+    retryable = True
+
 
 class Resynchronise(DownpourError):
     """The client must say hello again, learn what the shard has, and continue from there."""
+
+    retryable = True
 
 
 class Gap(Resynchronise):

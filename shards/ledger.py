@@ -171,14 +171,12 @@ class Ledger(msgspec.Struct):
         entry.standing = standing
         self._raise_floor()
 
-    def _raise_floor(self) -> None:
-        # Loops instead of comprehensions, here and below: these run at every push.
-        slowest = None
-        for entry in self.entries.values():
-            if entry.standing is Standing.ACTIVE and (slowest is None or entry.clock < slowest):
-                slowest = entry.clock
+    def _raise_floor(self) -> int:
+        """Raise the floor to the slowest active clock; returns the clock gap."""
+        slowest, gap = self._clocks()
         if slowest is not None and slowest > self.floor:
             self.floor = slowest
+        return gap
 
     @property
     def cut(self) -> dict[str, int]:
@@ -245,16 +243,15 @@ class Ledger(msgspec.Struct):
 
     def record(
         self, worker: str, seq: int, clock: int, step: int, loss: float, acknowledged: int = 0
-    ) -> None:
-        """Record that push `seq` has been applied."""
+    ) -> int:
+        """Record that push `seq` has been applied; returns the clock gap."""
         entry = self.entries[worker]
         assert seq == entry.seq + 1, "judged before it is recorded"
         entry.seq, entry.step, entry.acknowledged = seq, step, acknowledged
         if isfinite(loss):  # a snapshot is JSON, which has no infinity
             entry.loss = loss
-        if clock > entry.clock:
-            entry.clock = clock
-            self._raise_floor()
+        entry.clock = max(entry.clock, clock)
+        return self._raise_floor()
 
     def advance(self, worker: str, clock: int) -> None:
         """Raise a worker's clock, never lower it: `join` may have set it above the worker's own."""
@@ -272,20 +269,26 @@ class Ledger(msgspec.Struct):
     @property
     def min_clock(self) -> int | None:
         """The slowest active worker's clock; None when no worker is active."""
-        slowest = None
-        for entry in self.entries.values():
-            if entry.standing is Standing.ACTIVE and (slowest is None or entry.clock < slowest):
-                slowest = entry.clock
-        return slowest
+        return self._clocks()[0]
 
     @property
     def clock_gap(self) -> int:
         """Fastest minus slowest active clock, without those that a rollback left unknown; or 0."""
-        slowest, fastest = MOST, 0
+        return self._clocks()[1]
+
+    def _clocks(self) -> tuple[int | None, int]:
+        """The slowest active clock, and the gap between those that are known."""
+        # A loop instead of comprehensions: this runs at every push.
+        slowest = None
+        low, high = MOST, 0
         for entry in self.entries.values():
-            if entry.standing is Standing.ACTIVE and not entry.unheard:
-                slowest, fastest = min(slowest, entry.clock), max(fastest, entry.clock)
-        return max(0, fastest - slowest)
+            if entry.standing is Standing.ACTIVE:
+                clock = entry.clock
+                if slowest is None or clock < slowest:
+                    slowest = clock
+                if not entry.unheard:
+                    low, high = min(low, clock), max(high, clock)
+        return slowest, max(0, high - low)
 
     @property
     def complete(self) -> bool:

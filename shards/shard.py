@@ -101,11 +101,33 @@ class Shard:
         An invalid message is answered with a Refusal. It changes nothing, except that a gradient
         refused by the guard is counted in the ledger (gradient_guard.py).
         """
-        try:
-            self._check_address(message)
-            return self._dispatch(sender, message, frames, now)
-        except DownpourError as error:
-            return [self.refuse(sender, message.request, error)]
+        return self.handle_together((Arrival(sender, message, frames),), now)
+
+    def handle_together(self, arrivals: Sequence[Arrival], now: float) -> list[Outgoing]:
+        """Answer messages that arrived together as if they had come one after another.
+
+        Pushes are applied in runs. A run is one push or, where the update rule allows it, pushes of
+        several workers that take one pass. Pulls that came between these are answered after the
+        pass, with the version it made.
+        """
+        out: list[Outgoing] = []
+        run: list[Arrived] = []
+        pulls: list[Arrival] = []
+        for one in arrivals:
+            message = one.message
+            if run:
+                if isinstance(message, Pull):
+                    pulls.append(one)
+                    continue
+                if not (isinstance(message, Push) and self.updates.joins(run, message)):
+                    out += self._finish(run, pulls, now)
+                    run, pulls = [], []
+            try:
+                self._check_address(message)
+                out += self._dispatch(one.sender, message, one.frames, run, now)
+            except DownpourError as error:
+                out.append(self.refuse(one.sender, message.request, error))
+        return out + self._finish(run, pulls, now) if run else out
 
     def probed(
         self, sender: bytes, probe: Probe, frames: Sequence[Buffer], *, unix_s: float, cpu_s: float
@@ -117,31 +139,6 @@ class Shard:
             return self.refuse(sender, probe.request, error)
         answer = self._operators.probed(probe, frames, unix_s=unix_s, cpu_s=cpu_s)
         return Outgoing(sender, *answer)
-
-    def handle_together(self, arrivals: Sequence[Arrival], now: float) -> list[Outgoing]:
-        """Answer messages that arrived together as if they had come one after another.
-
-        Where the update rule allows it, pushes of different workers are applied in one pass. Pulls
-        that came between them are answered after the pass, with the version it made.
-        """
-        out: list[Outgoing] = []
-        run: list[Arrived] = []
-        pulls: list[Arrival] = []
-        for one in arrivals:
-            message = one.message
-            if run and isinstance(message, Pull):
-                pulls.append(one)
-            elif isinstance(message, Push) and self.updates.joins(run, message, self.ledger):
-                try:
-                    self._check_address(message)
-                    run.append(self.workers.examine(one.sender, message, one.frames, now))
-                except DownpourError as error:
-                    out.append(self.refuse(one.sender, message.request, error))
-            else:
-                out += self._finish(run, pulls, now)
-                run, pulls = [], []
-                out += self.handle(one.sender, message, one.frames, now)
-        return out + self._finish(run, pulls, now)
 
     def tick(self, now: float) -> list[Outgoing]:
         """Expire leases; the driver calls it every `lease_s / 4`.
@@ -168,11 +165,17 @@ class Shard:
         return refused(self.part, sender, request, error)
 
     def _dispatch(
-        self, sender: bytes, message: Request, frames: Sequence[Buffer], now: float
+        self,
+        sender: bytes,
+        message: Request,
+        frames: Sequence[Buffer],
+        run: list[Arrived],
+        now: float,
     ) -> list[Outgoing]:
+        """Answer a message, or append a push to `run`; raises any error of the checks."""
         match message:
             case Push():
-                return self.workers.push(sender, message, frames, now)
+                return self.workers.examine(sender, message, frames, run, now)
             case Pull():
                 return self.workers.pull(sender, message, now)
             case Hello():
@@ -190,12 +193,7 @@ class Shard:
         self, run: Sequence[Arrived], pulls: Sequence[Arrival], now: float
     ) -> list[Outgoing]:
         """Apply a run of pushes, then answer the pulls that arrived after the first of them."""
-        if not run:
-            return []
-        out = self.workers.apply(run, now)
-        for one in pulls:
-            out += self.handle(one.sender, one.message, one.frames, now)
-        return out
+        return self.workers.apply(run, now) + self.handle_together(pulls, now)
 
     def _check_address(self, message: Request | Probe) -> None:
         """Check that the message is for this job, this life of this shard, and this table.

@@ -42,7 +42,7 @@ class ShardPart:
         self.held = ParameterStore(spec, buffers, place)
         self.ledger = Ledger()
         self.journal = Metrics()
-        self.updates = Updates(spec, self.held, self.journal)
+        self.updates = Updates(spec, self.held, self.ledger, self.journal)
         self.serving = PullReplies(spec, boot, self.held, self.journal)
         self.rolled_back = False
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from shards.envelopes import Outgoing, refused
-from shards.errors import DownpourError, Resynchronise, WrongBuild
+from shards.errors import BadInput, Resynchronise, WrongBuild
 from shards.gate import Gate
 from shards.ledger import Verdict
 from shards.messages import (
@@ -40,7 +40,6 @@ from shards.messages import (
 from shards.pushes import Arrived, Pushes
 from shards.reshard_state import ReshardState
 from shards.shard_part import ShardPart
-from shards.updates import Applied
 from shards.wire_format import Buffer
 
 
@@ -200,8 +199,8 @@ class WorkerRequests:
         """Apply complete rounds, then answer every parked request that may pass."""
         out: list[Outgoing] = []
         if self._updates.round:
-            closed = self._updates.close_rounds(self._ledger, now, self._move.standstill)
-            out += self._acknowledge_all(closed)
+            closed = self._updates.close_rounds(now, self._move.standstill)
+            out = [self._acknowledge(one.sender, one.message, *made) for one, *made in closed]
         if not self.gate.parked:
             return out
         # Computed once for all parked requests: answering a pull or admitting a worker never
@@ -230,18 +229,24 @@ class WorkerRequests:
             return self._park(sender, message, now)
         return [Outgoing(sender, *self._serving.pull(message, 0.0, now))]
 
-    def push(
-        self, sender: bytes, message: Push, frames: Sequence[Buffer], now: float
+    def examine(
+        self,
+        sender: bytes,
+        message: Push,
+        frames: Sequence[Buffer],
+        run: list[Arrived],
+        now: float,
     ) -> list[Outgoing]:
-        """Apply a push, keep it for its round, or acknowledge it as a duplicate.
+        """Check a push and append it to `run`, for `apply`; or answer it, if it is not applied.
 
-        Then answer the requests that this lets pass. Raises any error of the checks.
+        Raises any error of the checks.
         """
         message = self._check_push(message, now)
-        # The ledger lacks a push of an open round, so the next one would look like a gap.
-        ahead_of = self._updates.round.get(message.worker)
-        if ahead_of is not None and message.seq > ahead_of.message.seq:
-            return [self._parked(sender, message)]
+        if self._updates.round:
+            # The ledger lacks a push of an open round, so the next one would look like a gap.
+            ahead_of = self._updates.round.get(message.worker)
+            if ahead_of is not None and message.seq > ahead_of.message.seq:
+                return [self._parked(sender, message)]
         if self._ledger.judge(message.worker, message.seq) is Verdict.DUPLICATE:
             self._part.journal.duplicates += 1
             # The push was applied, so its steps are done: a retried worker's clock catches up.
@@ -251,40 +256,23 @@ class WorkerRequests:
                 self._acknowledge(sender, message, version, duplicate=True),
                 *self._open(now),
             ]
-        arrived = self._pushes.examine(sender, message, frames, now)
-        applied = self._updates.apply_push(arrived, self._ledger, now)
-        return [*self._acknowledge_all(applied), *self._open(now)]
-
-    def examine(
-        self, sender: bytes, message: Push, frames: Sequence[Buffer], now: float
-    ) -> Arrived:
-        """Check a push that may share a pass with others (`Updates.joins`), for `apply`."""
-        message = self._check_push(message, now)
-        return self._pushes.examine(sender, message, frames, now)
+        if refused := self._ledger.entries[message.worker].refused:
+            self._spec.guard.check(message.worker, refused)
+        run.append(self._pushes.examine(sender, message, frames, now))
+        return []
 
     def apply(self, run: Sequence[Arrived], now: float) -> list[Outgoing]:
-        """Apply a run of pushes in one pass, or one by one if the guard refuses one of them."""
-        together = self._updates.apply_run(run, self._ledger, now) if len(run) > 1 else None
-        if together is not None:
-            return [*self._acknowledge_all(together), *self._open(now)]
-        out: list[Outgoing] = []
-        for one in run:
-            out += self._apply_one(one, now)
-        if self._updates.round or self.gate.parked:
-            out += self._open(now)
-        return out
-
-    def _apply_one(self, arrived: Arrived, now: float) -> list[Outgoing]:
+        """Apply a run of pushes, and answer the requests that this lets pass."""
         try:
-            return self._acknowledge_all(self._updates.apply_push(arrived, self._ledger, now))
-        except DownpourError as error:
-            return [refused(self._part, arrived.sender, arrived.message.request, error)]
-
-    def _acknowledge_all(self, applied: Sequence[Applied]) -> list[Outgoing]:
-        return [
-            self._acknowledge(push.sender, push.message, version, staleness)
-            for push, version, staleness in applied
-        ]
+            applied = self._updates.apply(run, now)
+        except BadInput as error:
+            return [refused(self._part, run[0].sender, run[0].message.request, error)]
+        if applied is None:
+            return [answer for one in run for answer in self.apply([one], now)]
+        acknowledged = [self._acknowledge(one.sender, one.message, *made) for one, *made in applied]
+        if self._updates.round or self.gate.parked:
+            acknowledged += self._open(now)
+        return acknowledged
 
     def _acknowledge(
         self,

@@ -6,8 +6,8 @@ first test asks, one after the other from the main thread, as Ray wants it. A te
 kills or reconnects either does so in a process of its own.
 
 `make test` runs two processes of tests (pytest-xdist), for most tests wait. A file's tests stay
-together and in order, so that what a module shares is made once; all tests on the shared clusters
-go to one process, so that these start once too, and go first, being the longest row of all.
+together and in order, so that what a module shares is made once. All tests on the shared clusters
+run in one process, so that these start once too; they come first, for they take longest.
 """
 
 import os
@@ -15,10 +15,9 @@ import secrets
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -27,68 +26,55 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.support.clusters import RunningRay
+    from tests.support.replica_group import Group
+
 # How long an example takes, or drawing it, is the machine's affair.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
 _MARK = "DOWNPOUR_TEST_RUN"
-_GONE_S = 60.0
-# The tests on `spark` and `ray_local`: whoever deals out the tests knows no more than their names.
-# One that is missing here runs, too, but may start the clusters once more. So is it with the tests
-# on `running_ray`, `spark_master` and `connect_url` below.
-_ON_SHARED = (
-    "tests/deploy/test_ray_cluster.py::test_second_connection",
-    "tests/docs/test_snippets.py::test_snippets_on_clusters",
-    "tests/integration/test_cli.py::test_a_replicated_run_that_is_moved",
-    "tests/integration/test_cli.py::test_a_run_that_is_moved",
-    "tests/integration/test_cli.py::test_a_run_that_meets_trouble",
-    "tests/integration/test_cli.py::test_a_shard_process_that_dies",
-    "tests/integration/test_cli.py::test_a_shard_that_dies",
-    "tests/integration/test_frames.py",
-    "tests/integration/test_serial.py::test_one_worker_over_spark_and_ray",
-    "tests/integration/test_spark_training.py",
-    "tests/ps/launch/test_ray_durability.py",
-    "tests/ps/launch/test_ray_launcher.py",
-    "tests/ps/launch/test_ray_replicated.py",
-    "tests/worker/test_api.py",
-    "tests/worker/test_spark_session.py::test_mnist_fits",
-    "tests/worker/test_spark_session.py::test_second_session",
-)
-_ON_RUNNING = (
-    "tests/deploy/test_ray_cluster.py::test_running_cluster",
-    "tests/integration/test_clusters.py",
-    "tests/worker/test_spark_session.py::test_connect_server",
-    "tests/worker/test_spark_session.py::test_every_task_gets_a_gpu_of_its_own",
-    "tests/worker/test_spark_session.py::test_standalone_master",
-)
+# Fixtures that are clusters: one process runs all tests on those of a group, and starts them once.
+_CLUSTERS = {
+    "shared clusters": {"spark", "ray_local"},
+    "running clusters": {"running_ray", "spark_master", "connect_url"},
+}
+
+
+def _group(item: pytest.Item) -> str | None:
+    fixtures: set[str] = set(getattr(item, "fixturenames", ()))
+    return next((group for group, clusters in _CLUSTERS.items() if clusters & fixtures), None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the long rows first, so that no process is left alone with one at the end."""
+    """Put the tests on the same clusters first, together, then the files with a slow test."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    rows = (_ON_SHARED, _ON_RUNNING)
-    items.sort(
-        key=lambda item: (
-            *(not item.nodeid.startswith(row) for row in rows),
-            item.path not in slow,
-        )
-    )
+    order = [*_CLUSTERS, None]
+    items.sort(key=lambda item: (order.index(_group(item)), item.path not in slow))
 
 
-@pytest.hookimpl(optionalhook=True)  # pytest-xdist's
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give a process one file at a time; and all that is on the same clusters to one process."""
-    from xdist.scheduler import LoadFileScheduling
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_finish(session: pytest.Session) -> Iterator[None]:
+    """Report a group to pytest-xdist as a file of that name, for it gives one process a whole file.
 
-    class Rows(LoadFileScheduling):  # type: ignore[misc]  # of a library that ships no types
-        def _split_scope(self, nodeid: str) -> str:
-            if nodeid.startswith(_ON_SHARED):
-                return "shared clusters"
-            if nodeid.startswith(_ON_RUNNING):
-                return "running clusters"
-            return str(super()._split_scope(nodeid))
+    Its own mark, `xdist_group`, has no effect: release 3.8 renames items by an attribute that
+    pytest 9.2 no longer reads.
+    """
+    items = session.items
+    if hasattr(session.config, "workerinput"):  # in a process of pytest-xdist
+        session.items = [_Reported(item) for item in items]  # type: ignore[misc]
+    try:
+        return (yield)
+    finally:
+        session.items = items
 
-    return Rows(config, log)
+
+class _Reported:
+    """A test under the name that pytest-xdist groups it by."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        group = _group(item)
+        self.nodeid = f"{group}::{item.nodeid}" if group else item.nodeid
 
 
 @pytest.fixture(scope="session")
@@ -105,25 +91,17 @@ def spark() -> Iterator["SparkSession"]:
 def ray_local() -> Iterator[str]:
     """The address of an embedded Ray of four CPUs that this process is connected to."""
     from deploy.ray_cluster import connect
-    from tests.patient_ray import patient
+    from tests.support.slow_ray_start import patient
 
     with patient(), connect(None, 4) as address:
         yield address
 
 
-class RunningRay(NamedTuple):
-    """A Ray that others have started: HOST:PORT, ray://HOST:PORT, and the environment of those who
-    may speak to it."""
-
-    address: str
-    client: str
-    token: dict[str, str]
-
-
 @pytest.fixture(scope="session")
-def running_ray() -> Iterator[RunningRay]:
+def running_ray() -> Iterator["RunningRay"]:
     """A Ray head of two CPUs, with a token."""
-    from tests.clusters import free_port, ray_head
+    from tests.support.clusters import RunningRay, ray_head
+    from tests.support.ports import free_port
 
     # Its path must be short, for it holds sockets.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
@@ -138,7 +116,7 @@ def running_ray() -> Iterator[RunningRay]:
 @pytest.fixture(scope="session")
 def spark_master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A standalone master's URL; its worker has two cores, and believes in two GPUs."""
-    from tests.clusters import standalone_spark
+    from tests.support.clusters import standalone_spark
 
     with standalone_spark(tmp_path_factory.mktemp("spark"), gpus=2) as url:
         yield url
@@ -147,10 +125,35 @@ def spark_master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def connect_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The sc:// URL of a Spark Connect server with two slots."""
-    from tests.clusters import connect_server
+    from tests.support.clusters import connect_server
 
     with connect_server(tmp_path_factory.mktemp("connect")) as url:
         yield url
+
+
+@pytest.fixture
+def quick_start(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start processes without numba: loading it takes most of their start."""
+    from ps.launch import processes
+    from tests.support.numba_hidden import without_numba
+
+    folder = without_numba(tmp_path_factory.mktemp("quick") / "start")
+    paths = os.pathsep.join([folder, processes._import_path()])
+    monkeypatch.setattr(processes, "_import_path", lambda: paths)
+    monkeypatch.setenv("PYTHONPATH", paths)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator["Group"]:
+    """A shard's primary, boot 1, and its backup, boot 2, in sync, before any weights."""
+    from tests.support.replica_group import Group
+
+    group = Group(tmp_path)
+    for copies in ((1,), (1, 2)):
+        group.join()
+        group.await_holders(*copies)
+    yield group
+    group.stop()
 
 
 @pytest.fixture
@@ -164,7 +167,7 @@ def emulated() -> None:
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A CuPy whose only GPU is the emulator."""
     from cupy_kernels import device
-    from tests.cupy_kernels.fake_cupy import fake_cupy
+    from tests.support.fake_cupy import fake_cupy
 
     fake = fake_cupy()
     monkeypatch.setitem(sys.modules, "cupy", fake)
@@ -184,10 +187,9 @@ def nothing_left_running() -> Iterator[None]:
     """
     mark = os.environ[_MARK] = secrets.token_hex(8)
     yield
-    end_by = time.monotonic() + _GONE_S
-    while (left := _marked(mark)) and time.monotonic() < end_by:
-        time.sleep(0.2)
-    assert not left, f"left running: {left}"
+    from tests.support.eventually import eventually
+
+    eventually(lambda: not _marked(mark), because=lambda: f"no process is left: {_marked(mark)}")
 
 
 def _marked(mark: str) -> list[str]:

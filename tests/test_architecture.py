@@ -13,13 +13,13 @@ HEAVY = ("cupy", "numba", "pyarrow", "pyspark", "ray")
 
 
 def imported_by(path: Path) -> set[str]:
-    """The top-level packages that a file imports, wherever in it the import stands."""
+    """What a file imports, by full name, wherever in it the import stands."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module.split(".")[0])
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return found
 
 
@@ -28,7 +28,7 @@ def files_that_import(library: str) -> set[str]:
         path.relative_to(ROOT).as_posix()
         for package in PACKAGES
         for path in (ROOT / package).rglob("*.py")
-        if library in imported_by(path)
+        if any(name.split(".")[0] == library for name in imported_by(path))
     }
 
 
@@ -60,6 +60,18 @@ def test_no_pickle() -> None:
     """No file of ours imports pickle or a library that is another name for it."""
     for library in ("pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"):
         assert files_that_import(library) == set()
+
+
+def test_no_test_module_is_imported() -> None:
+    """What several tests share is in tests/support or in a conftest, not in another test."""
+    imports = {
+        f"{path.relative_to(ROOT).as_posix()}: {name}"
+        for path in (ROOT / "tests").rglob("*.py")
+        for name in imported_by(path)
+        if name.startswith("tests.")
+        and any(part == "conftest" or part.startswith("test_") for part in name.split("."))
+    }
+    assert imports == set()
 
 
 def test_every_file_says_why_it_exists() -> None:

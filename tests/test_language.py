@@ -31,6 +31,7 @@ SHARED_NAMES = {
     "Sigmoid": "the activation, and Caffe's rate policy",
     "Exp": "the activation, and Caffe's rate policy",
     "Threshold": "the activation, and a codec of pushes",
+    "Job": "a job of the SDK, and a training job on Spark",
     "Network": "the simulated network between processes, and a neural network",
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from numpy.typing import NDArray
 
-from shards.errors import GiveUp
+from shards.errors import GiveUp, Retry
 from shards.messages import FromWorker, Kind
 from shards.wire_format import Buffer
 
@@ -50,13 +50,17 @@ class Pulled(msgspec.Struct, frozen=True):
 
 
 class Pushed(msgspec.Struct, frozen=True):
-    """Push `seq` is applied on every shard; `staleness` is the largest that any shard measured."""
+    """Push `seq` is applied on every shard, as the last update of its part's version in `versions`.
+
+    `staleness` is the largest that any shard measured.
+    """
 
     request: int
     seq: int
     staleness: int
     duplicates: int
     rtt_s: float
+    versions: tuple[int, ...]
 
 
 class Departed(msgspec.Struct, frozen=True):
@@ -98,12 +102,25 @@ class Usurped(msgspec.Struct, frozen=True):
 Event = Ready | Pulled | Pushed | Departed | Relocated | RolledBack | Usurped
 
 
+class ClockTimeout(Retry):
+    """A pull has waited too long at the staleness bound.
+
+    `slowest` is the clock of the slowest worker, as far as this client has heard.
+    """
+
+    def __init__(self, text: str, slowest: int | None) -> None:
+        super().__init__(text)
+        self.slowest = slowest
+
+
 class Unreachable(GiveUp):
     """A shard has been silent for longer than the session's patience."""
 
+    retryable = True
+
     def __init__(self, text: str, shard: int = 0) -> None:
         super().__init__(text)
-        self.shard = shard
+        self.shard: int = shard
 
 
 class NotReady(GiveUp):
@@ -111,3 +128,5 @@ class NotReady(GiveUp):
 
     Either it has no weights yet, or no copy of it serves; the text says which, and what to do.
     """
+
+    retryable = True

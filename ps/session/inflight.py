@@ -122,6 +122,7 @@ def _pushed(request: int, acks: Sequence[Ack], took_s: float) -> Pushed:
         max([ack.staleness for ack in acks]),
         sum([ack.duplicate for ack in acks]),
         took_s,
+        tuple([ack.version for ack in acks]),
     )
 
 

@@ -196,10 +196,12 @@ class RetransmitTable:
         if any(now - since > self.patience_s for since, _ in self._put_off.values()):
             shards = sorted(self._put_off)
             names = f"shard{'s' * (len(shards) > 1)} {', '.join(map(str, shards))}"
-            raise NotReady(
+            error = NotReady(
                 f"worker {self._worker} has waited {self.patience_s:g} s for {names}:"
                 f" {self._put_off[shards[0]][1]}"
             )
+            error.shard = shards[0]
+            raise error
 
     def _check_patience(self, shard: int, pending: UnansweredMessage, now: float) -> None:
         if now - self._heard[shard] > self.patience_s:

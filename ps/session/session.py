@@ -89,6 +89,7 @@ class Session:
         self.table = table
         self.map = shard_map
         self.seq = 0
+        self.slowest_clock: int | None = None  # at the last pull that waited for it
         self.cargo = PayloadEncoder(table, shard_map, compression or Compression())
         self._shards = range(shard_map.shards)
         self._keys = [wire_format.flatten(ranges) for ranges in shard_map.ranges]
@@ -282,7 +283,10 @@ class Session:
                 return [], [self._relocated(frames)]
             case Refusal():
                 return self._refused(shard, reply, pending, now), []
-            case Parked() | Renewed():
+            case Parked():
+                self.slowest_clock = reply.min_clock
+                return [], []
+            case Renewed():
                 return [], []
         self._outstanding.remove(shard, reply.request)
         match reply:
@@ -445,7 +449,9 @@ class Session:
         first = self._requests.mark_damaged(pending.asked, pending.frames)
         self._outstanding.empty(pending, now)
         if first:
-            raise BadInput(f"shard {shard}: {reply.text}")
+            error = BadInput(f"shard {shard}: {reply.text}")
+            error.shard = shard
+            raise error
         return []
 
     def _resend_pushes(self, shard: int, expected: int, now: float) -> list[Send]:

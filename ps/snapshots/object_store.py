@@ -30,7 +30,7 @@ Content = Iterable[bytes | bytearray | memoryview]
 Place = str | Path
 
 
-class Reader(Protocol):
+class OpenFile(Protocol):
     """A file open for reading."""
 
     def readinto(self, buffer: memoryview, /) -> int | None:
@@ -86,7 +86,7 @@ class Store(Protocol):
         """The size of a file in bytes."""
         ...
 
-    def open(self, name: str) -> AbstractContextManager[Reader]:
+    def open(self, name: str) -> AbstractContextManager[OpenFile]:
         """Open a file for reading, in a `with` statement."""
         ...
 
@@ -231,7 +231,7 @@ class LocalStore:
         return (self.path / name).stat().st_size
 
     @contextmanager
-    def open(self, name: str) -> Iterator[Reader]:
+    def open(self, name: str) -> Iterator[OpenFile]:
         with _opened(self.path / name) as file:
             yield file
 
@@ -315,7 +315,7 @@ class ArrowStore:
         return int(info.size)
 
     @contextmanager
-    def open(self, name: str) -> Iterator[Reader]:
+    def open(self, name: str) -> Iterator[OpenFile]:
         with _one_line_errors(), self._system.open_input_stream(f"{self._path}/{name}") as file:
             yield file
 

@@ -21,7 +21,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from ps.snapshots.object_store import Reader, Store
+from ps.snapshots.object_store import OpenFile, Store
 from shards.checksums import HEX_DIGITS, hex_checksum
 from shards.errors import UNDECODABLE, BadInput
 from shards.messages import Count
@@ -235,7 +235,7 @@ def _read(store: Store, part: StateFile) -> NDArray[np.uint8]:
         raise BadInput(f"{path}: {error.strerror}") from None
 
 
-def _fill(file: Reader, part: StateFile, path: str) -> NDArray[np.uint8]:
+def _fill(file: OpenFile, part: StateFile, path: str) -> NDArray[np.uint8]:
     content = np.empty(part.bytes, np.uint8)
     whole, size = content.data, part.chunk_bytes
     if len(part.checks) != -(-part.bytes // size):
@@ -253,7 +253,7 @@ def _fill(file: Reader, part: StateFile, path: str) -> NDArray[np.uint8]:
     return content
 
 
-def _read_into(file: Reader, chunk: memoryview, path: str) -> None:
+def _read_into(file: OpenFile, chunk: memoryview, path: str) -> None:
     while chunk:
         count = file.readinto(chunk)
         if not count:

@@ -418,6 +418,11 @@ class Links:
         """Whether `receive` would return something at once."""
         return bool(self._poller.poll(0))
 
+    @property
+    def descriptors(self) -> list[int]:
+        """The file descriptors that become readable when something arrives, for an event loop."""
+        return [socket.getsockopt(zmq.FD) for socket, _ in self._poller.sockets]
+
     def _read(self, shard: int, came: list[Buffer]) -> list[tuple[Reply, Sequence[Buffer]]]:
         """The messages that are complete with what came; raises BadMessage naming the sender."""
         try:

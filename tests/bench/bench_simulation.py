@@ -13,7 +13,7 @@ import time
 from deploy.simulation import runner, scenarios
 from deploy.simulation.mutants import registry
 from tests.bench.report import Goal, goals, save
-from tests.deploy.simulation.test_simulation import SCENARIOS, SEEDS_A_BUG
+from tests.support.simulation_scenarios import SCENARIOS, SEEDS_A_BUG
 
 IN_CI = 5000
 

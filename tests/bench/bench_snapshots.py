@@ -42,8 +42,8 @@ from shards.rules import SGD, Adam, Rule
 from shards.shard import Shard
 from shards.tables import cut_evenly
 from tests.bench.report import Goal, goals, save
-from tests.shards.shard_dsl import hello, join, push
-from tests.shards.shard_dsl import spec as spec_of
+from tests.support.shard_dsl import hello, join, push
+from tests.support.shard_dsl import spec as spec_of
 
 RULES: dict[str, Rule] = {"sgd": SGD(), "adam": Adam()}
 EVERY_S = 30.0

@@ -19,6 +19,7 @@ from ps.launch.processes import ProcessShards
 from ps.launch.replica_supervisor import ReplicatedShards
 from shards.spec import ShardSpec
 from tests.chaos.schedule import Kind
+from tests.support.numba_hidden import without_numba
 
 _ALL = 1 << 10
 ROLLBACK_S = 2.0
@@ -173,10 +174,3 @@ def leave_out_numba(folder: Path) -> None:
     It takes four fifths of a shard's start. The plain loops in its place do for small tables.
     """
     sys.path.insert(0, without_numba(folder))
-
-
-def without_numba(folder: Path) -> str:
-    """Make a folder that hides numba from whoever imports from there first."""
-    folder.mkdir()
-    (folder / "numba.py").write_text('raise ImportError("left out")\n')
-    return str(folder)

@@ -16,13 +16,13 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 from tests.chaos.schedule import Kind
+from tests.support.eventually import eventually
 
 _NEWNS, _NEWNET = 0x00020000, 0x40000000
 HERE = "10.77.255.1"
@@ -76,10 +76,7 @@ class Link:
     """A pair of devices from this namespace to a holder's, by which HERE is reached from there."""
 
     def __init__(self, number: int, holder: int) -> None:
-        until = time.monotonic() + _MOVED_S
-        while not _apart(holder):
-            assert time.monotonic() < until, f"process {holder} has not moved"
-            time.sleep(0.001)
+        eventually(lambda: _apart(holder), because=f"process {holder} has moved", within_s=_MOVED_S)
         self._holder = holder
         self._near_device, self._far_device = f"near{number}", f"far{number}"
         self.near, self.far = f"10.77.{number}.1", f"10.77.{number}.2"

@@ -32,8 +32,15 @@ from ps.launch.ray_launcher import RayShards, ray_shards, replicated_ray_shards
 from ps.launch.replica_supervisor import ReplicatedShards
 from shards.errors import GiveUp
 from shards.schedules import Fixed
-from tests.clusters import ray_head, ray_node
-from tests.ps.launch.pushing import PRIMARY, TABLE, Worker, await_that, check_applied_once, specs_of
+from tests.support.clusters import ray_head, ray_node
+from tests.support.eventually import eventually
+from tests.support.replicated_job import (
+    PRIMARY,
+    TABLE,
+    Worker,
+    check_applied_once,
+    specs_of,
+)
 
 _TOKEN = "0123456789abcdef" * 4
 _HERE, _THERE, _ELSEWHERE = "127.0.0.3", "127.0.0.4", "127.0.0.5"
@@ -91,7 +98,11 @@ def copies_die_with_their_node(join: Callable[[], psutil.Process]) -> None:
         await_nodes(2)
         joined_at = time.monotonic()
         say(f"{_THERE} has joined")
-        await_that(lambda: hosts.redundant and places(hosts) == [_HERE, _THERE])
+        eventually(
+            lambda: hosts.redundant and places(hosts) == [_HERE, _THERE],
+            because="both nodes have a copy",
+            within_s=_PATIENCE_S,
+        )
         say(f"{since(joined_at)}: copies at {' and '.join(places(hosts))}")
         assert hosts.pids[PRIMARY] == primary
         for worker in workers:
@@ -101,9 +112,9 @@ def copies_die_with_their_node(join: Callable[[], psutil.Process]) -> None:
         for worker in workers:
             worker.goes_on()
         say(f"{since(killed_at)}: all workers are acknowledged again")
-        await_that(lambda: _THERE not in living())
+        eventually(lambda: _THERE not in living(), because="the node is gone", within_s=_PATIENCE_S)
         say(f"{since(killed_at)}: Ray counts the node as gone")
-        await_that(lambda: hosts.redundant)
+        eventually(lambda: hosts.redundant, because="a second copy", within_s=_PATIENCE_S)
         say(f"{since(killed_at)}: two copies again, of those at {' and '.join(places(hosts))}")
         assert set(places(hosts)) == {_HERE}, "a spare may be among them"
         hosts.check()
@@ -162,14 +173,16 @@ def kill(first: psutil.Process) -> float:
 
 
 def ended(hosts: RayShards) -> str:
-    until = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < until:
+    """What is reported of the shards' end."""
+
+    def said() -> str:
         try:
             hosts.check()
         except GiveUp as error:
             return str(error)
-        time.sleep(0.05)
-    return "nothing was said of it"
+        return ""
+
+    return eventually(said, because="the end is reported", within_s=_PATIENCE_S)
 
 
 def places(hosts: ReplicatedShards) -> list[str]:
@@ -185,7 +198,11 @@ def where(node: str | None) -> str:
 
 def await_nodes(count: int) -> None:
     """Return when Ray can place something on so many: it lists one a moment before it can."""
-    await_that(lambda: ray.cluster_resources().get("CPU") == 2.0 * count)
+    eventually(
+        lambda: ray.cluster_resources().get("CPU") == 2.0 * count,
+        because=f"{count} nodes",
+        within_s=_PATIENCE_S,
+    )
 
 
 def living() -> set[str]:

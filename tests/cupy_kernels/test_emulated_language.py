@@ -10,13 +10,12 @@ from cupy_kernels.emulator import Emulator, Schedule
 from cupy_kernels.kernel import Geometry, Kernel, changes, reads
 from cupy_kernels.launch import launch
 from cupy_kernels.types import Array
+from tests.support.probe_kernel import BF16, HEADERS, MMA, TF32, source_of
 
 pytestmark = [
     pytest.mark.usefixtures("emulated"),
     pytest.mark.parametrize("schedule", Schedule, ids=lambda schedule: schedule.name.lower()),
 ]
-
-HEADERS = '#include "device.cuh"\n#include "tensor_core.cuh"\n'
 
 
 def run(
@@ -42,11 +41,6 @@ def run(
     engine = Emulator(schedule, seed=3, source=sources.expand(HEADERS + source_of(kind, body)))
     launch(row, engine=engine, out=out, a=a, b=b)
     return out
-
-
-def source_of(kind: str, body: str) -> str:
-    parameters = f"{kind}* out, const float* a, const float* b"
-    return f'extern "C" __global__ void probe({parameters}) {{\n{body}\n}}\n'
 
 
 def test_shuffles_read_the_lane_they_name(schedule: Schedule) -> None:
@@ -119,28 +113,6 @@ def test_the_last_block_may_read_what_the_others_fenced(schedule: Schedule) -> N
         atomicOr(&out[3], 1u << threadIdx.x);"""
     got = run(body, schedule, np.zeros(9, np.uint32), blocks=5)
     assert got[:4].tolist() == [5, 15, 431, 2**32 - 1]
-
-
-MMA = """
-  int lane = threadIdx.x, g = lane / 4, t = lane % 4;
-  float d[4] = {0, 0, 0, 0};
-  {fragments}
-  out[g * 8 + 2 * t] = d[0]; out[g * 8 + 2 * t + 1] = d[1];
-  out[(g + 8) * 8 + 2 * t] = d[2]; out[(g + 8) * 8 + 2 * t + 1] = d[3];"""
-TF32 = """
-  u32 fa[4] = {to_tf32(a[g * 8 + t]), to_tf32(a[(g + 8) * 8 + t]),
-               to_tf32(a[g * 8 + t + 4]), to_tf32(a[(g + 8) * 8 + t + 4])};
-  u32 fb[2] = {to_tf32(b[t * 8 + g]), to_tf32(b[(t + 4) * 8 + g])};
-  mma_tf32(d, fa, fb);"""
-BF16 = """
-  u32 fa[4], fb[2];
-  for (int k = 0; k < 4; ++k) {
-    const float* pair = &a[(g + 8 * (k % 2)) * 16 + 2 * t + 8 * (k / 2)];
-    fa[k] = to_bf16_pair(pair[0], pair[1]);
-  }
-  for (int k = 0; k < 2; ++k)
-    fb[k] = to_bf16_pair(b[(2 * t + 8 * k) * 8 + g], b[(2 * t + 8 * k + 1) * 8 + g]);
-  mma_bf16(d, fa, fb);"""
 
 
 def rounded(values: Array, bits: int, *, ties_to_even: bool) -> Array:

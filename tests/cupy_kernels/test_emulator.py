@@ -7,8 +7,8 @@ import pytest
 
 from cupy_kernels import sources
 from cupy_kernels.emulator import Emulator, KernelFault, Schedule, build
-from tests.cupy_kernels.defects import DEFECTS, SOURCE, kernel_name
-from tests.cupy_kernels.kernel_check import Case, check
+from tests.support.kernel_check import Case, check
+from tests.support.kernel_defects import DEFECTS, SOURCE, kernel_name
 
 TEXT = sources.expand(SOURCE, "planted.cu")
 pytestmark = pytest.mark.usefixtures("emulated")

@@ -9,7 +9,7 @@ from cupy_kernels.emulator import Emulator, Schedule, build, signature
 from cupy_kernels.kernel import Kernel
 from cupy_kernels.registry import KERNELS
 from tests.cupy_kernels.cases import every_case
-from tests.cupy_kernels.kernel_check import Case, check
+from tests.support.kernel_check import Case, check
 
 CASES: dict[str, list[Case]] = {name: [] for name in KERNELS}
 for case in every_case():

@@ -6,7 +6,7 @@ from cupy_kernels import nvrtc, sources
 from cupy_kernels.kernel_specs.convolution import SHAPE
 from cupy_kernels.nvrtc import Resources
 from cupy_kernels.registry import KERNELS
-from tests.cupy_kernels.test_emulated_language import BF16, HEADERS, MMA, TF32, source_of
+from tests.support.probe_kernel import BF16, HEADERS, MMA, TF32, source_of
 
 pytest.importorskip("cuda.core", reason="cuda-core is not installed: kernels are not compiled")
 pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: kernels not compiled")

@@ -11,7 +11,7 @@ from cupy_kernels.backends import EmulatorBackend, as_host, copied
 from cupy_kernels.emulator import Emulator
 from cupy_kernels.kernel_specs.updates import CONSTANTS
 from cupy_kernels.registry import KERNELS
-from tests.cupy_kernels.test_updates import RULES, SLOTS, constants, normal, run_of
+from tests.support.update_arguments import RULES, SLOTS, constants, normal, run_of
 
 pytestmark = pytest.mark.usefixtures("emulated")
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from deploy import train as training
-from tests import tiny
-from tests.in_process import Run, command
+from tests.support import tiny_job
+from tests.support.cli_in_process import Run, command
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def downpour(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, with the net, solver and data of the tiny job."""
-    tiny.write_job(tmp_path)
+    tiny_job.write_job(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

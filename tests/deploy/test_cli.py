@@ -14,9 +14,9 @@ from safetensors.numpy import save_file
 
 from deploy.settings import TrainSettings
 from ps.launch import launcher
-from tests.clusters import free_port
-from tests.deploy.refusing import TRAIN, refuses
-from tests.in_process import Run
+from tests.support.cli_in_process import Run
+from tests.support.cli_refusals import TRAIN, refuses
+from tests.support.ports import free_port
 
 
 @pytest.mark.parametrize("command", ["", "train", "test", "features", "version"])

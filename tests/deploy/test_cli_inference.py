@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests import tiny
-from tests.deploy.refusing import refuses, swap, write_idx
-from tests.in_process import Run
-from tests.ps.snapshots.saved import full_disk
+from tests.support import tiny_job
+from tests.support.cli_in_process import Run
+from tests.support.cli_refusals import refuses, swap, write_idx
+from tests.support.snapshot_stores import full_disk
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 from worker.inference import write_safetensors
@@ -126,7 +126,7 @@ def test_weights_that_lack_a_layer(downpour: Run, trained: Path) -> None:
 def test_labels_that_no_class_has(downpour: Run, trained: Path) -> None:
     """The test command reports it as well, although it opens the data before the net."""
     pq.write_table(
-        tiny.image_table(30).set_column(0, "label", pa.array([5] * 30)),
+        tiny_job.image_table(30).set_column(0, "label", pa.array([5] * 30)),
         trained / "data/test.parquet",
     )
     line = (

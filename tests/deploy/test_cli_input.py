@@ -6,9 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests import tiny
-from tests.deploy.refusing import TRAIN, refuses, swap, write_idx
-from tests.in_process import Run
+from tests.support import tiny_job
+from tests.support.cli_in_process import Run
+from tests.support.cli_refusals import TRAIN, refuses, swap, write_idx
 
 NETWORKS = [
     (
@@ -64,7 +64,7 @@ def test_wrong_networks(old: str, new: str, line: str, downpour: Run, job: Path)
 
 def test_fewer_rows_than_workers(downpour: Run, job: Path) -> None:
     """More workers than rows are refused, because one would have no data."""
-    pq.write_table(tiny.image_table(3), job / "data/train.parquet")
+    pq.write_table(tiny_job.image_table(3), job / "data/train.parquet")
     line = r"--workers: expected at most 3, as \S*data has 3 rows to train on .* got 5"
     refuses(downpour, job, f"{TRAIN} --workers 5", line)
 
@@ -116,7 +116,7 @@ def test_wrong_parquet(
     part: str, columns: dict[str, list[object] | None], line: str, downpour: Run, job: Path
 ) -> None:
     """Missing columns are named, and labels without a class are named by their row."""
-    table = tiny.image_table(30)
+    table = tiny_job.image_table(30)
     for name, values in columns.items():
         table = table.drop_columns(name)
         if values is not None:

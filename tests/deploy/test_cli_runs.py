@@ -12,9 +12,9 @@ from deploy.settings import TrainSettings
 from deploy.snapshot_ref import SnapshotRef
 from ps import AdminClient, local_shards, shard_specs
 from ps.snapshots.manifest import save_snapshot
-from tests.deploy.refusing import TRAIN, refuses, swap
-from tests.in_process import Run
-from tests.ps.wal.test_writer import written
+from tests.support.cli_in_process import Run
+from tests.support.cli_refusals import TRAIN, refuses, swap
+from tests.support.shard_with_wal import written
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 

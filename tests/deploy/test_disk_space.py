@@ -9,8 +9,8 @@ from deploy import disk_space
 from deploy import train as training
 from deploy.disk_space import check_room, free_bytes
 from shards.errors import GiveUp
-from tests.deploy.refusing import TRAIN, refuses
-from tests.in_process import Run
+from tests.support.cli_in_process import Run
+from tests.support.cli_refusals import TRAIN, refuses
 
 
 def test_a_disk_with_room_passes(tmp_path: Path) -> None:

@@ -9,10 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 import ps
-from tests.in_process import Run, command
-from tests.ps.replication.test_replica_server import Group, await_that, group
-
-__all__ = ["group"]  # a fixture
+from tests.support.cli_in_process import Run, command
+from tests.support.replica_group import Group
 
 
 @pytest.fixture
@@ -98,7 +96,7 @@ def test_a_primary_that_has_moved_is_followed(doctor: Run, group: Group, tmp_pat
     Without an answer of the coordinator, there is a warning, and the addresses in the file
     are used."""
     group.copies[0].stop()
-    await_that(lambda: group.holders() == (2,))
+    group.await_holders(2)
     group.cluster.save(tmp_path / "c.json")
     status, out, _ = doctor("--cluster", tmp_path / "c.json", "--json", "--patience-s", 60)
     told = json.loads(out)

@@ -13,8 +13,8 @@ from deploy.settings import TrainSettings
 from deploy.summary import Summary
 from ps import AdminClient, local_shards, shard_specs
 from ps.snapshots.manifest import save_snapshot
-from tests.deploy.refusing import files, refuses
-from tests.in_process import Run
+from tests.support.cli_in_process import Run
+from tests.support.cli_refusals import files, refuses
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 from worker.inference import read_weights, write_safetensors

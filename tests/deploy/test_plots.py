@@ -18,7 +18,7 @@ from deploy.plots import (
 from deploy.summary import Rows, RunTally, Summary
 from deploy.updates import UpdatesWriter
 from shards.errors import BadInput, GiveUp
-from tests.deploy.rows import records, summary
+from tests.support.run_records import records, summary
 from worker.evaluation import Evaluation
 
 PNG = b"\x89PNG\r\n\x1a\n"

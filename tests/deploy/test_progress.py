@@ -9,7 +9,7 @@ from rich.console import Console
 
 from deploy.progress import Progress, clock_text, line, picture
 from deploy.progress_model import Meter, Readings
-from tests.deploy.rows import records, status, worker
+from tests.support.run_records import records, status, worker
 from worker.evaluation import Evaluation
 
 WAITING = worker("w1", clock=12, step=12, waiting=True, loss=0.25)

@@ -6,7 +6,7 @@ import pytest
 
 from deploy.progress_model import Meter, Readings, WorkerReading
 from shards.messages import Standing
-from tests.deploy.rows import records, status, worker
+from tests.support.run_records import records, status, worker
 
 
 def meter(steps: int = 100, workers: int = 2, bound: int | None = 4) -> Meter:

@@ -19,15 +19,15 @@ from deploy.ray_cluster import check_token, connect, refusal
 from shards.errors import BadInput, GiveUp, WrongBuild
 
 if TYPE_CHECKING:
-    from tests.conftest import RunningRay
+    from tests.support.clusters import RunningRay
 
 ROOT = Path(__file__).parents[2]
 
 
 def run(*arguments: str, **environ: str) -> list[dict[str, Any]]:
-    """The report of tests.deploy.one_ray, run outside the project's folder, as by a user."""
+    """The report of tests.support.ray_probe, run outside the project's folder, as by a user."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.deploy.one_ray", *arguments],
+        [sys.executable, "-m", "tests.support.ray_probe", *arguments],
         cwd="/",
         env=os.environ | {"PYTHONPATH": str(ROOT)} | environ,
         capture_output=True,

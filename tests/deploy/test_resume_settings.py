@@ -14,8 +14,8 @@ from deploy.snapshot_ref import SnapshotRef
 from ps.durability import Durability
 from ps.launch.launcher import Placement
 from shards.errors import BadInput
-from tests.deploy.refusing import refuses
-from tests.in_process import Run
+from tests.support.cli_in_process import Run
+from tests.support.cli_refusals import refuses
 
 
 def told(**more: Any) -> TrainSettings:

@@ -10,7 +10,7 @@ import pytest
 from deploy.run_folder import RunFolder
 from deploy.summary import Summary
 from shards.errors import BadInput, GiveUp
-from tests.deploy.rows import records, summary
+from tests.support.run_records import records, summary
 
 SETTINGS = {"workers": 4, "staleness": None, "data": "/data"}
 

@@ -19,9 +19,9 @@ from ps.wal.catalog import drop_logs, logs_of
 from ps.wal.writer import WriteAheadLog
 from shards.job_ids import digest_of, short_id
 from shards.shard import Shard
-from tests.deploy.rows import records, status
-from tests.in_process import Run
-from tests.ps.snapshots.saved import mocked
+from tests.support.cli_in_process import Run
+from tests.support.run_records import records, status
+from tests.support.snapshot_stores import mocked
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (60,)),))
 TOKEN, OPERATOR = "the-join-token", "the-operators-key"

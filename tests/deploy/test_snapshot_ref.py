@@ -10,8 +10,8 @@ from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
 from ps.snapshots.manifest import Manifest
 from ps.wal.catalog import load_logs
 from shards.errors import BadInput
-from tests.ps.snapshots.saved import JOB, states_of
-from tests.ps.wal.test_writer import written
+from tests.support.shard_with_wal import written
+from tests.support.snapshot_stores import JOB, states_of
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from deploy.snapshot_ref import origin_of
 from ps.snapshots.catalog import Retention, SnapshotCatalog
 from shards.errors import BadInput, DownpourError
 from shards.ledger import LedgerEntry
-from tests import tiny
-from tests.ps.snapshots.saved import JOB, states_of
+from tests.support import tiny_job
+from tests.support.snapshot_stores import JOB, states_of
 from worker.signals import asked_for
 
 
@@ -116,7 +116,7 @@ def test_weights_come_out_of_any_of_them(place: Path, tmp_path: Path) -> None:
 
 def test_a_caffemodel_is_of_the_network_that_is_told(place: Path, tmp_path: Path) -> None:
     """A solver with other layers is refused, like the weights of another net."""
-    solver = tiny.write_job(tmp_path)
+    solver = tiny_job.write_job(tmp_path)
     out = tmp_path / "w.caffemodel"
     complaint = error("restore", place, "--output", out, "--solver", solver)
     assert complaint == (

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from deploy.summary import RunTally, Summary, summarise
-from tests.deploy.rows import records, report, status, summary, worker
+from tests.support.run_records import records, report, status, summary, worker
 
 
 def test_the_keys_are_those_agreed_upon() -> None:

@@ -20,8 +20,8 @@ from deploy.updates import SCHEMA, UpdatesWriter, read_updates
 from ps import DenseTable, TensorSpec, make_cluster, shard_specs
 from shards.errors import BadInput, GiveUp
 from shards.update_records import RECORD
-from tests.deploy.rows import records, status
-from tests.ps.snapshots.saved import full_disk
+from tests.support.run_records import records, status
+from tests.support.snapshot_stores import full_disk
 
 
 def write(path: Path, *looks: tuple[int, ...], restored: list[int] | None = None) -> UpdatesWriter:

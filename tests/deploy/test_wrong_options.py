@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.refusing import files
-from tests.deploy.wrong_options import ROWS
-from tests.in_process import Run
+from tests.support.cli_in_process import Run
+from tests.support.cli_refusals import files
+from tests.support.wrong_options import ROWS
 
 
 @pytest.fixture

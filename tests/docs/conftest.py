@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cupy_kernels import update_loops
-from tests.docs.small import write_demo, write_parquet
+from tests.support.small_demo import write_demo, write_parquet
 from worker.caffe.registry import LAYERS
 
 

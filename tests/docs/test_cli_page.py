@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from deploy.cli import app
-from tests.docs.pages import read, rows, section
+from tests.support.doc_pages import read, rows, section
 
 PAGE = "docs/reference/cli.md"
 GROUP = typer.main.get_command(app)

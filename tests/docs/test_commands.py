@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from deploy.cli import app
-from tests.docs.pages import PAGES, ROOT, commands, fences, prose, read
+from tests.support.doc_pages import PAGES, ROOT, commands, fences, prose, read
 
 SHELLS = {"bash", "sh", "console"}
 # Typer brings a Click of its own, which it does not export.

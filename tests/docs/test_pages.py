@@ -9,7 +9,7 @@ import pytest
 import ps
 from ps.session.events import NotReady, Unreachable
 from shards import errors, messages, rules, schedules
-from tests.docs.pages import DOCS, PAGES, ROOT, prose, read, rows, section
+from tests.support.doc_pages import DOCS, PAGES, ROOT, prose, read, rows, section
 from worker.caffe.registry import LAYERS
 from worker.strategies import STRATEGIES
 

@@ -11,11 +11,10 @@ from sybil.typing import Parser
 from typer.testing import CliRunner
 
 from deploy.cli import app
-from tests.docs.pages import PAGES, ROOT, commands, fences, read
-from tests.docs.small import SHORTER
-from tests.ps.launch.test_durability import quick_start
+from tests.support.doc_pages import PAGES, ROOT, commands, fences, read
+from tests.support.small_demo import SHORTER
 
-__all__ = ["quick_start"]  # a fixture of every test here
+pytestmark = pytest.mark.usefixtures("quick_start")
 
 TUTORIAL = "docs/tutorials/first-training.md"
 ON_CLUSTERS = {"README.md", TUTORIAL, "docs/how-to/clusters.md", "docs/how-to/extending.md"}

@@ -51,7 +51,7 @@ from shards.rules import Momentum
 from shards.shard import Shard
 from shards.tables import DenseTable, TensorSpec, cut_evenly
 from shards.update_records import RECORD
-from tests.shards import shard_dsl
+from tests.support import shard_dsl
 from worker.inference import read_weights, write_safetensors
 
 TABLE = DenseTable("net", (TensorSpec("a", (300,), lr_mult=2.0), TensorSpec("b", (20, 10))))

@@ -18,7 +18,7 @@ import numpy as np
 from cupy_kernels import device
 from cupy_kernels.registry import KERNELS
 from tests.cupy_kernels.cases import every_case
-from tests.cupy_kernels.kernel_check import Case, check
+from tests.support.kernel_check import Case, check
 
 
 def plain(cupy: Any) -> Callable[[Any], Any]:

@@ -4,7 +4,7 @@ from cupy_kernels.backends import GPU, HOST
 from shards.rules import RULES, Decay
 from shards.spec import Merge
 from tests.bench.report import Goal
-from tests.shards.conversation import converse
+from tests.support.shard_conversation import converse
 
 
 def run() -> list[Goal]:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from cupy_kernels import device
-from tests import tiny
-from tests.worker.training import LENET, PLANS, TINY, Trained, digits, same, small
+from tests.support import tiny_job
+from tests.support.model_training import LENET, PLANS, TINY, Trained, digits, same, small
 from worker.caffe.device_model import DeviceModel
 from worker.caffe.model import CaffeModel
 from worker.device import Gpu
@@ -23,7 +23,7 @@ def test_a_network_on_the_gpu_trains_as_on_the_cpu(
     more: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Eight steps of a small net with dropout, by every way that the loop has, all captured."""
-    batches = [small(tiny.BATCH, seed) for seed in range(8)]
+    batches = [small(tiny_job.BATCH, seed) for seed in range(8)]
     found = Trained(DeviceModel(TINY, Gpu()), batches, **more)
     same(found.weights, Trained(CaffeModel(TINY), batches, **more).weights, 1e-4)
     assert found.report.device == "gpu:0"

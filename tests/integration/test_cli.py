@@ -27,9 +27,9 @@ from deploy import ray_cluster
 from deploy.evaluations import read_evaluations
 from ps.launch import processes, replicated_processes
 from shards.spec import ShardSpec
-from tests import tiny
-from tests.in_process import Run, command
-from tests.integration.command import (
+from tests.support import tiny_job
+from tests.support.cli_in_process import Run, command
+from tests.support.cli_process import (
     PATIENCE_S,
     Child,
     await_snapshots,
@@ -37,13 +37,15 @@ from tests.integration.command import (
     downpour,
     snapshots,
 )
-from tests.ps.launch.test_durability import quick_start
+from tests.support.eventually import eventually
 from worker import spark as door
 from worker.job_shards import JobShards
 
-__all__ = ["quick_start"]  # a fixture of every test here
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("quick_start"),
+]
 
 TRAIN = ("train", "--solver", "solver.prototxt", "--data", "data", "--out", "run", "--shards", 2)
 _MODULES = {"ps.launch.shard_process", "ps.launch.copy_process", "ps.launch.coordinator_process"}
@@ -71,7 +73,7 @@ def test_a_run_that_meets_trouble(here: Run, tmp_path: Path) -> None:
     """kill -9 of a Python worker in mid-run only costs time; Ctrl-C exits with 130 and leaves a
     snapshot; --resume takes the steps that remain, though its shards live elsewhere, and the folder
     tells of one run."""
-    tiny.write_job(tmp_path, extra="snapshot: 40")
+    tiny_job.write_job(tmp_path, extra="snapshot: 40")
     run = tmp_path / "run"
     # Until the killed worker's next life has joined, its lease holds the other one at the bound.
     with downpour(tmp_path, *TRAIN, *FOR_EVER, "--lease-s", 60) as child:
@@ -105,7 +107,7 @@ def test_a_run_that_meets_trouble(here: Run, tmp_path: Path) -> None:
 def test_what_a_solver_asks_for(here: Run, tmp_path: Path) -> None:
     """Lines by `display`, tests by `test_interval`, no last snapshot, the seed, and a notice for
     what has no effect; and --resume continues the record of tests."""
-    tiny.write_job(
+    tiny_job.write_job(
         tmp_path,
         max_iter=400,
         extra="test_interval: 100 display: 200 snapshot: 9999 snapshot_after_train: false"
@@ -157,7 +159,7 @@ def test_a_shard_that_comes_back(
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    tiny.write_job(tmp_path, max_iter=1000)
+    tiny_job.write_job(tmp_path, max_iter=1000)
     run, before, check = tmp_path / "run", set(shard_processes()), JobShards.check
     killed: list[psutil.Process] = []
 
@@ -194,7 +196,7 @@ def lose_a_shard(
 ) -> str:
     """Kill one of the run's own among `shards` once it has a snapshot, and look at how it ends;
     returns what was printed."""
-    tiny.write_job(folder, extra="snapshot: 40")
+    tiny_job.write_job(folder, extra="snapshot: 40")
     run, before, ended = folder / "run", set(shards()), threading.Event()
 
     def kill() -> None:
@@ -258,7 +260,7 @@ def killing(
 
 def move_a_run(here: Run, folder: Path, durability: str, shards: int, *more: object) -> None:
     """Have a run of two shards move to so many, and look at what it leaves."""
-    tiny.write_job(folder, extra="snapshot: 40")
+    tiny_job.write_job(folder, extra="snapshot: 40")
     run, ended = folder / "run", threading.Event()
 
     def move() -> tuple[int, str, str]:
@@ -302,11 +304,16 @@ def move_a_run(here: Run, folder: Path, durability: str, shards: int, *more: obj
 
 def await_so_many(run: Path, count: int, ended: threading.Event) -> None:
     """Return when a run has so many snapshots; fail when it has ended without."""
-    until = time.monotonic() + PATIENCE_S
-    while len(snapshots(run)) < count:
+
+    def check() -> None:
         assert not ended.is_set(), f"it ended before its {count} snapshots"
-        assert time.monotonic() < until, f"no {count} snapshots"
-        time.sleep(0.05)
+
+    eventually(
+        lambda: len(snapshots(run)) >= count,
+        because=f"{count} snapshots",
+        within_s=PATIENCE_S,
+        check=check,
+    )
 
 
 def check_told(status: int, err: str, run: Path, cause: str) -> None:

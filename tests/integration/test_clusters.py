@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tests import tiny
-from tests.clusters import QUICK_JAVA
-from tests.integration.command import check_folder, downpour
+from tests.support import tiny_job
+from tests.support.cli_process import check_folder, downpour
+from tests.support.clusters import QUICK_JAVA
+from tests.support.eventually import eventually
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 from worker.inference import evaluate, read_weights
 from worker.sources import open_source
 
 if TYPE_CHECKING:
-    from tests.conftest import RunningRay
+    from tests.support.clusters import RunningRay
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -31,7 +32,7 @@ TRAIN = ("train", "--solver", "solver.prototxt", "--data", "data", "--out", "run
 def test_by_url(running_ray: "RunningRay", spark_master: str, tmp_path: Path) -> None:
     """A standalone master and a running Ray: the run is like any other, and leaves them as they
     were, without a shard and without a file of ours in the working directory."""
-    tiny.write_job(tmp_path)
+    tiny_job.write_job(tmp_path)
     spark, ray, token = spark_master, running_ray.address, running_ray.token
     where = "--spark", spark, "--ray", ray
     with downpour(tmp_path, *TRAIN, *where, **token, **QUICK_JAVA) as child:
@@ -53,10 +54,10 @@ def test_by_url(running_ray: "RunningRay", spark_master: str, tmp_path: Path) ->
 def test_over_connect(running_ray: "RunningRay", connect_url: str, tmp_path: Path) -> None:
     """`worker.train` on a Connect DataFrame: three workers on two slots, told how many to be."""
     pytest.importorskip("grpc", reason="needs the extra `connect`")
-    solver = tiny.write_job(tmp_path)
+    solver = tiny_job.write_job(tmp_path)
     where = connect_url, running_ray.address, str(tmp_path)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.integration.over_connect", *where],
+        [sys.executable, "-m", "tests.support.connect_training", *where],
         cwd=ROOT,
         env=os.environ | running_ray.token,
         capture_output=True,
@@ -73,12 +74,12 @@ def test_over_connect(running_ray: "RunningRay", connect_url: str, tmp_path: Pat
     model = CaffeModel(read_solver(solver).tests[0].net)
     weights = read_weights(tmp_path / "weights.caffemodel", model.table, model.initial(0))
     rows = open_source(tmp_path / "data", "test").batches()
-    assert evaluate(model, weights, rows, tiny.BATCH)["accuracy"] > 0.9
+    assert evaluate(model, weights, rows, tiny_job.BATCH)["accuracy"] > 0.9
 
 
 def test_unreachable_ray(tmp_path: Path) -> None:
     """A dead address is one line and exit 2, before anything is started."""
-    tiny.write_job(tmp_path)
+    tiny_job.write_job(tmp_path)
     with downpour(tmp_path, *TRAIN, "--ray", "127.0.0.1:1") as child:
         status, out, err = child.end()
     assert status == 2
@@ -91,10 +92,7 @@ def test_unreachable_ray(tmp_path: Path) -> None:
 
 def check_no_shard(token: dict[str, str]) -> None:
     """None stays: Ray ends an actor's process a little after it was told to."""
-    until = time.monotonic() + 60
-    while left := shards_of(token):
-        assert time.monotonic() < until, left
-        time.sleep(0.1)
+    eventually(lambda: not shards_of(token), because=lambda: f"no shard, got {shards_of(token)}")
 
 
 def shards_of(token: dict[str, str]) -> list[str]:

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,14 @@ import pytest
 import worker
 from deploy.java import java_environment
 from shards.errors import BadInput, GiveUp
-from tests.integration.jobs import Broken, Silent, counted, ones_job, rows
-from tests.ps.launch.test_durability import quick_start
+from tests.support.eventually import eventually
+from tests.support.ones_job import Broken, Silent, counted, ones_job, rows
 from worker import spark as door
 from worker.dataframes import dealt, first_shape
 from worker.job import Job
 from worker.job_runner import run_job
 
-__all__ = ["quick_start"]  # a fixture of every test here
+pytestmark = pytest.mark.usefixtures("quick_start")
 
 ROOT = Path(__file__).parents[2]
 
@@ -177,18 +176,17 @@ def test_bad_input_is_final_at_the_first_attempt(spark: Any, tmp_path: Path) -> 
         try:
             (tmp_path / "first").touch(exist_ok=False)
         except FileExistsError:
-            until = time.monotonic() + 120
-            while not released.exists() and time.monotonic() < until:
-                time.sleep(0.05)
+            eventually(released.exists, because="the first failure is seen", within_s=120)
             return iter(())
         raise BadInput("row 7: expected a number, got none")
 
     df = spark.createDataFrame(rows(4)).coalesce(1)
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(door.run_tasks, df, task, pa.schema([("x", pa.int64())]), "final-test")
-        while (failure := door.final_failure(df, "final-test")) is None:
-            assert not job.done()
-            time.sleep(0.05)
+        failure = eventually(
+            lambda: door.final_failure(df, "final-test") or job.done(),
+            because="the failure is final",
+        )
         released.touch()
         assert job.result() == []
     assert (type(failure), str(failure)) == (BadInput, "row 7: expected a number, got none")
@@ -196,7 +194,9 @@ def test_bad_input_is_final_at_the_first_attempt(spark: Any, tmp_path: Path) -> 
 
 def test_a_model_that_raises(spark: Any) -> None:
     """The error names the file and line of the model; a note holds the traceback."""
-    with pytest.raises(GiveUp, match=r"RuntimeError: the model broke \(jobs\.py:\d+ in") as caught:
+    with pytest.raises(
+        GiveUp, match=r"RuntimeError: the model broke \(ones_job\.py:\d+ in"
+    ) as caught:
         run_job(spark.createDataFrame(rows(40)).coalesce(1), ones_job(Broken, steps=40, workers=1))
     assert 'raise RuntimeError("the model broke")' in "\n".join(caught.value.__notes__)
 
@@ -272,9 +272,9 @@ print(json.dumps([report.worker for report in trained.outcome.reports]))
 @pytest.mark.slow
 def test_a_program_in_an_environment_that_is_not_activated(tmp_path: Path) -> None:
     """`.venv/bin/python program.py` trains, whatever `python3` comes first on PATH."""
-    from tests import tiny
+    from tests.support import tiny_job
 
-    tiny.write_job(tmp_path)
+    tiny_job.write_job(tmp_path)
     (tmp_path / "program.py").write_text(PROGRAM)
     python = bare_python(tmp_path / "bin")
     env = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}

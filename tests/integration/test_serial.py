@@ -5,7 +5,6 @@ shares the gradients with the system, and neither its rules nor its arenas, shar
 """
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, repeat
 from pathlib import Path
@@ -20,7 +19,8 @@ from threadpoolctl import threadpool_limits
 from ps import AdminClient, Client, Cluster, local_shards, shard_specs
 from shards.rules import SGD, Adagrad, Momentum, Rule
 from shards.spec import Merge
-from tests.integration.jobs import Ones, ones_job
+from tests.support.eventually import eventually
+from tests.support.ones_job import Ones, ones_job
 from worker.batches import Batches
 from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
@@ -249,12 +249,10 @@ class Halting(Ones):
 
 def everyone_waits(console: AdminClient) -> None:
     """Return when three workers wait at every shard's gate."""
-    end_by = time.monotonic() + 50
-    while time.monotonic() < end_by:
-        waiting = [sum(w.waiting for w in status.workers) for status in console.status()]
-        if waiting == [3, 3]:
-            return
-        time.sleep(0.01)
+    eventually(
+        lambda: [sum(w.waiting for w in status.workers) for status in console.status()] == [3, 3],
+        because="three workers wait at every gate",
+    )
 
 
 def no_data() -> Iterator[Batch]:

@@ -10,13 +10,12 @@ import pytest
 from ps.launch.launcher import Placement
 from shards.errors import GiveUp
 from shards.messages import Standing
-from tests.integration.jobs import Broken, DiesOnce, counted, ones_job, rows
-from tests.ps.launch.test_durability import quick_start
+from tests.support.ones_job import Broken, DiesOnce, counted, ones_job, rows
 from worker import spark
 from worker.job_runner import run_job
 from worker.strategies import BSP, Downpour
 
-__all__ = ["quick_start"]  # a fixture of every test here
+pytestmark = pytest.mark.usefixtures("quick_start")
 
 
 @pytest.mark.usefixtures("ray_local")

@@ -16,8 +16,8 @@ from shards.messages import Standing
 from shards.parameters import SavedProgress
 from shards.rules import Momentum
 from shards.schedules import Fixed
-from tests.clusters import free_port
-from tests.ps.session.answers import Array
+from tests.support.ports import free_port
+from tests.support.session_replies import Array
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("a", (500,)), ps.TensorSpec("b", (500,))))
 

@@ -2,9 +2,7 @@
 
 import gc
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,23 +15,8 @@ from shards.messages import Standing
 from shards.rules import SGD, Momentum, Rule
 from shards.schedules import Fixed
 from shards.spec import Merge
-from tests.ps.session.answers import Array
-
-TABLE = ps.DenseTable("net", (ps.TensorSpec("a", (700,)), ps.TensorSpec("b", (3, 100))))
-UNIT = Fixed(base_rate=1.0)
-
-
-@contextmanager
-def shards_for(weights: Array | None = None, **options: object) -> Iterator[Cluster]:
-    """Two shards of TABLE under plain SGD at rate 1, unless `options` change that."""
-    told: dict[str, object] = {"shards": 2, "schedule": UNIT}
-    with ps.local_shards(ps.shard_specs(TABLE, **(told | options)), weights) as cluster:  # type: ignore[arg-type]
-        yield cluster
-
-
-def everywhere(value: float) -> Array:
-    """A gradient with `value` in every float, including the padding."""
-    return np.full(TABLE.size, value, np.float32)
+from tests.support.eventually import eventually
+from tests.support.two_shards import TABLE, UNIT, everywhere, shards_for
 
 
 def in_threads(workers: int, work: Callable[[int], None]) -> None:
@@ -257,12 +240,11 @@ def test_the_time_of_a_flush_is_not_the_callers(monkeypatch: pytest.MonkeyPatch)
 
 
 def leave_when_waited_for(cluster: Cluster, client: Client) -> None:
-    until = time.monotonic() + 60
     with AdminClient(cluster) as console:
-        while not all(any(one.waiting for one in status.workers) for status in console.status()):
-            if time.monotonic() > until:
-                break
-            time.sleep(0.01)
+        eventually(
+            lambda: all(any(one.waiting for one in status.workers) for status in console.status()),
+            because="a worker waits at every shard's gate",
+        )
     client.close()
 
 

@@ -2,7 +2,6 @@
 
 import errno
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -21,7 +20,8 @@ from shards.ledger import Ledger
 from shards.messages import Standing
 from shards.parameters import SavedProgress
 from shards.schedules import Fixed
-from tests.clusters import free_port
+from tests.support.eventually import eventually
+from tests.support.ports import free_port
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
 
@@ -370,17 +370,18 @@ def test_a_long_computation_keeps_its_lease() -> None:
         with Client(cluster, worker="w") as client:
             client.pull()
             for _ in range(2):
-                before, until = leases(), time.monotonic() + 30
-                while not all(now > was for was, now in zip(before, leases(), strict=True)):
-                    assert time.monotonic() < until, "nobody renews it"
-                    time.sleep(0.05)
+                before = leases()
+                eventually(
+                    lambda: all(now > was for was, now in zip(before, leases(), strict=True)),  # noqa: B023  # it is called at once
+                    because="each shard's lease is renewed",
+                )
             assert standing() == [Standing.ACTIVE, Standing.ACTIVE]
             assert isinstance(client._current._renewal, LeaseKeepAlive)
             client._current._renewal.stop()
-            until = time.monotonic() + 30
-            while Standing.ACTIVE in standing() and time.monotonic() < until:
-                time.sleep(0.05)
-            assert standing() == [Standing.EXPIRED, Standing.EXPIRED]
+            eventually(
+                lambda: standing() == [Standing.EXPIRED, Standing.EXPIRED],
+                because="both leases run out",
+            )
             client.push(np.ones(512, np.float32))
             assert client.pull().versions == (1, 1)
             assert standing() == [Standing.ACTIVE, Standing.ACTIVE]

@@ -11,7 +11,7 @@ import pytest
 import ps
 from ps import AdminClient, Client, Cluster, Compression
 from shards.errors import BadInput
-from tests.ps.test_client import TABLE, UNIT, everywhere
+from tests.support.two_shards import TABLE, UNIT, everywhere
 
 SIZE = TABLE.size
 BYTES = {"none": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 260 / 256, "4bit": 132 / 256}

@@ -28,7 +28,8 @@ from ps.transport.links import Links
 from ps.transport.local_sockets import Transport
 from shards.errors import BadInput
 from shards.shard import Shard
-from tests.ps.test_client import TABLE, UNIT, everywhere, shards_for
+from tests.support.eventually import eventually
+from tests.support.two_shards import TABLE, UNIT, everywhere, shards_for
 
 
 @contextmanager
@@ -37,14 +38,15 @@ def ctrl_c(console: AdminClient, worker: str) -> Iterator[None]:
     main = threading.main_thread().ident
     assert main is not None
 
+    def waits() -> bool:
+        known = [one for status in console.status() for one in status.workers]
+        return all(one.waiting for one in known if one.worker == worker)
+
     def press() -> None:
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
-            known = [one for status in console.status() for one in status.workers]
-            if all(one.waiting for one in known if one.worker == worker):
-                break
-            time.sleep(0.01)
-        signal.pthread_kill(main, signal.SIGINT)
+        try:
+            eventually(waits, because=f"{worker} waits at the gate of every shard")
+        finally:  # or the main thread would wait for it
+            signal.pthread_kill(main, signal.SIGINT)
 
     # A shell that runs us in the background has it ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -190,10 +192,13 @@ def nothing(timeout_s: float) -> Iterator[Any]:
 
 def lead_elsewhere(links: Links, servers: Sequence[ShardServer]) -> None:
     """As the coordinator does, where the former copies died with two answers each."""
-    lost, until = 0, time.monotonic() + 60
-    while lost < 2 * len(servers):
-        assert time.monotonic() < until, f"{lost} answers came"
-        lost += len(list(links.receive(1.0)))
+    lost: list[Any] = []
+
+    def all_lost() -> bool:
+        lost.extend(links.receive(1.0))
+        return len(lost) >= 2 * len(servers)
+
+    eventually(all_lost, because="each shard has answered twice")
     links._moved.update(range(len(servers)))
 
     def nothing_soon(timeout_s: float) -> Iterator[Any]:
@@ -326,10 +331,7 @@ def moved_while_interrupted(code: CodeType, line: int) -> bool:
             client.flush()
             assert set(successor.read()[:700]) == {-3}
             # A connection dropped between two calls ends when nothing refers to it any more.
-            until = time.monotonic() + 30
-            while leases_since(before) > 1 and time.monotonic() < until:
-                time.sleep(0.01)
-            assert leases_since(before) == 1
+            eventually(lambda: leases_since(before) == 1, because="only one lease is renewed")
 
 
 @pytest.mark.timeout(600)

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -15,16 +14,10 @@ from ps.server.server import ShardServer
 from shards import wire_format
 from shards.messages import PROTOCOL, FromWorker, Hello, Join, Leave, Standing
 from shards.schedules import Fixed
+from tests.support.eventually import eventually
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
 PATIENCE_S = 120.0
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    give_up_at = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < give_up_at, what
-        time.sleep(0.01)
 
 
 def say(socket: zmq.Socket[bytes], message: FromWorker) -> None:
@@ -58,14 +51,18 @@ def test_a_worker_that_owes_a_shard_nothing_greets_its_next_life() -> None:
             client.flush()
             waiting = threading.Thread(target=client.pull, daemon=True)
             waiting.start()
-            until(lambda: not client._current.session._outstanding.to(0), "shard 0 does not answer")
+            eventually(
+                lambda: not client._current.session._outstanding.to(0), because="shard 0 answers"
+            )
             endpoint, (saved, weights, slots) = first.endpoint, first.shard.copy()
         with ShardServer(specs[0], boot=2, bind=endpoint) as second:
             second.shard.restore(saved, weights.copy(), slots)
             second.shard.ledger.detach_workers()
             second.shard.roll_back(time.monotonic())
             entry = second.shard.ledger.entries["w"]
-            until(lambda: entry.standing is Standing.ACTIVE, "the next life is not greeted")
+            eventually(
+                lambda: entry.standing is Standing.ACTIVE, because="the restarted shard is greeted"
+            )
             assert waiting.is_alive()
             say(slow, Leave(3, job, "slow", 0, 1))
             waiting.join(PATIENCE_S)

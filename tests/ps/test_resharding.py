@@ -1,7 +1,6 @@
 """A job that is resharded while its workers train."""
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,7 +15,8 @@ from shards.messages import Standing
 from shards.rules import SGD, Adam, Momentum, Rule
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
-from tests.ps.session.answers import Array
+from tests.support.eventually import eventually
+from tests.support.session_replies import Array
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("a", (3000,)), ps.TensorSpec("b", (3, 100))))
 
@@ -234,9 +234,7 @@ def test_a_push_that_died_half_way_is_never_applied_twice() -> None:
         for shard, message, frames in list(client._current.session.outstanding()):
             if shard == 0:
                 whole(shard, [(message, frames)])
-        until = time.monotonic() + 60
-        while home.console.status()[0].version < 2:
-            assert time.monotonic() < until, "shard 0 does not apply it"
+        eventually(lambda: home.console.status()[0].version == 2, because="shard 0 applies it")
         client.abort()
         home.move(3)
         with Client(home.cluster, worker="w", incarnation=1) as successor:

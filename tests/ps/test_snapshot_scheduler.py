@@ -14,9 +14,8 @@ from ps import Client, Cluster
 from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots.catalog import SnapshotCatalog
 from shards.rules import Momentum
-from tests.ps.snapshots.saved import MAP, TABLE, full_disk
-
-DEADLINE_S = 60.0
+from tests.support.eventually import eventually
+from tests.support.snapshot_stores import MAP, TABLE, full_disk
 
 
 @pytest.fixture
@@ -72,10 +71,12 @@ def test_a_resumed_job_has_the_one_that_it_goes_on_from(cluster: Cluster, tmp_pa
 def test_every_so_many_seconds(cluster: Cluster, tmp_path: Path) -> None:
     """By the clock only, whether workers push or not."""
     with snapshotter(cluster, tmp_path, every_s=0.01) as taker:
-        until = time.monotonic() + DEADLINE_S
-        while not names(tmp_path) and time.monotonic() < until:
+
+        def looked() -> list[str]:
             taker.look(0)
-            time.sleep(0.02)
+            return names(tmp_path)
+
+        eventually(looked, because="a snapshot is written")
     assert names(tmp_path) == ["0"]
 
 
@@ -87,10 +88,12 @@ def test_when_somebody_asks(cluster: Cluster, tmp_path: Path) -> None:
         assert names(tmp_path) == []
         taker.look(0, asked=True)
         taker.look(0, asked=True)
-        until = time.monotonic() + DEADLINE_S
-        while len(told) < 1 and time.monotonic() < until:
+
+        def looked() -> list[str]:
             taker.look(0)
-            time.sleep(0.01)
+            return told
+
+        eventually(looked, because="the requested snapshot is reported")
     assert set(told) == {f"snapshot {tmp_path / '0'}"}
     assert 1 <= len(told) <= 2
     assert taker.latest == str(tmp_path / "0")

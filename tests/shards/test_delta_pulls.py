@@ -10,7 +10,9 @@ from shards import delta_pulls, payloads, wire_format
 from shards.delta_pulls import Change, DeltaViews
 from shards.messages import Kind, Weights
 from shards.tables import KeyRange
-from tests.shards.shard_dsl import Talk, gradient, hello, join, leave, pull, push
+from tests.support.shard_dsl import Talk, gradient, hello, join, leave, pull, push
+
+pytestmark = pytest.mark.usefixtures("on_host_and_device")
 
 RANGES = (KeyRange(0, 256), KeyRange(512, 1024))
 SIZE = 768

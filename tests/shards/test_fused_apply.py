@@ -12,7 +12,7 @@ from shards.rules import RULES, SGD, Decay
 from shards.schedules import Step
 from shards.tables import RateRun
 from shards.update_records import RECORD
-from tests.shards.shard_dsl import REAL, SIZE, Said, Talk, gradient, pull, push, refusal, served
+from tests.support.shard_dsl import REAL, SIZE, Said, Talk, gradient, pull, push, refusal, served
 
 WORKERS = "abcd"
 

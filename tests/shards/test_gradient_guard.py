@@ -15,9 +15,9 @@ from shards.ledger import Ledger
 from shards.messages import PROTOCOL, Ack, Hello, Install, Join, Kind, Push, Refusal, Remedy
 from shards.parameters import SavedProgress
 from shards.shard import Shard
-from tests.shards import shard_dsl
-from tests.shards.shard_dsl import SIZE
-from tests.shards.test_replica_moves import Copies
+from tests.support import shard_dsl
+from tests.support.shard_copies import Copies
+from tests.support.shard_dsl import SIZE
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (256,)),))
 

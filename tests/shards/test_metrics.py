@@ -16,7 +16,7 @@ from shards.messages import (
 from shards.metrics import MAX_RECORDS
 from shards.schedules import Exp, Step
 from shards.update_records import RECORD
-from tests.shards.shard_dsl import REAL, SIZE, Talk, as_bytes, gradient, pull, push
+from tests.support.shard_dsl import REAL, SIZE, Talk, as_bytes, gradient, pull, push
 
 
 def test_records_are_numbered_and_kept_until_collected() -> None:

@@ -8,7 +8,9 @@ from shards.errors import BadMessage
 from shards.messages import Kind, Weights
 from shards.pull_encodings import PullEncodings
 from shards.tables import KeyRange
-from tests.shards.shard_dsl import Talk, gradient, pull, push, refusal
+from tests.support.shard_dsl import Talk, gradient, pull, push, refusal
+
+pytestmark = pytest.mark.usefixtures("on_host_and_device")
 
 RANGES = (KeyRange(0, 256), KeyRange(512, 1024))
 WEIGHTS = np.random.default_rng(1).standard_normal(768).astype(np.float32)

@@ -5,7 +5,7 @@ from typing import Any
 from shards.messages import HandedOver, HandOver, Install, Quiesce, Refusal, Welcome
 from shards.shard import Shard
 from shards.spec import Merge
-from tests.shards.shard_dsl import SIZE, fresh, hello, join, leave, push, spec
+from tests.support.shard_dsl import SIZE, fresh, hello, join, leave, push, spec
 
 GRADIENT = [bytes(4 * SIZE)]
 

@@ -12,7 +12,7 @@ from shards.messages import Ack, Install, Request
 from shards.replica import Effects, Post, ShardReplica
 from shards.replication_messages import Assignment, Configuration, Replicate, Sync
 from shards.shard import Shard
-from tests.shards.shard_dsl import SIZE, fresh, hello, join, push, spec
+from tests.support.shard_dsl import SIZE, fresh, hello, join, push, spec
 
 GRADIENT = [np.ones(SIZE, np.float32).tobytes()]
 P, B = 1, 2

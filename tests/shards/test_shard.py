@@ -15,7 +15,7 @@ from shards.messages import (
     Welcome,
 )
 from shards.tables import cut_evenly
-from tests.shards.shard_dsl import (
+from tests.support.shard_dsl import (
     REAL,
     TABLE,
     Talk,
@@ -29,6 +29,8 @@ from tests.shards.shard_dsl import (
     renew,
     served,
 )
+
+pytestmark = pytest.mark.usefixtures("on_host_and_device")
 
 
 def test_the_life_of_a_worker() -> None:

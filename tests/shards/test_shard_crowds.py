@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shards.messages import Standing, Weights
-from tests.shards.shard_dsl import Talk, pull, renew
+from tests.support.shard_dsl import Talk, pull, renew
 
 
 def crowd(size: int) -> Talk:

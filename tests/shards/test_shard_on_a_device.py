@@ -3,9 +3,6 @@
 Its arrays refuse NumPy's arithmetic, so no part of the shard can compute on the host unnoticed.
 """
 
-import inspect
-from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -23,47 +20,12 @@ from shards.spec import Merge
 from shards.update_records import RECORD
 from shards.versions import Buffers
 from tests.gpu import shards as shards_on_gpu
-from tests.shards import (
-    test_delta_pulls,
-    test_pull_encodings,
-    test_shard,
-    test_shard_refusals,
-    test_shard_rounds,
-    test_shard_state,
-)
-from tests.shards.conversation import converse
-from tests.shards.shard_dsl import SIZE, Talk, as_bytes, fresh, gradient, pull, push, refusal, spec
+from tests.support.shard_conversation import converse
+from tests.support.shard_dsl import SIZE, Talk, as_bytes, fresh, gradient, pull, push, refusal, spec
 
 pytestmark = pytest.mark.usefixtures("emulated")
 
 EMULATOR = EmulatorBackend(Emulator())
-
-
-def scenarios(*modules: ModuleType) -> Iterator[Callable[[], None]]:
-    """The modules' tests that need no arguments."""
-    for module in modules:
-        for name, member in vars(module).items():
-            if name.startswith("test_") and not inspect.signature(member).parameters:
-                yield member
-
-
-@pytest.mark.parametrize(
-    "scenario",
-    [
-        *scenarios(test_shard, test_shard_refusals, test_shard_rounds, test_shard_state),
-        *scenarios(test_pull_encodings, test_delta_pulls),
-    ],
-    ids=lambda scenario: scenario.__name__,
-)
-def test_the_scenarios_of_a_host_shard_hold_on_a_device(
-    scenario: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every scenario of the shard's own tests ends in the same way."""
-    monkeypatch.setattr(Talk, "place", EMULATOR)
-    scenario()
-
-
-# --- bit for bit ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("merge", Merge)

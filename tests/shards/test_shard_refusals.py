@@ -11,7 +11,9 @@ from shards.messages import (
     Refusal,
     Remedy,
 )
-from tests.shards.shard_dsl import SIZE, Talk, gradient, hello, join, push, refusal
+from tests.support.shard_dsl import SIZE, Talk, gradient, hello, join, push, refusal
+
+pytestmark = pytest.mark.usefixtures("on_host_and_device")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 from shards import wire_format
 from shards.messages import Ack, AskRecords, Join, Joined, Records, Remedy, Welcome
 from shards.parameters import SavedProgress
-from tests.shards.shard_dsl import Talk, gradient, hello, join, pull, push, refusal, served
+from tests.support.shard_dsl import Talk, gradient, hello, join, pull, push, refusal, served
 
 
 def rolled_back(former: Talk, **options: Any) -> Talk:

@@ -1,10 +1,11 @@
 """Synchronous training: pushes are collected until every active worker has sent one."""
 
 import numpy as np
+import pytest
 
 from shards.messages import Ack, Joined, Left, Parked, Welcome
 from shards.spec import Merge
-from tests.shards.shard_dsl import (
+from tests.support.shard_dsl import (
     REAL,
     SIZE,
     Said,
@@ -18,6 +19,8 @@ from tests.shards.shard_dsl import (
     renew,
     served,
 )
+
+pytestmark = pytest.mark.usefixtures("on_host_and_device")
 
 
 def talk_of(*workers: str) -> Talk:

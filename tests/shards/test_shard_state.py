@@ -21,7 +21,7 @@ from shards.messages import (
 )
 from shards.parameters import SavedProgress
 from shards.rules import Adam, Momentum
-from tests.shards.shard_dsl import (
+from tests.support.shard_dsl import (
     SIZE,
     Talk,
     as_bytes,
@@ -33,6 +33,8 @@ from tests.shards.shard_dsl import (
     push,
     refusal,
 )
+
+pytestmark = pytest.mark.usefixtures("on_host_and_device")
 
 
 def test_a_served_version_never_changes() -> None:

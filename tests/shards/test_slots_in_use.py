@@ -10,7 +10,7 @@ from cupy_kernels import backends
 from shards import parameters
 from shards.messages import Export
 from shards.rules import RULES, Adam, Decay, Rule
-from tests.shards.shard_dsl import SIZE, Talk, as_bytes, gradient, push
+from tests.support.shard_dsl import SIZE, Talk, as_bytes, gradient, push
 
 WITH_SLOTS = [rule for rule in RULES.values() if rule.slot_names]
 SEED = 2012

@@ -15,7 +15,7 @@ import sys
 import numpy as np
 from shards import payloads
 from shards.messages import Kind
-from tests.shards.shard_dsl import Talk, gradient, pull, push, spec
+from tests.support.shard_dsl import Talk, gradient, pull, push, spec
 
 def compiled():
     loops = [m for n, m in sys.modules.items() if n.startswith("cupy_kernels.") and "loops" in n]

@@ -12,7 +12,7 @@ from cupy_kernels.backends import HOST
 from shards.parameters import ParameterStore
 from shards.rules import Momentum
 from shards.versions import _LATELY, Buffers, unshared
-from tests.shards.shard_dsl import SIZE, spec
+from tests.support.shard_dsl import SIZE, spec
 
 
 def test_a_dropped_buffer_is_recycled() -> None:

@@ -20,7 +20,7 @@ from shards.rules import SGD, Decay, Momentum
 from shards.shard import Shard
 from shards.spec import Merge
 from shards.wal_format import Damage, Entry, Expired, Frames, Opening, Replay, Turn
-from tests.shards.shard_dsl import SIZE, fresh, hello, join, leave, pull, push, renew, spec
+from tests.support.shard_dsl import SIZE, fresh, hello, join, leave, pull, push, renew, spec
 
 KINDS: dict[str, dict[str, Any]] = {
     "sums": {"rule": SGD(), "bound": None},
@@ -199,7 +199,7 @@ def test_pushes_in_one_pass_are_replayed_in_one() -> None:
 
 
 def test_a_quarantine_outlives_the_shard() -> None:
-    """The next life refuses the worker too, and replays the pass that its push split as two."""
+    """The next life refuses the worker too, and its push splits no pass, in replay either."""
     parts = {"a": 1e8, "x": 1.0, "b": -1e8, "c": 1.0}
     turn = [
         Arrival(name.encode(), push(name, 1), [np.full(SIZE, part, np.float32).tobytes()])
@@ -222,11 +222,11 @@ def test_a_quarantine_outlives_the_shard() -> None:
         again.handle(b"x", msgspec.structs.replace(join("x", incarnation=1), boot=2), (), 4.0)
         last = msgspec.structs.replace(turn[1].message, incarnation=1, boot=2, seq=3 - refusals)
         seen.append((shard.held.weights()[0], again.handle(b"x", last, turn[1].frames, 4.0)))
-    (_, heard), (parted, refused) = seen
+    (_, heard), (passed, refused) = seen
     assert isinstance(heard[0].message, Ack)
     assert isinstance(refused[0].message, Refusal)
     assert refused[0].message.text == "worker x is in quarantine: 2 of its gradients were refused"
-    assert parted == np.float32(0.0), "in one pass it would be -1"
+    assert passed == np.float32(-1.0), "in two passes it would be 0"
 
 
 def test_a_waiting_worker_may_be_in_quarantine() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import worker
 from shards.errors import BadInput
-from tests import tiny
+from tests.support import tiny_job
 from worker import api
 from worker.caffe.model import CaffeModel
 from worker.inference import evaluate, read_weights
@@ -20,7 +20,7 @@ from worker.sources import open_source
 
 @pytest.fixture
 def solver(tmp_path: Path) -> Path:
-    return tiny.write_job(tmp_path, max_iter=60, extra="test_interval: 20")
+    return tiny_job.write_job(tmp_path, max_iter=60, extra="test_interval: 20")
 
 
 @pytest.mark.slow
@@ -28,7 +28,7 @@ def solver(tmp_path: Path) -> Path:
 def test_a_data_frame_is_trained_on(spark: Any, solver: Path, tmp_path: Path) -> None:
     """Each partition is a worker; the weights are better than chance, are saved as both kinds of
     file, and a second training can start from them."""
-    df = spark.createDataFrame(tiny.image_table(120)).repartition(2)
+    df = spark.createDataFrame(tiny_job.image_table(120)).repartition(2)
     trained = worker.train(
         df,
         solver=solver,
@@ -44,7 +44,7 @@ def test_a_data_frame_is_trained_on(spark: Any, solver: Path, tmp_path: Path) ->
     assert trained.outcome.snapshot == str(tmp_path / "s" / "60")
     model = CaffeModel(trained.solver.tests[0].net)
     rows = open_source(tmp_path / "data", "test").batches()
-    assert evaluate(model, trained.weights, rows, tiny.BATCH)["accuracy"] > 0.9
+    assert evaluate(model, trained.weights, rows, tiny_job.BATCH)["accuracy"] > 0.9
 
     for name in ("w.caffemodel", "w.safetensors"):
         path = trained.save(tmp_path / name)
@@ -60,7 +60,7 @@ def test_a_data_frame_is_trained_on(spark: Any, solver: Path, tmp_path: Path) ->
         weights=tmp_path / "w.caffemodel",
         max_iter=2,
         shards_in="processes",
-        test_data=spark.createDataFrame(tiny.image_table(50, seed=2)),
+        test_data=spark.createDataFrame(tiny_job.image_table(50, seed=2)),
     )
     assert [result.iteration for result in again.evaluations] == [0, 2]
     for result in again.evaluations:
@@ -74,7 +74,7 @@ def test_a_data_frame_is_trained_on(spark: Any, solver: Path, tmp_path: Path) ->
 
 def frame(spark: Any, **columns: Any) -> Any:
     """Four rows; a column is replaced by what is given, and dropped for None."""
-    table = tiny.image_table(4)
+    table = tiny_job.image_table(4)
     for name, values in columns.items():
         if name in table.column_names:
             table = table.drop_columns(name)

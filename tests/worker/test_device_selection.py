@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from cupy_kernels import device
 from shards.errors import BadInput
-from tests.integration.jobs import Ones
+from tests.support.ones_job import Ones
 from worker import device_selection
 from worker.device import Gpu
 from worker.device_selection import DeviceRequest, check, check_here, lent, parse_device, placed

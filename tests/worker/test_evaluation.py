@@ -1,7 +1,6 @@
 """The weights of a job are tested while it trains: when, which weights, and what a failure does."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -13,6 +12,7 @@ from ps import Client, Cluster, TensorSpec, local_shards, shard_specs
 from shards.errors import GiveUp
 from shards.schedules import Fixed
 from shards.tables import DenseTable
+from tests.support.eventually import eventually
 from worker.evaluation import BackgroundEvaluator, Evaluation, EvaluationPlan
 
 DEADLINE_S = 60.0
@@ -147,10 +147,7 @@ def test_whoever_is_in_a_hurry_does_not_wait(cluster: Cluster) -> None:
     heard, saw = Heard(), threading.Event()
 
     def endless(weights: NDArray[np.float32], stopped: Callable[[], bool]) -> dict[str, float]:
-        until = time.monotonic() + DEADLINE_S
-        while not stopped():
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        eventually(stopped, because="the test is stopped")
         saw.set()
         return {}
 

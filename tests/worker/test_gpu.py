@@ -10,9 +10,9 @@ import pytest
 
 from cupy_kernels import device
 from shards.errors import BadInput
-from tests import tiny
-from tests.worker.fake_cuda import DEVICES, fake_cuda, launches_are_captured
-from tests.worker.training import TINY, Trained, same, small
+from tests.support import tiny_job
+from tests.support.fake_cuda import DEVICES, fake_cuda, launches_are_captured
+from tests.support.model_training import TINY, Trained, same, small
 from worker.caffe.device_model import DeviceModel
 from worker.caffe.model import CaffeModel
 from worker.device import CannotCapture, Gpu, gpu_count
@@ -38,7 +38,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_a_worker_trains_on_the_second_gpu(cupy: Any) -> None:
     """Everything happens on the device of that number: one capture, a launch for each later step,
     and weights as on the CPU."""
-    batches = [small(tiny.BATCH, seed) for seed in range(5)]
+    batches = [small(tiny_job.BATCH, seed) for seed in range(5)]
     assert gpu_count() == DEVICES
     model = placed(CaffeModel(TINY), DeviceRequest(True), partition=3)
     found = Trained(model, batches, prefetch=True)

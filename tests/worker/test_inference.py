@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from cupy_kernels.backends import EmulatorBackend, copied
 from cupy_kernels.emulator import Emulator
 from shards.errors import BadInput
-from tests import tiny
+from tests.support import tiny_job
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
 from worker.caffe.phases import Phase
@@ -36,7 +36,7 @@ ROWS = 23
 
 @pytest.fixture(scope="module")
 def model() -> CaffeModel:
-    return CaffeModel(Description(tiny.NET, Phase.TEST, file="net.prototxt"))
+    return CaffeModel(Description(tiny_job.NET, Phase.TEST, file="net.prototxt"))
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def weights(model: CaffeModel) -> Floats:
 
 def stream(*sizes: int, table: pa.Table | None = None) -> Iterator[pa.RecordBatch]:
     """The rows in record batches of these sizes."""
-    whole = (table or tiny.image_table(ROWS)).combine_chunks().to_batches()[0]
+    whole = (table or tiny_job.image_table(ROWS)).combine_chunks().to_batches()[0]
     start = 0
     for size in sizes:
         yield whole.slice(start, size)
@@ -85,7 +85,7 @@ def test_inference_runs_where_the_weights_live(model: CaffeModel, weights: Float
 
 def relabelled(label: int) -> pa.Table:
     """The rows, all with this label."""
-    return tiny.image_table(ROWS).set_column(0, "label", pa.array([label] * ROWS))
+    return tiny_job.image_table(ROWS).set_column(0, "label", pa.array([label] * ROWS))
 
 
 def test_no_rows(model: CaffeModel, weights: Floats) -> None:
@@ -121,7 +121,7 @@ def test_features_are_the_blobs_of_each_row(
 
 def test_features_keep_ids_and_need_no_labels(model: CaffeModel, weights: Floats) -> None:
     """A row's own id is kept; where rows have no label there is no such column."""
-    table = tiny.image_table(ROWS).drop_columns("label")
+    table = tiny_job.image_table(ROWS).drop_columns("label")
     table = table.append_column("id", pa.array(range(100, 100 + ROWS), pa.int32()))
     found = pa.Table.from_batches(features(model, weights, stream(9, 14, table=table), ["ip1"], 8))
     assert found.column_names == ["SampleID", "ip1"]
@@ -150,7 +150,7 @@ def test_slices_keep_every_row_in_order() -> None:
     """Pieces end where a record batch ends, and none is larger than asked."""
     pieces = list(slices(stream(5, 17, 1), 6))
     assert [piece.num_rows for piece in pieces] == [5, 6, 6, 5, 1]
-    assert pa.Table.from_batches(pieces).equals(tiny.image_table(ROWS).combine_chunks())
+    assert pa.Table.from_batches(pieces).equals(tiny_job.image_table(ROWS).combine_chunks())
 
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.list_(pa.float64()), pa.binary()])
@@ -177,7 +177,7 @@ def test_a_bad_row_is_counted_from_the_start(model: CaffeModel, weights: Floats)
     """An error names the row's place in the whole stream."""
     labels = [0.0] * ROWS
     labels[19] = 0.5
-    table = tiny.image_table(ROWS).set_column(0, "label", pa.array(labels))
+    table = tiny_job.image_table(ROWS).set_column(0, "label", pa.array(labels))
     with pytest.raises(BadInput, match=r"column label: row 19: expected a whole number, got 0\.5"):
         evaluate(model, weights, stream(5, 17, 1, table=table), 4)
 
@@ -211,7 +211,7 @@ def test_layers_that_the_file_lacks(
 ) -> None:
     """They keep their start, unless they are needed; a file without any layer is refused."""
     path, start = tmp_path / name, model.initial(1)
-    older = CaffeModel(Description(tiny.NET.replace("ip2", "fc8"), file="older"))
+    older = CaffeModel(Description(tiny_job.NET.replace("ip2", "fc8"), file="older"))
     write(path, older, weights)
     found = model.table.views(read_weights(path, model.table, start))
     for tensor, kept in model.table.views(start).items():
@@ -223,7 +223,7 @@ def test_layers_that_the_file_lacks(
     line = rf"^{path}: expected weights of layer ip2, got a file without$"
     with pytest.raises(BadInput, match=line):
         read_weights(path, model.table, start, model.net.tensors_for(["loss"]))
-    stranger = tiny.NET.replace('"conv"', '"c"').replace('"ip1"', '"i"').replace('"ip2"', '"o"')
+    stranger = tiny_job.NET.replace('"conv"', '"c"').replace('"ip1"', '"i"').replace('"ip2"', '"o"')
     write(path, CaffeModel(Description(stranger, file="stranger")), weights)
     with pytest.raises(BadInput, match=rf"^{path}: expected weights of layer conv, got a file"):
         read_weights(path, model.table, start)

@@ -2,7 +2,6 @@
 
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,9 +22,10 @@ from ps.wal.catalog import load_logs, newest_logs
 from shards.errors import BadInput, GiveUp
 from shards.messages import ShardStatus
 from shards.spec import ShardSpec
-from tests.integration.jobs import Ones, ones_job, rows
-from tests.ps.snapshots.saved import Keyed
-from tests.worker.test_job_shards import Servers
+from tests.support.eventually import eventually
+from tests.support.ones_job import Ones, ones_job, rows
+from tests.support.snapshot_stores import Keyed
+from tests.support.stoppable_shards import Servers
 from worker import job_runner, spark
 from worker.evaluation import Evaluation, EvaluationPlan
 from worker.training_loop import WorkerReport
@@ -361,10 +361,7 @@ def test_a_press_during_the_last_test_leaves_a_snapshot(
     def evaluate(_: Any, stopped: Callable[[], bool]) -> dict[str, float]:
         assert pushed.wait(DEADLINE_S)
         press()
-        until = time.monotonic() + DEADLINE_S
-        while not stopped():
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        eventually(stopped, because="the test is stopped")
         return {}
 
     Spark(tasks, monkeypatch)
@@ -401,10 +398,7 @@ def test_logs_stay_where_the_last_snapshot_failed(
     def tasks() -> None:
         push(servers[0], 1, 0)
         asked.set()
-        until = time.monotonic() + DEADLINE_S
-        while not shelf.entries():
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        eventually(shelf.entries, because="a snapshot is written")
         push(servers[0], 4, 1)
 
     monkeypatch.setattr(SnapshotCatalog, "save", save_once)

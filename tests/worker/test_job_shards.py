@@ -6,7 +6,7 @@ at rate 1, so the weights prove which pushes were applied.
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,71 +15,19 @@ import numpy as np
 import pytest
 
 import ps
-from ps import Durability, admin_client
-from ps.job_spec import make_cluster
-from ps.launch.launcher import ShardDevice, serve
+from ps import admin_client
 from ps.launch.replica_supervisor import ReplicatedShards
-from ps.server.server import ShardServer
 from ps.session import admin_plans
-from ps.transport.local_sockets import Transport
 from ps.wal.catalog import newest_logs
 from shards.errors import DownpourError, GiveUp
 from shards.schedules import Fixed
-from shards.spec import ShardSpec
-from tests.ps.launch.test_durability import PATIENCE_S, TABLE, more, pushing, quick_start, until
+from tests.support.eventually import eventually
+from tests.support.pushers import PATIENCE_S, TABLE, more, pushing
+from tests.support.stoppable_shards import Servers
 from worker import job_shards as resharding
 from worker.job_shards import JobShards, ReshardedShards
 
-__all__ = ["quick_start"]  # a fixture
-
-
-class Servers:
-    """Shards that can die, and be started again if they keep logs."""
-
-    degraded_reason = ""
-    restart_enabled = True
-
-    def __init__(self, specs: Sequence[ShardSpec], logs: Path | None) -> None:
-        self._specs, self._logs = specs, logs
-        self._servers = [self._serve(spec, "tcp://127.0.0.1:*") for spec in specs]
-        self._dead: set[int] = set()
-        self.forgets = self.forgot = False
-        self.lost: list[str] = []
-        self.cluster = make_cluster(specs, [server.endpoint for server in self._servers])
-
-    def _serve(self, spec: ShardSpec, bind: str) -> ShardServer:
-        options = bind, Transport.TCP, ShardDevice.CPU, None
-        if self._logs is None:
-            return serve(spec, *options).start()
-        logs = self._logs / f"shard-{spec.shard}"
-        return serve(spec, *options, Durability.PROCESS, logs).start()
-
-    def die(self, shard: int) -> None:
-        """Stop a shard; one with a log starts again at once."""
-        self._servers[shard].stop()
-        if self._logs is None:
-            self._dead.add(shard)
-        else:
-            endpoint = self._servers[shard].endpoint
-            self._servers[shard] = self._serve(self._specs[shard], endpoint)
-
-    def check(self) -> None:
-        for shard in self._dead:
-            raise GiveUp(f"shard {shard} has died")
-
-    def lost_updates(self) -> list[str]:
-        lost, self.lost = self.lost, []
-        return lost
-
-    def delete_logs(self) -> None:
-        """Have `stop` record that the logs were deleted."""
-        self.forgets = True
-
-    def stop(self) -> None:
-        self.forgot = self.forgets
-        for shard, server in enumerate(self._servers):
-            if shard not in self._dead:
-                server.stop()
+pytestmark = pytest.mark.usefixtures("quick_start")
 
 
 class Request:
@@ -288,7 +236,9 @@ def test_a_worker_that_dies_in_the_midst_of_a_push() -> None:
         for shard, message, frames in list(client._current.session.outstanding()):
             if shard == 0:
                 whole(shard, [(message, frames)])
-        until(lambda: job_shards.admin.status()[0].version == 2, "the push has not come")
+        eventually(
+            lambda: job_shards.admin.status()[0].version == 2, because="shard 0 applies the push"
+        )
         client.abort()
         assert job.moved(3) is not None
         with ps.Client(job_shards.cluster, worker="w", incarnation=1) as successor:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.deploy.rows import records, status
+from tests.support.run_records import records, status
 from worker.loss_display import LossLine, Milestones, RecentLoss
 
 

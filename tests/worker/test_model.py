@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from shards.errors import BadInput
-from tests.integration.jobs import TABLE, Ones
+from tests.support.ones_job import TABLE, Ones
 from worker.model import build_model, check_loss, check_start
 
 

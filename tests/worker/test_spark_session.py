@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from shards.errors import BadInput
-from tests.clusters import QUICK_JAVA
+from tests.support.clusters import QUICK_JAVA
 from worker.spark import start_session
 
 ROOT = Path(__file__).parents[2]
 
 
 def run(what: str, url: str = "", **environ: str) -> Any:
-    """The report of tests.worker.one_session."""
-    command = [sys.executable, "-m", "tests.worker.one_session", what, *([url] if url else [])]
+    """The report of tests.support.spark_probe."""
+    command = [sys.executable, "-m", "tests.support.spark_probe", what, *([url] if url else [])]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | environ, capture_output=True, text=True, check=False
     )

@@ -18,7 +18,7 @@ from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots.catalog import SnapshotCatalog
 from shards.errors import BadInput, GiveUp
 from shards.schedules import Fixed
-from tests.integration.jobs import TABLE, Ones, counted
+from tests.support.ones_job import TABLE, Ones, counted
 from worker.model import Batch
 from worker.spark_task import REPORT, TaskSpec, decode_reports, run_task
 from worker.strategies import Downpour

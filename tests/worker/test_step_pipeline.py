@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from shards.versions import Buffers
-from tests.worker.fake_device import FakeDevice, Work
+from tests.support.fake_device import FakeDevice, Work
 from worker import step_pipeline
 from worker.device import Device
 from worker.step_pipeline import UNDER_WAY, Layout, Packet, StepPipeline

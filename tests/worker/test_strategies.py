@@ -12,7 +12,7 @@ from ps import AdminClient, Client, local_shards, shard_specs
 from shards.errors import BadInput
 from shards.schedules import Fixed
 from shards.spec import Merge
-from tests.integration.jobs import TABLE, Ones, counted
+from tests.support.ones_job import TABLE, Ones, counted
 from worker.model import Batch
 from worker.strategies import BSP, STRATEGIES, Downpour, Local, Strategy, strategy_named
 from worker.training_loop import Plan, train_worker

@@ -12,7 +12,7 @@ from ps.security.key_file import load_or_create_keys
 from ps.snapshots.manifest import load_snapshot, save_snapshot
 from ps.snapshots.secure_files import write_private
 from ps.snapshots.worker_state import load_state
-from tests import tiny
+from tests.support import tiny_job
 from tests.wrong_inputs.rows import Row
 from tests.wrong_inputs.sdk import Env
 from worker.caffe.model import CaffeModel
@@ -95,7 +95,7 @@ def formats(env: Env) -> list[Format]:
 
 def _job(folder: Path) -> list[Format]:
     folder.mkdir()
-    solver = tiny.write_job(folder)
+    solver = tiny_job.write_job(folder)
     model = CaffeModel(read_solver(solver).train)
     initial = model.initial(1)
     write_caffemodel(folder / "w.caffemodel", model.net, initial)

@@ -1,4 +1,4 @@
-"""Wrong options of the command line: the rows of tests/deploy/wrong_options.py, in this process.
+"""Wrong options of the command line: the rows of tests/support/wrong_options.py, in this process.
 
 Each command must end with status 2 and one line on standard error that begins as all of them do.
 """
@@ -13,17 +13,17 @@ from pathlib import Path
 
 from deploy import cli
 from shards.errors import BadInput
-from tests import tiny
+from tests.support import tiny_job
 from tests.wrong_inputs.rows import Row
 
-_MODULE = "tests.deploy.wrong_options"
+_MODULE = "tests.support.wrong_options"
 
 
 def rows(folder: Path) -> Iterator[Row]:
     """A row for each wrong command in `folder`; none where there is no such list."""
     if importlib.util.find_spec(_MODULE) is None:
         return
-    tiny.write_job(folder)
+    tiny_job.write_job(folder)
     (folder / "broken.safetensors").write_bytes(b"\x08garbage")
     (folder / "empty.json").write_text("{}")
     (folder / "empty").mkdir()

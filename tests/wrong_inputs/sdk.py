@@ -18,7 +18,7 @@ import ps
 import worker
 from ps.launch.ray_launcher import ray_shards, replicated_ray_shards
 from shards.tables import cut_evenly
-from tests import tiny
+from tests.support import tiny_job
 from tests.wrong_inputs.rows import Row
 from worker.device_selection import parse_device
 from worker.job import Job
@@ -208,7 +208,7 @@ def environment(folder: Path) -> Iterator[Env]:
     table = ps.DenseTable("wrong", [ps.TensorSpec("w", _TABLE_SIZE)])  # type: ignore[arg-type]
     specs = ps.shard_specs(table, shards=2)
     (folder / "job").mkdir()
-    solver = tiny.write_job(folder / "job")
+    solver = tiny_job.write_job(folder / "job")
     with ExitStack() as stack:
         cluster = stack.enter_context(ps.local_shards(specs))
         client = stack.enter_context(ps.Client(cluster, worker="own"))

@@ -135,8 +135,8 @@ def a_round_closes_where_nobody_is_any_more(patch: Patch) -> None:
         original(self)
         self._updates.round = waiting
 
-    def close(self: Updates, ledger: Ledger, now: float, _: QuiesceTracker) -> Any:
-        return closed(self, ledger, now, QuiesceTracker())
+    def close(self: Updates, now: float, _: QuiesceTracker) -> Any:
+        return closed(self, now, QuiesceTracker())
 
     original, closed = WorkerRequests.redirect_waiting, Updates.close_rounds
     patch.setattr(WorkerRequests, "redirect_waiting", redirect_waiting)

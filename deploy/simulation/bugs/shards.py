@@ -1,6 +1,6 @@
 """Bugs in a shard: its ledger, gate, updates, rounds and versions."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ from shards.ledger import Ledger, LedgerEntry, Verdict
 from shards.messages import FromWorker, Push
 from shards.parameters import ParameterStore
 from shards.pull_replies import PullReplies
-from shards.pushes import Pushes
+from shards.pushes import Arrived, Pushes
 from shards.rules import Rule
 from shards.shard import Shard
 from shards.spec import Merge
@@ -88,7 +88,7 @@ def the_gate_lets_one_go_at_a_time(patch: Patch) -> None:
 
 @BUGS.add
 def the_slowest_clock_is_forgotten(patch: Patch) -> None:
-    patch.setattr(Ledger, "_raise_floor", lambda _: None)
+    patch.setattr(Ledger, "_raise_floor", lambda _: 0)
 
 
 @BUGS.add
@@ -146,8 +146,8 @@ def one_pass_writes_over_the_present_version(patch: Patch) -> None:
 
 @BUGS.add
 def a_run_takes_a_push_twice(patch: Patch) -> None:
-    def joins(self: Updates, _: Any, message: Push, ledger: Ledger) -> bool:
-        entry = ledger.entries.get(message.worker)
+    def joins(self: Updates, _: Any, message: Push) -> bool:
+        entry = self._ledger.entries.get(message.worker)
         return self._sums and entry is not None and message.seq == entry.seq + 1
 
     patch.setattr(Updates, "joins", joins)
@@ -156,13 +156,14 @@ def a_run_takes_a_push_twice(patch: Patch) -> None:
 
 @BUGS.add
 def a_push_is_acknowledged_before_its_round(patch: Patch) -> None:
-    def push(self: WorkerRequests, sender: bytes, message: Push, *rest: Any) -> list[Outgoing]:
-        answers = original(self, sender, message, *rest)
-        early = self._spec.merge is Merge.ROUND and not answers
-        return [self._acknowledge(sender, message, self._held.version)] if early else answers
+    def apply(self: WorkerRequests, run: Sequence[Arrived], now: float) -> list[Outgoing]:
+        answers = original(self, run, now)
+        if answers or self._spec.merge is not Merge.ROUND:
+            return answers
+        return [self._acknowledge(one.sender, one.message, self._held.version) for one in run]
 
-    original = WorkerRequests.push
-    patch.setattr(WorkerRequests, "push", push)
+    original = WorkerRequests.apply
+    patch.setattr(WorkerRequests, "apply", apply)
 
 
 @BUGS.add
@@ -181,9 +182,9 @@ def a_restarted_shard_forgets_the_last_push(patch: Patch) -> None:
 def rounds_close_by_attendance(patch: Patch) -> None:
     """The first bug that the simulation found: see the tests of rounds in test_shard.py."""
 
-    def close(self: Updates, ledger: Ledger, *rest: Any) -> list[Applied]:
-        present = all(worker in self.round for worker in ledger.active)
-        return original(self, ledger, *rest) if present else []
+    def close(self: Updates, *rest: Any) -> list[Applied]:
+        present = all(worker in self.round for worker in self._ledger.active)
+        return original(self, *rest) if present else []
 
     original = Updates.close_rounds
     patch.setattr(Updates, "close_rounds", close)

@@ -83,18 +83,18 @@ def a_snapshot_has_each_slot_under_the_name_of_another(patch: Patch) -> None:
 def a_duplicate_advances_the_slots(patch: Patch) -> None:
     """The weights stay the same, as if its update had been undone."""
 
-    def push(self: WorkerRequests, sender: bytes, message: Any, frames: Any, now: float) -> Any:
+    def examine(self: WorkerRequests, sender: bytes, message: Any, frames: Any, *rest: Any) -> Any:
         entry, held = self._ledger.entries.get(message.worker), self._held
         again = entry is not None and message.seq <= entry.seq and not self._updates.round
-        answers = real(self, sender, message, frames, now)
+        answers = real(self, sender, message, frames, *rest)
         if again and frames and not held.empty:
             weights, version = held.weights(), held.version
             held.apply(np.frombuffer(frames[0], np.float32), 1.0)
             held._become(version, weights)
         return answers
 
-    real = WorkerRequests.push
-    patch.setattr(WorkerRequests, "push", push)
+    real = WorkerRequests.examine
+    patch.setattr(WorkerRequests, "examine", examine)
 
 
 @SINGLE.add

@@ -11,7 +11,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tests.cupy_kernels.kernel_check import Case
+    from tests.support.kernel_check import Case
 
 
 def every_case() -> "Iterator[Case]":

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from cupy_kernels.kernel_specs.channels import chunks
-from tests.cupy_kernels.kernel_check import Case
+from tests.support.kernel_check import Case
 
 SHAPES = ((0, 3), (1, 1), (5, 33), (67, 3), (130, 32), (9, 100))
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from cupy_kernels.kernel_specs.codecs import BLOCK
 from tests.cupy_kernels.cases.updates import verdict
-from tests.cupy_kernels.kernel_check import Case
+from tests.support.kernel_check import Case
 
 SIZES = (0, 1, 64, 257, 777)
 BITS = {"int8": 8, "int4": 4, "sign": 1}

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from cupy_kernels.conv_shapes import Convolution
-from tests.cupy_kernels.kernel_check import Case
+from tests.support.kernel_check import Case
 
 # Images, height and width, channels of a group in and out, and the convolution.
 SHAPES = {

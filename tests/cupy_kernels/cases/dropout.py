@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from cupy_kernels.rng_keys import limit
-from tests.cupy_kernels.kernel_check import Case
+from tests.support.kernel_check import Case
 
 SIZES = (0, 1, 6, 257, 1030)
 MOMENTS = ((0, 0, 0), (7, 2**40 + 3, 2**32 - 1), (2**64 - 1, 2**63, 11))

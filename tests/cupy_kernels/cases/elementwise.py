@@ -7,7 +7,7 @@ import numpy as np
 
 from cupy_kernels.kernel_specs.elementwise import DERIVATIVE, FORWARD
 from cupy_kernels.types import Array
-from tests.cupy_kernels.kernel_check import Case
+from tests.support.kernel_check import Case
 
 SIZES = (0, 1, 31, 257, 1000)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tests.cupy_kernels.kernel_check import Case
+from tests.support.kernel_check import Case
 
 SIZES = ((0, 4, 3), (1, 1, 1), (17, 5, 3), (40, 1, 31), (33, 200, 17))
 

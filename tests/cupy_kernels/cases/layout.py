@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tests.cupy_kernels.kernel_check import Case
+from tests.support.kernel_check import Case
 
 SHAPES = ((0, 3, 4), (1, 1, 1), (2, 3, 35), (3, 33, 32), (1, 70, 5))
 

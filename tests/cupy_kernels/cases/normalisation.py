@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from cupy_kernels.kernel_specs.channels import chunks
-from tests.cupy_kernels.kernel_check import Case
+from tests.support.kernel_check import Case
 
 ACROSS = ((0, 4, 5), (3, 1, 3), (7, 10, 5), (50, 96, 5), (3, 1, 5), (6, 8, 3), (2, 1500, 3))
 WITHIN = ((0, 2, 2, 2, 3), (2, 5, 4, 3, 3), (1, 3, 7, 2, 5))

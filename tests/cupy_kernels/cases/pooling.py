@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from cupy_kernels.conv_shapes import Pooling
-from tests.cupy_kernels.kernel_check import Case
+from tests.support.kernel_check import Case
 
 # n, h, w, c and the pooling.
 SHAPES = (

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from cupy_kernels.kernel_specs.softmax import NOTHING_IGNORED, VALID
-from tests.cupy_kernels.kernel_check import Case
+from tests.support.kernel_check import Case
 
 SHAPES = ((0, 3), (1, 1), (9, 10), (17, 33), (3, 700))
 

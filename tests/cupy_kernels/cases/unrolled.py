@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tests.cupy_kernels.cases.convolution import SHAPES, sizes
-from tests.cupy_kernels.kernel_check import Case
+from tests.support.kernel_check import Case
 
 
 def cases() -> Iterator[Case]:

@@ -9,7 +9,7 @@ from cupy_kernels.kernel import Role
 from cupy_kernels.kernel_specs import updates
 from cupy_kernels.kernel_specs.updates import HYPER, MULTIPLIERS, VERDICT
 from cupy_kernels.registry import KERNELS
-from tests.cupy_kernels.kernel_check import Case
+from tests.support.kernel_check import Case
 
 SIZES = (0, 3, 64, 257, 1002)
 RULES = [name for name in KERNELS if name.startswith("update_")]

@@ -30,12 +30,10 @@ from deploy.simulation.shrink import shrink
 from deploy.simulation.simulation import Simulation, play
 from shards.errors import BadInput
 from shards.spec import Merge
+from tests.support.simulation_scenarios import SCENARIOS, SCENARIOS_AT, SEEDS_A_BUG
 
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "5000"))
-SEEDS_A_BUG = 400
 SEEDS_A_TOLD_BUG = 25  # with a scenario, which is proof enough that it is caught
-SCENARIOS_AT = Path(__file__).parent / "scenarios"
-SCENARIOS = sorted(SCENARIOS_AT.glob("*.toml"))
 LOSSY = (Lose(at=0.0, for_s=99.0, share=0.3), Double(at=0.0, for_s=99.0, share=0.3))
 
 

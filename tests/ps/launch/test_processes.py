@@ -9,8 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -20,26 +18,19 @@ import ps
 from ps import AdminClient, ShardDevice, process_shards
 from ps.launch import launcher, processes, single_copies
 from shards.errors import BadInput, GiveUp, WrongBuild
-from tests.clusters import free_port
-from tests.ps.launch.sample_job import check_until_it_fails, specs_of, train
+from tests.support.eventually import eventually
+from tests.support.ports import free_port
+from tests.support.sample_job import specs_of, train
 
 PARENT = """
 import sys, time
-from tests.ps.launch.sample_job import specs_of
+from tests.support.sample_job import specs_of
 from ps import process_shards
 
 with process_shards(specs_of()) as hosts:
     print(*hosts.pids, flush=True)
     time.sleep(600)
 """
-
-
-def within_s(seconds: float, holds: Callable[[], bool]) -> bool:
-    """Whether a condition holds in time."""
-    until = time.monotonic() + seconds
-    while not (held := holds()) and time.monotonic() < until:
-        time.sleep(0.02)
-    return held
 
 
 def gone(pids: tuple[int, ...]) -> bool:
@@ -62,7 +53,7 @@ def test_two_processes_serve_a_job_until_one_is_killed() -> None:
         line = r"^shard 1 has died: its process was ended by signal 9 \(Killed\)$"
         for _ in range(2):
             with pytest.raises(GiveUp, match=line):
-                check_until_it_fails(hosts)
+                eventually(hosts.check, because="the death is noticed")
         unreachable = pytest.raises(ps.Unreachable, match=r"shard 1 at tcp://")
         with AdminClient(cluster, patience_s=3) as console, unreachable:
             console.read()
@@ -77,7 +68,7 @@ def test_a_parent_that_is_killed_leaves_no_child() -> None:
         assert len(pids) == 2
         assert not gone(pids)
         parent.kill()
-        assert within_s(60, lambda: gone(pids))
+        eventually(lambda: gone(pids), because="both shards end")
 
 
 def test_children_are_told_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +168,7 @@ def test_a_loop_that_failed_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         processes, "_import_path", lambda: os.pathsep.join([str(tmp_path), *sys.path])
     )
     with process_shards(specs_of(1)) as hosts, pytest.raises(GiveUp) as caught:
-        check_until_it_fails(hosts)
+        eventually(hosts.check, because="the death is noticed")
     assert str(caught.value) == "shard 0 has failed: OverflowError: planted"
 
 

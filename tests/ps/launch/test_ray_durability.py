@@ -17,8 +17,8 @@ from ps import AdminClient, Durability
 from ps.launch import ray_launcher
 from ps.launch.ray_launcher import RayShards, ray_shards
 from shards.errors import BadInput, GiveUp
-from tests.ps.launch.test_durability import PATIENCE_S, TABLE, more, pushing, specs_of, until
-from tests.ps.launch.test_rollback import losses
+from tests.support.eventually import eventually
+from tests.support.pushers import PATIENCE_S, TABLE, losses, more, pushing, specs_of
 
 
 class Unmade:
@@ -30,8 +30,9 @@ class Unmade:
 
 def pid_of(hosts: RayShards, shard: int) -> int:
     """The process id of a shard, once it is known."""
-    until(lambda: hosts.pids[shard] is not None, "it does not start", hosts)
-    pid = hosts.pids[shard]
+    pid = eventually(
+        lambda: hosts.pids[shard], because="it starts", within_s=PATIENCE_S, check=hosts.check
+    )
     assert pid is not None
     return pid
 
@@ -78,7 +79,12 @@ def test_an_actor_that_comes_back_with_its_save(
     with ray_shards(specs_of(2), secure=True, rollback_s=600.0) as hosts:
         with AdminClient(hosts.cluster, patience_s=PATIENCE_S, check=hosts.check) as console:
             console.install(np.full(TABLE.size, 7.0, np.float32))
-            until((folder / "shard-1" / "save").exists, "it is not saved", hosts)
+            eventually(
+                (folder / "shard-1" / "save").exists,
+                because="it is saved",
+                within_s=PATIENCE_S,
+                check=hosts.check,
+            )
             os.kill(pid_of(hosts, 1), signal.SIGKILL)
             (told,) = losses(hosts)
             assert told == (
@@ -104,7 +110,7 @@ def test_a_node_that_is_gone(
         monkeypatch.setattr(hosts._present()[0], "_node", gone)
         os.kill(pid_of(hosts, 0), signal.SIGKILL)
         with pytest.raises(GiveUp) as caught:
-            until(lambda: False, "it does not fail", hosts)
+            eventually(hosts.check, because="it fails", within_s=PATIENCE_S)
         assert str(caught.value) == f"shard 0 cannot continue: node {gone} of Ray is gone"
         assert hosts.deaths == 1
 

@@ -1,7 +1,6 @@
 """Shards as Ray actors: they serve, a death is reported, and nothing is left when they end."""
 
 import socket
-import time
 from typing import Any
 
 import pytest
@@ -14,8 +13,9 @@ from ps.launch.ray_launcher import ray_shards
 from ps.security.keys import address_of
 from shards.errors import BadInput, GiveUp, WrongBuild
 from shards.schedules import Fixed
-from tests.ps.launch.pushing import Worker, check_applied_once
-from tests.ps.launch.sample_job import TABLE, check_until_it_fails, specs_of, train
+from tests.support.eventually import eventually
+from tests.support.replicated_job import Worker, check_applied_once
+from tests.support.sample_job import TABLE, specs_of, train
 
 
 def listening(cluster: ps.Cluster) -> list[bool]:
@@ -41,10 +41,9 @@ def test_two_actors_serve_a_job_until_one_dies(ray_local: str) -> None:
         hosts.check()
         ray.kill(hosts._present()[1]._actor)
         with pytest.raises(GiveUp, match=r"^shard 1 has died: its Ray actor is gone$"):
-            check_until_it_fails(hosts)
-        until = time.monotonic() + 60
-        while listening(cluster)[1] and time.monotonic() < until:
-            time.sleep(0.05)  # Ray reports a death before the process is gone
+            eventually(hosts.check, because="the death is noticed")
+        # Ray reports a death before the process is gone.
+        eventually(lambda: not listening(cluster)[1], because="the process is gone")
         unreachable = pytest.raises(ps.Unreachable, match=r"shard 1 at tcp://")
         with AdminClient(cluster, patience_s=3) as console, unreachable:
             console.read()
@@ -118,4 +117,4 @@ def test_a_loop_that_failed_is_told(ray_local: str) -> None:
         (actor,) = hosts._present()
         ray.get(actor._actor.__ray_call__.remote(fail))
         with pytest.raises(GiveUp, match=r"^shard 0 has failed: OverflowError: planted"):
-            check_until_it_fails(hosts)
+            eventually(hosts.check, because="the death is noticed")

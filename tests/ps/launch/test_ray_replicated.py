@@ -18,19 +18,18 @@ from ps.launch import ray_actors
 from ps.launch.ray_actors import Actor
 from ps.launch.ray_launcher import _InRay, apart, replicated_ray_shards
 from shards.errors import GiveUp
-from tests.ps.launch.pushing import (
+from tests.support.eventually import eventually
+from tests.support.replicated_job import (
     BACKUP,
     COORDINATOR,
     PRIMARY,
     SILENCE_S,
     TABLE,
     Worker,
-    await_that,
     check_applied_once,
     specs_of,
     whole_again,
 )
-from tests.ps.launch.sample_job import check_until_it_fails
 
 
 def records() -> set[Path]:
@@ -63,7 +62,9 @@ def test_actors_die_in_turn(ray_local: str) -> None:
         assert record.parent.stat().st_mode & 0o777 == 0o700
 
         os.kill(pids[COORDINATOR], signal.SIGKILL)
-        await_that(lambda: not psutil.pid_exists(pids[COORDINATOR]))
+        eventually(
+            lambda: not psutil.pid_exists(pids[COORDINATOR]), because="the coordinator is gone"
+        )
         for worker in workers:
             worker.goes_on()
         whole_again(hosts, COORDINATOR, pids[COORDINATOR])
@@ -80,9 +81,9 @@ def test_actors_die_in_turn(ray_local: str) -> None:
         for part in (PRIMARY, BACKUP):
             os.kill(hosts.pids[part], signal.SIGKILL)
         with pytest.raises(GiveUp, match=r"^shard 0 has no copy left that holds its pushes: shard"):
-            check_until_it_fails(hosts)
+            eventually(hosts.check, because="the death is noticed")
         left = list(hosts.pids.values())
-    await_that(lambda: not any(map(psutil.pid_exists, left)))
+    eventually(lambda: not any(map(psutil.pid_exists, left)), because="no process is left")
     assert not record.parent.exists()
 
 

@@ -12,7 +12,7 @@ from ps.launch.replica_supervisor import ReplicatedShards, _ReplicaSupervisor
 from ps.launch.risks import Risks
 from ps.transport.coordinator_messages import PrimaryInfo
 from shards.errors import GiveUp, WrongBuild
-from tests.ps.launch.pushing import specs_of
+from tests.support.replicated_job import specs_of
 
 BROKEN = "coordinator has failed: coordinator's record r: file is not a database"
 KILLED = "shard 0 has died: its process was ended by signal 9 (Killed)"

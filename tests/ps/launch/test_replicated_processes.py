@@ -15,14 +15,14 @@ from ps.launch.child_protocol import CoordinatorLaunch, CopyLaunch
 from ps.launch.replica_supervisor import ProcessHandle, ReplicatedShards, supervise
 from ps.launch.replicated_processes import replicated_shards
 from shards.errors import BadInput, GiveUp
-from tests.ps.launch.pushing import (
+from tests.support.eventually import eventually
+from tests.support.replicated_job import (
     BACKUP,
     COORDINATOR,
     PRIMARY,
     SILENCE_S,
     TABLE,
     Worker,
-    await_that,
     check_applied_once,
     specs_of,
     whole_again,
@@ -65,7 +65,7 @@ def test_each_process_in_turn(hosts: ReplicatedShards) -> None:
         seen |= set(hosts.pids.values())
         if how is signal.SIGSTOP:
             os.kill(pid, signal.SIGCONT)
-            await_that(lambda pid=pid: not psutil.pid_exists(pid))  # type: ignore[misc]
+            eventually(lambda pid=pid: not psutil.pid_exists(pid), because=f"process {pid} is gone")  # type: ignore[misc]
     assert len(seen) >= 7, "three processes, and one for each that was killed or stopped"
     check_applied_once(hosts.cluster, workers)
 
@@ -76,7 +76,9 @@ def test_the_loss_of_both_copies_is_told(hosts: ReplicatedShards) -> None:
     pids = [hosts.pids[part] for part in (PRIMARY, BACKUP)]
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    await_that(lambda: not set(pids) & set(hosts.pids.values()))
+    eventually(
+        lambda: not set(pids) & set(hosts.pids.values()), because="every process is replaced"
+    )
     with pytest.raises(GiveUp, match=r"^shard 0 has no copy left that holds its pushes: "):
         hosts.check()
 

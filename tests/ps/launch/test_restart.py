@@ -2,7 +2,6 @@
 
 import queue
 import threading
-import time
 
 import pytest
 
@@ -10,6 +9,7 @@ from ps.launch import restart
 from ps.launch.restart import CrashLoop, ExitReason, RestartingProcess, Stranded
 from ps.logs import logger
 from shards.errors import GiveUp
+from tests.support.eventually import eventually
 
 KILLED = ExitReason("died: its process was ended by signal 9 (Killed)", told=False)
 KILLED_LATER = ExitReason(
@@ -229,9 +229,12 @@ def test_what_a_death_has_cost() -> None:
     shard.await_start()
     shard.dies()
     told: list[str] = []
-    until = time.monotonic() + 30
-    while len(told) < 2 and time.monotonic() < until:
-        told += shard.kept.lost_updates()
+
+    def both() -> bool:
+        told.extend(shard.kept.lost_updates())
+        return len(told) == 2
+
+    eventually(both, because="each death is reported")
     assert told == ["shard 3 has died: its process was ended by signal 9 (Killed)"] * 2
     shard.ends()
     assert shard.kept.lost_updates() == []

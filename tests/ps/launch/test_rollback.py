@@ -20,14 +20,14 @@ from ps.launch import launcher, restart
 from ps.launch.processes import ProcessShards
 from ps.transport.local_sockets import Transport
 from shards.errors import BadInput, GiveUp
-from tests.ps.launch import test_durability
-from tests.ps.launch.test_durability import PATIENCE_S, TABLE, more, pushing, specs_of, until
+from tests.support.eventually import eventually
+from tests.support.pushers import PATIENCE_S, TABLE, losses, more, pushing, specs_of
 
-quick_start = test_durability.quick_start
+pytestmark = pytest.mark.usefixtures("quick_start")
 PARENT = """
 import time
 from ps import process_shards
-from tests.ps.launch.test_durability import specs_of
+from tests.support.pushers import specs_of
 
 with process_shards(specs_of(1), rollback_s=600.0) as hosts:
     print(*hosts.pids, flush=True)
@@ -62,23 +62,16 @@ def parts(console: AdminClient) -> list[set[float]]:
     ]
 
 
-def losses(hosts: launcher.LaunchedShards) -> list[str]:
-    """The reported losses, once there are any."""
-    told: list[str] = []
-
-    def come() -> bool:
-        told.extend(hosts.lost_updates())
-        return bool(told)
-
-    until(come, "no loss is reported", hosts)
-    return told
-
-
 def killed(hosts: ProcessShards, shard: int) -> None:
     """Kill a shard's process; returns once the next one serves, and its loss is reported."""
     before = hosts.pids[shard]
     os.kill(before, signal.SIGKILL)
-    until(lambda: hosts.pids[shard] != before, "it is not followed", hosts)
+    eventually(
+        lambda: hosts.pids[shard] != before,
+        because="another process follows",
+        within_s=PATIENCE_S,
+        check=hosts.check,
+    )
 
 
 @pytest.mark.timeout(600)  # a process starts in a second or two, on a busy machine in twenty
@@ -97,7 +90,12 @@ def test_kill_one_of_two(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> No
             assert job.name.startswith("downpour-")
             assert {path.stat().st_mode & 0o777 for path in (job, *job.iterdir())} == {0o700}
             for shard in range(2):
-                until((job / f"shard-{shard}" / "save").exists, "it is not saved", hosts)
+                eventually(
+                    (job / f"shard-{shard}" / "save").exists,
+                    because=f"shard {shard} is saved",
+                    within_s=PATIENCE_S,
+                    check=hosts.check,
+                )
             key = (job / "shard-1" / "key").read_bytes()
             push(hosts.cluster.for_workers(), "w0", 3)
             assert parts(console) == [{-3.0}, {-3.0}]
@@ -117,7 +115,7 @@ def test_kill_one_of_two(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> No
         hosts.restart_enabled = False
         os.kill(hosts.pids[0], signal.SIGKILL)
         with pytest.raises(GiveUp) as caught:
-            until(lambda: False, "the end is not reported", hosts)
+            eventually(hosts.check, because="the end is reported", within_s=PATIENCE_S)
         assert str(caught.value) == f"shard 0 has died: {KILLED}"
         assert hosts.lost_updates() == []
 
@@ -133,7 +131,12 @@ def test_workers_go_on(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None
         with AdminClient(hosts.cluster, patience_s=PATIENCE_S) as console:
             console.install(TABLE.empty())
             (job,) = temporary.iterdir()
-            until((job / "shard-1" / "save").exists, "it is not saved", hosts)
+            eventually(
+                (job / "shard-1" / "save").exists,
+                because="shard 1 is saved",
+                within_s=PATIENCE_S,
+                check=hosts.check,
+            )
             with pushing(hosts.cluster) as pushers:
                 for _ in range(3):
                     more(pushers, hosts)
@@ -155,7 +158,7 @@ def test_a_parent_that_is_killed_leaves_no_saves(temporary: Path) -> None:
         parent.stdout.readline()
         assert any(temporary.glob("downpour-*/shard-0"))
         parent.kill()
-        until(lambda: not any(temporary.iterdir()), "they are left")
+        eventually(lambda: not any(temporary.iterdir()), because="the saves are removed")
 
 
 @pytest.mark.parametrize("home", launcher.Placement)

@@ -1,6 +1,5 @@
 """The connections between copies, over real sockets."""
 
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,7 +8,8 @@ import pytest
 from ps.replication.peer_link import PeerLink
 from shards.replica import Post
 from shards.replication_messages import Replicate, Sync, ToPeer
-from tests.clusters import free_port
+from tests.support.eventually import eventually
+from tests.support.ports import free_port
 
 FLOATS = 1 << 19  # 2 MB: large
 HERE = "tcp://127.0.0.1:*"
@@ -29,11 +29,12 @@ def state(epoch: int, position: int) -> Post:
 def heard(peers: PeerLink, last: ToPeer) -> list[ToPeer]:
     """The messages that arrive, up to and including `last`."""
     found: list[ToPeer] = []
-    until = time.monotonic() + 60
-    while last not in found:
-        assert time.monotonic() < until, f"{last} has not come, only {found}"
-        found += [message for _, message, _ in peers.arrivals()]
-        time.sleep(0.005)
+
+    def came() -> bool:
+        found.extend(message for _, message, _ in peers.arrivals())
+        return last in found
+
+    eventually(came, because=lambda: f"{last} comes, got {found}")
     return found
 
 
@@ -53,10 +54,7 @@ def test_of_an_epoch_one_state_leaves_at_a_time(primary: PeerLink) -> None:
     try:
         found = heard(backup, last)
         assert found == [Sync(4, 7, []), entry, Sync(5, 8, []), last]
-        until = time.monotonic() + 60
-        while primary._leaving.in_progress(2, -6):
-            assert time.monotonic() < until, "it never leaves"
-            time.sleep(0.01)
+        eventually(lambda: not primary._leaving.in_progress(2, -6), because="the state is sent")
         primary.send(state(5, 10))
         assert heard(backup, Sync(5, 10, [])) == [Sync(5, 10, [])]
     finally:

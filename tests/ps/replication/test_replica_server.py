@@ -5,24 +5,20 @@ parts, and clients that follow. A copy that is stopped drops its connections, as
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 import zmq
 
 import ps
 from ps import admin_client
-from ps.cluster import Access
 from ps.job_spec import make_cluster
 from ps.replication import replica_server
 from ps.replication.coordinator_server import CoordinatorServer
-from ps.replication.replica_server import ReplicaServer
-from ps.security.authorization import Admission
 from ps.session import admin_plans
 from ps.transport.coordinator_messages import (
     Heartbeat,
@@ -35,91 +31,10 @@ from shards.errors import BadInput, BadMessage
 from shards.messages import Standing
 from shards.replication_messages import Beat
 from shards.rules import Adam
-from shards.schedules import Fixed
 from shards.spec import ShardSpec
-from tests.ps.slow_clock import held_up, standings
-
-TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
-ANYWHERE = "tcp://127.0.0.1:*"
-ONE = np.ones(512, np.float32)
-
-
-class Group:
-    """One shard's coordinator and copies; with keys where strangers must be kept out."""
-
-    def __init__(
-        self,
-        folder: Path,
-        keys: tuple[Access, Admission] | None = None,
-        specs: Sequence[ShardSpec] | None = None,
-    ) -> None:
-        self.access = None if keys is None else keys[0]
-        self.admission = None if keys is None else keys[1]
-        self.specs = specs or ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0), lease_s=60.0)
-        self._record = folder / "record"
-        self.coordinator = self.coordinate(ANYWHERE)
-        self.copies: list[ReplicaServer] = []
-
-    def coordinate(self, bind: str) -> CoordinatorServer:
-        job = self.specs[0].job
-        until = time.monotonic() + 60
-        while True:
-            try:
-                # A slow machine must not look dead: only broken connections count as
-                # deaths.
-                return CoordinatorServer(
-                    job, 1, self._record, bind=bind, silence_s=30.0, admission=self.admission
-                ).start()
-            except BadInput as error:
-                # ZeroMQ's thread closes a former one's socket when it gets its turn.
-                if "Address already in use" not in str(error) or time.monotonic() > until:
-                    raise
-                time.sleep(0.02)
-
-    def join(self) -> ReplicaServer:
-        boot = len(self.copies) + 1
-        at = self.coordinator.endpoint
-        copy = ReplicaServer(self.specs[0], boot, at, ANYWHERE, self.admission).start()
-        self.copies.append(copy)
-        return copy
-
-    @property
-    def cluster(self) -> ps.Cluster:
-        cluster = make_cluster(self.specs, ["tcp://127.0.0.1:1"], self.access)  # where nobody is
-        return msgspec.structs.replace(cluster, coordinator=self.coordinator.endpoint)
-
-    def holders(self) -> tuple[int, ...]:
-        return self.coordinator._coordinator.groups[0].promotable
-
-    def stop(self) -> None:
-        for copy in self.copies:
-            copy.stop()
-        self.coordinator.stop()
-
-
-def await_that(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < until, "it has not come to hold"
-        time.sleep(0.01)
-
-
-@pytest.fixture
-def group(tmp_path: Path) -> Iterator[Group]:
-    """A primary, boot 1, and its backup, boot 2, in sync, before any weights."""
-    group = Group(tmp_path)
-    group.join()
-    await_that(lambda: group.holders() == (1,))
-    group.join()
-    await_that(lambda: group.holders() == (1, 2))
-    yield group
-    group.stop()
-
-
-def push(client: ps.Client, times: int) -> None:
-    for _ in range(times):
-        client.push(ONE)
-    client.flush()
+from tests.support.eventually import eventually
+from tests.support.replica_group import ONE, TABLE, Group, push
+from tests.support.slow_clock import held_up, standings
 
 
 def test_a_client_follows_the_primary_through_two_deaths(group: Group) -> None:
@@ -137,7 +52,7 @@ def test_a_client_follows_the_primary_through_two_deaths(group: Group) -> None:
         group.copies[0].stop()
         push(client, 10)
         group.join()
-        await_that(lambda: group.holders() == (2, 3))
+        group.await_holders(2, 3)
         push(client, 10)
         assert len(admin_client.records()[0]) == 20
         group.copies[1].stop()
@@ -160,7 +75,7 @@ def test_a_coordinator_that_comes_back_goes_on(group: Group) -> None:
         group.coordinator.stop()
         push(client, 10)
         group.coordinator = group.coordinate(group.coordinator.endpoint)
-        await_that(lambda: set(group.coordinator._reports) == {1, 2})
+        eventually(lambda: set(group.coordinator._reports) == {1, 2}, because="both copies report")
         group.copies[0].stop()
         push(client, 10)
         assert client.pull().versions == (20,)
@@ -328,7 +243,7 @@ def test_a_group_moves_to_another(group: Group, tmp_path: Path) -> None:
     following = Group(tmp_path / "next", specs=ps.resharded_specs(group.specs, 1))
     try:
         following.join()
-        await_that(lambda: following.holders() == (1,))
+        following.await_holders(1)
         with ps.AdminClient(group.cluster) as old, ps.AdminClient(following.cluster) as new:
             old.install(TABLE.empty())
             with ps.Client(group.cluster, worker="w") as client:
@@ -340,10 +255,10 @@ def test_a_group_moves_to_another(group: Group, tmp_path: Path) -> None:
             assert set(new.read()) == {-10.0}
             group.copies[0].stop()
             group.join()
-            await_that(lambda: group.holders() == (2, 3))
+            group.await_holders(2, 3)
             check_sent_on(group, following, "late")
             group.copies[1].stop()
-            await_that(lambda: group.holders() == (3,))
+            group.await_holders(3)
             check_sent_on(group, following, "later")
     finally:
         following.stop()
@@ -374,9 +289,9 @@ def test_a_primary_dies_in_the_midst_of_a_move(
     monkeypatch.setattr(admin_client, "_done", done)
     try:
         following.join()
-        await_that(lambda: following.holders() == (1,))
+        following.await_holders(1)
         following.join()
-        await_that(lambda: following.holders() == (1, 2))
+        following.await_holders(1, 2)
         with ps.AdminClient(group.cluster) as old, ps.AdminClient(following.cluster) as new:
             old.install(TABLE.empty())
             with ps.Client(group.cluster, worker="w", in_flight=4) as client:
@@ -405,15 +320,15 @@ def test_copies_use_free_moments(tmp_path: Path) -> None:
     group = Group(tmp_path, specs=ps.shard_specs(TABLE, rule=Adam(), lease_s=60.0))
     try:
         group.join()
-        await_that(lambda: group.holders() == (1,))
+        group.await_holders(1)
         group.join()
-        await_that(lambda: group.holders() == (1, 2))
+        group.await_holders(1, 2)
         with ps.AdminClient(group.cluster) as admin_client:
             admin_client.install(TABLE.empty())
         shards = [copy.replica.shard for copy in group.copies]
-        await_that(lambda: not shards[1].held.empty)
+        eventually(lambda: not shards[1].held.empty, because="the backup has the weights")
         held = [shard.copy() for shard in shards]
-        await_that(lambda: all(shard.prepared for shard in shards))
+        eventually(lambda: all(shard.prepared for shard in shards), because="both are prepared")
         assert [shard.held._moved for shard in shards] == [TABLE.size] * 2
         del held
     finally:

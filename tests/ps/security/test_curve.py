@@ -1,7 +1,6 @@
 """Shards that other hosts can reach: which clients they admit, and what refused ones learn."""
 
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
@@ -21,11 +20,11 @@ from ps.security.enrolment import Enrol, join
 from ps.security.handshake_diagnostics import fault_at
 from ps.security.keys import KeyPair, address_of, expect, pinned
 from ps.server.server import ShardServer
-from ps.transport.links import Links
 from ps.transport.local_sockets import Transport
 from shards import wire_format
 from shards.errors import BadInput, Fenced, GiveUp
-from shards.messages import PROTOCOL, AskStatus, Hello, Message, Reply
+from shards.messages import PROTOCOL, AskStatus, Hello
+from tests.support.curve_clients import as_worker, say, text
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
 ONES = np.ones(512, np.float32)
@@ -37,11 +36,6 @@ def cluster() -> Iterator[Cluster]:
     specs = ps.shard_specs(TABLE, shards=2)
     with ps.local_shards(specs, transport=Transport.TCP, secure=True) as running:
         yield running
-
-
-def as_worker(cluster: Cluster) -> None:
-    with ps.Client(cluster, worker="w0", patience_s=60):
-        pass
 
 
 def as_operator(cluster: Cluster) -> None:
@@ -130,27 +124,6 @@ def test_unknown_client_key(cluster: Cluster, come: Callable[[Cluster], None]) -
     with pytest.raises(GiveUp, match=AWAY):
         come(msgspec.structs.replace(cluster, access=other))
     as_worker(cluster)
-
-
-def say(endpoint: str, own: KeyPair, message: Message) -> Reply:
-    """The answer to one message from the holder of a key."""
-    links = Links([endpoint], own=own)
-    try:
-        links.await_connections(60)
-        links.send(0, message)
-        give_up_at = time.monotonic() + 60
-        while (
-            time.monotonic() < give_up_at
-        ):  # it may return without a message, for a connection event
-            for _, reply, _ in links.receive(10):
-                return reply
-    finally:
-        links.close()
-    raise AssertionError("no answer")
-
-
-def text(reply: Reply) -> str:
-    return str(getattr(reply, "text", reply))
 
 
 def test_admitted_key_but_another_name(cluster: Cluster) -> None:

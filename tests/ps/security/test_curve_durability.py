@@ -20,11 +20,11 @@ from ps.security.key_file import load_or_create_keys
 from ps.security.keys import KeyPair, address_of, pinned
 from ps.transport.local_sockets import Transport
 from shards.errors import BadInput, GiveUp
-from tests.ps.launch import test_durability
-from tests.ps.launch.test_durability import PATIENCE_S, TABLE, more, pushing, specs_of, until
-from tests.ps.security.test_curve import as_worker
+from tests.support.curve_clients import as_worker
+from tests.support.eventually import eventually
+from tests.support.pushers import PATIENCE_S, TABLE, more, pushing, specs_of
 
-quick_start = test_durability.quick_start
+pytestmark = pytest.mark.usefixtures("quick_start")
 ADMISSION = Admission("0" * 64, Invitation("a" * 64, 5))
 
 
@@ -58,7 +58,12 @@ def test_kill_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 before, joined = hosts.pids[0], book.read_bytes()
                 os.kill(before, signal.SIGKILL)
                 more(pushers, hosts)
-            until(lambda: hosts.pids[0] != before, "no other process", hosts)
+            eventually(
+                lambda: hosts.pids[0] != before,
+                because="another process follows",
+                within_s=PATIENCE_S,
+                check=hosts.check,
+            )
             total = sum(one.acknowledged for one in pushers)
             assert set(console.read()[:3000]) == {-float(total)}
         assert book.read_bytes() == joined

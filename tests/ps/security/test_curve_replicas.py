@@ -6,7 +6,6 @@ test_replicated_host.py tests where keys are needed, test_copy_registry.py what 
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -32,8 +31,11 @@ from shards.errors import BadInput, GiveUp
 from shards.messages import PROTOCOL, AskStatus, Hello
 from shards.replica import Post
 from shards.replication_messages import Beat, Replicated
-from tests.ps.launch import pushing
-from tests.ps.launch.pushing import (
+from tests.support import replicated_job
+from tests.support.curve_clients import say, text
+from tests.support.eventually import eventually
+from tests.support.replica_group import ANYWHERE, TABLE, Group, push
+from tests.support.replicated_job import (
     COORDINATOR,
     PRIMARY,
     SILENCE_S,
@@ -41,8 +43,6 @@ from tests.ps.launch.pushing import (
     check_applied_once,
     specs_of,
 )
-from tests.ps.replication.test_replica_server import ANYWHERE, TABLE, Group, await_that, push
-from tests.ps.security.test_curve import say, text
 
 LONG_S = 60.0
 
@@ -63,10 +63,10 @@ def pair(folder: Path, keys: tuple[Access, Admission]) -> Group:
     group = Group(folder, keys)
     group.join()
     enter(group)
-    await_that(lambda: group.holders() == (1,))
+    group.await_holders(1)
     group.join()
     enter(group)
-    await_that(lambda: group.holders() == (1, 2))
+    group.await_holders(1, 2)
     return group
 
 
@@ -99,7 +99,7 @@ def test_a_client_follows_the_primary(group: Group) -> None:
         assert group.coordinator.endpoint == at
         group.join()
         enter(group)
-        await_that(lambda: group.holders() == (2, 3))
+        group.await_holders(2, 3)
         group.copies[1].stop()
         push(client, 10)
         assert client.pull().versions == (40,)
@@ -113,10 +113,10 @@ def test_a_copy_that_comes_too_early_is_let_in_later(tmp_path: Path) -> None:
     group.join()
     porter = group.coordinator._authenticator
     assert porter is not None
-    await_that(lambda: porter.refused >= 3)
+    eventually(lambda: porter.refused >= 3, because="it is refused three times")
     assert group.holders() == ()
     enter(group)
-    await_that(lambda: group.holders() == (1,))
+    group.await_holders(1)
     group.stop()
 
 
@@ -257,11 +257,12 @@ class Copies:
     def heard_by_one(self, enough: Callable[[], bool]) -> list[tuple[int, object]]:
         """Which copies it has heard, with what, until there is enough."""
         heard: list[tuple[int, object]] = []
-        until = time.monotonic() + LONG_S
-        while not (heard or enough()):
-            assert time.monotonic() < until, "nothing was heard"
-            heard += [(origin, message) for origin, message, _ in self.one.arrivals()]
-            time.sleep(0.005)
+
+        def came() -> bool:
+            heard.extend((origin, message) for origin, message, _ in self.one.arrivals())
+            return bool(heard) or enough()
+
+        eventually(came, because="a message arrives", within_s=LONG_S)
         return heard
 
 
@@ -347,7 +348,7 @@ def test_processes_are_killed() -> None:
         replicated_shards(specs_of(), silence_s=SILENCE_S, secure=True) as hosts,
         ps.AdminClient(hosts.cluster) as console,
     ):
-        console.install(pushing.TABLE.empty())
+        console.install(replicated_job.TABLE.empty())
         workers = [Worker(hosts.cluster.for_workers(), name) for name in ("a", "b")]
         before = dict(hosts.pids)
         for victim in (COORDINATOR, PRIMARY):
@@ -357,8 +358,12 @@ def test_processes_are_killed() -> None:
             for worker in workers:
                 worker.goes_on()
             if victim == COORDINATOR:
-                pushing.whole_again(hosts, victim, before[victim])
-        pushing.await_that(lambda: hosts.pids.get(PRIMARY, before[PRIMARY]) != before[PRIMARY])
+                replicated_job.whole_again(hosts, victim, before[victim])
+        eventually(
+            lambda: hosts.pids.get(PRIMARY, before[PRIMARY]) != before[PRIMARY],
+            because="there is another primary",
+            within_s=LONG_S,
+        )
         check_applied_once(hosts.cluster, workers)
         access = hosts.cluster.access
         assert access is not None

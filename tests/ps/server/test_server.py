@@ -44,7 +44,8 @@ from shards.rules import Adam
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
 from tests.fuzz.hostile import spoken_to
-from tests.ps.slow_clock import held_up, standings
+from tests.support.eventually import eventually
+from tests.support.slow_clock import held_up, standings
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
 SEED = 20
@@ -206,8 +207,10 @@ def test_a_stranger_wakes_an_idle_shard(monkeypatch: pytest.MonkeyPatch) -> None
     piece = b"\x03" + (1 << 20).to_bytes(8, "big") + bytes(1 << 20)  # of 1 MB, and not the last
     with ShardServer(spec_of(lease_s=14400.0), boot=1) as server:
         (own,) = server._shard_endpoint._sockets._accepted
-        while own._look_at < time.monotonic() + 1800:
-            time.sleep(0.01)
+        eventually(
+            lambda: own._look_at >= time.monotonic() + 1800,
+            because="an idle shard looks at its connections rarely",
+        )
         with spoken_to(server.endpoint) as stranger:
             stranger.settimeout(60)  # and a time-out is a failure
             with contextlib.suppress(ConnectionError):
@@ -258,12 +261,14 @@ def test_leases_run_out_while_messages_pour_in(server: ShardServer) -> None:
             console.install(TABLE.empty())
         Client(cluster, worker="gone").abort()
         (read,) = alone(Read(1, quick.shard.spec.job, "net"))
-        until = time.monotonic() + 60
         with Peer(quick) as peer:
-            while quick.shard.ledger.active and time.monotonic() < until:
+
+            def flood() -> bool:
                 for _ in range(100):
                     peer.ask(read)
-        assert not quick.shard.ledger.active
+                return not quick.shard.ledger.active
+
+            eventually(flood, because="the lease of the worker that is gone runs out")
 
 
 # --- beginning and end ----------------------------------------------------------------------------
@@ -317,7 +322,7 @@ def test_a_failure_of_the_loop_is_told(
 ) -> None:
     """An error in our own code is not swallowed: `check` and `stop` raise it."""
     with ShardServer(spec_of(), boot=1) as broken:
-        monkeypatch.setattr(broken.shard, "handle", lambda *_: 1 // 0)
+        monkeypatch.setattr(broken.shard, "handle_together", lambda *_: 1 // 0)
         with Peer(broken) as peer:
             peer.socket.send_multipart(alone(Read(1, broken.shard.spec.job, "net")))
             broken._thread.join(60)
@@ -361,9 +366,6 @@ def test_free_moments_are_used() -> None:
     server.shard.restore(SavedProgress(0, 0, 0, Ledger()), TABLE.empty(), slots)
     held = server.shard.copy()
     with server:
-        until = time.monotonic() + 60
-        while not server.shard.prepared:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        eventually(lambda: server.shard.prepared, because="the slots are copied")
     assert server.shard.held._moved == TABLE.size
     del held

@@ -11,7 +11,7 @@ from ps.session.events import Pulled
 from ps.session.pulled_view import PulledView, advanced
 from shards import payloads
 from shards.messages import Kind, Pull, Weights
-from tests.ps.session.answers import deliver, ready_session, weights
+from tests.support.session_replies import deliver, ready_session, weights
 
 KEYS = [0, 256]
 

@@ -18,7 +18,7 @@ from shards.messages import (
     Push,
     Remedy,
 )
-from tests.ps.session.answers import (
+from tests.support.session_replies import (
     Array,
     a_session,
     ack,
@@ -226,7 +226,7 @@ def test_a_push() -> None:
     assert session.unacknowledged == 1
     assert deliver(session, ack(1, 5, 1)) == ([], [])
     assert session.unacknowledged == 1
-    assert deliver(session, ack(0, 5, 1), now=1.5) == ([], [Pushed(request, 1, 5, 0, 0.5)])
+    assert deliver(session, ack(0, 5, 1), now=1.5) == ([], [Pushed(request, 1, 5, 0, 0.5, (9, 9))])
     assert session.unacknowledged == 0
 
 

@@ -10,7 +10,7 @@ import pytest
 from ps.session.events import Pulled, Pushed, Unreachable, Usurped
 from shards.errors import BadInput, GiveUp
 from shards.messages import PROTOCOL, Ack, Hello, Join, Kind, Parked, Pull, Push, Remedy
-from tests.ps.session.answers import (
+from tests.support.session_replies import (
     TABLE,
     a_session,
     ack,

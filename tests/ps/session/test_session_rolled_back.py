@@ -5,7 +5,7 @@ import pytest
 from ps.session.events import RolledBack
 from shards.errors import GiveUp
 from shards.messages import Join, Pull, Push, Remedy, Welcome
-from tests.ps.session.answers import (
+from tests.support.session_replies import (
     ack,
     deliver,
     joined,

@@ -16,7 +16,6 @@ import zmq
 
 import ps
 from ps import AdminClient, Client, Cluster
-from ps.launch.processes import ProcessShards
 from ps.server.server import ShardServer
 from ps.shared_memory import handshake, shm_files
 from ps.shared_memory.handshake import Accept, Decline, Lent, Offer, SharedFrames
@@ -38,6 +37,7 @@ from shards.messages import (
 )
 from shards.schedules import Fixed
 from shards.versions import Buffers
+from tests.support.eventually import eventually
 
 # The job's names in shared memory are nobody else's.
 JOB, SIZE, SEED = f"shared-{secrets.token_hex(8)}", 1024, 31
@@ -450,12 +450,10 @@ def test_a_killed_reader_leaves_nothing(
     process.kill()
     process.wait()
     push_many(cluster, 20)
-    until = time.monotonic() + 60
-    while (
-        server._shard_endpoint.sharing.tenants or left(cluster) > 1
-    ) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert (server._shard_endpoint.sharing.tenants, left(cluster)) == (0, 1)
+    eventually(
+        lambda: (server._shard_endpoint.sharing.tenants, left(cluster)) == (0, 1),
+        because="the reader's loans are taken back, and its segment is removed",
+    )
     push_many(cluster, 20)
 
 
@@ -471,17 +469,9 @@ def test_a_killed_shard_leaves_nothing() -> None:
         held = client.pull().weights
         assert left(hosts.cluster) == 2
         subprocess.run(["kill", "-9", str(hosts.pids[0])], check=True)
-        await_death(hosts)  # from now on any other job's process may sweep what it left, too
+        with pytest.raises(GiveUp):  # then any other job's process may sweep what it left, too
+            eventually(hosts.check, because="the shard's death is noticed")
         assert set(held) == {-1.0}
         client.abort()
         assert not list(shm_files.ROOT.glob(f"{shm_files.job_prefix(hosts.cluster.job)}*"))
         assert set(held) == {-1.0}
-
-
-def await_death(hosts: ProcessShards) -> None:
-    while True:
-        try:
-            hosts.check()
-        except GiveUp:
-            return
-        time.sleep(0.02)

@@ -12,7 +12,7 @@ from ps.snapshots.catalog import Retention, SnapshotCatalog, SnapshotStatus
 from ps.snapshots.manifest import Manifest, save_snapshot
 from ps.snapshots.object_store import ArrowStore, LocalStore, Store
 from shards.errors import BadInput, GiveUp
-from tests.ps.snapshots.saved import JOB, full_disk, mocked, same, states_of
+from tests.support.snapshot_stores import JOB, full_disk, mocked, same, states_of
 
 
 @pytest.fixture(params=["local", "pyarrow"])

@@ -31,7 +31,7 @@ from shards.errors import BadInput, GiveUp
 from shards.rules import Momentum
 from shards.schedules import Fixed
 from shards.tables import cut_evenly
-from tests.ps.snapshots.saved import JOB, MAP, TABLE, full_disk, mocked, same, states_of
+from tests.support.snapshot_stores import JOB, MAP, TABLE, full_disk, mocked, same, states_of
 
 
 def save(place: Path | Store, version: int = 5) -> None:

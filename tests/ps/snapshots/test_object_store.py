@@ -7,7 +7,7 @@ from pyarrow import fs
 
 from ps.snapshots.object_store import ArrowStore, LocalStore, Store, content_of, open_store
 from shards.errors import BadInput
-from tests.ps.snapshots.saved import Keyed, mocked
+from tests.support.snapshot_stores import Keyed, mocked
 
 
 @pytest.fixture(params=["local", "subtree", "mock"])

@@ -1,7 +1,6 @@
 """Workers' residuals in snapshots: written when a snapshot wants them, and at a worker's end."""
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,10 +22,10 @@ from ps.snapshots.worker_state import SavedWorkerState
 from shards.errors import BadInput
 from shards.rules import Momentum
 from shards.schedules import Fixed
-from tests.ps.snapshots.saved import MAP, TABLE
+from tests.support.eventually import eventually
+from tests.support.snapshot_stores import MAP, TABLE
 
 STEPS = 24
-DEADLINE_S = 60.0
 
 
 @contextmanager
@@ -83,11 +82,13 @@ def train_with_snapshot(client: Client, taker: SnapshotScheduler) -> None:
     for _ in range(4):
         step(client)
     taker.look(0, asked=True)
-    until = time.monotonic() + DEADLINE_S
-    while taker.latest is None and time.monotonic() < until:
+
+    def trained() -> str | None:
         step(client)
         taker.look(0)
-    assert taker.latest is not None
+        return taker.latest
+
+    eventually(trained, because="the requested snapshot is written")
 
 
 def finish(client: Client, steps: int) -> None:

@@ -24,7 +24,7 @@ def test_a_kill_at_any_line_leaves_a_good_one(memory: Path) -> None:
     """Children are killed at many places, from the first line to after the commit."""
     first = random.randrange(1, 8)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.ps.snapshots.kill_snapshots", memory, str(first), "12"],
+        [sys.executable, "-m", "tests.support.kill_snapshots", memory, str(first), "12"],
         capture_output=True,
         text=True,
         check=False,

@@ -11,21 +11,12 @@ import zmq
 from ps.transport import connection_limits
 from ps.transport.connection_limits import Accepted
 from tests.fuzz.hostile import spoken_to
+from tests.support.eventually import eventually
 
 MB = 1 << 20
 MORE = b"\x03" + MB.to_bytes(8, "big") + bytes(MB)  # a frame of 1 MB that is not the last
 EMPTY = b"\x01\x00"  # an empty frame that is not the last
 GREETING = b"\x01\x02hi\x00\x00"  # a whole message
-
-
-def eventually(holds: Callable[[], bool]) -> bool:
-    """Whether the condition becomes true within a minute."""
-    until = time.monotonic() + 10
-    while not holds():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.001)
-    return True
 
 
 class Memory:
@@ -78,7 +69,7 @@ def stranger(door: Door) -> Iterator[socket.socket]:
     """A peer that has shaken hands, and has sent one whole message."""
     with spoken_to(door.endpoint) as connection:
         connection.sendall(GREETING)
-        assert eventually(lambda: [b"hi", b""] in door.heard())
+        eventually(lambda: [b"hi", b""] in door.heard(), because="the greeting arrives")
         door.accepted._count()
         yield connection
 
@@ -111,7 +102,7 @@ def send_until(connection: socket.socket, piece: bytes, enough: Callable[[], boo
         return enough()
 
     try:
-        return eventually(sent)
+        return eventually(sent, because="enough is sent")
     except ConnectionError:
         return True
 
@@ -131,9 +122,9 @@ def test_a_message_without_an_end_is_dropped_with_its_sender(door: Door) -> None
     with stranger(door) as connection:
         assert send_until(connection, MORE, enough)
         assert sent < 200 * MB
-        assert eventually(lambda: dropped(connection))
+        eventually(lambda: dropped(connection), because="the connection is reset")
     good.send_multipart([b"a", b"b"])
-    assert eventually(lambda: [b"a", b"b"] in door.heard())
+    eventually(lambda: [b"a", b"b"] in door.heard(), because="the good peer's message arrives")
     assert door.accepted.reset == 1
 
 
@@ -142,11 +133,11 @@ def test_empty_frames_take_more_than_they_weigh(door: Door) -> None:
     with stranger(door) as connection:
         connection.sendall(EMPTY * 200_000)
         door.grow(5 * MB)
-        assert eventually(lambda: unfinished(door) == 400_000)
+        eventually(lambda: unfinished(door) == 400_000, because="all frames are counted")
         assert not was_reset(door)
         door.grow(10 * MB)
         assert was_reset(door)
-        assert eventually(lambda: dropped(connection))
+        eventually(lambda: dropped(connection), because="the connection is reset")
 
 
 def test_a_peer_that_knows_the_job_is_not_blamed_for_other_memory(door: Door) -> None:
@@ -161,15 +152,15 @@ def test_a_peer_that_knows_the_job_is_not_blamed_for_other_memory(door: Door) ->
                 heard.extend(frames)
             return bool(heard)
 
-        assert eventually(vouched)
+        eventually(vouched, because="the greeting arrives")
         door.accepted._count()
         connection.sendall(MORE)
         door.grow(5 * MB)
-        assert eventually(lambda: unfinished(door) == len(MORE))
+        eventually(lambda: unfinished(door) == len(MORE), because="the frame is counted")
         door.grow(500 * MB)
         assert door.accepted.reset == 0
         connection.sendall(b"\x00\x00")
-        assert eventually(lambda: [bytes(MB), b""] in door.heard())
+        eventually(lambda: [bytes(MB), b""] in door.heard(), because="the message arrives")
 
 
 def test_many_connections_share_one_bound(door: Door) -> None:
@@ -179,9 +170,15 @@ def test_many_connections_share_one_bound(door: Door) -> None:
         for connection in crowd:
             connection.sendall(MORE * 12)
             door.grow(12 * MB)
-            assert eventually(lambda: was_reset(door) or unfinished(door) % len(MORE) == 0)
-        assert eventually(lambda: bool(door.heard() or door.accepted.reset))
-        assert eventually(lambda: unfinished(door) <= 36 * MB)
+            eventually(
+                lambda: was_reset(door) or unfinished(door) % len(MORE) == 0,
+                because="whole frames are counted, or a stranger is reset",
+            )
+        eventually(
+            lambda: door.heard() or door.accepted.reset,
+            because="a stranger is reset or heard",
+        )
+        eventually(lambda: unfinished(door) <= 36 * MB, because="they share one bound")
         assert 1 <= door.accepted.reset < 5
 
 
@@ -189,8 +186,11 @@ def test_too_many_frames_are_not_kept(door: Door) -> None:
     """A message with more frames than any of ours is never delivered, and its sender is reset."""
     with stranger(door) as connection:
         connection.sendall(EMPTY * 2000 + b"\x00\x00")
-        assert eventually(lambda: bool(door.heard() or door.accepted.reset))
-        assert eventually(lambda: dropped(connection))
+        eventually(
+            lambda: door.heard() or door.accepted.reset,
+            because="a stranger is reset or heard",
+        )
+        eventually(lambda: dropped(connection), because="the connection is reset")
 
 
 def test_looks_are_rare_while_every_peer_knows_the_job(
@@ -207,7 +207,7 @@ def test_looks_are_rare_while_every_peer_knows_the_job(
     with stranger(door) as connection:
         assert next_look_s() == connection_limits.LOOK_S
         connection.sendall(GREETING[4:])
-        assert eventually(lambda: vouched_for(door))
+        eventually(lambda: vouched_for(door), because="the greeting arrives")
         assert next_look_s() == connection_limits._CALM_LOOK_S
         with spoken_to(door.endpoint):
             assert door.accepted.events.poll(10_000), "the loop that waits at it wakes"
@@ -219,12 +219,12 @@ def test_a_message_is_not_counted_for_the_next_connection_of_its_number(door: Do
     """What was heard over a connection that has closed since is forgotten."""
     with spoken_to(door.endpoint) as connection:
         connection.sendall(GREETING)
-        assert eventually(lambda: bool(door.accepted.arrived(16)))
+        eventually(lambda: door.accepted.arrived(16), because="the greeting arrives")
         door.accepted._hear_events()
         assert len(door.accepted._connections) == 1
         heard = dict(door.accepted._heard)
     frame = next(iter(heard.values()))
-    assert eventually(lambda: closed(door))
+    eventually(lambda: closed(door), because="no connection is left")
     door.accepted._settle()
     assert frame.get(zmq.SRCFD) not in door.accepted._connections
     assert not door.accepted._heard

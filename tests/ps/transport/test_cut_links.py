@@ -14,24 +14,11 @@ import numpy as np
 import pytest
 
 import ps
-from shards.schedules import Fixed
-from shards.spec import ShardSpec
-from tests.chaos.levels import without_numba
 from tests.chaos.namespaces import missing
+from tests.support.numba_hidden import without_numba
+from tests.support.one_shard import SIZE, client_of, shards_of_one
 
 ROOT = Path(__file__).parents[3]
-SIZE = 256
-NEVER_S = 1000.0  # a client that repeats by the clock alone is still waiting when the test gives up
-
-
-def shards_of_one() -> list[ShardSpec]:
-    table = ps.DenseTable("net", (ps.TensorSpec("w", (SIZE,)),))
-    return ps.shard_specs(table, schedule=Fixed(base_rate=1.0), lease_s=NEVER_S)
-
-
-def client_of(cluster: ps.Cluster) -> ps.Client:
-    """A client that never repeats anything because of a timeout."""
-    return ps.Client(cluster, worker="w", transport="tcp", retry_s=NEVER_S, patience_s=3 * NEVER_S)
 
 
 class Cutter:
@@ -105,7 +92,7 @@ def test_a_link_that_is_cut_and_whole_again_has_another_connection(tmp_path: Pat
     The rest happens in a process with a network of its own.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "tests.ps.transport.cut_link"],
+        [sys.executable, "-m", "tests.support.cut_link"],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": f"{without_numba(tmp_path / 'light')}:{ROOT}"},
         capture_output=True,

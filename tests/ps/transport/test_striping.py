@@ -4,7 +4,6 @@ import itertools
 import random
 import socket
 import struct
-import time
 from contextlib import closing, suppress
 
 import msgspec
@@ -29,6 +28,7 @@ from ps.transport.striping import (
 from shards import wire_format
 from shards.errors import BadInput, BadMessage
 from shards.messages import AskStatus
+from tests.support.eventually import eventually
 
 SEED = 31
 TOKEN = b"t" * TOKEN_BYTES
@@ -416,9 +416,10 @@ def test_a_crowd_of_senders_costs_an_answer_that_is_asked_for_again() -> None:
         client.push(GRADIENT)
         client.flush()
         client.prefetch(1)
-        until = time.monotonic() + 60
-        while not any(worker.waiting for worker in console.status()[0].workers):
-            assert time.monotonic() < until, "the pull parks"
+        eventually(
+            lambda: any(worker.waiting for worker in console.status()[0].workers),
+            because="the pull is parked",
+        )
         crowd(cluster.endpoints[0], 1100)
         slowest.pull()
         slowest.push(GRADIENT)
@@ -443,11 +444,12 @@ def crowd(endpoint: str, senders: int) -> None:
 
 def break_some(slow: LinkEmulator, which: int) -> None:
     """Cut one of the connections now, as a router that forgets it does."""
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
+
+    def cut() -> bool:
         with suppress(OSError):  # it has been cut meanwhile
             if pipes := [pipe for pipe in slow._pipes if not pipe.cut_off]:
                 pipes[which % len(pipes)]._source.shutdown(socket.SHUT_RDWR)
-                return
-        time.sleep(0.01)
-    raise AssertionError("there is no connection to cut")
+                return True
+        return False
+
+    eventually(cut, because="there is a connection to cut")

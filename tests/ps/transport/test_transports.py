@@ -19,8 +19,8 @@ from shards.errors import BadInput
 from shards.rules import SGD, Adam, Rule
 from shards.schedules import Fixed
 from shards.spec import Merge
-from tests.clusters import free_port
-from tests.ps.session.answers import Array
+from tests.support.ports import free_port
+from tests.support.session_replies import Array
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("a", (3072,)), ps.TensorSpec("b", (48, 64))))
 LOCAL = [Transport.SHM, Transport.IPC]

@@ -28,7 +28,8 @@ from shards.errors import BadInput, GiveUp
 from shards.messages import Ack, Install, Quiesce
 from shards.rules import SGD, Momentum
 from shards.shard import Shard
-from tests.shards.shard_dsl import SIZE, fresh, hello, join, push, spec
+from tests.support.eventually import eventually
+from tests.support.shard_dsl import SIZE, fresh, hello, join, push, spec
 
 EVERY_S = 10.0
 
@@ -366,10 +367,10 @@ def test_a_server_saves_though_nothing_comes(tmp_path: Path) -> None:
     client.push(np.ones(table.size, np.float32))
     client.flush()
     client.abort()
-    until = time.monotonic() + 60
-    while not server._saves._due < np.inf or server._saves._version != 1:
-        assert time.monotonic() < until, "it is not saved"
-        time.sleep(0.01)
+    eventually(
+        lambda: server._saves._due < np.inf and server._saves._version == 1,
+        because="version 1 is saved",
+    )
     server.forgets = False
     server.stop()
     server = life(server.endpoint)

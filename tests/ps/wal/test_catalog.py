@@ -14,8 +14,8 @@ from shards.job_ids import short_id
 from shards.messages import Install
 from shards.shard import Shard
 from shards.tables import cut_evenly
-from tests.ps.wal.test_writer import written
-from tests.shards.shard_dsl import TABLE, fresh, spec
+from tests.support.shard_dsl import TABLE, fresh, spec
+from tests.support.shard_with_wal import written
 
 
 def test_the_one_that_came_farthest(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ def test_a_kill_in_the_midst_of_a_record(tmp_path: Path) -> None:
     """
     seed = random.randrange(1 << 32)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.ps.wal.kill_log_writes", tmp_path, str(seed)],
+        [sys.executable, "-m", "tests.support.kill_log_writes", tmp_path, str(seed)],
         capture_output=True,
         text=True,
         check=False,

@@ -3,16 +3,12 @@
 Shards without a network; a crash is a WAL that is not closed, or bytes that a kill left behind.
 """
 
-import os
 import random
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -21,76 +17,15 @@ from ps.durability import Durability
 from ps.snapshots import log_storage
 from ps.wal.catalog import load_logs
 from ps.wal.recovery import MARK, recovered, spec_in
-from ps.wal.writer import LoggedShard, WriteAheadLog
+from ps.wal.writer import WriteAheadLog
 from shards import wal_format
-from shards.envelopes import Arrival, Outgoing
 from shards.errors import BadInput, GiveUp
-from shards.messages import Ack, Install
 from shards.rules import Momentum
 from shards.shard import Shard
-from tests.shards.shard_dsl import SIZE, fresh, hello, join, push, spec
+from tests.support.shard_dsl import spec
+from tests.support.shard_with_wal import Life, life, written
 
 LEVELS = (Durability.PROCESS, Durability.LOGGED)
-
-
-class Life:
-    """One process of a shard with a WAL."""
-
-    def __init__(
-        self,
-        folder: Path | SimulatedDisk,
-        durability: Durability = Durability.PROCESS,
-        least_bytes: int = 1 << 20,
-    ) -> None:
-        self.log = WriteAheadLog(folder, durability, least_bytes)
-        self.shard = Shard(spec(rule=Momentum(0.5), bound=None), boot=int(os.urandom(6).hex(), 16))
-        try:
-            self.log.recover(self.shard, 1.0)
-        except BaseException:
-            self.log.close()
-            raise
-        self.acts = LoggedShard(self.shard, self.log)
-        self.seq = 0
-
-    def say(self, message: Any, frames: Any = ()) -> list[Outgoing]:
-        return self.acts.handle_together([Arrival(b"w", message, frames)], 2.0)
-
-    def enter(self) -> None:
-        """Install zeros in an empty shard, and act as a worker of this process."""
-        if self.shard.version == 0:
-            self.say(Install(1, "job", "net", []), fresh())
-        self.say(hello("w"))
-        self.say(msgspec.structs.replace(join("w"), boot=self.shard.boot))
-        self.seq = self.shard.ledger.entries["w"].seq
-
-    def push(self, count: int = 1) -> None:
-        for _ in range(count):
-            self.seq += 1
-            message = msgspec.structs.replace(push("w", self.seq), boot=self.shard.boot)
-            gradient = np.random.default_rng(self.seq).standard_normal(SIZE).astype(np.float32)
-            (answer,) = self.say(message, [gradient.tobytes()])
-            assert isinstance(answer.message, Ack), answer
-
-    def held(self) -> list[bytes]:
-        _, weights, slots = self.shard.copy()
-        return [weights.tobytes(), *(slot.tobytes() for slot in slots.values())]
-
-
-@contextmanager
-def life(folder: Path, *options: Any) -> Iterator[Life]:
-    one = Life(folder, *options)
-    try:
-        yield one
-    finally:
-        one.log.close()
-
-
-def written(folder: Path, pushes: int = 5) -> list[bytes]:
-    """A WAL with this number of pushes, and the shard's state at the end."""
-    with life(folder) as one:
-        one.enter()
-        one.push(pushes)
-        return one.held()
 
 
 def last_log(folder: Path) -> Path:

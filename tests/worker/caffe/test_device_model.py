@@ -13,9 +13,9 @@ import pytest
 
 from cupy_kernels.emulator.array import Emulated
 from shards.errors import BadInput
-from tests import tiny
-from tests.worker.fake_gpu import FakeGpu, queue_moves
-from tests.worker.training import LENET, PLANS, TINY, Floats, Trained, digits, same, small
+from tests.support import tiny_job
+from tests.support.fake_gpu import FakeGpu, queue_moves
+from tests.support.model_training import LENET, PLANS, TINY, Floats, Trained, digits, same, small
 from worker.caffe.device_model import DeviceModel
 from worker.caffe.model import CaffeModel
 from worker.model import Ahead, Batch, Movable
@@ -33,7 +33,7 @@ def test_a_network_on_a_device_trains_as_on_the_cpu(more: dict[str, Any]) -> Non
     """With dropout, through real shards, by every way that the loop has: after 8 steps the weights
     are the CPU's up to float32 rounding; no use of an array raced another, and all but the first
     step were replays of one capture."""
-    batches = [small(tiny.BATCH, seed) for seed in range(8)]
+    batches = [small(tiny_job.BATCH, seed) for seed in range(8)]
     device = FakeGpu()
     found = Trained(DeviceModel(TINY, device), batches, **more)
     expected = Trained(CaffeModel(TINY), batches, **more)
@@ -71,7 +71,7 @@ def test_nothing_is_allocated_after_the_capture() -> None:
     """Neither arrays that kernels use nor page-locked memory, however many steps follow."""
     device = FakeGpu()
     model = DeviceModel(TINY, device)
-    taken = steps(model, (small(tiny.BATCH, seed) for seed in range(6)))
+    taken = steps(model, (small(tiny_job.BATCH, seed) for seed in range(6)))
     next(taken)
     next(taken)
     made = device.made, Emulated.made
@@ -139,7 +139,7 @@ def test_errors_in_a_batch_are_those_of_the_cpu() -> None:
         {**good, "label": np.zeros(3, np.int64)},
         {**good, "data": np.array(["a", "b"])},
         {**good, "data": np.zeros((2, 1, 7, 7), np.uint8)},
-        {**good, "label": np.array([0, tiny.CLASSES])},
+        {**good, "label": np.array([0, tiny_job.CLASSES])},
         {**good, "label": np.array([0.5, 1.0])},
     )
     for bad in wrong:

@@ -14,7 +14,7 @@ from cupy_kernels.kernel_specs.updates import CHUNK, HYPER, MULTIPLIERS
 from cupy_kernels.launch import launch
 from cupy_kernels.types import AnyArray, Array, Precision
 from shards.errors import BadInput
-from tests.worker.caffe.nets import network
+from tests.support.small_nets import network
 from worker.caffe.layer import StepKey
 from worker.caffe.net import Description, Network
 from worker.caffe.phases import Phase

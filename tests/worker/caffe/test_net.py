@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from shards.errors import BadInput
-from tests.worker.caffe.nets import DATA, SMALL, network, rows
+from tests.support.small_nets import DATA, SMALL, network, rows
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
 from worker.caffe.phases import Phase

@@ -8,7 +8,7 @@ import pytest
 from shards import rules, schedules
 from shards.errors import BadInput
 from shards.rules import Decay, DecayKind
-from tests.worker.caffe.nets import SMALL
+from tests.support.small_nets import SMALL
 from worker.caffe.model import CaffeModel
 from worker.caffe.phases import Phase
 from worker.caffe.solver import Solver, read_solver

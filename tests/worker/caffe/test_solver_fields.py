@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from shards.errors import BadInput
-from tests.docs.pages import read as read_page
-from tests.docs.pages import rows, section
-from tests.worker.caffe.nets import SMALL
+from tests.support.doc_pages import read as read_page
+from tests.support.doc_pages import rows, section
+from tests.support.small_nets import SMALL
 from worker.caffe.caffe_pb2 import SolverParameter
 from worker.caffe.solver import Solver, read_solver
 from worker.caffe.solver_fields import HONOURED, NOTED, REFUSED

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from shards.errors import BadInput
-from tests.ps.snapshots.saved import full_disk
-from tests.worker.caffe.nets import SMALL, network
+from tests.support.small_nets import SMALL, network
+from tests.support.snapshot_stores import full_disk
 from worker.caffe import weights
 from worker.caffe.caffe_pb2 import NetParameter, V1LayerParameter
 from worker.caffe.net import Network

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from struct import pack
 
-from tests.in_process import Run
+from tests.support.cli_in_process import Run
 
 TRAIN = "train --solver solver.prototxt --data data --out run"
 

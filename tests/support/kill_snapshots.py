@@ -1,6 +1,6 @@
 """Kills child processes in the middle of snapshots, at one line of code after another.
 
-    python -m tests.ps.snapshots.kill_snapshots FOLDER FIRST STEP
+    python -m tests.support.kill_snapshots FOLDER FIRST STEP
 
 Each child writes a snapshot to the same place and is killed by signal 9 at its n-th line of our own
 code; n starts at FIRST and rises by STEP until a child survives to the end. After each child, the
@@ -17,7 +17,7 @@ from typing import Any
 
 from ps.snapshots import catalog, manifest, object_store, shard_file
 from ps.snapshots.catalog import Retention, SnapshotCatalog
-from tests.ps.snapshots.saved import JOB, same, states_of
+from tests.support.snapshot_stores import JOB, same, states_of
 
 FILES = {module.__file__ for module in (catalog, manifest, shard_file, object_store)}
 

@@ -1,4 +1,4 @@
-"""A connection to Ray in a process of its own: `python -m tests.deploy.one_ray [ADDRESS] [TIMES]`.
+"""Connects to Ray in a process of its own: `python -m tests.support.ray_probe [ADDRESS] [TIMES]`.
 
 The address `-` is none: an embedded Ray; and `late` is one whose first start takes Ray too long.
 Prints one line of JSON that says what was seen from inside, or the error; the test judges.

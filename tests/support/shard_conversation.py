@@ -13,7 +13,7 @@ from shards.shard import Shard
 from shards.spec import Merge
 from shards.tables import DenseTable, KeyRange, ShardMap, TensorSpec
 from shards.versions import Buffers, staging
-from tests.shards.shard_dsl import Said, Talk, as_bytes, fresh, pull, push, spec
+from tests.support.shard_dsl import Said, Talk, as_bytes, fresh, pull, push, spec
 
 SEED = 6021
 

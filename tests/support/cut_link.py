@@ -1,4 +1,4 @@
-"""A client with packets that vanish under a push, `python -m tests.ps.transport.cut_link`; needs
+"""A client with packets that vanish under a push, `python -m tests.support.cut_link`; needs
 root.
 
 It prints whether a push was acknowledged over another connection than it began on, and fails if any
@@ -12,7 +12,8 @@ import psutil
 
 import ps
 from tests.chaos.namespaces import Ports, move_into_own
-from tests.ps.transport.test_cut_links import SIZE, client_of, shards_of_one
+from tests.support.eventually import eventually
+from tests.support.one_shard import SIZE, client_of, shards_of_one
 
 _CUT_S, _TRIES = 2.2, 5
 _CONNECTIONS = 2  # a client's: its own, and the idle one of its lease
@@ -32,8 +33,8 @@ def another(client: ps.Client, ports: Ports, port: int) -> bool:
 
     The system retransmits after about 0.2 s, 0.4 s more, 0.8 s, 1.6 s: it may be the quicker one.
     """
-    while len(before := connections(port)) != _CONNECTIONS:
-        time.sleep(0.01)
+    eventually(lambda: len(connections(port)) == _CONNECTIONS, because="both connections stand")
+    before = connections(port)
     with ports.cut([port]):
         client.push(np.ones(SIZE, np.float32))
         time.sleep(_CUT_S)

@@ -1,4 +1,4 @@
-"""`worker.train` over Spark Connect: `python -m tests.integration.over_connect SPARK RAY FOLDER`.
+"""`worker.train` over Spark Connect: `python -m tests.support.connect_training SPARK RAY FOLDER`.
 
 In a process of its own, for one has one Spark session at a time. Prints one line of JSON.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 import worker
 from deploy import ray_cluster
 from shards.errors import BadInput
-from tests.tiny import image_table
+from tests.support.tiny_job import image_table
 from worker import spark
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ps import Client, local_shards, shard_specs
 from shards.rules import Momentum
 from shards.schedules import Fixed
-from tests import tiny
+from tests.support import tiny_job
 from worker.caffe.net import Description
 from worker.caffe.solver import read_solver
 from worker.device_selection import allocator
@@ -22,7 +22,7 @@ DROPOUT = """
 layer { name: "drop" type: "Dropout" bottom: "ip1" top: "ip1"
         dropout_param { dropout_ratio: 0.4 } }
 layer { name: "ip2" """
-TINY = Description(tiny.NET.replace('layer { name: "ip2" ', DROPOUT), data_shape=(1, 8, 8))
+TINY = Description(tiny_job.NET.replace('layer { name: "ip2" ', DROPOUT), data_shape=(1, 8, 8))
 LENET = read_solver(DEMO / "lenet_solver.prototxt").train
 RATE = Fixed(base_rate=0.05)
 
@@ -33,7 +33,7 @@ def small(rows: int, seed: int) -> Batch:
     """A batch for the tiny net."""
     dice = np.random.default_rng(seed)
     images = dice.integers(0, 256, (rows, 1, 8, 8), np.uint8)
-    return {"data": images, "label": dice.integers(0, tiny.CLASSES, rows)}
+    return {"data": images, "label": dice.integers(0, tiny_job.CLASSES, rows)}
 
 
 def digits(rows: int, seed: int) -> Batch:

@@ -1,4 +1,4 @@
-"""CuPy's streams, events, graphs and devices for `tests.cupy_kernels.fake_cupy`, as strict as CuPy.
+"""CuPy's streams, events, graphs and devices for `tests.support.fake_cupy`, as strict as CuPy.
 
 Two devices. What is queued runs at once, so this says nothing about order (`fake_device.py` does);
 it says whether CuPy is called as it wants to be: each array, stream and event on the device that is
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.cupy_kernels.fake_cupy import FakeArray, FakeKernel, fake_cupy
+from tests.support.fake_cupy import FakeArray, FakeKernel, fake_cupy
 
 DEVICES = 2
 

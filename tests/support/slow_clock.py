@@ -18,14 +18,14 @@ def held_up(driver: ModuleType, seconds: float) -> Iterator[list[float]]:
     """Each applied push takes `seconds` by the clock that `driver` reads; yields their list."""
     spent: list[float] = []
 
-    def apply_push(*arguments: Any) -> Any:
+    def apply(*arguments: Any) -> Any:
         spent.append(seconds)
         return original(*arguments)
 
-    original = Updates.apply_push
+    original = Updates.apply
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(spent))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Updates, "apply_push", apply_push)
+        patch.setattr(Updates, "apply", apply)
         patch.setattr(driver, "time", clock)
         yield spent
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from tests.docs.pages import ROOT
+from tests.support.doc_pages import ROOT
 
 SHORTER = 250
 """What the demo's steps are divided by."""

@@ -1,6 +1,6 @@
 """Kills child processes again and again while they write a log file.
 
-    python -m tests.ps.wal.kill_log_writes FOLDER SEED
+    python -m tests.support.kill_log_writes FOLDER SEED
 
 Each child writes records over the file that the one before it left, reports each record as written,
 and is killed by signal 9 at a random moment. The records that are then read must be those that this

@@ -5,17 +5,19 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from http.client import HTTPException
 from pathlib import Path
+from typing import NamedTuple
 from urllib.request import urlopen
 
 import psutil
 import pyspark
 
 from deploy.java import java_environment
+from tests.support.eventually import eventually
+from tests.support.ports import free_port
 
 _READY_S = 240.0
 _RAY_TRIES = 3  # a raylet aborts where an agent of its is 15 s late, as on a busy machine
@@ -31,28 +33,14 @@ _QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 QUICK_JAVA = {"JAVA_TOOL_OPTIONS": _QUICK}
 """For the environment of a driver: C1 alone and the serial collector halve what a start costs."""
 
-# The ports that were given out, each held by a name in Linux's abstract space of Unix sockets, so
-# that another process of tests is given others, and no port stays taken when this one ends.
-_GIVEN: list[socket.socket] = []
 
+class RunningRay(NamedTuple):
+    """A Ray that others have started: HOST:PORT, ray://HOST:PORT, and the environment of those who
+    may speak to it."""
 
-def free_port() -> int:
-    """A TCP port that nobody listened on a moment ago, below the ones that Ray gives out.
-
-    None is given twice while we live: whoever was given one may not listen on it yet.
-    """
-    for port in range(7300, 9900):
-        claim = socket.socket(socket.AF_UNIX)
-        try:
-            claim.bind(f"\0downpour-test-port-{port}")
-        except OSError:
-            claim.close()
-            continue
-        _GIVEN.append(claim)
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
-                return port
-    raise AssertionError("no free port from 7300 to 9900")
+    address: str
+    client: str
+    token: dict[str, str]
 
 
 @contextmanager
@@ -157,7 +145,7 @@ def _ray_start(
     log: Path, options: list[str], environ: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
     # Not as a module, and without its folder on the path: that has packages named as ours.
-    ray = [sys.executable, "-P", str(Path(__file__).with_name("patient_ray.py"))]
+    ray = [sys.executable, "-P", str(Path(__file__).with_name("slow_ray_start.py"))]
     command = [*ray, "start", "--block", *options]
     with ExitStack() as stack:
         for tries_left in reversed(range(_RAY_TRIES)):
@@ -241,11 +229,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _wait(process: subprocess.Popen[bytes], log: Path, ready: Callable[[], bool]) -> None:
-    end_by = time.monotonic() + _READY_S
-    while not ready():
-        alive = process.poll() is None and time.monotonic() < end_by
-        assert alive, f"did not start: {log.read_text(errors='replace')[-2000:]}"
-        time.sleep(0.1)
+    def said() -> str:
+        return f"it starts: {log.read_text(errors='replace')[-2000:]}"
+
+    def check() -> None:
+        assert process.poll() is None, said()
+
+    eventually(ready, because=said, within_s=_READY_S, check=check)
 
 
 def _master(page: int) -> dict[str, object]:

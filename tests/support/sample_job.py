@@ -1,11 +1,8 @@
 """A small job on shards of one copy each, to run on every placement."""
 
-import time
-
 import numpy as np
 
 import ps
-from ps.launch.launcher import LaunchedShards
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
 
@@ -30,11 +27,3 @@ def train(cluster: ps.Cluster, console: ps.AdminClient) -> None:
             assert client.pull().versions == (step, step)
             client.push(np.ones(TABLE.size, np.float32))
     assert set(console.read()[:600]) == {-20.0}
-
-
-def check_until_it_fails(hosts: LaunchedShards) -> None:
-    """Call `check` for as long as a busy machine may need to notice a death."""
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        hosts.check()
-        time.sleep(0.02)

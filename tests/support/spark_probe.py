@@ -1,4 +1,4 @@
-"""Spark sessions in a process of their own: `python -m tests.worker.one_session WHAT [URL]`.
+"""Spark sessions in a process of their own: `python -m tests.support.spark_probe WHAT [URL]`.
 
 Prints one line of JSON that says what was seen from inside; the test that runs it judges.
 """

@@ -5,8 +5,7 @@ was applied exactly once.
 """
 
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,9 +13,11 @@ import ps
 from ps.launch.replica_supervisor import ReplicatedShards
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
+from tests.support.eventually import eventually
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
 PRIMARY, BACKUP, COORDINATOR = "shard 0 primary", "shard 0 backup", "coordinator"
+PATIENCE_S = 110.0
 SILENCE_S = 5.0  # a busy machine stands still for longer than the usual half a second
 
 
@@ -45,7 +46,11 @@ class Worker:
     def goes_on(self) -> None:
         """Return once pushes that start from now on have been acknowledged."""
         enough = self.acknowledged + 5
-        await_that(lambda: self._failure is not None or self.acknowledged >= enough)
+        eventually(
+            lambda: self._failure is not None or self.acknowledged >= enough,
+            because=f"worker {self._name} has pushed",
+            within_s=PATIENCE_S,
+        )
         if self._failure is not None:
             raise self._failure
 
@@ -58,16 +63,13 @@ class Worker:
         return self.acknowledged
 
 
-def await_that(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + 110
-    while not holds():
-        assert time.monotonic() < until, "it has not come to hold"
-        time.sleep(0.02)
-
-
 def whole_again(hosts: ReplicatedShards, changed: str, was: int) -> None:
     """Wait until another process has that role, and no copy is missing."""
-    await_that(lambda: hosts.redundant and hosts.pids.get(changed, was) != was)
+    eventually(
+        lambda: hosts.redundant and hosts.pids.get(changed, was) != was,
+        because=f"another process is {changed}",
+        within_s=PATIENCE_S,
+    )
     hosts.check()
 
 

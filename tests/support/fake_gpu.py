@@ -17,7 +17,7 @@ from cupy_kernels.emulator import Emulator
 from cupy_kernels.emulator.array import Emulated, empty
 from cupy_kernels.kernel import Dim3, Kernel, Role
 from cupy_kernels.types import AnyArray
-from tests.worker.fake_device import FakeDevice, Work
+from tests.support.fake_device import FakeDevice, Work
 
 
 class Engine(Emulator):

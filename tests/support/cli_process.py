@@ -6,7 +6,6 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
-from tests import tiny
+from tests.support import tiny_job
+from tests.support.eventually import eventually
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 from worker.caffe.weights import read_caffemodel
@@ -31,7 +31,6 @@ _START = (
 )
 _ROOT = Path(__file__).parents[2]
 _MARK = "DOWNPOUR_TEST_CLI"
-_STEP_S = 0.05
 PATIENCE_S = 600.0
 """For what takes a run less than a minute; a machine may be ten times slower, with much to do."""
 
@@ -70,17 +69,16 @@ class Child:
     def end(self) -> tuple[int, str, str]:
         """Wait; returns the exit status, standard output and error, once nothing is left."""
         out, err = self.process.communicate(timeout=PATIENCE_S)
-        assert self.left() == []
+        eventually(lambda: not self.left(), because=lambda: f"nothing is left, got {self.left()}")
         return self.process.returncode, out, err
 
     def left(self) -> list[str]:
-        """The command lines of what has outlived it by a minute, wherever it has gone."""
-        end_by = time.monotonic() + 60
-        while found := [process for process in psutil.process_iter() if self._ours(process)]:
-            if time.monotonic() > end_by:
-                break
-            time.sleep(_STEP_S)
-        return [" ".join(process.cmdline())[:120] for process in found]
+        """The command lines of what has outlived it, wherever it has gone."""
+        return [
+            " ".join(process.cmdline())[:120]
+            for process in psutil.process_iter()
+            if self._ours(process)
+        ]
 
     def _ours(self, process: psutil.Process) -> bool:
         try:
@@ -114,12 +112,17 @@ def snapshots(run: Path) -> list[int]:
 
 def await_snapshots(run: Path, count: int, child: Child) -> None:
     """Return when there are `count` snapshots or more."""
-    end_by = time.monotonic() + PATIENCE_S
-    while len(snapshots(run)) < count:
-        if child.process.poll() is not None or time.monotonic() > end_by:
-            child.kill()
-            raise AssertionError(f"no {count} snapshots: {child.told}")
-        time.sleep(_STEP_S)
+
+    def state() -> str:
+        child.kill()
+        return f"{count} snapshots: {child.told}"
+
+    def check() -> None:
+        assert child.process.poll() is None, state()
+
+    eventually(
+        lambda: len(snapshots(run)) >= count, because=state, within_s=PATIENCE_S, check=check
+    )
 
 
 def check_folder(
@@ -140,7 +143,7 @@ def check_folder(
         "shards": shards,
         "staleness_bound": bound,
         "updates": updates,
-        "samples": updates * tiny.BATCH,
+        "samples": updates * tiny_job.BATCH,
         "worker_restarts": restarts,
         "max_clock_gap": rows["clock_gap"].max(),
         "staleness_max": rows["staleness"].max(),

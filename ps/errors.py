@@ -1,0 +1,43 @@
+"""The errors of the SDK, sorted by what the caller can do about them.
+
+    DownpourError         every error that this project raises on purpose
+    ├── Retry             the same call may succeed later
+    │   └── ClockTimeout  other workers are too far behind; `slowest` is the slowest one's clock
+    ├── Resynchronise     the two sides disagree about the past; clients mend this by themselves
+    └── GiveUp            repeating the call cannot help, unless `retryable` says otherwise
+        ├── BadInput      an argument, array or file that the user must mend
+        ├── BadMessage    bytes that are not a message of this protocol
+        ├── Fenced        a newer life of this worker has taken over its name
+        ├── WrongBuild    the two sides run different code
+        ├── Unreachable   a shard has been silent for too long; retryable
+        └── NotReady      a shard has no weights yet, or no copy of it serves yet; retryable
+
+Every error has `retryable`, and says which `table`, `shard` and `worker` it is about, as far as
+that is known. Its text is one line: the thing, what was expected, what was found.
+"""
+
+from ps.session.events import ClockTimeout, NotReady, Unreachable
+from shards.errors import (
+    BadInput,
+    BadMessage,
+    DownpourError,
+    Fenced,
+    GiveUp,
+    Resynchronise,
+    Retry,
+    WrongBuild,
+)
+
+__all__ = [
+    "BadInput",
+    "BadMessage",
+    "ClockTimeout",
+    "DownpourError",
+    "Fenced",
+    "GiveUp",
+    "NotReady",
+    "Resynchronise",
+    "Retry",
+    "Unreachable",
+    "WrongBuild",
+]

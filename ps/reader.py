@@ -1,0 +1,213 @@
+"""Readers: serve a job's weights without being one of its workers.
+
+A reader registers nothing, so no worker waits for it, and it does not wait at the staleness bound.
+It repeats a request until every shard has answered: reading again is always safe. What to send is
+decided by `ReadRequests`, which is pure and may have many reads under way; the blocking `Reader`
+here and the one in ps/aio.py drive it.
+"""
+
+import secrets
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ps.cluster import Cluster
+from ps.session.events import Unreachable
+from ps.table_views import TableViews
+from ps.transport.link_model import LinkModel
+from ps.transport.local_sockets import Transport
+from ps.transport.shard_connections import ShardConnections
+from shards import arguments
+from shards.error_codes import error_of
+from shards.errors import BadInput
+from shards.messages import Read, Refusal, Remedy, Reply, Weights
+from shards.wire_format import Buffer
+
+Floats = NDArray[np.float32]
+
+_RETRY_S = 1.0
+
+
+class Sent(msgspec.Struct):
+    """One read: the answers so far by shard, when it began, and when it is sent again."""
+
+    since: float
+    again_at: float
+    wait_s: float = _RETRY_S
+    answers: dict[int, tuple[Weights, Sequence[Buffer]]] = {}
+
+
+class Done(msgspec.Struct, frozen=True):
+    """A complete read: each shard's version and frames; or the error that ended it."""
+
+    request: int
+    versions: tuple[int, ...] = ()
+    frames: tuple[Sequence[Buffer], ...] = ()
+    error: Exception | None = None
+
+
+class ReadRequests:
+    """The reads under way of one reader; pure, times are the driver's in seconds."""
+
+    def __init__(self, cluster: Cluster, patience_s: float) -> None:
+        self._job, self._table = cluster.job, cluster.table.name
+        self._shards = range(cluster.map.shards)
+        self._patience_s = patience_s
+        self._last = 0
+        self._under_way: dict[int, Sent] = {}
+
+    def begin(self, now: float) -> tuple[int, list[tuple[int, Read]]]:
+        """A new read: its number, and what to send to which shard."""
+        self._last += 1
+        self._under_way[self._last] = Sent(now, now + _RETRY_S, answers={})
+        return self._last, [(shard, self._message(self._last)) for shard in self._shards]
+
+    def receive(
+        self, shard: int, reply: Reply, frames: Sequence[Buffer], now: float
+    ) -> Done | None:
+        """Take an answer; returns the read that it completes or ends, if any."""
+        asked = self._under_way.get(reply.request)
+        if asked is None:
+            return None
+        if isinstance(reply, Refusal):
+            if reply.remedy is Remedy.RETRY:
+                return None  # it is sent again
+            del self._under_way[reply.request]
+            return Done(reply.request, error=error_of(reply))
+        if isinstance(reply, Weights):
+            asked.answers[shard] = (reply, frames)
+        if len(asked.answers) < len(self._shards):
+            return None
+        del self._under_way[reply.request]
+        answers = [asked.answers[one] for one in self._shards]
+        return Done(
+            reply.request,
+            tuple(weights.version for weights, _ in answers),
+            tuple(own for _, own in answers),
+        )
+
+    def due(self, now: float) -> tuple[list[tuple[int, Read]], list[Done]]:
+        """What to send again now, and the reads that ended because a shard stays silent."""
+        sends, ended = [], []
+        for request, asked in list(self._under_way.items()):
+            missing = [shard for shard in self._shards if shard not in asked.answers]
+            if now - asked.since >= self._patience_s:
+                del self._under_way[request]
+                text = f"shard {missing[0]} has not answered a read for {self._patience_s:g} s"
+                ended.append(Done(request, error=Unreachable(text, missing[0])))
+            elif now >= asked.again_at:
+                asked.wait_s *= 2
+                asked.again_at = now + asked.wait_s
+                sends += [(shard, self._message(request)) for shard in missing]
+        return sends, ended
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When to call `due` next; None while no read is under way."""
+        return min(
+            (min(one.again_at, one.since + self._patience_s) for one in self._under_way.values()),
+            default=None,
+        )
+
+    def _message(self, request: int) -> Read:
+        return Read(request, self._job, self._table)
+
+
+class Connection:
+    """A reader's links to the shards, and the arena that an answer makes."""
+
+    def __init__(self, cluster: Cluster, patience_s: float, link: LinkModel | None = None) -> None:
+        self._cluster = cluster
+        self._connections = ShardConnections(
+            cluster,
+            worker=f"reader-{secrets.token_hex(6)}",
+            incarnation=0,
+            transport=Transport.TCP,
+            link=link,
+            gradients=0,
+            patience_s=patience_s,
+        )
+        self.links = self._connections.links
+        self.links.await_connections(min(_RETRY_S, patience_s))
+
+    def send(self, sends: Sequence[tuple[int, Read]]) -> None:
+        for shard, message in sends:
+            self.links.send(shard, message)
+
+    def arena(self, done: Done) -> Floats:
+        """The weights of a complete read, in an array of the caller's own."""
+        if done.error is not None:
+            raise done.error
+        arena = self._cluster.table.empty()
+        for shard, frames in enumerate(done.frames):
+            for part, frame in zip(self._cluster.map.cut(arena, shard), frames, strict=True):
+                part[:] = np.frombuffer(frame, np.float32)
+        return arena
+
+    def close(self) -> None:
+        self._connections.close()
+
+
+class Reader:
+    """A blocking reader; a context manager. Not for use by two threads."""
+
+    def __init__(self, cluster: Cluster, views: TableViews, *, patience_s: float = 30.0) -> None:
+        patience_s = arguments.seconds("patience_s", patience_s, endless=True)
+        self.versions: tuple[int, ...] = ()
+        self._views = views
+        self._reads = ReadRequests(cluster, patience_s)
+        self._connection: Connection | None = Connection(cluster, patience_s)
+
+    def pull(self, table: str | None = None) -> Any:
+        """The present weights, in the structure that was given: a table's, the only one's, or a
+        dict of all. `versions` then has each shard's version of them.
+
+        Each shard's part is of one version, the parts of different shards may be of different
+        ones. The arrays are the caller's own. Raises `ps.errors.Unreachable` when a shard does not
+        answer for `patience_s` seconds.
+        """
+        connection = self._connection
+        if connection is None:
+            raise BadInput("reader: it is closed")
+        request, sends = self._reads.begin(time.monotonic())
+        connection.send(sends)
+        while True:
+            deadline = self._reads.next_deadline
+            wait_s = _RETRY_S if deadline is None else deadline - time.monotonic()
+            for shard, reply, frames in connection.links.receive(max(0.0, wait_s)):
+                done = self._reads.receive(shard, reply, frames, time.monotonic())
+                if done is not None and done.request == request:
+                    return self._built(connection, done, table)
+            again, ended = self._reads.due(time.monotonic())
+            connection.send(again)
+            for done in ended:
+                connection.arena(done)  # raises its error
+
+    def _built(self, connection: Connection, done: Done, table: str | None) -> Any:
+        arena = connection.arena(done)
+        self.versions = done.versions
+        if table is None:
+            return self._views.build_all(arena)
+        return self._views.build(table, arena)
+
+    def close(self) -> None:
+        """Drop the connections; may be called twice."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def __enter__(self) -> "Reader":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,184 @@
+"""The structure of a user's parameters: nested dicts, lists and tuples of arrays.
+
+A table is a flat array of float32. Users keep parameters in other shapes: a dict of arrays, a
+nested dict or tuple (a JAX pytree), a PyTorch `state_dict`. A `Structure` is learned once from such
+a value. From then on it writes values of the same structure into the table's tensors, and builds
+such a value from them. Dtypes are converted here, at the edge; shapes stay the user's own.
+
+PyTorch is never imported: a tensor that the user passes is a prototype that makes others like it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from shards import arguments
+from shards.errors import BadInput
+from shards.tables import TensorSpec
+
+Floats = NDArray[np.float32]
+
+_SEPARATOR = "."
+
+
+class Leaf(msgspec.Struct, frozen=True):
+    """One array of a structure: its tensor's name, its shape, and what it is converted back to.
+
+    `prototype` is an empty PyTorch tensor on the CPU, None for arrays of NumPy and of libraries
+    that accept those.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    prototype: Any = None
+
+    def restored(self, values: Floats) -> Any:
+        """The values in the user's own dtype and library; a view where that is float32 of NumPy."""
+        if self.prototype is not None:
+            return self.prototype.new_tensor(values)
+        return values.astype(self.dtype, copy=False)
+
+
+class Structure:
+    """The structure of a value: its containers, and its arrays in the order of iteration."""
+
+    def __init__(self, what: str, value: object) -> None:
+        """Learn the structure of `value`; raises BadInput naming `what` and the array at fault."""
+        self._what = what
+        self._leaves: list[Leaf] = []
+        self._shape_of = self._learn(value, ())
+        if not self._leaves:
+            raise arguments.wrong(what, "at least one array", value)
+
+    @property
+    def leaves(self) -> Sequence[Leaf]:
+        """The arrays, in the order of iteration."""
+        return self._leaves
+
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """A tensor for each array, named by its path: `layer1.weight`."""
+        return tuple(TensorSpec(leaf.name, leaf.shape) for leaf in self._leaves)
+
+    def write(self, value: object, into: Mapping[str, Floats]) -> None:
+        """Write a value of this structure into the tensors `into`, by name.
+
+        None in place of an array, as PyTorch's `grad` of a parameter that was not used, writes
+        zeros. An array that already is the tensor's own memory is not copied. Raises BadInput for
+        another structure, shape, or a dtype that is no float; `into` may then be half written.
+        """
+        for leaf, array in zip(self._leaves, _arrays(value, self._shape_of, ()), strict=True):
+            target = into[leaf.name]
+            if array is None:
+                target.fill(0)
+                continue
+            plain = _plain(leaf.name, array)
+            if plain.shape != leaf.shape:
+                raise BadInput(f"{leaf.name}: expected shape {leaf.shape}, got {plain.shape}")
+            if plain is not target:
+                np.copyto(target, plain, casting="same_kind")
+
+    def build(self, tensors: Mapping[str, Floats]) -> Any:
+        """A value of this structure with the arrays `tensors`, by name; float32 is not copied."""
+        restored = iter([leaf.restored(tensors[leaf.name]) for leaf in self._leaves])
+        return _filled(self._shape_of, restored)
+
+    def views(self, tensors: Mapping[str, Floats]) -> Any:
+        """A value of this structure whose arrays are the float32 `tensors` themselves."""
+        return _filled(self._shape_of, iter([tensors[leaf.name] for leaf in self._leaves]))
+
+    def _learn(self, value: object, path: tuple[str, ...]) -> Any:
+        """The value's containers with None in place of each array; the arrays become leaves."""
+        match value:
+            case Mapping():
+                return {key: self._learn(one, (*path, str(key))) for key, one in value.items()}
+            case list() | tuple():
+                items = [self._learn(one, (*path, str(at))) for at, one in enumerate(value)]
+                return _like(value, items)
+            case None:
+                raise arguments.wrong(self._named(path), "an array", value)
+        name = _SEPARATOR.join(path) or "value"
+        plain = _plain(self._named(path), value)
+        prototype = None
+        if hasattr(value, "new_empty"):
+            prototype = value.new_empty(0, device="cpu").detach()
+        self._leaves.append(Leaf(name, plain.shape, plain.dtype, prototype))
+        return None
+
+    def _named(self, path: tuple[str, ...]) -> str:
+        return f"{self._what}: {_SEPARATOR.join(path)}" if path else self._what
+
+
+def _arrays(value: object, like: Any, path: tuple[str, ...]) -> Iterator[Any]:
+    """The arrays of `value`, which must have the containers of `like`."""
+    match like:
+        case None:
+            yield value
+        case dict():
+            if not isinstance(value, Mapping) or value.keys() != like.keys():
+                raise BadInput(f"{_named(path)}: expected {_keys(like)}, got {_keys(value)}")
+            for key, one in like.items():
+                yield from _arrays(value[key], one, (*path, str(key)))
+        case _:
+            if not isinstance(value, list | tuple) or len(value) != len(like):
+                got = arguments.shown(value)
+                raise BadInput(f"{_named(path)}: expected {arguments.shown(like)}, got {got}")
+            for at, (item, one) in enumerate(zip(value, like, strict=True)):
+                yield from _arrays(item, one, (*path, str(at)))
+
+
+def _named(path: tuple[str, ...]) -> str:
+    return _SEPARATOR.join(path) or "the value"
+
+
+def _plain(what: str, value: Any) -> NDArray[Any]:
+    """An array or tensor as a NumPy array of floats, without a copy where possible."""
+    if isinstance(value, np.ndarray):
+        plain = value
+    elif hasattr(value, "detach"):
+        tensor = value.detach().cpu()
+        plain = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+    else:
+        try:
+            plain = np.asarray(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise arguments.wrong(what, "an array of floats", value) from None
+    if type(value) in (int, float):
+        return plain.astype(np.float32)
+    # ml_dtypes' bfloat16, which JAX uses, is no kind of float to NumPy, but converts to one.
+    if plain.dtype.name == "bfloat16":
+        return plain.astype(np.float32)
+    if plain.dtype.kind != "f":
+        hint = " (parameters and gradients are floats; leave counters and masks out)"
+        raise BadInput(f"{what}: expected an array of floats, got {plain.dtype}{hint}")
+    return plain
+
+
+def _like(container: Any, items: list[Any]) -> Any:
+    """A list, tuple or named tuple as `container` with other items."""
+    if hasattr(container, "_fields"):
+        return type(container)(*items)
+    return type(container)(items)
+
+
+def _filled(like: Any, arrays: Iterator[Any]) -> Any:
+    """The containers of `like`, with the next of `arrays` in place of each None."""
+    match like:
+        case None:
+            return next(arrays)
+        case dict():
+            return {key: _filled(one, arrays) for key, one in like.items()}
+        case _:
+            return _like(like, [_filled(one, arrays) for one in like])
+
+
+def _keys(value: object) -> str:
+    if not isinstance(value, Mapping):
+        return arguments.shown(value)
+    names = [str(key) for key in value]
+    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    return f"the keys {', '.join(names[:6])}{more}"

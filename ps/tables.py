@@ -1,0 +1,133 @@
+"""What a job keeps on its shards, as its user describes it: named tables.
+
+A `Dense` table holds arrays in the user's own structure (ps/structures.py), and says how the shards
+update them: rule, rate, weight decay, guard, compression. `Tables` names the tables of a job.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ps.session.compression import Compression, compression_of
+from ps.structures import Structure
+from shards import arguments
+from shards.errors import BadInput
+from shards.gradient_guard import Guard
+from shards.rules import Decay, Rule, decay_of, rule_of
+from shards.schedules import Schedule, schedule_of
+from shards.tables import DenseTable, TensorSpec
+
+Floats = NDArray[np.float32]
+
+ONLY = "weights"
+"""The name of the table of a job that was described without one."""
+
+
+class Dense:
+    """A table of arrays: their structure, their first values, and how the shards update them.
+
+    Make one with `like` or `zeros`.
+    """
+
+    def __init__(
+        self,
+        params: object,
+        *,
+        rule: Rule | str = "sgd",
+        rate: Schedule | float = 0.01,
+        decay: Decay | float = 0.0,
+        guard: Guard | None = None,
+        compression: Compression | str | None = None,
+        multipliers: Mapping[str, tuple[float, float]] | None = None,
+    ) -> None:
+        """As `like`."""
+        self.structure = Structure("params", params)
+        self.rule = rule_of("rule", rule)
+        self.rate = schedule_of("rate", rate)
+        self.decay = decay_of("decay", decay)
+        self.guard = (
+            Guard() if guard is None else arguments.instance("guard", guard, Guard, "a Guard")
+        )
+        self.compression = compression_of("compression", compression)
+        self.tensors = _multiplied(self.structure.tensors, multipliers or {})
+        self.start = params
+
+    @classmethod
+    def like(cls, params: object, **settings: Any) -> "Dense":
+        """A table with the structure of `params`, which are also its first values.
+
+        `params` is a dict, list or tuple of float arrays, nested as you like, such as a JAX pytree
+        or a PyTorch `dict(model.named_parameters())`; or one array. Each array has a name, its path
+        joined by dots. The settings, all optional:
+
+        - `rule`: the update rule, such as `ps.Adam()`, or its name; plain SGD.
+        - `rate`: the learning rate, a number or a schedule such as `ps.Step(...)`; 0.01.
+        - `decay`: the weight decay, a number for L2, or a `ps.Decay`; none.
+        - `guard`: which gradients are refused, a `ps.Guard`; those that are not finite.
+        - `compression`: how pushes and pulls travel, as `"int8"`; as plain float32.
+        - `multipliers`: by an array's name, its factors of the rate and of the decay, such as
+          `{"fc.bias": (2.0, 0.0)}`.
+
+        Values are float32 on the shards. Raises BadInput naming the array or the setting at fault.
+        """
+        return cls(params, **settings)
+
+    @classmethod
+    def zeros(cls, shapes: Mapping[str, Any], **settings: Any) -> "Dense":
+        """A table of zeros: shapes by name, such as `{"w": (3, 4), "b": 4}`; settings as `like`."""
+        if not isinstance(shapes, Mapping):
+            raise arguments.wrong("shapes", "a dict of shapes by name", shapes)
+        tensors = {name: TensorSpec(name, shape) for name, shape in shapes.items()}
+        return cls(
+            {name: np.zeros(one.shape, np.float32) for name, one in tensors.items()}, **settings
+        )
+
+    def table(self, name: str) -> DenseTable:
+        """The table as the shards know it."""
+        return DenseTable(name, self.tensors)
+
+
+class Tables(Mapping[str, Dense]):
+    """The tables of a job, by name: `ps.Tables(net=ps.Dense.like(params), head=...)`."""
+
+    def __init__(self, tables: Mapping[str, Dense] | None = None, /, **named: Dense) -> None:
+        """Raises BadInput for no table at all, and for one that is none."""
+        self._tables = {**(tables or {}), **named}
+        if not self._tables:
+            raise BadInput(
+                "tables: expected at least one, such as net=ps.Dense.like(params), got none"
+            )
+        for name, table in self._tables.items():
+            arguments.instance(f"tables: {name}", table, Dense, "a ps.Dense")
+
+    def __getitem__(self, name: str) -> Dense:
+        return self._tables[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tables)
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+
+def tables_of(value: object) -> Tables:
+    """The tables in `value`: Tables, one Dense, or parameters for one table named `weights`."""
+    if isinstance(value, Tables):
+        return value
+    return Tables({ONLY: value if isinstance(value, Dense) else Dense.like(value)})
+
+
+def _multiplied(
+    tensors: tuple[TensorSpec, ...], multipliers: Mapping[str, tuple[float, float]]
+) -> tuple[TensorSpec, ...]:
+    names = {tensor.name for tensor in tensors}
+    for name in multipliers:
+        if name not in names:
+            shown = ", ".join(sorted(names)[:6])
+            raise BadInput(f"multipliers: expected names of arrays such as {shown}, got {name!r}")
+    return tuple(
+        TensorSpec(tensor.name, tensor.shape, *multipliers.get(tensor.name, (1.0, 1.0)))
+        for tensor in tensors
+    )

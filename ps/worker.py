@@ -1,0 +1,254 @@
+"""A worker of the SDK: steps that pull, compute and push.
+
+    with job.worker("w0") as me:
+        for batch in batches:
+            with me.step(samples=len(batch)) as step:
+                params = step.pull()
+                step.loss, gradients = value_and_grad(params, batch)
+                step.push(gradients)
+
+A step is one tick of the worker's clock and one atomic push: it is applied once, on every shard,
+with all tables that it pushes to, or not at all. A step that raises pushes nothing and does not
+tick. `step.ack` is a future: the push travels while the caller computes the next step.
+
+The worker is a thin layer over `Client`, which it gives arrays in the user's own structure.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ps.client import Client
+from ps.session import events
+from ps.shared_memory.client_buffers import PulledWeights
+from ps.table_views import TableViews
+from shards import arguments
+from shards.errors import BadInput, DownpourError, Retry
+
+Floats = NDArray[np.float32]
+
+_NOTHING = object()
+RESULT_S = 60.0
+PULL_S = 600.0
+"""How long a step's pull waits at the staleness bound, in seconds, by default."""
+
+
+class PushAck(msgspec.Struct, frozen=True):
+    """What became of a push.
+
+    `seq` numbers the worker's pushes. `versions` are those that the push made, one a shard;
+    `staleness` counts the updates that others applied between its pull and its apply, at the shard
+    where these were most. `age_s` is the time from the pull to the acknowledgement, in seconds.
+    `duplicate`: a shard had the push already, because it was sent again.
+    """
+
+    seq: int
+    versions: tuple[int, ...]
+    staleness: int
+    age_s: float
+    duplicate: bool
+
+
+class AckFuture:
+    """The acknowledgement of a push, which may still be under way."""
+
+    def __init__(self, worker: "Worker", seq: int, pulled_at: float) -> None:
+        self._worker = worker
+        self._ack: PushAck | None = None
+        self.seq = seq
+        self._pulled_at = pulled_at
+
+    def done(self) -> bool:
+        """Whether every shard has acknowledged the push, as far as this worker has heard."""
+        return self._ack is not None
+
+    def result(self, timeout_s: float = RESULT_S) -> PushAck:
+        """Wait for the acknowledgement; raises `ps.errors.Retry` after `timeout_s` seconds.
+
+        The push is not lost by that: it is still being repeated.
+        """
+        timeout_s = arguments.seconds("timeout_s", timeout_s, zero=True)
+        self._worker.client.wait(self.done, timeout_s)
+        if self._ack is None:
+            raise Retry(
+                f"worker {self._worker.name}: push {self.seq} is not acknowledged after"
+                f" {timeout_s:g} s; it is still being repeated"
+            )
+        return self._ack
+
+    def resolve(self, event: events.Pushed) -> None:
+        """Every shard has acknowledged the push."""
+        age_s = time.monotonic() - self._pulled_at
+        self._ack = PushAck(event.seq, event.versions, event.staleness, age_s, event.duplicates > 0)
+
+
+class Worker:
+    """One worker of a job; a context manager. Not for use by two threads.
+
+    Leaving it without an error waits for the acknowledgements and leaves the job; leaving it with
+    an error drops the connections as a crash would. Make it with `Job.worker`.
+    """
+
+    def __init__(self, client: Client, views: TableViews, prefetch: int) -> None:
+        self.client = client
+        self._views = views
+        self._prefetch = prefetch
+        self._unacknowledged: dict[int, AckFuture] = {}
+        self._open: WorkerStep | None = None
+        client.on_pushed = self._acknowledged
+
+    @property
+    def name(self) -> str:
+        """The worker's name, by which the shards know it."""
+        return self.client.worker
+
+    @property
+    def clock(self) -> int:
+        """The steps that this worker has completed, in all its lives."""
+        return self.client.clock
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Errors of this block name the worker."""
+        try:
+            yield
+        except DownpourError as error:
+            error.worker = error.worker or self.name
+            raise
+
+    @contextmanager
+    def step(self, *, samples: int = 0) -> "Iterator[WorkerStep]":
+        """One step: pull, compute, push, and one tick of the clock.
+
+        `samples` counts the examples in it, for the records. What the step was given to push is
+        sent on leaving the block, at once and as one push.
+        """
+        if self._open is not None:
+            raise BadInput(f"worker {self.name}: a step is open; expected one after the other")
+        self._open = step = WorkerStep(self, arguments.whole("samples", samples, 0))
+        try:
+            with self._named():
+                yield step
+                step._finish()
+        finally:
+            self._open = None
+            step._gradients = step._replica = None
+
+    def pull(self, *, timeout_s: float = PULL_S) -> Any:
+        """The weights outside a step, for evaluation: a table's, or a dict of all tables'."""
+        return self._views.build_all(self.client.pull(timeout_s=timeout_s).weights)
+
+    def flush(self) -> None:
+        """Wait until every push is acknowledged by every shard."""
+        self.client.flush()
+
+    def close(self) -> None:
+        """Wait for the acknowledgements, leave the job, and drop the connections; final."""
+        self.client.close()
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.client.__exit__(kind, error, trace)
+
+    def _acknowledged(self, event: events.Pushed) -> None:
+        future = self._unacknowledged.pop(event.seq, None)
+        if future is not None:
+            future.resolve(event)
+
+    def _pull(self, timeout_s: float) -> PulledWeights:
+        client = self.client
+        replica = client.pull(timeout_s=timeout_s)
+        for further in range(1, self._prefetch + 1):
+            client.prefetch(client.clock + further)
+        return replica
+
+    def _push(self, gradients: Floats, samples: int, loss: float, pulled_at: float) -> AckFuture:
+        future = AckFuture(self, self.client.seq + 1, pulled_at)
+        self._unacknowledged[future.seq] = future
+        try:
+            self.client.push(gradients, samples=samples, loss=loss)
+        except BaseException:
+            if self.client.seq < future.seq:  # it was not sent
+                del self._unacknowledged[future.seq]
+            raise
+        return future
+
+
+class WorkerStep:
+    """One step of a worker; set `loss` for the records. See `Worker.step`."""
+
+    def __init__(self, worker: Worker, samples: int) -> None:
+        self.loss = 0.0
+        self._worker = worker
+        self._views = worker._views
+        self._samples = samples
+        self._replica: PulledWeights | None = None
+        self._gradients: Floats | None = None
+        self._pulled_at = 0.0
+        self._ack: AckFuture | None = None
+
+    @property
+    def ack(self) -> AckFuture:
+        """The future acknowledgement of the step's push; raises BadInput before it is sent."""
+        if self._ack is None:
+            raise BadInput(f"worker {self._worker.name}: the step has not been pushed yet")
+        return self._ack
+
+    def pull(self, table: str | None = None, *, timeout_s: float = PULL_S) -> Any:
+        """A table's weights, in the structure that was given; waits at the staleness bound.
+
+        After `timeout_s` seconds there it raises `ps.errors.ClockTimeout`, with the slowest
+        worker's clock. Without a name, the job's only table. All tables of a step are of one
+        version at each shard. The arrays are read-only views where they are float32 and NumPy's:
+        use them before the step ends, or copy them.
+        """
+        if self._replica is None:
+            self._replica = self._worker._pull(timeout_s)
+            self._pulled_at = time.monotonic()
+        return self._views.build(table, self._replica.weights)
+
+    def gradients(self, table: str | None = None) -> Any:
+        """Zeroed, writable arrays to fill in place of a `push`: what they hold is pushed.
+
+        They are float32, in the table's structure, and in shared memory where a shard is on this
+        host: nothing is copied.
+        """
+        return self._views.views(table, self._arena())
+
+    def push(self, table: Any, gradient: Any = _NOTHING) -> None:
+        """Give the step the gradient of a table, in the table's structure, to send at its end.
+
+        `push(gradient)` is for a job with one table, `push("net", gradient)` for any. A second push
+        to a table in one step replaces the first. Raises BadInput, naming the table and the array,
+        for another structure, shape or dtype.
+        """
+        if gradient is _NOTHING:
+            self._views.write(None, table, self._arena())
+        else:
+            self._views.write(table, gradient, self._arena())
+
+    def _arena(self) -> Floats:
+        if self._gradients is None:
+            self._gradients = self._worker.client.new_gradient()
+        return self._gradients
+
+    def _finish(self) -> None:
+        """Push what the step was given; a step that was given nothing pushes zeros."""
+        if self._replica is None:
+            self.pull(self._views.first)
+        self._ack = self._worker._push(
+            self._arena(), self._samples, float(self.loss), self._pulled_at
+        )

@@ -1,0 +1,206 @@
+"""The SDK's jobs, workers, steps and readers, on threads and processes."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ps
+from ps import errors
+
+PARAMS: dict[str, Any] = {"w": np.arange(5, dtype=np.float32), "b": np.float32(1)}
+ONES = {"w": np.ones(5), "b": 1.0}
+
+
+@pytest.fixture
+def job() -> Iterator[Any]:
+    with ps.local(PARAMS, shards=2, staleness=1) as job:
+        yield job
+
+
+def test_a_step_is_one_push(job: Any) -> None:
+    """A step pulls the values given at the start, and pushes once; the ack says what became of it.
+
+    Plain SGD at rate 0.01 subtracts a hundredth of the gradient.
+    """
+    with job.worker("w0") as me:
+        with me.step(samples=8) as step:
+            params = step.pull()
+            np.testing.assert_array_equal(params["w"], PARAMS["w"])
+            step.push(ONES)
+            step.loss = 0.5
+        ack = step.ack.result()
+        assert (ack.seq, ack.versions, ack.staleness, ack.duplicate) == (1, (1, 1), 0, False)
+        assert me.clock == 1
+        np.testing.assert_allclose(me.pull()["w"], PARAMS["w"] - 0.01)
+    status = job.status()
+    assert [one.samples for one in status] == [8, 8]
+    assert status[0].workers[0].loss == 0.5
+
+
+def test_a_step_that_raises_pushes_nothing(job: Any) -> None:
+    """What a failed step was given to push is dropped, and the clock stays."""
+    with job.worker("w0") as me:
+        with suppress(ZeroDivisionError), me.step() as step:
+            step.push(ONES)
+            raise ZeroDivisionError
+        assert me.clock == 0
+        with me.step() as step:
+            pass
+        assert step.ack.result().seq == 1
+    np.testing.assert_array_equal(job.read()["w"], PARAMS["w"])
+
+
+def test_gradients_are_filled_in_place(job: Any) -> None:
+    """Arrays from `gradients` are pushed as they are; a later push to the table replaces them."""
+    with job.worker("w0") as me:
+        with me.step() as step:
+            step.gradients()["w"][:] = 2
+        with me.step() as step:
+            step.gradients()["w"][:] = 50
+            step.push({"w": np.zeros(5), "b": None})
+        step.ack.result()
+    np.testing.assert_allclose(job.read()["w"], PARAMS["w"] - 0.02)
+
+
+def test_a_step_waits_at_the_bound_for_as_long_as_asked(job: Any) -> None:
+    """A pull that waits too long raises ClockTimeout, which may be retried, with the clock."""
+    with job.worker("slow") as slow, job.worker("fast") as fast:
+        for _ in range(2):
+            with fast.step():
+                pass
+        with pytest.raises(errors.ClockTimeout) as caught, fast.step() as step:
+            step.pull(timeout_s=1.5)
+        assert caught.value.retryable
+        assert caught.value.slowest == 0
+        assert caught.value.worker == "fast"
+        with slow.step():
+            pass
+        with fast.step() as step:
+            step.pull()
+
+
+def test_steps_do_not_nest(job: Any) -> None:
+    """A second step before the first has ended is refused; the first can go on."""
+    with job.worker("w0") as me:
+        with me.step() as step:
+            with pytest.raises(errors.BadInput, match="a step is open"), me.step():
+                pass
+            step.push(ONES)
+        assert step.ack.result().seq == 1
+        with me.step() as step, pytest.raises(errors.BadInput, match="not been pushed yet"):
+            step.ack.result()
+
+
+def test_wrong_gradients_are_refused_before_anything_is_sent(job: Any) -> None:
+    """An error names table, array, expected and found, has the worker, and the step is dropped."""
+    with job.worker("w0") as me:
+        for wrong, message in (
+            ({"w": np.ones(4), "b": 1.0}, r"table weights: w: expected shape \(5,\), got \(4,\)"),
+            ({"w": np.ones(5)}, "table weights: the value: expected the keys w, b, got the keys w"),
+        ):
+            with pytest.raises(errors.BadInput, match=message) as caught, me.step() as step:
+                step.push(wrong)
+            assert (caught.value.table, caught.value.worker) == ("weights", "w0")
+        wanted = "table: expected one of weights, got 'x'"
+        with pytest.raises(errors.BadInput, match=wanted), me.step() as step:
+            step.push("x", ONES)
+        assert me.clock == 0
+
+
+def test_a_refused_gradient_is_reported_and_training_continues(job: Any) -> None:
+    """NaN reaches the shards' guard; the error has the shard, and later pushes count."""
+    with job.worker("w0") as me:
+        with me.step() as step:
+            step.push({"w": np.full(5, np.nan), "b": 0.0})
+        with pytest.raises(errors.BadInput, match="holds NaN or infinity") as caught:
+            step.ack.result()
+        assert caught.value.shard in (0, 1)
+        with me.step() as step:
+            step.push(ONES)
+        me.flush()
+    np.testing.assert_allclose(job.read()["w"], PARAMS["w"] - 0.01)
+
+
+def test_readers_register_nothing(job: Any) -> None:
+    """A reader sees the present weights at any clock, and no shard knows it as a worker."""
+    with job.worker("w0") as me, ps.reader(job) as reader:
+        for _ in range(3):
+            with me.step() as step:
+                step.push(ONES)
+        me.flush()
+        np.testing.assert_allclose(reader.pull()["w"], PARAMS["w"] - 0.03, rtol=1e-6)
+        assert reader.versions == (3, 3)
+        assert [worker.worker for worker in job.status()[0].workers] == ["w0"]
+    with pytest.raises(errors.BadInput, match="it is closed"):
+        reader.pull()
+
+
+def test_coroutines_share_a_reader(job: Any) -> None:
+    """Concurrent reads all see weights that are no older than their call; arrays are read-only."""
+
+    async def read() -> list[float]:
+        async with ps.aio.reader(job) as reader:
+            first = [await reader.pull() for _ in range(3)]
+            with job.worker("w0") as me:
+                with me.step() as step:
+                    step.push(ONES)
+                me.flush()
+            later = await asyncio.gather(*(reader.pull() for _ in range(100)))
+            assert not first[0]["w"].flags.writeable
+            return [float(one["b"]) for one in (*first, *later)]
+
+    values = asyncio.run(read())
+    np.testing.assert_allclose(values, [1.0] * 3 + [0.99] * 100)
+
+
+def test_another_process_connects_by_file(tmp_path: Path) -> None:
+    """A saved description leads to the job, with its structure or as a dict of arrays by name."""
+    nested = {"fc": [np.ones((2, 3)), np.zeros(3)]}
+    with ps.start(nested, on="processes", shards=2) as job:
+        job.save(tmp_path / "job.json")
+        plain = ps.connect(tmp_path / "job.json")
+        assert list(plain.read()) == ["fc.0", "fc.1"]
+        same = ps.connect(tmp_path / "job.json", tables=nested)
+        with same.worker("w0") as me, me.step() as step:
+            weights, bias = step.pull()["fc"]
+            assert weights.dtype == np.float64
+            step.push({"fc": [weights, bias]})
+        np.testing.assert_allclose(same.read()["fc"][0], 0.99, rtol=1e-6)
+        with pytest.raises(errors.BadInput, match=r"expected those of job job, weights\(fc.0"):
+            ps.connect(tmp_path / "job.json", tables={"fc": np.ones(2)})
+
+
+def test_a_job_is_resharded_under_its_workers(tmp_path: Path) -> None:
+    """Workers continue on the new shards, and every push counts once."""
+    with ps.start(PARAMS, on="processes", shards=1) as job, job.worker("w0") as me:
+        for turn in range(6):
+            if turn == 3:
+                job.reshard(2)
+            with me.step() as step:
+                step.push(ONES)
+        me.flush()
+        assert len(job.status()) == 2
+        np.testing.assert_allclose(job.read()["w"], PARAMS["w"] - 0.06, rtol=1e-5, atol=1e-6)
+        with pytest.raises(errors.BadInput, match="the job already has 2 shards"):
+            job.reshard(2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shards": 0}, "shards: expected"),
+        ({"on": "moon"}, "on: expected threads or processes or ray, got 'moon'"),
+        ({"staleness": -1}, "staleness: expected"),
+        ({"start": {"x": PARAMS}}, "start: expected names of tables, weights; got 'x'"),
+        ({"start": {"weights": {"w": np.ones(5)}}}, "table weights: the value: expected the keys"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], message: str) -> None:
+    """A wrong option is refused before anything starts, in one line that names it."""
+    with pytest.raises(errors.BadInput, match=message), ps.start(PARAMS, **options):
+        pass

@@ -1,0 +1,42 @@
+"""Arguments for the update loops: hyperparameters, runs and seeded arrays."""
+
+import numpy as np
+
+from cupy_kernels.updates import Floats, Runs
+
+HYPER: dict[str, dict[str, float]] = {
+    "sgd": {},
+    "momentum": {"momentum": 0.9},
+    "nesterov": {"momentum": 0.9},
+    "adagrad": {"delta": 1e-6},
+    "rmsprop": {"decay_rate": 0.95, "delta": 1e-6},
+    "adadelta": {"momentum": 0.95, "delta": 1e-6},
+    "adam": {"beta1": 0.9, "beta2": 0.99, "delta": 1e-6},
+}
+
+
+SLOTS = {"sgd": 0, "adadelta": 2, "adam": 2}
+RULES = sorted(HYPER)
+
+
+def constants(rule: str) -> tuple[np.float32, ...]:
+    """The formula's trailing float32 arguments, as shards/rules.py derives them."""
+    hyper = {name: np.float32(value) for name, value in HYPER[rule].items()}
+    match rule:
+        case "nesterov":
+            return (hyper["momentum"], 1 + hyper["momentum"])
+        case "rmsprop" | "adadelta" | "adam":
+            *shares, delta = hyper.values()
+            return (*(part for share in shares for part in (share, 1 - share)), delta)
+        case _:
+            return tuple(hyper.values())
+
+
+def run_of(size: int, rate: float = 0.1, decay: float = 0.0, *, l1: bool = False) -> Runs:
+    """One run over the whole of an arena."""
+    bounds = np.array([[0, size]], np.int64)
+    return Runs(bounds, np.full(1, rate, np.float32), np.full(1, decay, np.float32), l1)
+
+
+def normal(size: int, seed: int) -> Floats:
+    return np.random.default_rng(seed).standard_normal(size, np.float32)
