@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from deploy import cli
-from tests.own_logs import own_logs
+from tests.support.own_logs import own_logs
 
 Run = Callable[..., tuple[int, str, str]]
 """The command: its arguments; its exit status, its standard output and error."""
