@@ -251,6 +251,21 @@ def test_without_an_observer_notices_are_logged(
     assert "shard 0 has died" in outcome.notices
 
 
+def test_what_fails_in_a_shard_is_reported(
+    servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failing autosave is reported once, while training continues; the outcome says it, too."""
+
+    def tasks() -> None:
+        servers[-1].trouble(0, "autosave saves: No space left on device")
+        push(servers[-1], 3, 0)
+
+    outcome, notes = run(tasks, tmp_path, threading.Event(), monkeypatch)
+    line = "shard 0: autosave saves: No space left on device; training continues"
+    assert notes == list(outcome.notices) == [line]
+    assert outcome.statuses[0].pushes == 3
+
+
 def test_workers_that_had_no_rows_after_all(
     servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
