@@ -85,8 +85,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restart, "PAUSE_S", 0.001)
 
 
-def test_one_that_was_killed_is_started_again() -> None:
-    """So is the next one; leaving the block ends the last."""
+def test_one_that_was_killed_is_started_again(caplog: pytest.LogCaptureFixture) -> None:
+    """So is the next one, each with a warning; leaving the block ends the last."""
     shard = Shard()
     for pid in (1, 2):
         shard.dies()
@@ -95,6 +95,8 @@ def test_one_that_was_killed_is_started_again() -> None:
     shard.ends()
     assert shard.kept.deaths == 2
     assert [one.closed for one in shard.made] == [True, True, True]
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warned == [f"shard 3 has {KILLED.text}; restarting it"] * 2
 
 
 def test_quick_deaths_in_a_row_are_bounded() -> None:
