@@ -11,7 +11,7 @@ LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test sim lint format docs bench peers bench-datapath chaos cuts nodes soak gpu fuzz lock
+.PHONY: help install demo test sim mutants lint format docs bench peers bench-datapath chaos cuts nodes soak gpu fuzz lock
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -30,6 +30,9 @@ test: lint ## lint, then all tests
 SEEDS ?= 5000
 sim: install ## play SEEDS=n seeds of simulated clusters under faults; 5000
 	$(BIN)/downpour simulate --seeds $(SEEDS)
+
+mutants: install ## plant each known bug in the code: the simulator must detect it
+	$(BIN)/python -m tests.mutants --all
 
 lint: install ## ruff, mypy --strict, the import rules
 	$(BIN)/ruff check .

@@ -13,12 +13,10 @@ from typing import Annotated, NoReturn
 import typer
 
 from deploy.cli_reshard import reshard
+from deploy.cli_simulate import simulate
 from deploy.cli_snapshots import app as snapshots
 from deploy.cli_train import DATA, train
 from deploy.settings import LONGEST_S
-from deploy.simulation.config import ClusterConfig
-from deploy.simulation.mutants import registry
-from deploy.simulation.scenarios import Profile
 from deploy.usage_errors import USAGE_ERRORS, check_given, in_options, worded
 from ps import __version__
 from ps.compatibility import build_id
@@ -166,49 +164,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-@app.command()
-def simulate(
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="The first seed.")] = 0,
-    seeds: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="How many seeds to play.")] = 1,
-    profile: Annotated[
-        Profile | None,
-        typer.Option(
-            help="How much goes wrong: within what the system promises to survive, or beyond it.",
-            show_default="within; every fourth batch of several seeds is beyond",
-        ),
-    ] = None,
-    cluster: Annotated[
-        ClusterConfig | None,
-        typer.Option(help="The kind of cluster.", show_default="drawn by the seed"),
-    ] = None,
-    scenario: Annotated[
-        Path | None, typer.Option(help="Play this file instead of seeds.", show_default=False)
-    ] = None,
-    bug: Annotated[
-        str,
-        typer.Option(help="Plant this bug; `list` names them.", show_default=False),
-    ] = "",
-    out: Annotated[
-        Path, typer.Option(help="Where to write a failing run, reduced to few faults.")
-    ] = Path("scenario.toml"),
-    events: Annotated[
-        bool, typer.Option("--events", help="Print every event with its time.")
-    ] = False,
-) -> None:
-    """Run the protocol on a virtual clock, with faults drawn from a seed.
-
-    If a promise is broken, the failing run is reduced and written to a scenario file, and the exit
-    status is 1.
-    """
-    from deploy.simulate import SimulateOptions, simulate
-
-    if bug == "list":
-        for name, planted in registry().items():
-            typer.echo(f"{planted.cluster:10}  {name}")
-        return
-    options = SimulateOptions(seed, seeds, profile, cluster, scenario, bug, out, events)
-    if not simulate(options, typer.echo):
-        raise typer.Exit(1)
+app.command()(simulate)
 
 
 @app.command()

@@ -143,12 +143,11 @@ def _plain(what: str, value: Any) -> NDArray[Any]:
         tensor = value.detach().cpu()
         plain = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
     else:
+        numbers = type(value) in (int, float, list, tuple)
         try:
-            plain = np.asarray(value)
+            plain = np.asarray(value, np.float32 if numbers else None)
         except (TypeError, ValueError, RuntimeError):
             raise arguments.wrong(what, "an array of floats", value) from None
-    if type(value) in (int, float):
-        return plain.astype(np.float32)
     # ml_dtypes' bfloat16, which JAX uses, is no kind of float to NumPy, but converts to one.
     if plain.dtype.name == "bfloat16":
         return plain.astype(np.float32)

@@ -38,7 +38,7 @@ class Clock:
         return True
 
 
-class Party:
+class SimulatedProcess:
     """One simulated process, with pauses and a clock of its own."""
 
     def __init__(self, clock: Clock, name: str) -> None:

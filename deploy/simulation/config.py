@@ -1,26 +1,11 @@
 """The configuration of a simulated cluster, as it appears in a scenario file."""
 
-from enum import StrEnum
-
 import msgspec
 
+from deploy.simulation_kinds import ClusterConfig
 from ps.durability import Durability
 from shards.rules import RULES
 from shards.spec import Merge
-
-
-class ClusterConfig(StrEnum):
-    """The kind of cluster.
-
-    single: one process per shard, which is restarted with its state. compressed: the same, with
-    compressed pushes or pulls. logged: single processes, each with a log on a disk. replicated: a
-    primary and a backup per shard, and a coordinator.
-    """
-
-    SINGLE = "single"
-    COMPRESSED = "compressed"
-    LOGGED = "logged"
-    REPLICATED = "replicated"
 
 
 class SimulationConfig(

@@ -2,27 +2,27 @@
 
 from typing import TYPE_CHECKING
 
-from deploy.simulation.clock import Party
+from deploy.simulation.clock import SimulatedProcess
 from ps.replication.coordinator import Coordinator, Decision, ShardGroup
 from shards.replication_messages import Assignment, Beat
 
 if TYPE_CHECKING:
-    from deploy.simulation.replicated_shards import Copies
+    from deploy.simulation.replicated_shards import ReplicatedShardHost
     from deploy.simulation.simulation import Simulation
 
 SILENCE_S = 1.2
 NOTICE_S = 0.02
 
 
-class CoordinatorSeat(Party):
+class SimulatedCoordinator(SimulatedProcess):
     """The coordinator's process. When it dies, only the record survives."""
 
-    def __init__(self, world: "Simulation", groups: "list[Copies]") -> None:
+    def __init__(self, world: "Simulation", groups: "list[ReplicatedShardHost]") -> None:
         super().__init__(world.clock, "coordinator")
         self.record: dict[int, ShardGroup] = {shard: ShardGroup() for shard in range(len(groups))}
         self._world, self._groups = world, groups
         for group in groups:
-            group.seat = self
+            group.coordinator = self
         self._coordinator: Coordinator | None = self._started()
 
     def begin(self) -> None:
@@ -72,5 +72,6 @@ class CoordinatorSeat(Party):
             self._send(boot, assignment)
 
     def _send(self, boot: int, assignment: Assignment) -> None:
-        copy = self._groups[assignment.configuration.shard].copies[boot]
-        self._world.network.post(self.name, copy.name, copy.at, copy.assign, assignment)
+        group = self._groups[assignment.configuration.shard]
+        copy = group.copies[boot]
+        self._world.network.post(self.name, copy.name, copy.at, group.assign, copy, assignment)

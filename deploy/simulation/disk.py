@@ -105,7 +105,7 @@ class SimulatedDisk:
     def close(self) -> None:
         """Do nothing: no other process uses this disk."""
 
-    def robbed(self, name: str, size: int) -> "SimulatedDisk":
+    def truncated(self, name: str, size: int) -> "SimulatedDisk":
         """A copy of this disk with only the first `size` bytes of the file `name`."""
         other = SimulatedDisk(str(self.where), self._chance)
         for each, file in self._files.items():
@@ -203,7 +203,7 @@ class SimulatedFileWriter:
         pass
 
 
-class Errand:
+class DeferredTask:
     """Background work of a process, like a thread: done later and at once, unless it dies first."""
 
     def __init__(self, work: Callable[[], None]) -> None:

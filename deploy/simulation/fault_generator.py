@@ -12,9 +12,10 @@ from collections.abc import Callable
 import msgspec
 
 from deploy.simulation import faults
-from deploy.simulation.config import ClusterConfig, SimulationConfig
+from deploy.simulation.config import SimulationConfig
 from deploy.simulation.faults import AnyFault
-from deploy.simulation.scenarios import Profile, Scenario
+from deploy.simulation.scenarios import Scenario
+from deploy.simulation_kinds import ClusterConfig, Profile
 from ps.durability import Durability
 from shards.spec import Merge
 
@@ -22,7 +23,7 @@ Draw = random.Random
 Drawn = Callable[[Draw, SimulationConfig], list[AnyFault]]
 
 ON = 0.4  # the share of seeds in which a kind of fault happens at all
-MOVED = 0.25  # the share of seeds in which the job is resharded
+RESHARDED = 0.25  # the share of seeds in which the job is resharded
 BURSTS = 0.4  # the share of bounded in-memory clusters with several pushes per read
 SLOTS = 0.4  # the share of seeds with a rule that keeps slots, among those with lossless pushes
 FIRST_S = 0.3
@@ -52,8 +53,8 @@ def swarm(
                 found += wanted(draw, setting)
     if profile is Profile.WITHIN and setting.durability is Durability.PROCESS:
         found = [_with_the_power_on(fault) for fault in found]
-    if profile is Profile.WITHIN and draw.random() < MOVED:
-        found += _move(draw, setting)
+    if profile is Profile.WITHIN and draw.random() < RESHARDED:
+        found += _reshard(draw, setting)
         # If a shard in memory dies during a resharding, its job ends: only a log could recover it.
         found = [
             f for f in found if kind is ClusterConfig.LOGGED or not isinstance(f, faults.Restart)
@@ -116,7 +117,10 @@ def _wanted(setting: SimulationConfig, profile: Profile) -> list[Drawn]:
         return [*kinds, _reckless] if profile is Profile.BEYOND else kinds
     if setting.cluster is ClusterConfig.LOGGED:
         return [*kinds, _restart, _tear, _tear, _outage, _full_disk]
-    return [*kinds, *((_unnoticed,) if profile is Profile.BEYOND else (_restart, _roll_back))]
+    return [
+        *kinds,
+        *((_unreported_roll_back,) if profile is Profile.BEYOND else (_restart, _roll_back)),
+    ]
 
 
 # --- targets and times ----------------------------------------------------------------------------
@@ -145,7 +149,7 @@ def _shard(draw: Draw, setting: SimulationConfig) -> str:
     return f"shard {number}"
 
 
-def _anybody(draw: Draw, setting: SimulationConfig) -> str:
+def _any_process(draw: Draw, setting: SimulationConfig) -> str:
     if setting.cluster is ClusterConfig.REPLICATED and draw.random() < 0.2:
         return "coordinator"
     return draw.choice((_worker, _shard, _shard))(draw, setting)
@@ -153,7 +157,7 @@ def _anybody(draw: Draw, setting: SimulationConfig) -> str:
 
 def _link(draw: Draw, setting: SimulationConfig) -> dict[str, str]:
     """Both ends of a link, or one end and all others."""
-    a = _anybody(draw, setting)
+    a = _any_process(draw, setting)
     if a.startswith("w"):
         return {"a": a, "b": draw.choice(("", _shard(draw, setting)))}
     if setting.cluster is not ClusterConfig.REPLICATED:
@@ -200,24 +204,24 @@ def _clogs(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
     begin, found = _time(draw, setting), list[AnyFault]()
     for _ in range(draw.randint(1, 3)):
         at = _rounded(begin + draw.uniform(0, 1))
-        found.append(faults.Clog(at=at, for_s=_lasting(draw, 3), a=_anybody(draw, setting)))
+        found.append(faults.Clog(at=at, for_s=_lasting(draw, 3), a=_any_process(draw, setting)))
     return found
 
 
 def _freeze(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
-    at, who = _time(draw, setting), _anybody(draw, setting)
-    return [faults.Freeze(at=at, who=who, for_s=_lasting(draw, 2 * setting.lease_s))]
+    at, target = _time(draw, setting), _any_process(draw, setting)
+    return [faults.Freeze(at=at, target=target, for_s=_lasting(draw, 2 * setting.lease_s))]
 
 
 def _skew(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
-    at, who = _time(draw, setting), _anybody(draw, setting)
-    return [faults.Skew(at=at, who=who, rate=draw.choice([0.8, 0.95, 1.05, 1.25]))]
+    at, target = _time(draw, setting), _any_process(draw, setting)
+    return [faults.Skew(at=at, target=target, rate=draw.choice([0.8, 0.95, 1.05, 1.25]))]
 
 
 def _kill(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
-    at, who = _time(draw, setting), _worker(draw, setting)
+    at, target = _time(draw, setting), _worker(draw, setting)
     back_s = _lasting(draw, 2 * setting.lease_s)
-    return [faults.Kill(at=at, who=who, back_s=back_s, zombie=draw.random() < 0.4)]
+    return [faults.Kill(at=at, target=target, back_s=back_s, zombie=draw.random() < 0.4)]
 
 
 def _restart(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
@@ -229,8 +233,8 @@ def _roll_back(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
     return [faults.Restart(at=at, shard=shard, lost_s=_lasting(draw, 3))]
 
 
-def _unnoticed(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
-    return [msgspec.structs.replace(f, told=False) for f in _roll_back(draw, setting)]
+def _unreported_roll_back(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
+    return [msgspec.structs.replace(f, reported=False) for f in _roll_back(draw, setting)]
 
 
 def _tear(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
@@ -249,7 +253,7 @@ def _full_disk(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
     return [faults.FullDisk(at=at, shard=shard, for_s=_lasting(draw, 2))]
 
 
-def _move(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
+def _reshard(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
     times = range(draw.choice((1, 1, 1, 2)))
     moves = [faults.ReshardFault(at=_time(draw, setting), shards=draw.randint(1, 3)) for _ in times]
     if setting.cluster not in (ClusterConfig.LOGGED, ClusterConfig.REPLICATED):
@@ -288,21 +292,21 @@ def _coordinator(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
 
 
 def _crash(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
-    at, who = _time(draw, setting), _shard(draw, setting)
-    back_s, told = _lasting(draw, 3), draw.random() < 0.3
-    return [faults.Crash(at=at, who=who, back_s=back_s, told=told)]
+    at, target = _time(draw, setting), _shard(draw, setting)
+    back_s, reported = _lasting(draw, 3), draw.random() < 0.3
+    return [faults.Crash(at=at, target=target, back_s=back_s, reported=reported)]
 
 
 def _reckless(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
-    at, who = _time(draw, setting), _shard(draw, setting)
-    return [faults.Crash(at=at, who=who, back_s=_lasting(draw, 3), reckless=True)]
+    at, target = _time(draw, setting), _shard(draw, setting)
+    return [faults.Crash(at=at, target=target, back_s=_lasting(draw, 3), reckless=True)]
 
 
 def _break(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
-    return [faults.Break(at=_time(draw, setting), who=_shard(draw, setting))]
+    return [faults.Break(at=_time(draw, setting), target=_shard(draw, setting))]
 
 
 def _ambush(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
-    at, who = _time(draw, setting), _shard(draw, setting)
+    at, target = _time(draw, setting), _shard(draw, setting)
     after_s = draw.choice([0.0, 0.01, 0.05])
-    return [faults.Ambush(at=at, who=who, after_s=after_s, back_s=_lasting(draw, 3))]
+    return [faults.Ambush(at=at, target=target, after_s=after_s, back_s=_lasting(draw, 3))]

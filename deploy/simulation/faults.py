@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from deploy.simulation.shard_hosts import ShardHost
     from deploy.simulation.simulation import Simulation
 
-NOBODY = "nobody"  # the end of a link without a process
+NO_PROCESS = "no process"  # the end of a link without a process
 AGAIN_S = 0.5  # a crash that would exceed the fault budget is retried after this
 
 
@@ -50,19 +50,19 @@ class OnLinks(Fault, frozen=True, kw_only=True):
     a: str = ""
     b: str = ""
 
-    def _suffer(
+    def _begin(
         self,
         world: "Simulation",
-        ill: FaultKind,
+        kind: FaultKind,
         *,
         share: float = 1.0,
         slow_s: float = 0.0,
         one_way: bool = False,
     ) -> None:
         a, b = _end(world, self.a), _end(world, self.b)
-        if NOBODY not in {a, b}:
+        if NO_PROCESS not in {a, b}:
             until = world.clock.now + self.for_s
-            world.network.suffer(LinkFault(ill, until, a, b, one_way, share, slow_s))
+            world.network.begin(LinkFault(kind, until, a, b, one_way, share, slow_s))
 
 
 class Lose(OnLinks, frozen=True, kw_only=True, tag="lose"):
@@ -71,7 +71,7 @@ class Lose(OnLinks, frozen=True, kw_only=True, tag="lose"):
     share: float
 
     def strike(self, world: "Simulation") -> None:
-        self._suffer(world, FaultKind.LOST, share=self.share)
+        self._begin(world, FaultKind.LOST, share=self.share)
 
 
 class Double(OnLinks, frozen=True, kw_only=True, tag="double"):
@@ -80,7 +80,7 @@ class Double(OnLinks, frozen=True, kw_only=True, tag="double"):
     share: float
 
     def strike(self, world: "Simulation") -> None:
-        self._suffer(world, FaultKind.DOUBLED, share=self.share)
+        self._begin(world, FaultKind.DOUBLED, share=self.share)
 
 
 class Delay(OnLinks, frozen=True, kw_only=True, tag="delay"):
@@ -89,7 +89,7 @@ class Delay(OnLinks, frozen=True, kw_only=True, tag="delay"):
     by_s: float
 
     def strike(self, world: "Simulation") -> None:
-        self._suffer(world, FaultKind.SLOW, slow_s=self.by_s)
+        self._begin(world, FaultKind.SLOW, slow_s=self.by_s)
 
 
 class Mangle(OnLinks, frozen=True, kw_only=True, tag="mangle"):
@@ -98,7 +98,7 @@ class Mangle(OnLinks, frozen=True, kw_only=True, tag="mangle"):
     share: float
 
     def strike(self, world: "Simulation") -> None:
-        self._suffer(world, FaultKind.MANGLED, share=self.share)
+        self._begin(world, FaultKind.MANGLED, share=self.share)
 
 
 class CutLink(OnLinks, frozen=True, kw_only=True, tag="cut"):
@@ -107,22 +107,22 @@ class CutLink(OnLinks, frozen=True, kw_only=True, tag="cut"):
     one_way: bool = False
 
     def strike(self, world: "Simulation") -> None:
-        self._suffer(world, FaultKind.LOST, one_way=self.one_way)
+        self._begin(world, FaultKind.LOST, one_way=self.one_way)
 
 
 class Clog(OnLinks, frozen=True, kw_only=True, tag="clog"):
     """Messages are held back, and arrive together when the fault is over."""
 
     def strike(self, world: "Simulation") -> None:
-        self._suffer(world, FaultKind.HELD)
+        self._begin(world, FaultKind.HELD)
 
 
 def _end(world: "Simulation", name: str) -> str | None:
     """The process at the end of a link; None: any."""
     if not name:
         return None
-    party = world.party(name)
-    return NOBODY if party is None else party.name
+    process = world.process(name)
+    return NO_PROCESS if process is None else process.name
 
 
 # --- processes ------------------------------------------------------------------------------------
@@ -131,53 +131,53 @@ def _end(world: "Simulation", name: str) -> str | None:
 class Kill(Fault, frozen=True, kw_only=True, tag="kill"):
     """A worker dies, and its next incarnation starts `back_s` later; a `zombie` keeps running."""
 
-    who: str
+    target: str
     back_s: float
     zombie: bool = False
 
     def strike(self, world: "Simulation") -> None:
-        world.kill(self.who, self.back_s, self.zombie)
+        world.kill(self.target, self.back_s, self.zombie)
 
 
 class Freeze(Fault, frozen=True, kw_only=True, tag="freeze"):
     """A process stops for `for_s` seconds, as by SIGSTOP, and then continues."""
 
-    who: str
+    target: str
     for_s: float
 
     def strike(self, world: "Simulation") -> None:
-        party = world.party(self.who)
-        if party is not None:
-            party.frozen_until = world.clock.now + self.for_s
-            world.thawed_at = max(world.thawed_at, party.frozen_until)
+        process = world.process(self.target)
+        if process is not None:
+            process.frozen_until = world.clock.now + self.for_s
+            world.thawed_at = max(world.thawed_at, process.frozen_until)
 
 
 class Skew(Fault, frozen=True, kw_only=True, tag="skew"):
     """A process's monotonic clock runs at `rate` times the true speed from now on."""
 
-    who: str
+    target: str
     rate: float
 
     def strike(self, world: "Simulation") -> None:
-        party = world.party(self.who)
-        if party is not None:
-            party.skew(self.rate)
+        process = world.process(self.target)
+        if process is not None:
+            process.skew(self.rate)
 
 
 class Restart(Fault, frozen=True, kw_only=True, tag="restart"):
     """A shard dies and is restarted with the state that it had. For shards in single processes.
 
-    With `lost_s` it is rolled back to its state that many seconds ago; without `told`, which is
+    With `lost_s` it is rolled back to its state that many seconds ago; without `reported`, which is
     beyond the fault budget, workers do not learn of it. A shard with a log recovers from its log.
     """
 
     shard: int
     lost_s: float = 0.0
-    told: bool = True
+    reported: bool = True
 
     def strike(self, world: "Simulation") -> None:
         for host in world.hosts[self.shard : self.shard + 1]:
-            host.restart(self.lost_s, told=self.told)
+            host.restart(self.lost_s, reported=self.reported)
 
 
 class Tear(Fault, frozen=True, kw_only=True, tag="tear"):
@@ -220,7 +220,7 @@ class FullDisk(Fault, frozen=True, kw_only=True, tag="full disk"):
             host.fill(self.for_s)
 
 
-class ReshardFault(Fault, frozen=True, kw_only=True, tag="move"):
+class ReshardFault(Fault, frozen=True, kw_only=True, tag="reshard"):
     """An operator reshards the job to `shards` shards: not a fault, but a target for faults.
 
     Just `before` the operator first sends a message of this type, or `after_s` seconds later, the
@@ -235,24 +235,26 @@ class ReshardFault(Fault, frozen=True, kw_only=True, tag="move"):
     fresh: bool = False
 
     def strike(self, world: "Simulation") -> None:
-        world.move(self)
+        world.reshard(self)
 
 
 class Crash(Fault, frozen=True, kw_only=True, tag="crash"):
     """A copy dies and loses its state; an empty one starts `back_s` later.
 
     Within the fault budget the crash waits until its group is whole; a `reckless` one does not. If
-    `told`, the coordinator sees the connection break; otherwise it notices the silence.
+    `reported`, the coordinator sees the connection break; otherwise it notices the silence.
     """
 
-    who: str
+    target: str
     back_s: float
     reckless: bool = False
-    told: bool = False
+    reported: bool = False
 
     def strike(self, world: "Simulation") -> None:
-        for host in _hosts(world, self.who):
-            died = host.crash(self.who, self.back_s, reckless=self.reckless, told=self.told)
+        for host in _hosts(world, self.target):
+            died = host.crash(
+                self.target, self.back_s, reckless=self.reckless, reported=self.reported
+            )
             if not died and world.clock.now < world.setting.quiet_s:
                 world.clock.after(AGAIN_S, self.strike, world)
 
@@ -260,23 +262,23 @@ class Crash(Fault, frozen=True, kw_only=True, tag="crash"):
 class Ambush(Fault, frozen=True, kw_only=True, tag="ambush"):
     """A copy dies `after_s` seconds after its group is next in sync, when the promise begins."""
 
-    who: str
+    target: str
     after_s: float
     back_s: float
 
     def strike(self, world: "Simulation") -> None:
-        for host in _hosts(world, self.who):
+        for host in _hosts(world, self.target):
             host.ambushes.append(self)
 
 
 class Break(Fault, frozen=True, kw_only=True, tag="break"):
     """The coordinator's connection to a living copy breaks, so that it counts as dead."""
 
-    who: str
+    target: str
 
     def strike(self, world: "Simulation") -> None:
-        for host in _hosts(world, self.who):
-            host.lose_connection(self.who)
+        for host in _hosts(world, self.target):
+            host.lose_connection(self.target)
 
 
 class CoordinatorCrash(Fault, frozen=True, kw_only=True, tag="coordinator crash"):

@@ -24,7 +24,6 @@ from ps.session.error_feedback import ERROR
 from ps.session.session import Session
 from shards.envelopes import Outgoing
 from shards.messages import Joined, Pull, Standing, Weights
-from shards.replica import ShardReplica
 from shards.shard import Shard
 from shards.spec import Merge
 from shards.tables import SHARD_ALIGNMENT
@@ -40,19 +39,19 @@ class Promise(StrEnum):
     """The promises of the system; a violation names the one that is broken."""
 
     EXACTLY_ONCE = "an acknowledged push is applied, exactly once"
-    DURABLE = "whoever may be promoted holds every acknowledged push"
-    ORDER = "pushes, clocks and incarnations of a worker follow each other"
+    DURABLE = "every copy that may be promoted holds every acknowledged push"
+    ORDER = "the pushes, clocks and incarnations of a worker are in order"
     BOUND = "the bound holds on every served pull"
-    VERSIONS = "versions never go back"
-    SERIAL = "weights and slots are what the recorded pushes make, one after another, bit for bit"
-    UNTORN = "what is sent does not change on its way"
-    ONE_CUT = "what is moved holds the same pushes of every living worker"
-    MOVED = "a job that has moved, as its operator was told, does not move back"
-    RECOVERY = "what a shard is made from again is what it was, bit for bit"
-    SAME_COPY = "a backup is what its primary was at the same entry"
+    VERSIONS = "versions never decrease"
+    SERIAL = "weights and slots equal the recorded pushes applied one after another, bit for bit"
+    UNTORN = "a message does not change in transit"
+    ONE_CUT = "all shards hand over the same pushes of every living worker"
+    FINAL = "a resharding that was confirmed to its operator is final"
+    RECOVERY = "a shard recovers its state bit for bit"
+    SAME_COPY = "a backup equals its primary at the same entry"
     ONE_PRIMARY = "at most one primary commits in an epoch"
-    PROGRESS = "when faults end, everyone comes to an end"
-    BOUNDED = "what is remembered is bounded"
+    PROGRESS = "when the faults end, every worker and shard finishes"
+    BOUNDED = "memory is bounded"
     NO_SURPRISE = "only errors that the faults explain are raised"
 
 
@@ -85,9 +84,9 @@ def check_prefix(weights: Array, workers: int, where: str) -> None:
         _check_block(weights[start : start + 2 * workers].tolist(), workers, where)
 
 
-def _check_block(told: list[float], workers: int, where: str) -> None:
+def _check_block(sums: list[float], workers: int, where: str) -> None:
     for number in range(workers):
-        pushes, total = -told[2 * number] / SCALE, -told[2 * number + 1] / SCALE
+        pushes, total = -sums[2 * number] / SCALE, -sums[2 * number + 1] / SCALE
         if 2 * total != pushes * (pushes + 1):
             raise Violation(
                 Promise.EXACTLY_ONCE,
@@ -114,42 +113,26 @@ def check_drained(shard: Shard, number: int) -> None:
         )
 
 
-def check_replica_drained(replica: ShardReplica) -> None:
-    """Check that a primary does not hold back answers that its backup has confirmed."""
-    if replica._held or replica._unreported:
-        raise Violation(
-            Promise.PROGRESS,
-            f"copy {replica.boot} still holds {len(replica._held)} answers"
-            f" and {len(replica._unreported)} entries back",
-        )
-
-
 class PullWatch:
     """Watches one shard's pulls: the clock of each, and whether its answer is allowed."""
 
     def __init__(
         self,
         number: int,
-        workers: int,
-        bound: int | None,
-        burst: int,
+        setting: SimulationConfig,
         served: Callable[[Shard, int, Array | None], None],
-        *,
-        exact: bool,
         follows: Callable[[bytes], bool] | None,
     ) -> None:
-        """Workers make `burst` pushes with the weights of one read.
-
-        `served` is called for each read, with the clock up to which it contains all pushes, and
+        """`served` is called for each read, with the clock up to which it contains all pushes, and
         with its weights if pushes can be counted in them.
 
-        `exact`: pushes can be counted, because weights are float32 and not means of rounds.
         `follows` is for a shard that receives the job by resharding; it returns whether the worker
         at an address has trained with the former shards.
         """
-        self._number, self._workers, self._served = number, workers, served
-        self._bound, self._burst = bound, burst
-        self.exact, self._follows = exact, follows
+        self._number, self._workers, self._served = number, setting.workers, served
+        self._bound, self._burst, self._follows = setting.bound, setting.burst, follows
+        # Whether pushes can be counted, because weights are float32 and not means of rounds.
+        self.exact = exact(setting, setting.pull)
         self.whole = True  # until the shard loses state, and the clocks in it, unnoticed
         self._clocks: dict[tuple[bytes, int], int] = {}
         self._joined: set[bytes] = set()

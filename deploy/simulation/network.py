@@ -1,7 +1,7 @@
 """The simulated links, which deliver messages, and delay, lose or mangle them under faults.
 
-The ends of a link are names of processes. The network keeps a list of its present faults, the
-*spells*, and decides the delivery of a message when it is sent. Headers travel as bytes. Frames
+The ends of a link are names of processes. The network keeps a list of its present
+faults, and decides the delivery of a message when it is sent. Headers travel as bytes. Frames
 travel as the arrays themselves, as with ZeroMQ, plus a copy to compare with on arrival.
 """
 
@@ -38,7 +38,7 @@ class LinkFault(msgspec.Struct, frozen=True):
     messages from `b` to `a`.
     """
 
-    ill: FaultKind
+    kind: FaultKind
     end: float
     a: str | None = None
     b: str | None = None
@@ -46,7 +46,7 @@ class LinkFault(msgspec.Struct, frozen=True):
     share: float = 1.0
     slow_s: float = 0.0
 
-    def meets(self, sender: str, to: str) -> bool:
+    def affects(self, sender: str, to: str) -> bool:
         """Whether the fault affects messages in this direction."""
         a, b = self.a, self.b
         if (a is None or a == sender) and (b is None or b == to):
@@ -65,42 +65,42 @@ class Network:
     """All links; `delay_s` is the longest time that a message takes without faults."""
 
     def __init__(self, clock: Clock, delay_s: float, counted: Counted) -> None:
-        self.spells: list[LinkFault] = []
+        self.faults: list[LinkFault] = []
         self._next_end = inf
-        self.quiet_since = 0.0  # when the last of all spells has ended, or will end
+        self.quiet_since = 0.0  # when the last of all faults has ended, or will end
         self._clock, self._delay_s, self._counted = clock, delay_s, counted
         self._near_s = min(delay_s, 0.05)
 
-    def suffer(self, spell: LinkFault) -> None:
-        """Start a spell."""
-        self.spells.append(spell)
-        self.quiet_since = max(self.quiet_since, spell.end + spell.slow_s)
-        self._next_end = min(self._next_end, spell.end)
+    def begin(self, fault: LinkFault) -> None:
+        """Start a fault."""
+        self.faults.append(fault)
+        self.quiet_since = max(self.quiet_since, fault.end + fault.slow_s)
+        self._next_end = min(self._next_end, fault.end)
 
     def touched(self, name: str) -> bool:
-        """Whether a spell cuts or holds the links of a process."""
-        self._forget_the_past()
+        """Whether a fault cuts or holds the links of a process."""
+        self._drop_ended()
         return any(
-            spell.ill in {FaultKind.HELD, FaultKind.LOST}
-            and spell.share == 1.0
-            and name in {spell.a, spell.b}
-            for spell in self.spells
+            fault.kind in {FaultKind.HELD, FaultKind.LOST}
+            and fault.share == 1.0
+            and name in {fault.a, fault.b}
+            for fault in self.faults
         )
 
     @property
     def disturbed(self) -> bool:
-        """Whether any link has a spell."""
-        self._forget_the_past()
-        return bool(self.spells)
+        """Whether any link has a fault."""
+        self._drop_ended()
+        return bool(self.faults)
 
     def carry(
         self, sender: str, to: str, header: bytes, frames: Sequence[Any], deliver: Deliver
     ) -> None:
         """Send a message between a worker and a shard."""
-        fate = self._fate(sender, to, self._delay_s)
+        delivery = self._delivery(sender, to, self._delay_s)
         copies = [bytes(frame) for frame in frames] if frames else ()
-        for delay_s in fate.delays_s:
-            if fate.mangled:
+        for delay_s in delivery.delays_s:
+            if delivery.mangled:
                 self._clock.after(delay_s, deliver, *self._cut_short(header, copies))
             else:
                 self._clock.after(delay_s, self._arrive, header, frames, copies, deliver)
@@ -112,8 +112,8 @@ class Network:
 
         A large message takes `size_s` seconds longer.
         """
-        fate = self._fate(sender, to, self._near_s)
-        for delay_s in fate.delays_s:
+        delivery = self._delivery(sender, to, self._near_s)
+        for delay_s in delivery.delays_s:
             self._clock.after(delay_s + size_s, action, *arguments)
 
     def _arrive(
@@ -125,38 +125,38 @@ class Network:
         self._counted.delivered += 1
         deliver(header, frames)
 
-    def _fate(self, sender: str, to: str, longest_s: float) -> Delivery:
-        luck = self._clock.random.random
-        delay_s = LEAST_S + luck() * longest_s
-        if not self.spells:
+    def _delivery(self, sender: str, to: str, longest_s: float) -> Delivery:
+        chance = self._clock.random.random
+        delay_s = LEAST_S + chance() * longest_s
+        if not self.faults:
             return Delivery((delay_s,), False)
-        self._forget_the_past()
+        self._drop_ended()
         doubled = mangled = False
-        for spell in self.spells:
-            if not spell.meets(sender, to) or (spell.share < 1.0 and luck() >= spell.share):
+        for fault in self.faults:
+            if not fault.affects(sender, to) or (fault.share < 1.0 and chance() >= fault.share):
                 continue
-            match spell.ill:
+            match fault.kind:
                 case FaultKind.LOST:
                     self._counted.lost += 1
                     return Delivery((), False)
                 case FaultKind.DOUBLED:
                     doubled = True
                 case FaultKind.SLOW:
-                    delay_s += luck() * spell.slow_s
+                    delay_s += chance() * fault.slow_s
                 case FaultKind.MANGLED:
                     mangled = True
                 case FaultKind.HELD:
-                    delay_s = max(delay_s, spell.end - self._clock.now + LEAST_S)
+                    delay_s = max(delay_s, fault.end - self._clock.now + LEAST_S)
         if not doubled:
             return Delivery((delay_s,), mangled)
         self._counted.doubled += 1
-        return Delivery((delay_s, delay_s + LEAST_S + luck() * longest_s), mangled)
+        return Delivery((delay_s, delay_s + LEAST_S + chance() * longest_s), mangled)
 
-    def _forget_the_past(self) -> None:
+    def _drop_ended(self) -> None:
         now = self._clock.now
         if now >= self._next_end:
-            self.spells = [spell for spell in self.spells if spell.end > now]
-            self._next_end = min((spell.end for spell in self.spells), default=inf)
+            self.faults = [fault for fault in self.faults if fault.end > now]
+            self._next_end = min((fault.end for fault in self.faults), default=inf)
 
     def _cut_short(self, header: bytes, frames: Sequence[bytes]) -> tuple[bytes, list[Buffer]]:
         """Replace a message by noise or by a part of it.

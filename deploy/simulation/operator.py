@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from deploy.simulation.addresses import address_of
-from deploy.simulation.clock import Party
+from deploy.simulation.clock import SimulatedProcess
 from deploy.simulation.invariants import Promise, Violation
 from deploy.simulation.shard_hosts import ShardHost
 from ps.session.admin_plans import Answer, Answers, Ask, Pause, Plan, Side, reshard, state_in
@@ -30,7 +30,7 @@ RETRY_S = 0.7
 ELSEWHERE_S = 0.2  # the pause before asking another copy if the first does not serve
 
 
-class Operator(Party):
+class Operator(SimulatedProcess):
     """One attempt at one resharding."""
 
     def __init__(self, world: "Simulation", wanted: "ReshardFault") -> None:
@@ -53,25 +53,27 @@ class Operator(Party):
         self._answers: dict[int, Answer] = {}
         self._exported: dict[int, Answer] = {}
         self._since = 0.0
-        self._turns_elsewhere = False
+        self._asks_elsewhere = False
 
     def begin(self) -> None:
         """Start the plan."""
-        self._go(lambda: next(self._plan))
+        self._advance(lambda: next(self._plan))
 
-    def _go(self, on: Callable[[], Ask | Pause]) -> None:
+    def _advance(self, on: Callable[[], Ask | Pause]) -> None:
         self._asked = None
         try:
             step = on()
         except StopIteration:
             if self._old[0].moved_to is None:
-                raise Violation(Promise.MOVED, "shard 0 confirmed it, but still serves") from None
-            self._end("the job has moved")
+                raise Violation(Promise.FINAL, "shard 0 confirmed it, but still serves") from None
+            self._end("the job is resharded")
         except DownpourError as error:
             self._end(f"the resharding has failed: {error}")
         else:
             if isinstance(step, Pause):
-                self.after(step.seconds, self._go, lambda: self._plan.send(Answers(self.now, {})))
+                self.after(
+                    step.seconds, self._advance, lambda: self._plan.send(Answers(self.now, {}))
+                )
             else:
                 self._request += 1
                 question = step.question(0)
@@ -86,9 +88,9 @@ class Operator(Party):
 
     def _strike(self, host: ShardHost) -> None:
         if self._wanted.after_s:
-            self._world.clock.after(self._wanted.after_s, host.struck)
+            self._world.clock.after(self._wanted.after_s, host.kill_serving)
         else:
-            host.struck()
+            host.kill_serving()
 
     def _end(self, how: str) -> None:
         self._world.note(how)
@@ -101,7 +103,7 @@ class Operator(Party):
         missing = self._missing(asked)
         if self.now - self._since > PATIENCE_S:
             error = Unreachable(f"shard {missing[0]} has not answered the operator", missing[0])
-            self._go(lambda: self._plan.throw(error))
+            self._advance(lambda: self._plan.throw(error))
             return
         self._send(asked)
         self.after(wait_s, self._ask, request, 2 * wait_s)
@@ -116,8 +118,8 @@ class Operator(Party):
             if route is not None:
                 self._world.network.carry(self.name, route[0], header, asked.frames, route[1])
 
-    def _turn_elsewhere(self) -> None:
-        self._turns_elsewhere = False
+    def _ask_elsewhere(self) -> None:
+        self._asks_elsewhere = False
         if self._asked is not None:
             self._send(self._asked)
 
@@ -133,23 +135,23 @@ class Operator(Party):
         if reply.request not in {0, self._request}:
             return
         if isinstance(reply, Refusal):
-            if host.elsewhere(reply):
-                if not self._turns_elsewhere:
-                    self._turns_elsewhere = True
-                    self.after(ELSEWHERE_S, self._turn_elsewhere)
+            if reply.remedy is Remedy.RETRY:  # another copy serves
+                if not self._asks_elsewhere:
+                    self._asks_elsewhere = True
+                    self.after(ELSEWHERE_S, self._ask_elsewhere)
                 return
             if isinstance(asked.question(0), Install) and reply.remedy is Remedy.GIVE_UP:
                 # Only this operator knows the new shards, so their whole state comes from here.
                 raise Violation(Promise.NO_SURPRISE, f"the operator was refused: {reply.text!r}")
             error = error_of(reply)
-            self._go(lambda: self._plan.throw(error))
+            self._advance(lambda: self._plan.throw(error))
         elif reply.request and host.number in asked.shards:
             self._answers.setdefault(host.number, (reply, wire_format.wrap(frames)))
             if len(self._answers) == len(asked.shards):
                 answers = self._answers
                 if isinstance(asked.question(0), Export):
                     self._exported = answers
-                self._go(lambda: self._plan.send(Answers(self.now, answers)))
+                self._advance(lambda: self._plan.send(Answers(self.now, answers)))
 
     def _hand_over(self, answers: dict[int, Answer]) -> None:
         """Record, for each block, the pushes with which the new shards start."""

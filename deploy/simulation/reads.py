@@ -23,7 +23,7 @@ from shards.shard import Shard
 if TYPE_CHECKING:
     from deploy.simulation.shard_hosts import ShardHost
     from deploy.simulation.simulation import Simulation
-    from deploy.simulation.workers import WorkerLife
+    from deploy.simulation.workers import SimulatedWorker
 
 
 class Due:
@@ -73,7 +73,7 @@ class Reads:
             if seq > due.late and self._host.number in life.session._registration.joined:
                 self._check_next(life, seq, least)
 
-    def _check_next(self, life: "WorkerLife", seq: int, least: int) -> None:
+    def _check_next(self, life: "SimulatedWorker", seq: int, least: int) -> None:
         """Check that the read may lack the pushes of `life` from number `seq` on."""
         if seq in self._host._forgotten.get(life.name, ()):
             return  # it was applied once, and lost when the shard was rolled back

@@ -5,63 +5,58 @@ is what `replicated` promises to survive. Stops, cuts and deaths of the coordina
 time. A copy that dies or retires is followed by an empty one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from deploy.simulation import invariants
-from deploy.simulation.clock import Party
 from deploy.simulation.invariants import Promise, Violation
 from deploy.simulation.network import Deliver
-from deploy.simulation.shard_hosts import End, ShardHost
+from deploy.simulation.shard_hosts import ShardHost, ShardProcess
 from ps.replication.coordinator import ShardGroup
-from shards import wire_format
-from shards.envelopes import Outgoing
-from shards.errors import DownpourError
+from shards.envelopes import Arrival, Outgoing
 from shards.messages import Ack, Refusal, Remedy
-from shards.parameters import SavedProgress
 from shards.replica import Effects, Post, ShardReplica
 from shards.replication_messages import Assignment, Beat, Replicate, Sync
 from shards.shard import Shard
-from shards.update_records import RECORD
 
 if TYPE_CHECKING:
-    from deploy.simulation.coordinator import CoordinatorSeat
+    from deploy.simulation.coordinator import SimulatedCoordinator
+    from deploy.simulation.shard_hosts import Client
     from deploy.simulation.simulation import Simulation
 
 BEAT_S = 0.4
 TICK_S = 0.5
 RETRY_S = 0.4
-REBIRTH_S = 1.5
+RESTART_S = 1.5
 FOLLOWED_S = 20.0  # an undisturbed backup has to get in sync, or closer to it, within this time
 KEPT = 64  # the number of states kept, by entry, for comparison with a backup
 
 
-class Copy(Party):
+class Copy(ShardProcess):
     """One process of one copy."""
 
-    def __init__(self, group: "Copies", boot: int) -> None:
+    def __init__(self, group: "ReplicatedShardHost", boot: int) -> None:
         super().__init__(group._world.clock, f"copy {boot}")
         self.boot, self._group = boot, group
         spec = group._world.spec(group.number, group.map)
         self.replica = ShardReplica(group.number, boot, lambda: Shard(spec, boot), retry_s=RETRY_S)
-        self._before = np.empty(0, RECORD)
+        self.shard = self.replica.shard
         self._disturbed_at = 0.0
         self._behind = inf  # the smallest number of entries that its backup has lacked so far
-
-    def __repr__(self) -> str:
-        return f"{'living' if self.alive else 'dead'} {self.replica.beat()}"
-
-    def begin(self) -> None:
-        """Start the timers of heartbeats and ticks."""
-        self.every(BEAT_S, lambda: self._group.report(self, self.replica.beat()))
+        self.every(BEAT_S, lambda: group.report(self, self.replica.beat()))
         self.every(TICK_S, self._tick)
 
+    @property
+    def epoch(self) -> int:
+        """That of its active configuration; 0 without one."""
+        return self.replica._active.epoch if self.replica._active else 0
+
     def _tick(self) -> None:
-        if self.replica.serving and self.replica.shard.ledger.silent(self.now):
+        if self.replica.serving and self.shard.ledger.silent(self.now):
             self._group._world.calm = False
         self._group.perform(self, self.replica.tick(self.now))
         self._check_followed()
@@ -81,123 +76,81 @@ class Copy(Party):
                 Promise.PROGRESS, f"copy {backup} comes no nearer for {FOLLOWED_S:g} s: {active}"
             )
 
-    def assign(self, assignment: Assignment) -> None:
-        """Process an assignment from the coordinator."""
-        self._group.perform(self, self.replica.assign(assignment, self.now))
-        if self.replica.serving:
-            self._group.install(self)
 
-    def records(self) -> NDArray[np.void]:
-        """The records of all pushes in its state, applied here or by the copy it came from."""
-        return np.concatenate([self._before, self.replica.shard.journal.since(0)[1]])
-
-    def take_after(self, other: "Copy") -> None:
-        """Take over the records of `other`, from which this copy has just received its state."""
-        rows = other.records()
-        self._before = rows[rows["apply_version"] <= self.replica.shard.version]
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of its active configuration; 0 without one."""
-        active = self.replica._active
-        return active.epoch if active else 0
-
-
-class Copies(ShardHost):
+class ReplicatedShardHost(ShardHost):
     """All present and former copies of one shard."""
 
-    seat: "CoordinatorSeat"
+    coordinator: "SimulatedCoordinator"
 
     def __init__(self, world: "Simulation", number: int, *, fresh: bool = False) -> None:
         super().__init__(world, number, fresh=fresh)
         self.copies: dict[int, Copy] = {}
         self._images: dict[tuple[int, int], tuple[object, ...]] = {}
         self._installed = fresh
-        self._acknowledged: dict[str, int] = {}
         self._primaries: dict[int, int] = {}
         self._routes: dict[str, Copy] = {}
 
     def begin(self) -> None:
-        self._bear()
-        self._world.clock.after(0.3, self._bear)
+        self._start_copy()
+        self._world.clock.after(0.3, self._start_copy)
 
-    def _bear(self) -> None:
-        copy = Copy(self, self._world.next_boot())
-        self.copies[copy.boot] = copy
-        copy.begin()
+    def _start_copy(self) -> None:
+        boot = self._world.next_boot()
+        self.copies[boot] = Copy(self, boot)
 
     @property
     def _group(self) -> ShardGroup:
-        return self.seat.record[self.number]
+        return self.coordinator.record[self.number]
 
     @property
-    def _living(self) -> list[Copy]:
-        """The living copies that may serve or be promoted."""
-        return [self.copies[boot] for boot in self._group.promotable if self.copies[boot].alive]
+    def promotable(self) -> Sequence[Copy]:
+        return [self.copies[boot] for boot in self._group.promotable]
 
     @property
-    def shard(self) -> Shard:
-        return self._living[0].replica.shard
+    def serving(self) -> Sequence[Copy]:
+        return [copy for copy in self.promotable if copy.alive]
 
-    def records(self) -> NDArray[np.void]:
-        return self._living[0].records()
-
-    @property
-    def moved_to(self) -> bytes | None:
-        """The address to which every copy that may be promoted redirects workers, or None."""
-        addresses = {copy.replica.shard.progress.moved_to for copy in self._living}
-        return addresses.pop() if len(addresses) == 1 else None
-
-    def party(self, role: str) -> Copy | None:
-        settled = self._group.settled
-        if settled is None:
-            return None
-        boot = settled.primary if role == "primary" else settled.backup
+    def process(self, role: str) -> Copy | None:
+        boot = getattr(self._group.settled, role.partition(" ")[0], None)
         copy = self.copies.get(boot) if boot is not None else None
         return copy if copy is not None and copy.alive else None
 
     # --- requests and answers ---------------------------------------------------------------------
 
-    def route(self, life: End) -> tuple[str, Deliver] | None:
-        """The copy that this worker uses; if it is dead, another one at random."""
-        copy = self._routes.get(life.name)
+    def route(self, client: "Client") -> tuple[str, Deliver] | None:
+        """The copy that this client uses; if it is dead, another one at random."""
+        copy = self._routes.get(client.name)
         if copy is None or not copy.alive:
             living = [copy for copy in self.copies.values() if copy.alive]
             if not living:
                 return None
-            copy = self._routes[life.name] = self._world.clock.random.choice(living)
+            copy = self._routes[client.name] = self._world.clock.random.choice(living)
+        return copy.name, partial(copy.at, self._take, copy, client.address)
 
-        def deliver(header: bytes, frames: Sequence[Any]) -> None:
-            copy.at(self._take, copy, life.address, header, frames)
+    def handle(self, process: ShardProcess, arrival: Arrival) -> None:
+        assert isinstance(process, Copy), "copies alone take requests of this shard"
+        effects = process.replica.handle(
+            arrival.sender, arrival.message, arrival.frames, process.now
+        )
+        self.perform(process, effects)
 
-        return copy.name, deliver
-
-    def install(self, copy: Copy) -> None:
-        """Install the first weights in the first primary, as an operator."""
-        if not self._installed:
+    def assign(self, copy: Copy, assignment: Assignment) -> None:
+        """Process an assignment; the first primary gets the first weights, as by an operator."""
+        self.perform(copy, copy.replica.assign(assignment, copy.now))
+        if copy.replica.serving and not self._installed:
             self._installed = True
             self.perform(copy, copy.replica.handle(b"", *self.blank(), copy.now))
-
-    def _take(self, copy: Copy, sender: bytes, header: bytes, frames: Sequence[Any]) -> None:
-        try:
-            message = wire_format.decode_request(header)
-        except DownpourError as error:
-            self.answer(copy, [copy.replica.shard.refuse(sender, 0, error)])
-            return
-        self._pulls.asked(sender, message)
-        effects = copy.replica.handle(sender, message, wire_format.wrap(frames), copy.now)
-        self.perform(copy, effects)
 
     def _receive(self, copy: Copy, origin: int, post: Post) -> None:
         """Process a message from another copy."""
         frames = [frame.data if isinstance(frame, np.ndarray) else frame for frame in post.frames]
-        replica, before, shard = copy.replica, copy.replica.position, copy.replica.shard
+        replica, before = copy.replica, copy.replica.position
         effects = replica.receive(origin, post.message, frames, copy.now)
-        if replica.shard is not shard:
-            copy.take_after(self.copies[origin])
+        if replica.shard is not copy.shard:
+            copy.shard, copy.former = replica.shard, self.copies[origin].records()
         if isinstance(post.message, Replicate) and replica.position == before + 1:
-            theirs = self._images.get((post.message.epoch, replica.position))
-            if theirs is not None and theirs != _image(replica.shard):
+            own = _image(copy.shard)
+            if self._images.get((post.message.epoch, replica.position), own) != own:
                 raise Violation(
                     Promise.SAME_COPY, f"backup {copy.boot} after entry {replica.position}"
                 )
@@ -205,36 +158,35 @@ class Copies(ShardHost):
 
     def perform(self, copy: Copy, effects: Effects) -> None:
         """Check the effects that a replica returns, and carry them out."""
-        replica = copy.replica
-        if replica.serving:
-            self._keep_image(copy)
+        replica, key = copy.replica, (copy.epoch, copy.replica.position)
+        if replica.serving and key not in self._images:
+            self._images[key] = _image(copy.shard)
+            if len(self._images) > KEPT:
+                del self._images[next(iter(self._images))]
         if effects.answers:
-            self._let_go(copy, [answer for answer in effects.answers if answer.to])
+            self.reply(copy, [answer for answer in effects.answers if answer.to])
         for post in effects.posts:
             self._post(copy, post)
         if effects.beat is not None:
             self.report(copy, effects.beat)
         if replica.retired and copy.alive:
             copy.alive = False
-            self._world.note(f"copy {copy.boot} of shard {self.number} retires")
-            self._world.clock.after(REBIRTH_S, self._bear)
+            self._world.note(f"{copy.name} of shard {self.number} retires")
+            self._world.clock.after(RESTART_S, self._start_copy)
 
-    def _keep_image(self, copy: Copy) -> None:
-        key = copy.epoch, copy.replica.position
-        if key not in self._images:
-            self._images[key] = _image(copy.replica.shard)
-            if len(self._images) > KEPT:
-                del self._images[next(iter(self._images))]
-
-    def _let_go(self, copy: Copy, answers: Sequence[Outgoing]) -> None:
+    def reply(self, process: ShardProcess, answers: Sequence[Outgoing]) -> None:
+        super().reply(process, answers)
+        assert isinstance(process, Copy), "copies alone answer for this shard"
         for answer in answers:
             if type(answer.message) is Ack:
-                self._check_acknowledged(copy, answer.to, answer.message.seq)
+                first = self._primaries.setdefault(process.epoch, process.boot)
+                if first != process.boot:
+                    text = f"copies {first} and {process.boot} commit in {process.epoch}"
+                    raise Violation(Promise.ONE_PRIMARY, text)
+                self.check_durable(f"{process.name} acknowledges a push")
             elif type(answer.message) is Refusal and answer.message.remedy is Remedy.RETRY:
-                # After a refusal by a copy that does not serve, the worker tries another one.
+                # After a refusal by a copy that does not serve, the client tries another one.
                 self._routes.pop(self._world.end_at(answer.to).name, None)
-        self._pulls.check(copy.replica.shard, answers)
-        self.answer(copy, answers)
 
     def _post(self, copy: Copy, post: Post) -> None:
         other = self.copies[post.to]
@@ -249,93 +201,8 @@ class Copies(ShardHost):
 
     def report(self, copy: Copy, beat: Beat) -> None:
         """Send a heartbeat to the coordinator."""
-        seat = self.seat
-        self._world.network.post(copy.name, seat.name, seat.at, seat.hear, beat)
-
-    # --- promises ---------------------------------------------------------------------------------
-
-    def _check_acknowledged(self, copy: Copy, to: bytes, seq: int) -> None:
-        first = self._primaries.setdefault(copy.epoch, copy.boot)
-        if first != copy.boot:
-            raise Violation(
-                Promise.ONE_PRIMARY, f"copies {first} and {copy.boot} commit in {copy.epoch}"
-            )
-        worker = self._world.life_at(to).name
-        self._acknowledged[worker] = max(seq, self._acknowledged.get(worker, 0))
-        self._check_held(f"copy {copy.boot} acknowledges push {seq} of {worker}")
-
-    def check_applied(self, worker: str, seq: int) -> None:
-        if self._acknowledged.get(worker, 0) < seq:
-            raise Violation(
-                Promise.EXACTLY_ONCE, f"{worker} has an ack of push {seq}, which no copy sent"
-            )
-
-    def _check_held(self, when: str) -> None:
-        """Check that every copy that may be promoted holds every acknowledged push."""
-        for boot in self._group.promotable:
-            entries = self.copies[boot].replica.shard.ledger.entries
-            for worker, seq in self._acknowledged.items():
-                held = entries[worker].seq if worker in entries else 0
-                if held < seq:
-                    raise Violation(
-                        Promise.DURABLE,
-                        f"when {when}, copy {boot} of shard {self.number} has {held} pushes of"
-                        f" {worker}, {seq} are acknowledged; {self._group}",
-                    )
-
-    def decided(self, before: ShardGroup, group: ShardGroup) -> None:
-        """Check the new state of the coordinator's record, and spring an ambush if one is set."""
-        self._world.note(f"shard {self.number}: {_described(group)}")
-        self._check_held("the record changes")
-        if before.settled is not None and before.settled.primary != _primary(group):
-            self._world.calm = False
-        if group.in_sync and not before.in_sync and self.ambushes:
-            ambush = self.ambushes.pop()
-
-            def strike() -> None:
-                self.crash(ambush.who, ambush.back_s, reckless=False, told=False)
-
-            self._world.clock.after(ambush.after_s, strike)
-
-    # --- dying ------------------------------------------------------------------------------------
-
-    def _whole(self) -> bool:
-        """Whether the group is in sync and undisturbed, so that one death is within the budget."""
-        group = self._group
-        if group.pending is not None or not group.in_sync or not self._installed:
-            return False
-        now, touched = self._world.clock.now, self._world.network.touched
-        return all(
-            copy.alive and copy.frozen_until <= now and not touched(copy.name)
-            for copy in (self.copies[boot] for boot in group.promotable)
-        )
-
-    def crash(self, role: str, back_s: float, *, reckless: bool, told: bool) -> bool:
-        if not reckless and (
-            not self._whole() or self._world.clock.now > self._world.setting.quiet_s
-        ):
-            return False
-        copy = self.party(role.partition(" ")[0])
-        if copy is not None:
-            copy.alive = False
-            self._world.calm = False
-            self._world.counted.deaths += 1
-            self._world.note(f"{copy.name}, {role}, dies")
-            if told:
-                self.seat.broken(copy.boot)
-            self._world.clock.after(back_s, self._bear)
-        return True
-
-    def struck(self) -> None:
-        told = self._world.clock.random.random() < 0.5
-        self.crash("primary", REBIRTH_S, reckless=False, told=told)
-
-    def lose_connection(self, role: str) -> None:
-        copy = self.party(role.partition(" ")[0])
-        if copy is not None:
-            self.seat.broken(copy.boot)
-
-    # --- the end ----------------------------------------------------------------------------------
+        to = self.coordinator
+        self._world.network.post(copy.name, to.name, to.at, to.hear, beat)
 
     def drained(self) -> bool:
         group = self._group
@@ -344,39 +211,54 @@ class Copies(ShardHost):
         primary = self.copies[group.settled.primary].replica
         return primary.serving and not primary._held and not primary._unreported
 
-    def finish(self) -> None:
-        for boot in self._group.promotable:
-            copy = self.copies[boot]
-            shard, where = copy.replica.shard, f"copy {boot} of shard {self.number}"
-            if self._installed and shard.held._weights is not None:
-                self.check_held(shard, copy.records(), where)
-        if self._world.durable:
-            self._check_ledger()
-            self.check_whole()
+    # --- promises ---------------------------------------------------------------------------------
 
-    def _check_ledger(self) -> None:
-        for life in self._world.lives.values():
-            held = self.shard.ledger.entries[life.name].seq
-            if held != self._world.setting.steps:
-                raise Violation(
-                    Promise.EXACTLY_ONCE, f"{life.name} has {held} pushes in the ledger"
-                )
+    def decided(self, before: ShardGroup, group: ShardGroup) -> None:
+        """Check the new state of the coordinator's record, and spring an ambush if one is set."""
+        self._world.note(f"shard {self.number}: {group}")
+        self.check_durable("the record changes")
+        primary = group.newest.primary if group.newest is not None else None
+        if before.settled is not None and before.settled.primary != primary:
+            self._world.calm = False
+        if group.in_sync and not before.in_sync and self.ambushes:
+            ambush = self.ambushes.pop()
+            crash = partial(self.crash, reckless=False, reported=False)
+            self._world.clock.after(ambush.after_s, crash, ambush.target, ambush.back_s)
 
-    # --- resharding -------------------------------------------------------------------------------
+    # --- dying ------------------------------------------------------------------------------------
 
-    def elsewhere(self, reply: Refusal) -> bool:
-        return reply.remedy is Remedy.RETRY
+    def _whole(self) -> bool:
+        """Whether the group is in sync and undisturbed, so that one death is within the budget."""
+        group, now = self._group, self._world.clock.now
+        ready = group.pending is None and group.in_sync and self._installed
+        return ready and all(
+            copy.alive and copy.frozen_until <= now and not self._world.network.touched(copy.name)
+            for copy in self.promotable
+        )
 
-    def hand_over(
-        self, to: Sequence[ShardHost], saved: SavedProgress, short: Mapping[str, set[int]]
-    ) -> None:
-        super().hand_over(to, saved, short)
-        for successor in to:
-            assert isinstance(successor, Copies)
-            for worker, seq in self._acknowledged.items():
-                known = successor._acknowledged.get(worker, 0)
-                successor._acknowledged[worker] = max(seq, known)
-            successor._check_held("it receives the state of its predecessors")
+    def crash(self, role: str, back_s: float, *, reckless: bool, reported: bool) -> bool:
+        late = self._world.clock.now > self._world.setting.quiet_s
+        if not reckless and (late or not self._whole()):
+            return False
+        copy = self.process(role)
+        if copy is not None:
+            copy.alive = False
+            self._world.calm = False
+            self._world.counted.deaths += 1
+            self._world.note(f"{copy.name}, {role}, dies")
+            if reported:
+                self.coordinator.broken(copy.boot)
+            self._world.clock.after(back_s, self._start_copy)
+        return True
+
+    def kill_serving(self) -> None:
+        reported = self._world.clock.random.random() < 0.5
+        self.crash("primary", RESTART_S, reckless=False, reported=reported)
+
+    def lose_connection(self, role: str) -> None:
+        copy = self.process(role)
+        if copy is not None:
+            self.coordinator.broken(copy.boot)
 
 
 def _image(shard: Shard) -> tuple[object, ...]:
@@ -385,15 +267,3 @@ def _image(shard: Shard) -> tuple[object, ...]:
     # Not the time at which a quiesce ends: a shard clears it when it notices the end, which is not
     # an entry that its backup receives.
     return (*invariants.image(shard), quiesce.cut, quiesce.seconds, shard.progress.moved_to)
-
-
-def _primary(group: ShardGroup) -> int | None:
-    return group.newest.primary if group.newest is not None else None
-
-
-def _described(group: ShardGroup) -> str:
-    newest = group.newest
-    if newest is None:
-        return "no copy holds it"
-    state = "pending" if group.pending else "in sync" if group.in_sync else "settled"
-    return f"epoch {newest.epoch}, primary {newest.primary}, backup {newest.backup}, {state}"

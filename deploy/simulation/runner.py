@@ -11,11 +11,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from deploy.simulation.config import ClusterConfig
 from deploy.simulation.fault_generator import swarm
-from deploy.simulation.mutants import find, planted
-from deploy.simulation.scenarios import Profile, Scenario
-from deploy.simulation.simulation import SimulationOutcome, play
+from deploy.simulation.simulation import play
+from deploy.simulation_kinds import ClusterConfig, Profile
 
 BATCH = 25
 
@@ -97,15 +95,3 @@ def together(tallies: Sequence[BatchTally]) -> BatchTally:
         sum(tally.cpu_s for tally in tallies),
         sorted(one for tally in tallies for one in tally.violations),
     )
-
-
-def caught(bug: str, seeds: int, first: int = 0) -> SimulationOutcome | None:
-    """The first failing run with this bug, on its kind of cluster; None if no seed fails."""
-    cluster = find(bug).cluster
-    with planted(bug):
-        for seed in range(first, first + seeds):
-            scenario: Scenario = swarm(seed, cluster=cluster)
-            outcome = play(scenario)
-            if outcome.violation:
-                return outcome
-    return None

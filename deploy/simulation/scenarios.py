@@ -6,7 +6,6 @@ injected faults with their times. Playing it always gives the same result (simul
 
 import tomllib
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -15,27 +14,17 @@ import msgspec
 
 from deploy.simulation.config import SimulationConfig
 from deploy.simulation.faults import AnyFault
+from deploy.simulation_kinds import Profile
 from shards.errors import BadInput
-
-
-class Profile(StrEnum):
-    """The fault budget: within what the system promises to survive, or beyond it.
-
-    Beyond it, pushes may be lost and progress may stop. Even then, no push is applied twice,
-    versions do not decrease, and only one primary commits.
-    """
-
-    WITHIN = "within"
-    BEYOND = "beyond"
 
 
 class Scenario(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """One run. `story` describes what went wrong; `bug` names the planted bug that it shows."""
+    """One run. `story`: what went wrong. With its `mutant` (tests/mutants) it breaks a promise."""
 
     story: str = ""
-    bug: str = ""
+    mutant: str = ""
     seed: int
     profile: Profile = Profile.WITHIN
     setting: SimulationConfig

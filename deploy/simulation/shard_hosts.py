@@ -1,54 +1,60 @@
-"""The simulated implementation of a shard: the base class for all kinds of clusters."""
+"""A shard as the simulation sees it: its processes, their messages, and the checks on both.
+
+Subclasses: single_shards.py (one process, perhaps with a log) and replicated_shards.py.
+"""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deploy.simulation import invariants
-from deploy.simulation.clock import Action, Party
+from deploy.simulation.clock import Clock, SimulatedProcess
 from deploy.simulation.invariants import BLOCK, EXACT_PUSHES, Promise, PullWatch, Violation, exact
 from deploy.simulation.network import Deliver
 from deploy.simulation.reads import Reads
 from deploy.simulation.reference_model import check_state, check_versions
 from shards import wire_format
-from shards.envelopes import Outgoing
+from shards.envelopes import Arrival, Outgoing
+from shards.errors import DownpourError
 from shards.ledger import Ledger
-from shards.messages import Install, Refusal
+from shards.messages import Ack, Install
 from shards.parameters import SavedProgress
 from shards.shard import Shard
 from shards.update_records import RECORD
 
 if TYPE_CHECKING:
     from deploy.simulation.faults import Ambush
+    from deploy.simulation.operator import Operator
     from deploy.simulation.simulation import Simulation
+    from deploy.simulation.workers import SimulatedWorker
+
+    Client: TypeAlias = SimulatedWorker | Operator
 
 
-class End(Protocol):
-    """A client of shards: one incarnation of a worker, or an operator."""
+class ShardProcess(SimulatedProcess):
+    """One process that holds the state of a shard; `former` are records of earlier processes."""
 
-    name: str
-    address: bytes
+    shard: Shard
 
-    def at(self, action: Action, *arguments: Any) -> None:
-        """Run the action in this process, if it is alive."""
-        ...
+    def __init__(self, clock: Clock, name: str) -> None:
+        super().__init__(clock, name)
+        self.former = np.empty(0, RECORD)
 
-    def receive(self, host: "ShardHost", header: bytes, frames: Sequence[Any]) -> None:
-        """Process an answer that has arrived."""
-        ...
+    def records(self) -> NDArray[np.void]:
+        """The records of all pushes in its state; its own replace former ones of their version."""
+        own = self.shard.journal.since(0)[1]
+        version = own["apply_version"][0] - 1 if len(own) else self.shard.version
+        return np.concatenate([self.former[self.former["apply_version"] <= version], own])
 
 
 class ShardHost:
-    """One shard as the simulation sees it.
-
-    Subclasses implement it: single_shards.py, logged_shards.py and replicated_shards.py.
-    """
+    """One shard of a simulated cluster, in one process or several."""
 
     def __init__(self, world: "Simulation", number: int, *, fresh: bool = False) -> None:
         """`fresh`: the shard receives its state from an operator that reshards the job."""
-        setting = world.setting
         self.number = number
         self.map = world.map
         ranges = self.map.ranges[number]
@@ -57,6 +63,7 @@ class ShardHost:
         self.ambushes: list[Ambush] = []
         self._world = world
         self._fresh = fresh
+        self._acknowledged: dict[str, int] = {}  # the last acknowledged push of each worker
         self._handed_over: int | None = None
         self._began = 0  # the version of its first state
         # For each block, the records of its pushes at the shards that held it earlier.
@@ -65,42 +72,111 @@ class ShardHost:
         self._excused: dict[int, dict[str, set[int]]] = {}
         # The pushes by worker that may be missing because the shard was rolled back.
         self._forgotten: dict[str, set[int]] = {}
-        self._pulls = PullWatch(
-            number,
-            setting.workers,
-            setting.bound,
-            setting.burst,
-            Reads(world, self).served,
-            exact=exact(setting, setting.pull),
-            follows=self._follows if fresh else None,
-        )
+        served, follows = Reads(world, self).served, self._follows if fresh else None
+        self._pulls = PullWatch(number, world.setting, served, follows)
 
     def _follows(self, address: bytes) -> bool:
         """Whether the life at this address has trained with the shards that the job left."""
         began_with = self._world.life_at(address).began_with
         return bool(began_with) and self not in began_with
 
+    # --- what a subclass provides -----------------------------------------------------------------
+
+    @property
+    def serving(self) -> "Sequence[ShardProcess]":
+        """The processes that hold the authoritative state; more than one if they must agree."""
+        raise NotImplementedError
+
+    @property
+    def promotable(self) -> "Sequence[ShardProcess]":
+        """The processes whose state is checked at the end."""
+        return self.serving
+
     def begin(self) -> None:
         """Start its processes."""
         raise NotImplementedError
 
-    @property
-    def shard(self) -> Shard:
-        """The authoritative state."""
-        raise NotImplementedError
-
-    def party(self, role: str) -> Party | None:
+    def process(self, role: str) -> SimulatedProcess | None:
         """The process in the role `shard`, `primary` or `backup`; None if there is none."""
         raise NotImplementedError
 
+    def route(self, client: "Client") -> tuple[str, Deliver] | None:
+        """The process to which this client sends now, and the function that delivers to it."""
+        raise NotImplementedError
+
+    def handle(self, process: ShardProcess, arrival: Arrival) -> None:
+        """Process a valid request that has arrived."""
+        raise NotImplementedError
+
+    def drained(self) -> bool:
+        """Whether every request has been processed."""
+        raise NotImplementedError
+
+    # --- faults; a kind of shard ignores those that it does not know ------------------------------
+
+    def kill_serving(self) -> None:
+        """Kill the serving process during a resharding, if the fault budget allows it."""
+
+    def restart(self, lost_s: float, *, reported: bool) -> None:
+        """Return with the state of `lost_s` seconds ago; `reported`: workers learn of it."""
+
+    def die(self, back_s: float, *, power: bool, operations: int) -> None:
+        """Lose the process, or the power, after `operations` further disk operations."""
+
+    def fill(self, for_s: float) -> None:
+        """Have a full disk for `for_s` seconds."""
+
+    def crash(self, role: str, back_s: float, *, reckless: bool, reported: bool) -> bool:
+        """Kill a copy; False if the fault budget forbids it now."""
+        return True
+
+    def lose_connection(self, role: str) -> None:
+        """Break the coordinator's connection to a copy that is alive."""
+
+    # --- requests and answers ---------------------------------------------------------------------
+
+    def _take(
+        self, process: ShardProcess, sender: bytes, header: bytes, frames: Sequence[Any]
+    ) -> None:
+        try:
+            message = wire_format.decode_request(header)
+        except DownpourError as error:
+            self.reply(process, [process.shard.refuse(sender, 0, error)])
+            return
+        self._pulls.asked(sender, message)
+        self.handle(process, Arrival(sender, message, wire_format.wrap(frames)))
+
+    def reply(self, process: ShardProcess, answers: Sequence[Outgoing]) -> None:
+        """Check answers against the promises, and send them."""
+        for answer in answers:
+            if type(answer.message) is Ack:
+                self._note_ack(self._world.life_at(answer.to).name, answer.message.seq)
+        self._pulls.check(process.shard, answers)
+        self._pulls.check_open(process.shard)
+        for answer in answers:
+            client = self._world.end_at(answer.to)
+            deliver = partial(client.at, client.receive, self)
+            header = wire_format.encode(answer.message)
+            self._world.network.carry(process.name, client.name, header, answer.frames, deliver)
+
+    def blank(self) -> tuple[Install, tuple[bytes, bytes]]:
+        """The first state that an operator installs: no pushes, and zeros everywhere."""
+        saved = wire_format.encode_state(SavedProgress(0, 0, 0, Ledger()))
+        install = Install(1, self._world.job, self._world.table.name, [])
+        return install, (saved, bytes(4 * BLOCK * len(self.blocks)))
+
+    # --- the state --------------------------------------------------------------------------------
+
+    @property
+    def shard(self) -> Shard:
+        """The authoritative state."""
+        return self.serving[0].shard
+
     @property
     def moved_to(self) -> bytes | None:
-        """The address to which it redirects its workers, or None."""
-        return self.shard.progress.moved_to
-
-    def records(self) -> NDArray[np.void]:
-        """The records of all pushes applied to the authoritative state, across restarts."""
-        raise NotImplementedError
+        """The address to which all its serving processes redirect workers, or None."""
+        addresses = {process.shard.progress.moved_to for process in self.serving}
+        return addresses.pop() if len(addresses) == 1 else None
 
     def hand_over(
         self, to: Sequence["ShardHost"], saved: SavedProgress, short: Mapping[str, set[int]]
@@ -113,27 +189,72 @@ class ShardHost:
         self._handed_over = saved.version
         for successor in to:
             successor._began = max(successor._began, saved.version)
-        rows = self.records()
+            for worker, seq in self._acknowledged.items():
+                successor._note_ack(worker, seq)
+            successor.check_durable("it receives the state of its predecessors")
+        rows = self.serving[0].records()
         rows = rows[rows["apply_version"] <= saved.version]
         for block in self.blocks:
-            successor, known = holder_of(block, to), self._excused.get(block, {})
+            successor = next(host for host in to if block in host.blocks)
+            known = self._excused.get(block, {})
             successor._before[block] = np.concatenate([self._before[block], rows])
             excused = {w: known.get(w, set()) | seqs for w, seqs in short.items()}
             successor._excused[block] = excused
             successor._pulls.exact &= not any(excused.values())
+
+    # --- promises ---------------------------------------------------------------------------------
 
     def check_handed_over(self) -> None:
         """Check that nothing was applied after the state was handed over: it would be lost."""
         if self._handed_over is not None and self.shard.version > self._handed_over:
             raise Violation(
                 Promise.EXACTLY_ONCE,
-                f"shard {self.number} was moved at version {self._handed_over} and is at"
+                f"shard {self.number} was handed over at version {self._handed_over} and is at"
                 f" {self.shard.version}",
             )
 
-    def check_held(self, shard: Shard, rows: NDArray[np.void], where: str) -> None:
-        """Check that `shard` holds exactly the pushes in its records `rows`, none of them torn."""
-        setting = self._world.setting
+    def _note_ack(self, worker: str, seq: int) -> None:
+        self._acknowledged[worker] = max(seq, self._acknowledged.get(worker, 0))
+
+    def check_applied(self, worker: str, seq: int) -> None:
+        """Check that push `seq` of `worker` is applied, because the worker has an Ack of it."""
+        sent = self._acknowledged.get(worker, 0)
+        held = applied_seq(self.shard, worker) if self._world.durable else sent
+        if min(sent, held) < seq and seq not in self._forgotten.get(worker, ()):
+            raise Violation(
+                Promise.EXACTLY_ONCE,
+                f"{worker} has an ack of push {seq}, shard {self.number} has acknowledged {sent}"
+                f" and applied {held}",
+            )
+
+    def check_durable(self, when: str) -> None:
+        """Check that each process that may be promoted holds every acknowledged push."""
+        for process in self.promotable:
+            self.check_acknowledged(process.shard, f"{process.name}, when {when}")
+
+    def check_acknowledged(self, shard: Shard, where: str) -> None:
+        """Check that a state of this shard holds every acknowledged push."""
+        for worker, seq in self._acknowledged.items():
+            held = applied_seq(shard, worker)
+            if held < seq:
+                raise Violation(
+                    Promise.DURABLE,
+                    f"shard {self.number}, {where}: {held} pushes of {worker} are held,"
+                    f" {seq} are acknowledged",
+                )
+
+    def finish(self) -> None:
+        """Check the promises at the end of a run."""
+        for process in self.promotable:
+            if process.shard.held._weights is not None:
+                self._check_held(process)
+        if self._world.durable:
+            self._check_whole()
+
+    def _check_held(self, process: ShardProcess) -> None:
+        """Check that a process holds exactly the pushes in its records, none of them torn."""
+        setting, shard, where = self._world.setting, process.shard, process.name
+        rows = process.records()
         if setting.slots:
             check_versions(rows, self._began, shard)
             for place, block in enumerate(self.blocks):
@@ -144,18 +265,22 @@ class ShardHost:
             if exact(setting, "none"):
                 invariants.check_prefix(shard.held.weights(), setting.workers, where)
 
-    def check_whole(self) -> None:
+    def _check_whole(self) -> None:
         """Check that every push of every worker is in it once, or its share of a round's mean."""
         shard, lives, setting = self.shard, self._world.lives, self._world.setting
         invariants.check_drained(shard, self.number)
         names = [life.name for life in lives.values()]
-        rows, weights = self.records(), shard.held.weights()
+        rows, weights = self.serving[0].records(), shard.held.weights()
+        for name in names:
+            held = applied_seq(shard, name)
+            if held != setting.steps and not self._forgotten.get(name):
+                raise Violation(Promise.EXACTLY_ONCE, f"the ledger has {held} pushes of {name}")
         for place, block in enumerate(self.blocks):
             all_rows = np.concatenate([self._before[block], rows])
             excused = self._excused.get(block, {})
             invariants.check_records(all_rows, setting.steps, names, excused, self._forgotten)
             if setting.slots:
-                continue  # `check_held` has compared its floats with its records
+                continue  # `_check_held` has compared its floats with its records
             own = weights[BLOCK * place : BLOCK * (place + 1)]
             if setting.push in EXACT_PUSHES:
                 invariants.check_place(own, block, len(set(all_rows["apply_version"].tolist())))
@@ -166,77 +291,8 @@ class ShardHost:
                 kept = invariants.residual(life.session, block)
                 invariants.check_sums(all_rows, own, number, kept)
 
-    def struck(self) -> None:
-        """Kill the serving process during a resharding, if the fault budget allows it."""
-        raise NotImplementedError
 
-    def route(self, life: End) -> tuple[str, Deliver] | None:
-        """The process to which this client sends now, and the function that delivers to it."""
-        raise NotImplementedError
-
-    def check_applied(self, worker: str, seq: int) -> None:
-        """Check that push `seq` of `worker` is applied, because it was acknowledged."""
-        raise NotImplementedError
-
-    def restart(self, lost_s: float, *, told: bool) -> None:
-        """Die and return with the state of `lost_s` seconds ago; `told`: workers learn of it.
-
-        Copies of a group are never restarted.
-        """
-
-    def die(self, back_s: float, *, power: bool, operations: int) -> None:
-        """Lose the process, or the power, after `operations` further disk operations."""
-
-    def fill(self, for_s: float) -> None:
-        """Have a full disk for `for_s` seconds."""
-
-    def crash(self, role: str, back_s: float, *, reckless: bool, told: bool) -> bool:
-        """Kill a copy; False if the fault budget forbids it now. Single processes ignore it."""
-        return True
-
-    def lose_connection(self, role: str) -> None:
-        """Break the coordinator's connection to a copy that is alive."""
-
-    def elsewhere(self, reply: Refusal) -> bool:
-        """Whether the refusal means that another copy serves, which the operator is to ask."""
-        return False
-
-    def drained(self) -> bool:
-        """Whether every request has been processed."""
-        return True
-
-    def finish(self) -> None:
-        """Check the promises at the end of a run."""
-        raise NotImplementedError
-
-    def blank(self) -> tuple[Install, tuple[bytes, bytes]]:
-        """The first state that an operator installs: no pushes, and zeros everywhere."""
-        saved = wire_format.encode_state(SavedProgress(0, 0, 0, Ledger()))
-        return Install(1, self._world.job, self._world.table.name, []), (
-            saved,
-            bytes(4 * BLOCK * len(self.blocks)),
-        )
-
-    def answer(self, party: Party, answers: Sequence[Outgoing]) -> None:
-        """Send answers over the network."""
-        for answer in answers:
-            life = self._world.end_at(answer.to)
-            self._world.network.carry(
-                party.name,
-                life.name,
-                wire_format.encode(answer.message),
-                answer.frames,
-                _to(life, self),
-            )
-
-
-def holder_of(block: int, hosts: Sequence[ShardHost]) -> ShardHost:
-    """The shard that holds a block of floats."""
-    return next(host for host in hosts if block in host.blocks)
-
-
-def _to(life: End, host: ShardHost) -> Deliver:
-    def deliver(header: bytes, frames: Sequence[Any]) -> None:
-        life.at(life.receive, host, header, frames)
-
-    return deliver
+def applied_seq(shard: Shard, worker: str) -> int:
+    """The number of a worker's last push that the ledger of a shard holds; 0 without one."""
+    entry = shard.ledger.entries.get(worker)
+    return 0 if entry is None else entry.seq

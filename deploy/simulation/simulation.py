@@ -11,19 +11,18 @@ from collections.abc import Sequence
 import msgspec
 
 from deploy.simulation.addresses import generation_of
-from deploy.simulation.clock import Clock, Party
-from deploy.simulation.config import ClusterConfig
-from deploy.simulation.coordinator import CoordinatorSeat
+from deploy.simulation.clock import Clock, SimulatedProcess
+from deploy.simulation.coordinator import SimulatedCoordinator
 from deploy.simulation.faults import AnyFault, ReshardFault
 from deploy.simulation.invariants import BLOCK, Counted, Promise, Violation
-from deploy.simulation.logged_shards import OnDisk
 from deploy.simulation.network import Network
 from deploy.simulation.operator import Operator
-from deploy.simulation.replicated_shards import Copies
-from deploy.simulation.scenarios import Profile, Scenario
+from deploy.simulation.replicated_shards import ReplicatedShardHost
+from deploy.simulation.scenarios import Scenario
 from deploy.simulation.shard_hosts import ShardHost
-from deploy.simulation.single_shards import Single
-from deploy.simulation.workers import WorkerLife
+from deploy.simulation.single_shards import LoggedShardHost, SingleShardHost
+from deploy.simulation.workers import SimulatedWorker
+from deploy.simulation_kinds import ClusterConfig, Profile
 from ps.durability import Durability
 from ps.session.compression import Compression
 from ps.session.events import Send
@@ -37,6 +36,13 @@ from shards.tables import DenseTable, ShardMap, TensorSpec, cut_evenly
 HORIZON_S = 200.0  # longer than two quiesces of a minute, as a death can restart one near its end
 BEYOND_S = 12.0  # how long a run beyond its fault budget continues after its faults
 NOTED = 200  # the number of event lines that are kept
+
+_HOSTS: dict[ClusterConfig, type[ShardHost]] = {
+    ClusterConfig.SINGLE: SingleShardHost,
+    ClusterConfig.COMPRESSED: SingleShardHost,
+    ClusterConfig.LOGGED: LoggedShardHost,
+    ClusterConfig.REPLICATED: ReplicatedShardHost,
+}
 
 
 class SimulationOutcome(msgspec.Struct, frozen=True):
@@ -75,13 +81,13 @@ class Simulation:
         self.calm = True
         self.thawed_at = 0.0  # when the last of all stopped processes has continued, or will
         self.noted: deque[str] = deque(maxlen=NOTED)
-        self.lives: dict[int, WorkerLife] = {}
-        self._lives: dict[bytes, WorkerLife] = {}
+        self.lives: dict[int, SimulatedWorker] = {}
+        self._lives: dict[bytes, SimulatedWorker] = {}
         self._operators: dict[bytes, Operator] = {}
         self._boots = 0
         self._unfinished: set[int] = set()
         self.generations: list[Sequence[ShardHost]] = []
-        self._seats: list[CoordinatorSeat] = []
+        self._coordinators: list[SimulatedCoordinator] = []
         self._settle(fresh=False)
         for fault in scenario.faults:
             self.clock.after(fault.at, self._strike, fault)
@@ -94,7 +100,7 @@ class Simulation:
         """Play to the end; raises Violation, or any error of the code under test."""
         self._begin()
         for number in range(self.setting.workers):
-            self._bear(number, 0, self.clock.random.random() * 1.5)
+            self._start_life(number, 0, self.clock.random.random() * 1.5)
         end = HORIZON_S if self.durable else self.setting.quiet_s + BEYOND_S
         still = not self.clock.run(self._unfinished.__len__, end)
         if self.durable:
@@ -142,25 +148,25 @@ class Simulation:
         self._boots += 1
         return self._boots
 
-    def party(self, name: str) -> Party | None:
+    def process(self, name: str) -> SimulatedProcess | None:
         """The process that a fault names; None if it does not exist now."""
         if name == "coordinator":
-            return self.seat if self._seats else None
+            return self.coordinator if self._coordinators else None
         role, _, number = name.partition(" ")
         if number:
             hosts = self.hosts
-            return hosts[int(number)].party(role) if int(number) < len(hosts) else None
+            return hosts[int(number)].process(role) if int(number) < len(hosts) else None
         return self.lives[int(name[1:])]
 
-    def life_at(self, address: bytes) -> WorkerLife:
+    def life_at(self, address: bytes) -> SimulatedWorker:
         """The incarnation of a worker that has this address."""
         return self._lives[address]
 
-    def end_at(self, address: bytes) -> WorkerLife | Operator:
+    def end_at(self, address: bytes) -> SimulatedWorker | Operator:
         """The worker or operator that has this address."""
         return self._operators.get(address) or self._lives[address]
 
-    def send(self, life: WorkerLife, send: Send) -> None:
+    def send(self, life: SimulatedWorker, send: Send) -> None:
         """Send a worker's message over the network."""
         route = life.hosts[send.shard].route(life)
         if route is not None:
@@ -179,11 +185,11 @@ class Simulation:
         return hosts
 
     @property
-    def seat(self) -> CoordinatorSeat:
+    def coordinator(self) -> SimulatedCoordinator:
         """The coordinator of the shards that hold the job."""
-        return self._seats[self.generations.index(self.hosts)]
+        return self._coordinators[self.generations.index(self.hosts)]
 
-    def move(self, wanted: ReshardFault) -> None:
+    def reshard(self, wanted: ReshardFault) -> None:
         """Start an operator that reshards the job."""
         operator = Operator(self, wanted)
         self._operators[operator.address] = operator
@@ -198,21 +204,17 @@ class Simulation:
 
     def _settle(self, *, fresh: bool) -> None:
         """Create the shards of the newest map."""
-        numbers = range(self.map.shards)
-        match self.setting.cluster:
-            case ClusterConfig.REPLICATED:
-                groups = [Copies(self, shard, fresh=fresh) for shard in numbers]
-                self._seats.append(CoordinatorSeat(self, groups))
-                self.generations.append(groups)
-            case ClusterConfig.LOGGED:
-                self.generations.append([OnDisk(self, shard, fresh=fresh) for shard in numbers])
-            case _:
-                self.generations.append([Single(self, shard, fresh=fresh) for shard in numbers])
+        kind = _HOSTS[self.setting.cluster]
+        hosts = [kind(self, shard, fresh=fresh) for shard in range(self.map.shards)]
+        self.generations.append(hosts)
+        groups = [host for host in hosts if isinstance(host, ReplicatedShardHost)]
+        if groups:
+            self._coordinators.append(SimulatedCoordinator(self, groups))
 
     def _begin(self) -> None:
         """Start the newest shards and their coordinator, if any."""
-        for seat in self._seats[-1:]:
-            seat.begin()
+        for coordinator in self._coordinators[-1:]:
+            coordinator.begin()
         for host in self.generations[-1]:
             host.begin()
 
@@ -224,8 +226,8 @@ class Simulation:
 
     # --- lives of workers -------------------------------------------------------------------------
 
-    def _bear(self, number: int, incarnation: int, delay_s: float) -> None:
-        life = WorkerLife(self, number, incarnation)
+    def _start_life(self, number: int, incarnation: int, delay_s: float) -> None:
+        life = SimulatedWorker(self, number, incarnation)
         self.lives[number] = self._lives[life.address] = life
         self._unfinished.add(number)
         life.after(delay_s, life.begin)
@@ -235,14 +237,14 @@ class Simulation:
         life = self.lives[int(name[1:])]
         life.alive = zombie
         self.calm = False
-        self._bear(life.number, life.incarnation + 1, back_s)
+        self._start_life(life.number, life.incarnation + 1, back_s)
 
-    def departed(self, life: WorkerLife) -> None:
+    def departed(self, life: SimulatedWorker) -> None:
         """Every shard knows that this worker has left."""
         if self.lives[life.number] is life:
             self._unfinished.discard(life.number)
 
-    def failed(self, life: WorkerLife, error: DownpourError) -> None:
+    def failed(self, life: SimulatedWorker, error: DownpourError) -> None:
         """An error ends an incarnation: either the faults explain it, or it is a violation."""
         life.alive = False
         current = self.lives[life.number] is life
@@ -252,7 +254,7 @@ class Simulation:
         if isinstance(error, BadMessage) and self.counted.mangled:
             if current:  # Spark retries a failed task
                 self.calm = False
-                self._bear(life.number, life.incarnation + 1, 0.5)
+                self._start_life(life.number, life.incarnation + 1, 0.5)
             return
         if self.durable or isinstance(error, Fenced):
             raise Violation(
@@ -262,8 +264,8 @@ class Simulation:
 
     def crash_coordinator(self, back_s: float) -> None:
         """Stop the coordinators, if any, for `back_s` seconds."""
-        for seat in self._seats:
-            seat.crash(back_s)
+        for coordinator in self._coordinators:
+            coordinator.crash(back_s)
 
 
 def _successors(hosts: Sequence[ShardHost]) -> int | None:
@@ -283,8 +285,8 @@ def play(scenario: Scenario) -> SimulationOutcome:
     world = Simulation(scenario)
     try:
         world.run()
+    except Violation as found:
+        violation = str(found)
     except Exception as error:  # noqa: BLE001  # the code under test may raise anything
-        violation = (
-            str(error) if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
-        )
+        violation = str(Violation(Promise.NO_SURPRISE, f"{type(error).__name__}: {error}"))
     return SimulationOutcome(scenario, violation, world.clock.now, world.counted, list(world.noted))

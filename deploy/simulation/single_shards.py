@@ -1,30 +1,32 @@
-"""A shard in one process, which is restarted with a state that it has saved."""
+"""A shard in one process, restarted with a state that it has saved, or recovered from its log."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from deploy.simulation.clock import Party
+from deploy.simulation import invariants
+from deploy.simulation.clock import SimulatedProcess
+from deploy.simulation.disk import DeferredTask, Died, SimulatedDisk
 from deploy.simulation.invariants import Promise, Violation
 from deploy.simulation.leases import check_silent
 from deploy.simulation.network import Deliver
-from deploy.simulation.shard_hosts import End, ShardHost
-from ps.wal.writer import LoggedShard
-from shards import wire_format
+from deploy.simulation.shard_hosts import ShardHost, ShardProcess
+from ps.wal.recovery import looked_at
+from ps.wal.writer import BackgroundTask, LoggedShard, WriteAheadLog
 from shards.delta_pulls import Change, DeltaViews
 from shards.envelopes import Arrival, Outgoing
-from shards.errors import DownpourError
+from shards.errors import DownpourError, GiveUp
 from shards.messages import Export, Install, State
 from shards.shard import Shard
-from shards.update_records import RECORD
 
 if TYPE_CHECKING:
+    from deploy.simulation.shard_hosts import Client
     from deploy.simulation.simulation import Simulation
 
 SAVE_S = 1.0  # seconds between the saved states to which a lossy restart may roll back
+BACK_S = 0.3  # until a killed process is restarted, and between attempts on a full disk
+LONGEST_DEFERRAL_S = 0.5  # the longest time until a base is written
 
+Image = tuple[object, ...]
 Saving = tuple[float, list[str], list[bytes]]
 """A saved state: its time, the names of its slots, and the frames of an Install."""
 
@@ -42,24 +44,19 @@ class WatchedViews(DeltaViews):
         return change
 
 
-class Single(ShardHost):
+class SingleShardHost(ShardHost):
     """One process across its restarts, and the checks on all its answers."""
+
+    _log_or_shard: Shard | LoggedShard
 
     def __init__(self, world: "Simulation", number: int, *, fresh: bool = False) -> None:
         super().__init__(world, number, fresh=fresh)
-        self._process = Party(world.clock, f"shard {number}")
+        self._process = ShardProcess(world.clock, f"shard {number}")
         self._boot = 0
-        self._shard: Shard
-        self._acts: Shard | LoggedShard
         self._waiting: list[Arrival] = []
-        self._rows = np.empty(0, RECORD)  # from before the last restart
         self._savings: list[Saving] = []
-        self._first_start()
-
-    def _first_start(self) -> None:
-        """Start the process, and install the first state unless an operator will do so."""
-        self._live()
-        if not self._fresh:
+        self._start()
+        if not fresh:
             self._operate(*self.blank())
 
     def begin(self) -> None:
@@ -68,74 +65,58 @@ class Single(ShardHost):
             self._process.every(SAVE_S, self._save)
 
     @property
-    def shard(self) -> Shard:
-        return self._shard
+    def serving(self) -> Sequence[ShardProcess]:
+        return [self._process]
 
-    def party(self, role: str) -> Party | None:
+    def process(self, role: str) -> SimulatedProcess | None:
         return self._process if role == "shard" else None
 
-    def route(self, life: End) -> tuple[str, Deliver]:
+    def _start(self) -> None:
+        """Start the process without any state."""
+        self._boot += 1
+        shard = Shard(self._world.spec(self.number, self.map), self._boot)
+        shard.part.serving._views = WatchedViews(shard, self.views)
+        self._process.shard = self._log_or_shard = shard
+
+    def route(self, client: "Client") -> tuple[str, Deliver]:
         def deliver(header: bytes, frames: Sequence[Any]) -> None:
-            self._process.at(self._take, life.address, header, frames)
+            # A message reaches the next process if this one dies meanwhile.
+            self._process.at(self._take, self._process, client.address, header, frames)
 
         return self._process.name, deliver
 
-    # --- answering --------------------------------------------------------------------------------
-
-    def _take(self, sender: bytes, header: bytes, frames: Sequence[Any]) -> None:
-        try:
-            message = wire_format.decode_request(header)
-        except DownpourError as error:
-            self.answer(self._process, [self.shard.refuse(sender, 0, error)])
-            return
-        self._pulls.asked(sender, message)
+    def handle(self, process: ShardProcess, arrival: Arrival) -> None:
+        """Process the request with all others that arrive while the shard is busy."""
         if not self._waiting:
-            self._process.after(self._world.setting.busy_s, self._take_turn)
-        self._waiting.append(Arrival(sender, message, wire_format.wrap(frames)))
+            process.after(self._world.setting.busy_s, self._take_turn)
+        self._waiting.append(arrival)
 
     def _take_turn(self) -> None:
-        """Process all requests that arrived while the shard was busy, as the server loop does."""
         arrivals, self._waiting = self._waiting, []
-        self._act(lambda: self._acts.handle_together(arrivals, self._process.now))
+        self._act(lambda: self._log_or_shard.handle_together(arrivals, self._process.now))
 
     def _tick(self) -> None:
-        silent = self._shard.ledger.silent(self._process.now)
+        silent = self.shard.ledger.silent(self._process.now)
         if silent:
             self._world.calm = False
             check_silent(self._world, self, silent)
-        self._act(lambda: self._acts.tick(self._process.now))
+        self._act(lambda: self._log_or_shard.tick(self._process.now))
 
     def _act(self, turn: Callable[[], Sequence[Outgoing]]) -> None:
         """Let the shard take a turn, and send its answers."""
-        self._check_and_send(turn())
+        self.reply(self._process, turn())
 
-    def _check_and_send(self, answers: Sequence[Outgoing]) -> None:
-        """Check every answer against the promises, then send it."""
-        self._pulls.check(self._shard, answers)
-        self._pulls.check_open(self._shard)
-        self.answer(self._process, answers)
+    def drained(self) -> bool:
+        return self._process.alive and not self._waiting
 
-    def check_applied(self, worker: str, seq: int) -> None:
-        if not self._world.durable:
-            return
-        entry = self._shard.ledger.entries.get(worker)
-        held = 0 if entry is None else entry.seq
-        if held < seq and seq not in self._forgotten.get(worker, ()):
-            raise Violation(
-                Promise.EXACTLY_ONCE,
-                f"{worker} has an ack of push {seq}, shard {self.number} has applied {held}",
-            )
-
-    # --- dying ------------------------------------------------------------------------------------
-
-    def restart(self, lost_s: float, *, told: bool) -> None:
+    def restart(self, lost_s: float, *, reported: bool) -> None:
         """Die and restart with the present state, or with the one saved `lost_s` seconds ago.
 
         Shards that a resharding created ignore it: they are in memory only.
         """
         if self._fresh:
             return
-        self._rows = self.records()
+        self._process.former = self._process.records()
         self._save()
         wanted = self._world.clock.now - lost_s
         self._savings = [s for s in self._savings if s[0] <= wanted] or self._savings[:1]
@@ -144,32 +125,27 @@ class Single(ShardHost):
         self._world.note(f"shard {self.number} restarts")
         self._waiting.clear()
         # Workers that have not returned since an earlier rollback may lack even more pushes.
-        again = self._shard.part.rolled_back
-        self._live()
-        if told and (lost_s or again):
-            self._shard.restore(*self._shard.held.read(slots, frames))
-            self._shard.roll_back(self._process.now)
+        again = self.shard.part.rolled_back
+        self._start()
+        if reported and (lost_s or again):
+            self.shard.restore(*self.shard.held.read(slots, frames))
+            self.shard.roll_back(self._process.now)
         else:
             self._pulls.whole &= not lost_s
             self._operate(Install(3, self._world.job, self._world.table.name, slots), frames)
         self._forget()
 
-    def struck(self) -> None:
-        self.restart(0.0, told=True)
+    def kill_serving(self) -> None:
+        self.restart(0.0, reported=True)
 
     def _forget(self) -> None:
         """Note the pushes that are lost now, except those that their workers will repeat."""
-        lost = self._rows["apply_version"] > self._shard.version
-        for worker, seq in self._rows[lost][["worker", "seq"]].tolist():
+        rows = self._process.former
+        lost = rows["apply_version"] > self.shard.version
+        for worker, seq in rows[lost][["worker", "seq"]].tolist():
             self._forgotten.setdefault(worker.decode(), set()).add(seq)
-        self._rows = self._rows[~lost]
+        self._process.former = rows[~lost]
         self._pulls.exact &= not lost.any()
-
-    def _live(self) -> None:
-        """Start a process without any state."""
-        self._boot += 1
-        self._shard = self._acts = Shard(self._world.spec(self.number, self.map), self._boot)
-        self._shard.part.serving._views = WatchedViews(self._shard, self.views)
 
     def _save(self) -> None:
         answer = self._operate(Export(2, self._world.job, self._world.table.name))
@@ -178,22 +154,158 @@ class Single(ShardHost):
         self._savings.append((self._world.clock.now, answer.message.slots, frames))
 
     def _operate(self, message: Install | Export, frames: Sequence[bytes] = ()) -> Outgoing:
-        (answer,) = self._shard.handle(b"operator", message, frames, self._process.now)
+        arrival = Arrival(b"operator", message, frames)
+        (answer,) = self._log_or_shard.handle_together([arrival], self._process.now)
         return answer
 
-    def records(self) -> NDArray[np.void]:
-        """All records so far, including those from before restarts."""
-        return np.concatenate([self._rows, self._shard.journal.since(0)[1]])
 
-    # --- the end ----------------------------------------------------------------------------------
+class LoggedShardHost(SingleShardHost):
+    """One process across its restarts, with a log at the level `process` or `logged`.
 
-    def drained(self) -> bool:
-        return not self._waiting
+    The log is the real one (ps/wal/writer.py) on a simulated disk (disk.py). After each death, the
+    state recovered from the disk must equal the shard's state bit for bit. After a death between
+    two turns, that is the state at that moment. After a death during the writing of a turn, it may
+    be the state before or after that turn, because no request of it has been answered.
+    """
 
-    def finish(self) -> None:
-        if self._shard.held._weights is None:
-            assert not self._world.durable, "its weights were installed"
+    def __init__(self, world: "Simulation", number: int, *, fresh: bool = False) -> None:
+        self._disk = SimulatedDisk(f"disk {number}", world.clock.random)
+        self._power = False  # whether the fuse ends in a power failure
+        self._back_s = BACK_S
+        self._expected: list[Image] = []
+        # The newest log and its number of valid bytes, if the disk surely holds them.
+        self._settled: tuple[str, int] | None = None
+        super().__init__(world, number, fresh=fresh)
+
+    def _start(self) -> None:
+        """Start a process that recovers its state from the disk."""
+        setting = self._world.setting
+        self._boot += 1
+        shard = Shard(self._world.spec(self.number, self.map), self._boot)
+        self._log = WriteAheadLog(self._disk, setting.durability, setting.log_bytes, self._aside)
+        self._log.recover(shard, self._process.now)
+        self._process.shard, self._log_or_shard = shard, LoggedShard(shard, self._log)
+
+    def _aside(self, work: Callable[[], None]) -> BackgroundTask:
+        task = DeferredTask(work)
+        when_s = self._world.clock.random.random() * LONGEST_DEFERRAL_S
+        self._process.after(when_s, self._guarded, task.join)
+        return task
+
+    def _act(self, turn: Callable[[], Sequence[Outgoing]]) -> None:
+        endangered = self._disk.fuse is not None or self._disk.full or self._log._failure
+        before = [invariants.image(self.shard)] if endangered else []
+        answers: list[Outgoing] = []
+        if self._guarded(lambda: answers.extend(turn()), before):
+            self.reply(self._process, answers)
+
+    def _guarded(self, action: Callable[[], None], before: Sequence[Image] = ()) -> bool:
+        """Run the action; False if the process dies during it."""
+        try:
+            action()
+        except Died:
+            self._die([*before, invariants.image(self.shard)], self._back_s, power=self._power)
+        except GiveUp as error:
+            if not self._disk.full and self._log._failure is None:
+                raise
+            self._world.note(str(error))
+            self._die([*before, invariants.image(self.shard)], BACK_S, power=False)
+        else:
+            return True
+        return False
+
+    def restart(self, lost_s: float, *, reported: bool) -> None:
+        """Be killed and restarted."""
+        self.die(BACK_S, power=False, operations=0)
+
+    def die(self, back_s: float, *, power: bool, operations: int) -> None:
+        if operations:
+            self._disk.fuse, self._power, self._back_s = operations - 1, power, back_s
+        elif self._process.alive:
+            self._die([invariants.image(self.shard)], back_s, power=power)
+        elif power:
+            self._disk.fail()
+            self._settled = None  # the mark is never flushed, so a power failure may lose it
+
+    def fill(self, for_s: float) -> None:
+        self._disk.full = True
+        self._world.clock.after(for_s, setattr, self._disk, "full", False)
+
+    def _die(self, expected: list[Image], back_s: float, *, power: bool) -> None:
+        """End the process; `expected` are the states that the disk may hold now."""
+        self._expected = expected
+        between_turns = len(expected) == 1 and not power
+        self._settled = (self._log.name, self._log.filled) if between_turns else None
+        self._process.alive = False
+        self._waiting.clear()
+        self._disk.fuse = None
+        if power:
+            self._disk.fail()
+        self._world.calm = False
+        self._world.counted.deaths += 1
+        how = "loses its power" if power else "dies"
+        self._world.note(f"shard {self.number} {how} at version {self.shard.version}")
+        self._world.clock.after(back_s, self._again)
+
+    def _again(self) -> None:
+        """Restart the process, or try again later."""
+        former = self._process
+        self._process = ShardProcess(self._world.clock, former.name)
+        self._process.shard, self._process.former = former.shard, former.records()
+        try:
+            found = self._check_disk() if self._world.durable else None
+            self._start()
+        except Died:
+            self._fail_again(power=self._power)
+        except GiveUp as error:
+            if self._disk.full:
+                self._fail_again(power=False)
+            elif self._world.durable:
+                raise Violation(Promise.DURABLE, f"shard {self.number}: {error}") from error
+            else:
+                self._process.alive = False  # beyond the fault budget, the loss is detected
+        else:
+            # Only now: the power may fail during recovery, and lose what is not flushed.
+            self._expected = [found] if found is not None else self._expected
+            self._world.note(f"shard {self.number} is back at version {self.shard.version}")
+            self.begin()
+
+    def _fail_again(self, *, power: bool) -> None:
+        self._process.alive = False
+        if power:
+            self._disk.fail()
+        self._world.clock.after(BACK_S, self._again)
+
+    def _check_disk(self) -> Image:
+        """Check that the disk holds an expected state, with every acknowledged push."""
+        try:
+            shard = looked_at(self._disk, self._world.spec(self.number, self.map))
+        except DownpourError as error:
+            raise Violation(Promise.RECOVERY, f"shard {self.number}: {error}") from error
+        found = invariants.image(shard)
+        if found not in self._expected:
+            raise Violation(
+                Promise.RECOVERY,
+                f"shard {self.number} comes back at version {found[0]}, expected one of"
+                f" {[image[0] for image in self._expected]}, bit for bit",
+            )
+        self.check_acknowledged(shard, "back from its disk")
+        self._check_loss_shows()
+        return found
+
+    def _check_loss_shows(self) -> None:
+        """Check that the shard would refuse to recover from a truncated newest log."""
+        if self._settled is None:
             return
-        self.check_held(self._shard, self.records(), f"shard {self.number}")
-        if self._world.durable:
-            self.check_whole()
+        # Only once: a process that dies during its start may leave a partly written mark.
+        (name, filled), self._settled = self._settled, None
+        for size in (0, filled - 1):
+            try:
+                looked_at(self._disk.truncated(name, size), self._world.spec(self.number, self.map))
+            except DownpourError:
+                continue
+            raise Violation(
+                Promise.RECOVERY,
+                f"shard {self.number} comes back from {name} cut from {filled} to {size} bytes,"
+                " expected an error",
+            )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.simulation import invariants
 from deploy.simulation.addresses import generation_of
-from deploy.simulation.clock import Party
+from deploy.simulation.clock import SimulatedProcess
 from deploy.simulation.invariants import Promise, Violation
 from deploy.simulation.leases import renewal_s
 from deploy.simulation.reads import Due
@@ -24,7 +24,7 @@ PUMP_S = 0.3
 PATIENCE_S = 60.0
 
 
-class WorkerLife(Party):
+class SimulatedWorker(SimulatedProcess):
     """One incarnation of a worker: it pulls, computes and pushes until it has taken its steps."""
 
     def __init__(self, world: "Simulation", number: int, incarnation: int) -> None:
@@ -131,7 +131,7 @@ class WorkerLife(Party):
             case Ready():
                 if event.seq != event.step:
                     raise Violation(
-                        Promise.ORDER, f"{self} goes on after push {event.seq}, step {event.step}"
+                        Promise.ORDER, f"{self} continues after push {event.seq}, step {event.step}"
                     )
                 if self._ready is None:
                     self._check_nothing_lost(event)
@@ -156,7 +156,7 @@ class WorkerLife(Party):
             case Departed():
                 self.departed = True
                 self._world.departed(self)
-        self._go_on()
+        self._continue()
 
     def _check_nothing_lost(self, ready: Ready) -> None:
         """Check that a life begins after every push that all shards have acknowledged, as far as a
@@ -189,7 +189,7 @@ class WorkerLife(Party):
             if b"".join(map(bytes, view.frames)) != kept:
                 raise Violation(Promise.UNTORN, f"{self} has another view than was sent")
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         """Take the next action of the plan, if it is possible now."""
         if self._computing or self.departed or self.leaving or self.session.ready is None:
             return
@@ -274,4 +274,4 @@ class WorkerLife(Party):
             now=self.now,
         )
         self._send(sends)
-        self._go_on()
+        self._continue()

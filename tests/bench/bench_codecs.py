@@ -11,6 +11,7 @@ shards counted, and accuracies are held against the spread of plain floats over 
 import argparse
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,23 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from cupy_kernels import codec_loops, codecs
-from ps import AdminClient, Compression, local_shards, shard_specs
+from ps import AdminClient, Compression, local_shards
 from shards import payloads, zstd_frames
 from shards.messages import Kind
 from tests.bench.report import Goal, goals, save
-from worker.caffe.job import caffe_job
-from worker.caffe.model import CaffeModel
-from worker.caffe.solver import read_solver
-from worker.inference import evaluate
-from worker.job import Job
-from worker.sources import open_source
-from worker.spark_task import TaskSpec, run_task
-from worker.strategies import Downpour
+from tests.support import lenet_job
 
-DEMO = Path("deploy/demo")
 WORKERS = 2
 TEST_IMAGES = 10_000
 Times = dict[str, list[float]]
@@ -136,83 +128,47 @@ def bench_codecs(floats: int, rounds: int) -> dict[str, dict[str, float]]:
 # --- LeNet through the system -----------------------------------------------------------------
 
 
-def lenet(steps: int, seed: int, compression: Compression) -> tuple[Job, Any]:
-    solver = read_solver(DEMO / "lenet_solver.prototxt", open_source(DEMO / "mnist").shape)
-    job = caffe_job(
-        solver,
-        strategy=Downpour(),
+def train(folder: Path, steps: int, seed: int, push: str, pull: str) -> dict[str, float]:
+    """Bytes to and from the shards, and the accuracy on the test data in the end."""
+    job = lenet_job.lenet_job(
+        steps=steps,
         workers=WORKERS,
         shards=2,
         bound=4,
         seed=seed,
-        max_iter=steps,
-        compression=compression,
-    )
-    return job, solver
-
-
-def rows_of(table: pa.Table, worker: int) -> Iterator[pa.RecordBatch]:
-    batches = table.to_batches(max_chunksize=1000)
-    yield from batches[worker::WORKERS]
-
-
-def train(
-    table: pa.Table, test: list[Any], steps: int, seed: int, push: str, pull: str
-) -> dict[str, float]:
-    """Bytes to and from the shards, and the accuracy on the test data in the end."""
-    job, solver = lenet(steps, seed, Compression.parse(push, pull))
-    model = CaffeModel(solver.train)
-    specs = shard_specs(
-        model.table,
-        shards=job.shards,
-        rule=job.rule,
-        schedule=job.schedule,
-        decay=job.decay,
-        bound=job.bound,
-        workers=WORKERS,
+        compression=Compression.parse(push, pull),
     )
     started = time.process_time()
     with (
-        local_shards(specs, model.initial(seed)) as cluster,
+        local_shards(lenet_job.specs_of(job), job.model().initial(seed)) as cluster,
         AdminClient(cluster) as console,
         ThreadPoolExecutor(WORKERS) as pool,
     ):
-        spec = TaskSpec(
-            cluster=cluster,
-            plan=job.plan,
-            batch_size=job.batch_size,
-            compression=job.compression,
-            device=job.device,
-        )
         tasks = [
-            pool.submit(lambda w: list(run_task(rows_of(table, w), spec, job.model, w, 0)), worker)
+            pool.submit(lenet_job.run_worker, worker, 0, folder, job, cluster)
             for worker in range(WORKERS)
         ]
         for task in tasks:
             task.result()
         statuses = console.status()
         weights = console.read()
-    seconds = time.process_time() - started
-    net = CaffeModel(solver.tests[0].net)
-    found = evaluate(net, weights, iter(test), net.net.batch_size)
     return {
         "bytes_in": sum(status.bytes_in for status in statuses),
         "bytes_out": sum(status.bytes_out for status in statuses),
-        "accuracy": found["accuracy"],
-        "loss": found["loss"],
-        "cpu_s": seconds,
+        "cpu_s": time.process_time() - started,
+        **lenet_job.examine(weights),
     }
 
 
 def bench_training(steps: int, seeds: int) -> dict[str, dict[str, list[float]]]:
-    table = pa.Table.from_batches(open_source(DEMO / "mnist").batches())
-    test = list(open_source(DEMO / "mnist", "test").batches())
     found: dict[str, dict[str, list[float]]] = {}
-    for seed in range(1, seeds + 1):
-        for push, pull in TRAINED:
-            row = found.setdefault(f"{push} / {pull}", {})
-            for name, value in train(table, test, steps, seed, push, pull).items():
-                row.setdefault(name, []).append(value)
+    with tempfile.TemporaryDirectory() as folder:
+        lenet_job.write_rows(Path(folder))
+        for seed in range(1, seeds + 1):
+            for push, pull in TRAINED:
+                row = found.setdefault(f"{push} / {pull}", {})
+                for name, value in train(Path(folder), steps, seed, push, pull).items():
+                    row.setdefault(name, []).append(value)
     plain = found["none / none"]
     print(f"\n{'push / pull':32}{'pushed':>8}{'pulled':>8}{'both':>8}{'accuracy':>10}{'loss':>8}")
     for name, row in found.items():

@@ -23,36 +23,24 @@ import math
 import multiprocessing
 import tempfile
 from concurrent.futures import Executor, ProcessPoolExecutor, wait
-from functools import cache
 from pathlib import Path
 
 import msgspec
-import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
 
-from ps import AdminClient, Cluster, local_shards, shard_specs
+from ps import AdminClient, local_shards
 from ps.transport.link_model import parse_link
 from ps.transport.local_sockets import Transport
 from shards.errors import DownpourError
 from shards.rules import Adagrad
 from shards.schedules import Fixed
 from tests.bench.report import Goal, goals, save
-from worker.caffe.job import caffe_job
-from worker.caffe.model import CaffeModel
-from worker.caffe.solver import read_solver
-from worker.caffe.weights import moved
-from worker.inference import evaluate
+from tests.support import lenet_job
 from worker.job import Job
-from worker.sources import open_source
-from worker.spark_task import TaskSpec, decode_reports, run_task
-from worker.strategies import Downpour
-from worker.training_loop import WorkerReport
 
-_DEMO = Path("deploy/demo")
 _WORKERS = 2
 _LOSS = 0.05
 _RATE = 0.01
+_PATIENCE_S = 60.0
 NEAR, FAR = "no link", "behind the link"
 
 
@@ -83,19 +71,17 @@ VARIANTS = (
 )
 
 
-def job(variant: Variant, steps: int) -> Job:
-    """LeNet's job as the demo has it."""
-    solver = read_solver(_DEMO / "lenet_solver.prototxt", open_source(_DEMO / "mnist").shape)
-    told = caffe_job(
-        solver,
-        strategy=Downpour(),
+def job(variant: Variant, steps: int, link: str) -> Job:
+    """LeNet's job as the demo has it, but for the variant, the rule and the link."""
+    told = lenet_job.lenet_job(
+        steps=max(4, round(steps * variant.share)),
         workers=_WORKERS,
         shards=1,
         bound=variant.bound,
-        seed=1,
-        max_iter=max(4, round(steps * variant.share)),
         prefetch=variant.bound != 0,
         transport=Transport.TCP,
+        lease_s=_PATIENCE_S,
+        link=parse_link(link) if link else None,
     )
     plan = msgspec.structs.replace(told.plan, iter_size=variant.batches)
     return msgspec.structs.replace(told, plan=plan, rule=Adagrad(), schedule=Fixed(base_rate=_RATE))
@@ -103,27 +89,16 @@ def job(variant: Variant, steps: int) -> Job:
 
 def train(pool: Executor, variant: Variant, steps: int, link: str) -> Outcome:
     """One run from fresh shards to tested weights."""
-    told = job(variant, steps)
-    model = told.model()
-    assert isinstance(model, CaffeModel)
-    specs = shard_specs(
-        model.table,
-        rule=told.rule,
-        schedule=told.schedule,
-        decay=told.decay,
-        bound=variant.bound,
-        workers=_WORKERS,
-        lease_s=60.0,
-    )
+    told = job(variant, steps, link)
     with (
         tempfile.TemporaryDirectory() as folder,
-        local_shards(specs, model.initial(1)) as cluster,
+        local_shards(lenet_job.specs_of(told), told.model().initial(1)) as cluster,
         AdminClient(cluster) as console,
     ):
-        path = Path(folder) / "cluster.json"
-        cluster.save(path)
+        lenet_job.write_rows(Path(folder))
         lives = [
-            pool.submit(work, number, path, variant, steps, link) for number in range(_WORKERS)
+            pool.submit(lenet_job.run_worker, number, 0, Path(folder), told, cluster, _PATIENCE_S)
+            for number in range(_WORKERS)
         ]
         try:
             reports = [life.result() for life in lives]
@@ -134,40 +109,10 @@ def train(pool: Executor, variant: Variant, steps: int, link: str) -> Outcome:
         weights = console.read()
     return Outcome(
         samples_per_s=sum(one.samples for one in reports) / max(one.seconds for one in reports),
-        accuracy=_accuracy(model, weights),
+        accuracy=lenet_job.examine(weights)["accuracy"],
         compute_s=sum(one.compute_s for one in reports) / sum(one.steps for one in reports),
         network_s=sum(one.network_s for one in reports) / sum(one.steps for one in reports),
     )
-
-
-def _accuracy(model: CaffeModel, weights: NDArray[np.float32]) -> float:
-    solver = read_solver(_DEMO / "lenet_solver.prototxt", open_source(_DEMO / "mnist").shape)
-    tested = CaffeModel(solver.tests[0].net)
-    final = moved(weights, model.table, tested.net)
-    rows = open_source(_DEMO / "mnist", "test").batches()
-    return evaluate(tested, final, rows, tested.net.batch_size)["accuracy"]
-
-
-@cache
-def _rows() -> pa.Table:
-    return pa.Table.from_batches(open_source(_DEMO / "mnist").batches())
-
-
-def work(number: int, path: Path, variant: Variant, steps: int, link: str) -> WorkerReport:
-    """One worker's life, in a process of its own."""
-    told = job(variant, steps)
-    share = _rows().num_rows // _WORKERS
-    spec = TaskSpec(
-        cluster=Cluster.load(path),
-        plan=told.plan,
-        batch_size=told.batch_size,
-        link=parse_link(link) if link else None,
-        transport=told.transport,
-    )
-    rows = iter(_rows().slice(number * share, share).to_batches())
-    (done,) = run_task(rows, spec, told.model, number, 0)
-    (report,) = decode_reports([[cell.as_py() for cell in done.column(0)]])
-    return report
 
 
 def main() -> None:

@@ -9,12 +9,10 @@ import argparse
 import os
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from deploy import ray_cluster
@@ -22,16 +20,12 @@ from deploy.java import java_environment
 from ps import Cluster
 from shards.messages import ShardStatus
 from tests.bench.report import Goal, goals, save
+from tests.support import lenet_job
 from worker import spark
-from worker.caffe.job import caffe_job
-from worker.caffe.solver import read_solver
 from worker.evaluation import Evaluation
 from worker.job_runner import run_job
-from worker.sources import open_source
-from worker.strategies import Downpour
 from worker.training_loop import WorkerReport
 
-_DEMO = Path("deploy/demo")
 _WARM_UPDATES = 40
 
 
@@ -67,9 +61,7 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=300, help="steps a worker and round")
     options.add_argument("--rounds", type=int, default=3)
     given = options.parse_args()
-    source = open_source(_DEMO / "mnist")
-    solver = read_solver(_DEMO / "lenet_solver.prototxt", source.shape)
-    table = pa.Table.from_batches(source.batches())
+    table = lenet_job.rows()
     rates: dict[int, list[float]] = {1: [], 2: []}
     reports: list[WorkerReport] = []
     with (
@@ -80,14 +72,8 @@ def main() -> None:
         for number in range(given.rounds):
             for workers, df in frames.items():
                 times = _Times()
-                job = caffe_job(
-                    solver,
-                    strategy=Downpour(),
-                    workers=workers,
-                    shards=2,
-                    bound=4,
-                    seed=number,
-                    max_iter=given.steps,
+                job = lenet_job.lenet_job(
+                    steps=given.steps, workers=workers, shards=2, bound=4, seed=number
                 )
                 before, started = _cpu_seconds(), time.monotonic()
                 outcome = run_job(df, job, observer=times)

@@ -3,9 +3,9 @@
     python -m tests.chaos.training [--level replicated] [--light] [--steps 200] [--every-s 3]
                                    [--picture docs/images/chaos.png]
 
-LeNet on MNIST (lenet.py), workers and shards in processes. A worker that was killed is begun again
-under its name, as Spark would; a shard, as its level has it. Somebody keeps the weights every
-second, and tests them afterwards on rows that nobody trains on.
+LeNet on MNIST (tests/support/lenet_job.py), workers and shards in processes. A worker that was
+killed is begun again under its name, as Spark would; a shard, as its level has it. Somebody keeps
+the weights every second, and tests them afterwards on rows that nobody trains on.
 """
 
 import argparse
@@ -25,13 +25,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ps import AdminClient, Cluster, shard_specs
+from ps import AdminClient, Cluster
 from tests.bench.report import Goal, goals, save
-from tests.chaos import lenet
 from tests.chaos.levels import LEVELS, Level, leave_out_numba
 from tests.chaos.schedule import Kind
-from worker.caffe.model import CaffeModel
+from tests.support import lenet_job
+from tests.support.eventually import eventually
+from worker.job import Job
 
+WORKERS, SHARDS, BOUND = 4, 2, 4
+PATIENCE_S = 120.0
+TESTED = 500
 _LOOK_S = 1.0
 _POLL_S = 0.1
 _FORK = multiprocessing.get_context("forkserver")
@@ -71,14 +75,14 @@ class Course(NamedTuple):
 class Crew:
     """The workers, each begun again when it was killed, until it has done its steps."""
 
-    def __init__(self, cluster: Cluster, folder: Path, steps: int) -> None:
-        self._told = folder, steps, cluster
-        self._incarnations = [0] * lenet.WORKERS
-        self._lives = [self._begin(number) for number in range(lenet.WORKERS)]
+    def __init__(self, cluster: Cluster, folder: Path, job: Job) -> None:
+        self._told = folder, job, cluster, PATIENCE_S
+        self._incarnations = [0] * WORKERS
+        self._lives = [self._begin(number) for number in range(WORKERS)]
 
     def _begin(self, number: int) -> BaseProcess:
         life = _FORK.Process(
-            target=lenet.work, args=(number, self._incarnations[number], *self._told)
+            target=lenet_job.run_worker, args=(number, self._incarnations[number], *self._told)
         )
         life.start()
         return life
@@ -108,7 +112,7 @@ class Judge:
     """Looks at the weights of a running job."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._console = AdminClient(cluster, patience_s=lenet.PATIENCE_S)
+        self._console = AdminClient(cluster, patience_s=PATIENCE_S)
         self._started = time.monotonic()
 
     @property
@@ -122,8 +126,7 @@ class Judge:
 
     def await_first(self) -> None:
         """Wait for the first update; time counts from then."""
-        while not self.updates:
-            time.sleep(_POLL_S)
+        eventually(lambda: self.updates, because="a first update", within_s=PATIENCE_S)
         self._started = time.monotonic()
 
     def look(self) -> Moment:
@@ -136,34 +139,28 @@ class Judge:
 
 def train(level: Level, steps: int, every_s: float, seed: int) -> Course:
     """One run from fresh shards to the last step; nobody is killed where `every_s` is infinite."""
-    told = lenet.job(steps)
-    model = told.model()
-    assert isinstance(model, CaffeModel), "the demo's"
-    specs = shard_specs(
-        model.table,
-        shards=lenet.SHARDS,
-        rule=told.rule,
-        schedule=told.schedule,
-        decay=told.decay,
-        bound=lenet.BOUND,
-        workers=lenet.WORKERS,
-        lease_s=lenet.PATIENCE_S,
+    job = lenet_job.lenet_job(
+        steps=steps, workers=WORKERS, shards=SHARDS, bound=BOUND, lease_s=PATIENCE_S
     )
+    specs = lenet_job.specs_of(job)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        lenet.lay_out(folder)
+        lenet_job.write_rows(folder)
         hosts = stack.enter_context(level.start(specs, "127.0.0.1", folder, False))
         with AdminClient(hosts.cluster) as console:
-            console.install(model.initial(seed))
+            console.install(job.model().initial(seed))
         judge = Judge(hosts.cluster)
         stack.callback(judge.close)
-        crew = Crew(hosts.cluster, folder, steps)
+        crew = Crew(hosts.cluster, folder, job)
         stack.callback(crew.end)
         judge.await_first()
         moments, deaths = _watch(level, hosts, crew, judge, every_s, random.Random(seed))
-    examiner = lenet.Examiner(model)
-    looks = [Look(one.at_s, one.updates, *examiner.test(one.weights)) for one in moments]
-    return Course(looks, deaths)
+    return Course([_tested(one) for one in moments], deaths)
+
+
+def _tested(one: Moment) -> Look:
+    figures = lenet_job.examine(one.weights, TESTED)
+    return Look(one.at_s, one.updates, figures["loss"], figures["accuracy"])
 
 
 def _watch(
@@ -203,7 +200,7 @@ def main() -> None:
     options.add_argument("--light", action="store_true", help="shards without numba start quickly")
     options.add_argument("--picture", type=Path)
     given = options.parse_args()
-    _FORK.set_forkserver_preload(["tests.chaos.lenet"])
+    _FORK.set_forkserver_preload(["tests.support.lenet_job"])
     level = LEVELS[given.level]
     with tempfile.TemporaryDirectory() as folder:
         if given.light:
@@ -219,7 +216,7 @@ def main() -> None:
     print(save("chaos_training", {"level": level.name, "calm": calm, "stormy": stormy}))
     if given.picture is not None:
         draw(calm, stormy, level.name, given.picture)
-    ends, due = (calm.looks[-1], stormy.looks[-1]), lenet.WORKERS * given.steps
+    ends, due = (calm.looks[-1], stormy.looks[-1]), WORKERS * given.steps
     goals(
         [
             Goal("accuracy lost to kills", ends[0].accuracy - ends[1].accuracy, 0.01),
@@ -254,17 +251,14 @@ def draw(calm: Course, stormy: Course, level: str, out: Path) -> None:
             label = f"kill -9 of {word}: {len(dead)}"
             left.scatter([x.updates for x in then], [x.loss for x in then], label=label, **style)
             right.scatter([one.at_s for one in dead], [x.updates for x in then], **style)
-    left.set(xlabel="updates applied", ylabel=f"loss on {lenet.TESTED} test images")
+    left.set(xlabel="updates applied", ylabel=f"loss on {TESTED} test images")
     right.set(xlabel="seconds", ylabel="updates applied")
     left.legend(frameon=False, fontsize=9)
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(color="#e4e7eb", linewidth=0.8)
         axes.set_axisbelow(True)
-    title = (
-        f"LeNet: {lenet.WORKERS} workers, {lenet.SHARDS} shards at level {level},"
-        f" bound {lenet.BOUND}"
-    )
+    title = f"LeNet: {WORKERS} workers, {SHARDS} shards at level {level}, bound {BOUND}"
     figure.suptitle(title, fontsize=14, fontweight="bold", color="#1f2933")
     figure.savefig(out, dpi=110)
 

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 import ps
 from deploy.run_folder import write_whole
 from deploy.settings import TrainSettings
-from deploy.simulation.disk import Errand
+from deploy.simulation.disk import DeferredTask
 from deploy.summary import Rows
 from deploy.updates import SCHEMA, UpdatesWriter, read_updates
 from ps.cluster import Access
@@ -224,7 +224,7 @@ def _logs(folder: Path) -> list[Kind]:
         _live(own, boot)
     shard = _shard(1)
     shard.handle_together([_installed()], 0.0)
-    kept = Autosaves(saves, 1.0, Errand)
+    kept = Autosaves(saves, 1.0, DeferredTask)
     kept.replaced()
     kept.look(shard, 0.0)
     kept.close()
@@ -267,7 +267,7 @@ def _installed() -> Arrival:
 
 def _live(folder: Path, boot: int) -> None:
     """One life of a shard with a log, and with pushes for a base and a few more files."""
-    log, shard = WriteAheadLog(folder, Durability.PROCESS, 1 << 15, Errand), _shard(boot)
+    log, shard = WriteAheadLog(folder, Durability.PROCESS, 1 << 15, DeferredTask), _shard(boot)
     log.recover(shard, 0.0)
     acts = LoggedShard(shard, log)
     if shard.held.empty:

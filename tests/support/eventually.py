@@ -13,7 +13,7 @@ def eventually(
     condition: Callable[[], Found],
     *,
     because: str | Callable[[], str],
-    within_s: float = 60.0,
+    within_s: float = 120.0,
     check: Callable[[], object] | None = None,
 ) -> Found:
     """Call `condition` until its result is true, and return that.

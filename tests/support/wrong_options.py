@@ -191,7 +191,7 @@ ROWS: list[Row] = [
     *_each("--snapshots", ["s3://", "file:///"], ": expected a place after .*, got none"),
     *(
         row
-        for option in (*_COUNTS, "--spark", "--out", "--weights", "--test-data", "--bug", "--logs")
+        for option in (*_COUNTS, "--spark", "--out", "--weights", "--test-data", "--logs")
         for row in _each(option, [""], ": expected a value, got an empty one")
     ),
     # --- files and folders of a training --------------------------------------------------------
@@ -332,8 +332,7 @@ ROWS: list[Row] = [
     _line("simulate --scenario data", "scenario data: Is a directory"),
     _line("simulate --scenario net.prototxt", "scenario net.prototxt: Expected '='"),
     _line("simulate --scenario empty.json", "scenario empty.json: Invalid statement"),
-    _line("simulate --bug nonsense", "bug 'nonsense': expected a name that "),
-    _line("simulate --bug", "--bug: expected a value, got none"),
+    _line("simulate --out", "--out: expected a value, got none"),
     # --- inference --------------------------------------------------------------------------------
     _line("test", "test: expected --solver, got none"),
     _line("test --solver solver.prototxt", "test: expected --weights, got none"),

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deploy.simulation.disk import Died, Errand, SimulatedDisk
+from deploy.simulation.disk import DeferredTask, Died, SimulatedDisk
 from ps.durability import Durability
 from ps.snapshots import log_storage
 from ps.wal.catalog import load_logs
@@ -329,7 +329,7 @@ def test_a_damaged_base_is_named(tmp_path: Path) -> None:
     """Older logs, if still there, are replayed instead, to the same bits; else it is an error."""
     folder = tmp_path / "shard-0"
     with life(folder, Durability.PROCESS, 1 << 14) as one:
-        one.log._aside = Errand  # written when it is joined
+        one.log._aside = DeferredTask  # written when it is joined
         one.enter()
         while one.log._base is None:
             one.push()

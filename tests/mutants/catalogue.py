@@ -1,0 +1,85 @@
+"""Mutation testing of the simulator: a check that no defect can trigger proves nothing.
+
+A mutant is a patch of the real code, in one of the files of this package. With the mutant planted,
+the simulator must report a broken promise, and without it the same run must break none: then the
+check of that promise works. `python -m tests.mutants` lists the mutants and the promise that each
+of them breaks. For every promise there is at least one:
+
+- exactly once: `a_repeated_push_is_applied`, `a_residual_is_dropped`
+- durable: `an_answer_does_not_wait_for_the_backup`, `a_ledger_is_not_handed_over`
+- order: `a_rejoin_restores_pushes_without_their_steps`
+- bound: `the_gate_opens_a_step_early`
+- versions: `a_pull_reports_an_older_version`
+- serial: `a_repeated_push_advances_the_slots`
+- untorn: `a_version_is_overwritten_while_it_is_sent`, `a_view_differs_from_what_was_sent`
+- one cut: `a_cut_ignores_pushes_that_other_shards_have`
+- a resharding is final: `a_hand_over_is_answered_before_the_backup_has_it`
+- recovery: `a_turn_is_not_flushed`, `records_have_no_checksum`, `a_truncated_log_is_accepted`,
+  `a_base_lacks_the_slots`
+- same copy: `an_entry_is_skipped`, `slots_change_while_a_backup_copies_them`
+- one primary: `a_new_primary_keeps_the_epoch_of_the_former`
+- progress: `lost_messages_are_not_sent_again`
+- bounded: `answered_pulls_are_kept`
+- no surprise: `a_rollback_is_not_reported`
+
+The other mutants are bugs that the code once had. Each belongs to a scenario with its story, in
+tests/deploy/simulation/scenarios/.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from deploy.simulation import scenarios
+from deploy.simulation.fault_generator import swarm
+from deploy.simulation.simulation import SimulationOutcome, play
+from shards.errors import BadInput
+from tests.mutants import (
+    compression,
+    logs,
+    replication,
+    resharding,
+    rollbacks,
+    sessions,
+    shards,
+    slots,
+)
+from tests.mutants.patching import Mutant, Patch
+
+_FILES = (shards, sessions, rollbacks, compression, logs, replication, resharding, slots)
+MUTANTS: dict[str, Mutant] = {
+    name: mutant for file in _FILES for name, mutant in file.MUTANTS.items()
+}
+SCENARIOS = sorted((Path(__file__).parents[1] / "deploy/simulation/scenarios").glob("*.toml"))
+SEEDS = 200
+"""Seeds within which a mutant without a scenario must be detected."""
+
+
+def find(name: str) -> Mutant:
+    """The mutant of this name; raises BadInput for an unknown one."""
+    if name not in MUTANTS:
+        raise BadInput(f"mutant {name!r}: expected a name that `python -m tests.mutants` prints")
+    return MUTANTS[name]
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Plant a mutant for the duration of the context."""
+    patch = Patch()
+    try:
+        find(name).plant(patch)
+        yield
+    finally:
+        patch.undo()
+
+
+def caught(name: str, seeds: int = SEEDS) -> SimulationOutcome | None:
+    """The first failing run with this mutant; None if no run fails.
+
+    A mutant that has scenarios of its own is played in those, another one in `seeds` seeds of its
+    kind of cluster.
+    """
+    own = [one for one in map(scenarios.load, SCENARIOS) if one.mutant == name]
+    runs = iter(own) if own else (swarm(n, cluster=find(name).cluster) for n in range(seeds))
+    with planted(name):
+        return next((end for end in map(play, runs) if end.violation), None)

@@ -1,0 +1,71 @@
+"""Mutants of a worker's session: its messages, their retransmission and its clock."""
+
+from typing import Any
+
+import msgspec
+
+from deploy.simulation.invariants import Promise
+from deploy.simulation_kinds import ClusterConfig
+from ps.session.events import Send
+from ps.session.membership import Membership
+from ps.session.retransmit import RetransmitTable
+from ps.session.session import Session
+from shards.messages import Joined, Pull, Refusal, Remedy
+from tests.mutants.patching import Mutants, Patch
+
+MUTANTS = Mutants()
+
+
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.PROGRESS)
+def lost_messages_are_not_sent_again(patch: Patch) -> None:
+    patch.setattr(Session, "tick", lambda *_: [])
+
+
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.PROGRESS)
+def a_refused_renewal_is_ignored(patch: Patch) -> None:
+    """A worker without pending requests at a rolled-back shard never learns to greet it again."""
+
+    def unasked(self: Session, shard: int, reply: Refusal, now: float) -> list[Send]:
+        return [] if reply.remedy is Remedy.RESYNCHRONISE else original(self, shard, reply, now)
+
+    original = Session._unasked
+    patch.setattr(Session, "_unasked", unasked)
+
+
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.BOUND)
+def a_worker_ignores_the_clocks_of_other_shards(patch: Patch) -> None:
+    """Another shard may admit it at a later clock, and serves reads as if it had reached that."""
+
+    def on_joined(self: Membership, shard: int, reply: Joined, now: float) -> Any:
+        known = reply.clock if shard == 0 else self._admission
+        return first(self, shard, msgspec.structs.replace(reply, clock=known), now)
+
+    def on_rejoined(self: Membership, shard: int, reply: Joined, now: float) -> Any:
+        known = reply.clock if shard == 0 else self.reached
+        return again(self, shard, msgspec.structs.replace(reply, clock=known), now)
+
+    first, again = Membership.on_joined, Membership.on_rejoined
+    patch.setattr(Membership, "on_joined", on_joined)
+    patch.setattr(Membership, "on_rejoined", on_rejoined)
+
+
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.BOUND)
+def a_pull_repeated_after_resharding_counts_as_read(patch: Patch) -> None:
+    """Shards raise the worker's clock, and it then makes a step that they believe was made."""
+    patch.setattr(Membership, "reads_at", lambda *_: None)
+
+
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.EXACTLY_ONCE)
+def a_new_incarnation_does_not_look_for_lost_pushes(patch: Patch) -> None:
+    """A shard that lacks pushes which all shards had acknowledged is treated as merely behind."""
+    patch.setattr(Membership, "_check_losses", lambda _: None)
+
+
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.BOUNDED)
+def answered_pulls_are_kept(patch: Patch) -> None:
+    def remove(self: RetransmitTable, shard: int, request: int) -> None:
+        if not isinstance(self._pending[shard][request].message, Pull):
+            original(self, shard, request)
+
+    original = RetransmitTable.remove
+    patch.setattr(RetransmitTable, "remove", remove)

@@ -1,0 +1,76 @@
+"""The SDK's examples train on MNIST: three processes, one job, a reader that tests."""
+
+import gzip
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import ps
+
+DEMO = Path(ps.__file__).parents[1] / "deploy"
+WORKERS = 3
+
+
+def digits() -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+    """MNIST's test set: images of shape (10000, 784), from 0 to 1, and labels."""
+    mnist = DEMO / "demo" / "mnist"
+    images, labels = (
+        np.frombuffer(gzip.decompress((mnist / f"t10k-{name}.gz").read_bytes())[skip:], np.uint8)
+        for name, skip in (("images-idx3-ubyte", 16), ("labels-idx1-ubyte", 8))
+    )
+    return np.divide(images.reshape(-1, 784), 255, dtype=np.float32), labels
+
+
+def trained(example: str, tables: Any, tmp_path: Path) -> Any:
+    """The weights after three processes of the example have trained them."""
+    with ps.start(tables, shards=2, staleness=4, workers=WORKERS) as job:
+        job.save(tmp_path / "job.json")
+        workers = [
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    DEMO / "examples" / example,
+                    tmp_path / "job.json",
+                    f"{n}",
+                    f"{WORKERS}",
+                ]
+            )
+            for n in range(WORKERS)
+        ]
+        assert [worker.wait() for worker in workers] == [0] * WORKERS
+        return job.read()
+
+
+@pytest.mark.slow
+def test_numpy(tmp_path: Path) -> None:
+    """The NumPy example reaches 90 % on the test set."""
+    dice = np.random.default_rng(1)
+    start = {
+        "w1": dice.normal(0, 0.05, (784, 64)).astype(np.float32),
+        "b1": np.zeros(64, np.float32),
+        "w2": dice.normal(0, 0.1, (64, 10)).astype(np.float32),
+        "b2": np.zeros(10, np.float32),
+    }
+    p = trained("mnist_numpy.py", ps.Dense.like(start, rate=0.1), tmp_path)
+    images, labels = digits()
+    hidden = np.maximum(images @ p["w1"] + p["b1"], 0)
+    assert ((hidden @ p["w2"] + p["b2"]).argmax(1) == labels).mean() > 0.9
+
+
+@pytest.mark.slow
+def test_pytorch(tmp_path: Path) -> None:
+    """The PyTorch example reaches 90 % on the test set."""
+    torch = pytest.importorskip("torch")
+    from deploy.examples.mnist_torch import model
+
+    tables = ps.Dense.like(dict(model.named_parameters()), rate=0.1)
+    model.load_state_dict(trained("mnist_torch.py", tables, tmp_path))
+    images, labels = digits()
+    with torch.no_grad():
+        scores = model(torch.from_numpy(images).view(-1, 1, 28, 28))
+    assert (scores.argmax(1).numpy() == labels).mean() > 0.9

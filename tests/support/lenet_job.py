@@ -1,0 +1,117 @@
+"""LeNet on MNIST, as the demo trains it, for experiments: its job, its workers, its accuracy.
+
+A worker is what a Spark task runs (worker/spark_task.py), here in any process; its rows are its
+share of the training set.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ps import Cluster, shard_specs
+from shards.spec import ShardSpec
+from worker.caffe.job import caffe_job
+from worker.caffe.model import CaffeModel
+from worker.caffe.solver import Solver, read_solver
+from worker.caffe.weights import moved
+from worker.inference import evaluate
+from worker.job import Job
+from worker.sources import open_source
+from worker.spark_task import TaskSpec, decode_reports, run_task
+from worker.strategies import Downpour
+from worker.training_loop import WorkerReport
+
+_DEMO = Path(__file__).parents[2] / "deploy" / "demo"
+_ROWS = "rows.arrow"
+
+
+@cache
+def solver() -> Solver:
+    return read_solver(_DEMO / "lenet_solver.prototxt", open_source(_DEMO / "mnist").shape)
+
+
+def lenet_job(
+    *, steps: int, workers: int, shards: int, bound: int | None, seed: int = 1, **options: Any
+) -> Job:
+    """The demo's job, with this number of steps of each worker and the options of `caffe_job`."""
+    return caffe_job(
+        solver(),
+        strategy=Downpour(),
+        workers=workers,
+        shards=shards,
+        bound=bound,
+        seed=seed,
+        max_iter=steps,
+        **options,
+    )
+
+
+def specs_of(job: Job) -> list[ShardSpec]:
+    return shard_specs(
+        job.model().table,
+        shards=job.shards,
+        rule=job.rule,
+        schedule=job.schedule,
+        decay=job.decay,
+        bound=job.bound,
+        workers=job.workers,
+        lease_s=job.lease_s,
+        compression=job.compression,
+    )
+
+
+def rows(part: Literal["train", "test"] = "train") -> pa.Table:
+    """The images and labels of a set."""
+    return pa.Table.from_batches(open_source(_DEMO / "mnist", part).batches())
+
+
+def write_rows(folder: Path) -> None:
+    """Write the training set to where each worker maps it into memory."""
+    table = rows()
+    with pa.OSFile(str(folder / _ROWS), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
+        out.write_table(table)
+
+
+def run_worker(
+    number: int,
+    incarnation: int,
+    folder: Path,
+    job: Job,
+    cluster: Cluster,
+    patience_s: float = 60.0,
+) -> WorkerReport:
+    """Train worker `number` to the end of the plan, from the last of its pushes that was applied.
+
+    Its rows are in `folder`, from `write_rows`.
+    """
+    whole = pa.ipc.open_file(pa.memory_map(str(folder / _ROWS))).read_all()
+    share = whole.num_rows // job.workers
+    spec = TaskSpec(
+        cluster=cluster,
+        plan=job.plan,
+        batch_size=job.batch_size,
+        patience_s=patience_s,
+        link=job.link,
+        transport=job.transport,
+        compression=job.compression,
+    )
+    own = iter(whole.slice(number * share, share).to_batches())
+    (done,) = run_task(own, spec, job.model, number, incarnation)
+    (report,) = decode_reports([[cell.as_py() for cell in done.column(0)]])
+    return report
+
+
+@cache
+def _tested() -> tuple[CaffeModel, CaffeModel, pa.Table]:
+    return CaffeModel(solver().train), CaffeModel(solver().tests[0].net), rows("test")
+
+
+def examine(weights: NDArray[np.float32], images: int | None = None) -> dict[str, float]:
+    """Mean loss and accuracy over the first `images` of the test set, all unless given."""
+    trained, tested, table = _tested()
+    laid_out = moved(weights, trained.table, tested.net)
+    return evaluate(tested, laid_out, table.slice(0, images).to_batches(), tested.net.batch_size)
