@@ -370,9 +370,8 @@ class _ReplicaSupervisor:
             except GiveUp as error:
                 moves = boot in self._moves
                 self._lost[shard] = "the other goes to another machine" if moves else str(error)
-                if not moves:
-                    log = logger(__name__, job=self._order.job, shard=shard)
-                    log.warning("one copy is lost: %s", error)
+                # A copy also ends regularly, once it is replaced; `degraded_reason` is the warning.
+                logger(__name__, job=self._order.job, shard=shard).info("one copy ended: %s", error)
                 self._moves.discard(boot)
                 del self._copies[boot]
                 self._keys.pop(boot, None)

@@ -89,13 +89,13 @@ def test_a_quiet_process_loads_no_formatter() -> None:
 def test_a_thread_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """No background thread of a program ends in silence."""
     logs.set_up(LogSettings())
-    thread = threading.Thread(target=lambda: {}["x"], name="autosave")
+    thread = threading.Thread(target=lambda: int("x"), name="autosave")
     thread.start()
     thread.join()
     (record,) = caplog.records
     assert record.getMessage() == "thread autosave has failed"
     assert record.exc_info is not None
-    assert record.exc_info[0] is KeyError
+    assert record.exc_info[0] is ValueError
 
 
 class Broken(ServerThread):
@@ -195,7 +195,7 @@ def test_a_full_disk_in_a_shards_process(
 
 def test_an_actor_takes_the_drivers_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Level and format travel with its order."""
-    monkeypatch.setattr(ray_actors.ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
     order = ShardLaunch(specs_of(1)[0], "tcp://127.0.0.1:*", Transport.TCP, ShardDevice.CPU)
     settings = LogSettings(logging.INFO, json=True)
     actor = ray_actors.ShardActor(msgspec.msgpack.encode((settings, order)))
