@@ -295,9 +295,8 @@ def move_a_run(here: Run, folder: Path, durability: str, shards: int, *more: obj
         few = "shard" if shards == 1 else "shards"
         assert moved.result() == (0, f"{run} continues with {shards} {few}\n", "")
     assert status == 130
-    assert (
-        len(deaths_in(err)) <= 1
-    )  # a former copy that died may go unnoticed before all of them go
+    # Copies end regularly, too, so what is logged then is information and no warning.
+    assert len(deaths_in(err)) == (durability == "process")
     assert f"moving from 2 to {shards} {few}" in out
     assert f"moved to {shards} {few}" in out
     summary = json.loads((run / "summary.json").read_text())
