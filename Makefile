@@ -11,7 +11,7 @@ LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test sim mutants lint format docs bench peers bench-datapath chaos cuts nodes soak gpu fuzz lock
+.PHONY: help install demo test sim mutants lint format docs reference bench peers bench-datapath chaos cuts nodes soak gpu fuzz lock
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -46,6 +46,9 @@ format: install ## let ruff lay out the code and mend what it safely can
 
 docs: install ## build the documentation as a site, in build/docs; a broken link is an error
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --builder html docs build/docs
+
+reference: install ## write the parts of the pages that follow from the code
+	$(BIN)/python -m tests.support.reference_generator
 
 # PyTorch, the contender, is no part of the locks: it is large, and only the benchmarks need it.
 bench: install ## run the benchmarks, each ending in its goals: met or short

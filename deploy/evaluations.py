@@ -1,8 +1,7 @@
 """`evaluations.csv`: one row for each test of the weights, written as the results arrive.
 
-Its columns are iteration, samples and seconds (see `worker.evaluation.Evaluation`), then one for
-each output of the test nets, such as accuracy and loss. There are few rows, so each result rewrites
-the whole file. A resumed run continues the file, without the rows from after its snapshot.
+There are few rows, so each result rewrites the whole file. A resumed run continues the file,
+without the rows from after its snapshot.
 """
 
 import csv
@@ -14,7 +13,12 @@ from pathlib import Path
 from shards.errors import BadInput, GiveUp
 from worker.evaluation import Evaluation
 
-_FIXED = ("iteration", "samples", "seconds")
+COLUMNS = {
+    "iteration": "The iteration at which the weights were read.",
+    "samples": "Samples that the workers had trained on by then.",
+    "seconds": "Seconds since the training began or was resumed.",
+}
+"""The first columns, with their meanings. One for each output of the test nets follows."""
 
 
 class EvaluationsFile:
@@ -40,7 +44,7 @@ class EvaluationsFile:
         names = list(dict.fromkeys(name for test in self.results for name in test.figures))
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
-        rows.writerow([*_FIXED, *names])
+        rows.writerow([*COLUMNS, *names])
         for test in self.results:
             figures = [_short(test.figures[name]) if name in test.figures else "" for name in names]
             rows.writerow([test.iteration, test.samples, round(test.seconds, 3), *figures])
@@ -71,5 +75,5 @@ def _short(value: float) -> str:
 
 
 def _tested(row: dict[str, str]) -> Evaluation:
-    figures = {name: float(value) for name, value in row.items() if name not in _FIXED and value}
+    figures = {name: float(value) for name, value in row.items() if name not in COLUMNS and value}
     return Evaluation(int(row["iteration"]), int(row["samples"]), float(row["seconds"]), figures)

@@ -1,16 +1,5 @@
 """The folder of a training run, and the names of its files.
 
-    settings.json        the run's settings, including any key in a URI; `--resume` reads it back
-    cluster.json         the addresses of its shards while it runs; `downpour doctor` reads it
-    summary.json         the results as numbers (deploy/summary.py)
-    updates.parquet      every update (deploy/updates.py)
-    evaluations.csv      every test of the weights (deploy/evaluations.py)
-    weights.safetensors  the final weights, and weights.caffemodel the same for Caffe
-    loss.png             and staleness.png: plots of the updates (deploy/plots.py)
-    snapshots/           whole states to resume from, each a folder named by its iteration
-    logs/                the shards' logs at --durability process or logged, during the run and
-                         after it was killed
-
 Each run has its own folder: a folder that holds anything but settings is never used for a new run,
 and two processes never write into the same one. Small files appear whole or not at all.
 """
@@ -35,10 +24,33 @@ from shards.errors import BadInput, DownpourError, GiveUp
 SETTINGS = "settings.json"
 CLUSTER = "cluster.json"
 SUMMARY = "summary.json"
+UPDATES = "updates.parquet"
+EVALUATIONS = "evaluations.csv"
 WEIGHTS = "weights.safetensors"
 CAFFEMODEL = "weights.caffemodel"
+LOSS_PLOT = "loss.png"
+STALENESS_PLOT = "staleness.png"
 SNAPSHOTS = "snapshots"
 LOGS = "logs"
+FILES = {
+    SUMMARY: "The results: accuracy, samples, updates, staleness, the largest clock gap, how the"
+    " workers spent their time.",
+    UPDATES: "One row for each update and shard: which worker pushed, how stale the gradient was,"
+    " the loss, the clock gap, how long the worker waited.",
+    EVALUATIONS: "One row for each test of the weights: iteration, accuracy, loss.",
+    LOSS_PLOT: "The loss over samples and over time, a point for each update.",
+    STALENESS_PLOT: "The staleness of the updates, and the clock gap over time.",
+    WEIGHTS: "The final weights.",
+    CAFFEMODEL: "The same in Caffe's format.",
+    SNAPSHOTS: "A folder of complete states to resume from, each a folder named by its iteration.",
+    LOGS: "A folder of the shards' logs with `--durability` `process` or `logged`: during the run,"
+    " and after it was killed.",
+    CLUSTER: "The addresses of the shards while the run trains, for `downpour doctor`. Only its"
+    " owner can read it.",
+    SETTINGS: "The run's options, including any key in a URI. `--resume` reads it. Only its owner"
+    " can read it.",
+}
+"""What each file and folder of a run contains, in Markdown."""
 _LOCK = ".lock"
 
 
@@ -54,12 +66,12 @@ class RunFolder:
         self.settings = path / SETTINGS
         self.cluster = path / CLUSTER
         self.summary = path / SUMMARY
-        self.updates = path / "updates.parquet"
-        self.evaluations = path / "evaluations.csv"
+        self.updates = path / UPDATES
+        self.evaluations = path / EVALUATIONS
         self.weights = path / WEIGHTS
         self.caffemodel = path / CAFFEMODEL
-        self.loss_plot = path / "loss.png"
-        self.staleness_plot = path / "staleness.png"
+        self.loss_plot = path / LOSS_PLOT
+        self.staleness_plot = path / STALENESS_PLOT
         self.snapshots = path / SNAPSHOTS
         self.logs = path / LOGS
         self._lock = lock

@@ -1,9 +1,8 @@
 """The results of a finished run as numbers: the content of `summary.json`.
 
-Pure functions compute them from the shards' counters and the workers' reports.
-docs/reference/glossary.md defines the keys, and a test compares it with the struct. For a resumed
-run, `samples`, `updates`, `max_clock_gap`, `worker_restarts` and the staleness figures cover the
-whole run; the rest covers only the time since it was resumed, because earlier times are not known.
+Pure functions compute them from the shards' counters and the workers' reports. For a resumed run,
+`samples`, `updates`, `max_clock_gap`, `worker_restarts` and the staleness figures cover the whole
+run; the rest covers only the time since it was resumed, because earlier times are not known.
 """
 
 from collections.abc import Iterable, Sequence
@@ -72,32 +71,54 @@ class RunTally(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `summary.json`, in this order. None (null) means not measured.
 
-    `staleness_bound` None means no bound. The shares are fractions of the workers' own time, in
-    0..1; the remainder up to 1 is the rest of the worker loop. `transports` and `devices` list all
-    that workers used.
+    The texts below the fields are those of docs/reference/run-folder.md.
     """
 
     test_accuracy: float | None
+    """Share of the test set that the final weights classify correctly. Null without a test set."""
     test_loss: float | None
+    """Mean loss of the final weights over the test set. Null without one."""
     seconds: float
+    """Wall time of the training in seconds, without starting Ray and Spark and the last test."""
     samples: int
+    """Training examples in all updates."""
     updates: int
+    """The version of the final weights: pushes that every shard has applied."""
     workers: int
+    """The configured number of workers."""
     shards: int
+    """The number of shards."""
     staleness_bound: int | None
+    """The staleness bound in steps. Null means none."""
     max_clock_gap: int
+    """The largest clock gap after any update, in steps. At most the bound + 1 for workers that push
+    one step for each read. It may be more if a shard was rolled back, or if workers repeat pushes
+    after a move to other shards where a new worker has just joined.
+    """
     staleness_mean: float | None
+    """Mean of the column `staleness` of `updates.parquet`, in versions."""
     staleness_max: int | None
+    """The largest value of that column."""
     duplicates: int
+    """Repeated pushes, added up over the shards. None was applied twice."""
     worker_restarts: int
+    """Takeovers by a later incarnation, added up over the workers."""
     samples_per_second: float
+    """Training examples since the run was started or resumed, divided by `seconds`."""
     compute_share: float | None
+    """Share of the workers' time spent on gradients and on their own copies of the weights."""
     data_share: float | None
+    """Share spent waiting for the next batch."""
     wait_share: float | None
+    """Share spent waiting at the gate."""
     network_share: float | None
+    """Share spent waiting for answers that the gate did not hold back."""
     serialise_share: float | None
+    """Share spent packing and unpacking messages."""
     transports: tuple[str, ...] = ()
+    """What carried weights and gradients between workers and shards: `shm`, `ipc`, `tcp`."""
     devices: tuple[str, ...] = ()
+    """What workers computed on: `cpu`, or `gpu:N`, a GPU of the worker's host."""
 
 
 def summarise(

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,31 +30,88 @@ from deploy.summary import Rows, RunTally
 from shards.errors import UNDECODABLE, BadInput, GiveUp, quoted
 from shards.update_records import RECORD
 
-SCHEMA = pa.schema(
-    [
-        ("job", pa.string()),
-        ("seed", pa.int64()),
-        ("worker", pa.string()),
-        ("shard", pa.int32()),
-        ("seq", pa.int64()),
-        ("read_version", pa.int64()),
-        ("apply_version", pa.int64()),
-        ("staleness", pa.int64()),
-        ("wall_age_s", pa.float64()),
-        ("clock_gap", pa.int64()),
-        ("wait_s", pa.float64()),
-        ("bytes", pa.int64()),
-        ("rtt_s", pa.float64()),
-        ("rate", pa.float64()),
-        ("gradient_norm", pa.float64()),
-        ("loss", pa.float64()),
-        ("clock", pa.int64()),
-        ("incarnation", pa.int64()),
-        ("steps", pa.int64()),
-        ("samples", pa.int64()),
-        ("time", pa.float64()),
-    ]
-)
+
+class UpdateColumn(NamedTuple):
+    """A column of the file: its Arrow type, its unit ("" for none) and its meaning, in Markdown."""
+
+    type: Any
+    unit: str
+    meaning: str
+
+
+COLUMNS = {
+    "job": UpdateColumn(
+        pa.string(),
+        "",
+        "The job's public name: its name, and a digest of its id, which is a secret. A resumed "
+        "run is a new job.",
+    ),
+    "seed": UpdateColumn(pa.int64(), "", "The seed of everything random in the run."),
+    "worker": UpdateColumn(pa.string(), "", "The name of the worker that pushed."),
+    "shard": UpdateColumn(pa.int32(), "", "The number of the shard that applied the push."),
+    "seq": UpdateColumn(pa.int64(), "", "The number of the push among its worker's."),
+    "read_version": UpdateColumn(
+        pa.int64(),
+        "versions",
+        "The version the gradient was computed from; with several steps in a push, the version "
+        "the first of them was.",
+    ),
+    "apply_version": UpdateColumn(
+        pa.int64(),
+        "versions",
+        "The version that the push made. In synchronous training all pushes of a round share it.",
+    ),
+    "staleness": UpdateColumn(
+        pa.int64(),
+        "versions",
+        "Versions made between the two: `apply_version` - 1 - `read_version`.",
+    ),
+    "wall_age_s": UpdateColumn(
+        pa.float64(),
+        "seconds",
+        "Time from when the shard sent `read_version` to this worker to when it applied the push. "
+        "Null if the shard does not remember the read.",
+    ),
+    "clock_gap": UpdateColumn(pa.int64(), "steps", "The clock gap right after the push."),
+    "wait_s": UpdateColumn(
+        pa.float64(),
+        "seconds",
+        "How long the worker waited at the gate before the last step in the push. Waiting that a "
+        "prefetch has hidden does not count.",
+    ),
+    "bytes": UpdateColumn(
+        pa.int64(), "bytes", "The size of the gradient that this shard got, without the header."
+    ),
+    "rtt_s": UpdateColumn(
+        pa.float64(),
+        "seconds",
+        "Round trip of the worker's latest push that was acknowledged before this one was sent: "
+        "from sending it until the worker had seen the answers of all shards. Null if there was "
+        "none yet.",
+    ),
+    "rate": UpdateColumn(
+        pa.float64(),
+        "",
+        "The learning rate the shard applied, before the multipliers of single tensors.",
+    ),
+    "gradient_norm": UpdateColumn(
+        pa.float64(), "", "Euclidean norm of the gradient that this shard got."
+    ),
+    "loss": UpdateColumn(
+        pa.float64(), "", "Mean training loss of the steps in the push. Null if it is not a number."
+    ),
+    "clock": UpdateColumn(pa.int64(), "steps", "The worker's clock with this push."),
+    "incarnation": UpdateColumn(pa.int64(), "", "Which incarnation of the worker pushed."),
+    "steps": UpdateColumn(pa.int64(), "steps", "How many steps the push holds."),
+    "samples": UpdateColumn(pa.int64(), "samples", "How many training examples these steps saw."),
+    "time": UpdateColumn(
+        pa.float64(),
+        "seconds",
+        "When the push was applied: 0 is the first row of its shard, and a resumed run continues "
+        "counting where the kept rows end.",
+    ),
+}
+SCHEMA = pa.schema([(name, column.type) for name, column in COLUMNS.items()])
 
 _GROUP_ROWS = 1 << 15
 _ROWS = "downpour.rows"  # a second row count in the footer, which no page checksum covers

@@ -7,6 +7,8 @@ a directive. Links to files outside `docs/` lead to the repository's own files.
 import re
 from pathlib import Path
 
+from sphinx.application import Sphinx
+
 _ROOT = Path(__file__).parents[1]
 
 project = "Downpour"
@@ -16,5 +18,12 @@ html_theme = "furo"
 html_title = f"Downpour {release}"
 myst_heading_anchors = 4
 exclude_patterns = ["conf.py"]
-# A link to a file that is not a page, such as the changelog, is offered as a download.
-suppress_warnings = ["myst.xref_missing"]
+
+
+def _offer_for_download(_app: Sphinx, _page: str, source: list[str]) -> None:
+    """Make links to the repository's own files, such as the changelog, lead to a download."""
+    source[0] = re.sub(r"\]\((?=(\.\./)+[A-Z]+\.md\))", "](path:", source[0])
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", _offer_for_download)

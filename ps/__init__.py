@@ -7,9 +7,13 @@
         replica = shards.pull()
         shards.push(gradient_at(replica.weights))
 
-Update rules, schedules and errors are exported here, too. Importing this package loads neither Ray
-nor PySpark nor CuPy: shards in Ray need `ps.launch.ray_launcher`, which is imported separately.
+Update rules, schedules, snapshots and errors are exported here, too. Importing this package loads
+neither Ray nor PySpark nor CuPy; `ray_shards` and `replicated_ray_shards` load Ray when they are
+first used.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from ps import aio, errors
 from ps.admin_client import AdminClient, ShardState
@@ -25,11 +29,17 @@ from ps.launch.replicated_processes import replicated_shards
 from ps.launch.threads import local_shards
 from ps.reader import Reader
 from ps.resharding import reshard
+from ps.server.server import ShardServer
+from ps.session.admin_plans import UnconfirmedHandOver
 from ps.session.compression import Compression
 from ps.session.events import NotReady, Unreachable
 from ps.shared_memory.client_buffers import PulledWeights
+from ps.snapshots.catalog import Retention, SnapshotCatalog
+from ps.snapshots.manifest import load_snapshot, save_snapshot
+from ps.snapshots.residual_writer import saved_residual
 from ps.tables import Dense, Tables
 from ps.transport.link_model import parse_link
+from ps.wal.recovery import logged_spec
 from ps.worker import AckFuture, PushAck, Worker, WorkerStep
 from shards.errors import (
     BadInput,
@@ -44,10 +54,24 @@ from shards.errors import (
     WrongBuild,
 )
 from shards.gradient_guard import Guard
-from shards.rules import SGD, AdaDelta, Adagrad, Adam, Decay, DecayKind, Momentum, Nesterov, RMSProp
+from shards.rules import (
+    SGD,
+    AdaDelta,
+    Adagrad,
+    Adam,
+    Decay,
+    DecayKind,
+    Momentum,
+    Nesterov,
+    RMSProp,
+    UpdateRule,
+)
 from shards.schedules import Exp, Fixed, Inv, MultiStep, Poly, Sigmoid, Step
 from shards.spec import Merge
 from shards.tables import DenseTable, TensorSpec
+
+if TYPE_CHECKING:
+    from ps.launch.ray_launcher import ray_shards, replicated_ray_shards
 
 __version__ = "0.1.0"
 
@@ -90,14 +114,19 @@ __all__ = [
     "RMSProp",
     "Reader",
     "Resynchronise",
+    "Retention",
     "Retry",
     "ShardDevice",
+    "ShardServer",
     "ShardState",
     "Sigmoid",
+    "SnapshotCatalog",
     "Step",
     "Tables",
     "TensorSpec",
+    "UnconfirmedHandOver",
     "Unreachable",
+    "UpdateRule",
     "Worker",
     "WorkerStep",
     "WrongBuild",
@@ -106,15 +135,33 @@ __all__ = [
     "build_id",
     "connect",
     "errors",
+    "load_snapshot",
     "local",
     "local_shards",
+    "logged_spec",
     "make_cluster",
     "parse_link",
     "process_shards",
+    "ray_shards",
     "reader",
+    "replicated_ray_shards",
     "replicated_shards",
     "reshard",
     "resharded_specs",
+    "save_snapshot",
+    "saved_residual",
     "shard_specs",
     "start",
 ]
+
+_LOADS_RAY = {"ray_shards", "replicated_ray_shards"}
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LOADS_RAY:
+        return getattr(import_module("ps.launch.ray_launcher"), name)
+    raise AttributeError(f"module ps has no attribute {name}")

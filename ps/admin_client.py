@@ -179,6 +179,7 @@ class AdminClient:
         return unseen
 
     def close(self) -> None:
+        """Drop the connections."""
         self._links.close()
 
     def __enter__(self) -> "AdminClient":

@@ -360,7 +360,7 @@ class Client:
 
     @_by_one_thread
     def restore_residual(self, state: WorkerState, arrays: Arrays) -> None:
-        """Continue with a worker state from a snapshot (snapshots.residual_writer.residual_in).
+        """Continue with a worker state from a snapshot, as `ps.saved_residual` returns it.
 
         Call it before the first push. Raises BadInput when the state belongs to another worker, or
         to an earlier push than the shards hold, or pushes are not compressed: the worker can

@@ -18,7 +18,7 @@ def reshard(old: AdminClient, new: AdminClient) -> None:
     Both belong to one job and table; the new map's epoch is higher. Workers wait while the state
     travels twice. Keep the old shards until the job ends: a worker that starts late may connect to
     them. Raises what either admin client raises; then the job stays on the old shards, unless the
-    error is `admin_plans.UnconfirmedHandOver`: then shard 0 has not confirmed that it hands its
+    error is `UnconfirmedHandOver`: then shard 0 has not confirmed that it hands its
     workers over.
     """
     for what, client in (("old", old), ("new", new)):

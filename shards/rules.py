@@ -54,7 +54,7 @@ class Decay(msgspec.Struct, frozen=True):
         structs.force_setattr(self, "kind", kind)
 
 
-class _Rule(msgspec.Struct, frozen=True, tag_field="rule"):
+class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule"):
     """The base of all rules, with the interface that a shard calls."""
 
     slot_names: ClassVar[tuple[str, ...]] = ()
@@ -86,9 +86,9 @@ class _Rule(msgspec.Struct, frozen=True, tag_field="rule"):
             assert array.dtype == out.dtype == np.float32
             assert array.shape == out.shape == (out.size,)
             assert not np.may_share_memory(array, out), "a version must not be overwritten"
-        plan = _plan(tuple(segments), out.size, self._scale(rate, count), decay)
+        plan = _plan(tuple(segments), out.size, self.scale(rate, count), decay)
         name = str(self.__struct_config__.tag)
-        updates.apply(name, weights, gradient, slots, out, plan.runs, self._constants())
+        updates.apply(name, weights, gradient, slots, out, plan.runs, self.constants())
         for gap in plan.gaps:
             out[gap] = weights[gap]
 
@@ -106,14 +106,16 @@ class _Rule(msgspec.Struct, frozen=True, tag_field="rule"):
         updates.squared_norm(updates.mean([blank, blank]))  # these precede the rule in a push
         self.apply(blank, blank, tuple(slots), out, whole, rate=0.0, decay=Decay(), count=1)
 
-    def _scale(self, rate: float, count: int) -> float:  # for rules with a bias correction
+    def scale(self, rate: float, count: int) -> float:
+        """The rate of update number `count`, from 1; a rule with a bias correction changes it."""
         return rate
 
-    def _constants(self) -> tuple[np.float32, ...]:
+    def constants(self) -> tuple[np.float32, ...]:
+        """The rule's constants, in the order in which its formula takes them."""
         return ()
 
 
-class SGD(_Rule, frozen=True, tag="sgd"):
+class SGD(UpdateRule, frozen=True, tag="sgd"):
     """w -= rate*g."""
 
     additive: ClassVar[bool] = True
@@ -141,7 +143,7 @@ class SGD(_Rule, frozen=True, tag="sgd"):
         return updates.sgd_measured(weights, gradient, out, _covered(segments, out.size, rate))
 
 
-class Momentum(_Rule, frozen=True, tag="momentum"):
+class Momentum(UpdateRule, frozen=True, tag="momentum"):
     """h = momentum*h + rate*g; w -= h. The rate is inside the momentum."""
 
     slot_names: ClassVar[tuple[str, ...]] = ("history",)
@@ -150,11 +152,11 @@ class Momentum(_Rule, frozen=True, tag="momentum"):
     def __post_init__(self) -> None:
         _demand_share(self, "momentum")
 
-    def _constants(self) -> tuple[np.float32, ...]:
+    def constants(self) -> tuple[np.float32, ...]:
         return (np.float32(self.momentum),)
 
 
-class Nesterov(_Rule, frozen=True, tag="nesterov"):
+class Nesterov(UpdateRule, frozen=True, tag="nesterov"):
     """h' = momentum*h + rate*g; w -= (1 + momentum)*h' - momentum*h."""
 
     slot_names: ClassVar[tuple[str, ...]] = ("history",)
@@ -163,12 +165,12 @@ class Nesterov(_Rule, frozen=True, tag="nesterov"):
     def __post_init__(self) -> None:
         _demand_share(self, "momentum")
 
-    def _constants(self) -> tuple[np.float32, ...]:
+    def constants(self) -> tuple[np.float32, ...]:
         mu = np.float32(self.momentum)
         return (mu, np.float32(1) + mu)
 
 
-class Adagrad(_Rule, frozen=True, tag="adagrad"):
+class Adagrad(UpdateRule, frozen=True, tag="adagrad"):
     """h += g^2; w -= rate * g / (sqrt(h) + delta). Downpour SGD's rule (Dean et al. 2012, 4.1)."""
 
     slot_names: ClassVar[tuple[str, ...]] = ("square_sum",)
@@ -177,11 +179,11 @@ class Adagrad(_Rule, frozen=True, tag="adagrad"):
     def __post_init__(self) -> None:
         _demand_delta(self)
 
-    def _constants(self) -> tuple[np.float32, ...]:
+    def constants(self) -> tuple[np.float32, ...]:
         return (np.float32(self.delta),)
 
 
-class RMSProp(_Rule, frozen=True, tag="rmsprop"):
+class RMSProp(UpdateRule, frozen=True, tag="rmsprop"):
     """h = decay_rate*h + (1 - decay_rate)*g^2; w -= rate * g / (sqrt(h) + delta)."""
 
     slot_names: ClassVar[tuple[str, ...]] = ("square_mean",)
@@ -192,11 +194,11 @@ class RMSProp(_Rule, frozen=True, tag="rmsprop"):
         _demand_share(self, "decay_rate")
         _demand_delta(self)
 
-    def _constants(self) -> tuple[np.float32, ...]:
+    def constants(self) -> tuple[np.float32, ...]:
         return (*_keep_and_take(self.decay_rate), np.float32(self.delta))
 
 
-class AdaDelta(_Rule, frozen=True, tag="adadelta"):
+class AdaDelta(UpdateRule, frozen=True, tag="adadelta"):
     """Steps scaled by the ratio of their own mean square to the gradient's (Zeiler 2012).
 
     h = momentum*h + (1 - momentum)*g^2; step = g * sqrt((d + delta) / (h + delta));
@@ -211,11 +213,11 @@ class AdaDelta(_Rule, frozen=True, tag="adadelta"):
         _demand_share(self, "momentum")
         _demand_delta(self)
 
-    def _constants(self) -> tuple[np.float32, ...]:
+    def constants(self) -> tuple[np.float32, ...]:
         return (*_keep_and_take(self.momentum), np.float32(self.delta))
 
 
-class Adam(_Rule, frozen=True, tag="adam"):
+class Adam(UpdateRule, frozen=True, tag="adam"):
     """Means of g and g^2, corrected for their start at zero (Kingma and Ba 2015, section 2).
 
     m = beta1*m + (1 - beta1)*g; v = beta2*v + (1 - beta2)*g^2; with t the `count`
@@ -232,10 +234,10 @@ class Adam(_Rule, frozen=True, tag="adam"):
         _demand_share(self, "beta2")
         _demand_delta(self)
 
-    def _scale(self, rate: float, count: int) -> float:
+    def scale(self, rate: float, count: int) -> float:
         return float(rate * np.sqrt(1 - self.beta2**count) / (1 - self.beta1**count))
 
-    def _constants(self) -> tuple[np.float32, ...]:
+    def constants(self) -> tuple[np.float32, ...]:
         return (
             *_keep_and_take(self.beta1),
             *_keep_and_take(self.beta2),
@@ -250,7 +252,7 @@ RULES: dict[str, type[Rule]] = {str(rule.__struct_config__.tag): rule for rule i
 
 def rule_of(what: str, value: object) -> Rule:
     """A rule, given as itself or by name with default values; raises BadInput naming `what`."""
-    if isinstance(value, _Rule):  # the project's, or defined by the user
+    if isinstance(value, UpdateRule):  # the project's, or defined by the user
         return cast(Rule, value)
     if isinstance(value, str) and value.lower() in RULES:
         return RULES[value.lower()]()
@@ -316,7 +318,7 @@ def _keep_and_take(share: float) -> tuple[np.float32, np.float32]:
     return keep, np.float32(1) - keep
 
 
-def _demand_share(rule: _Rule, field: str) -> None:
+def _demand_share(rule: UpdateRule, field: str) -> None:
     value = _number(rule, field, "[0, 1)")
     if not 0 <= value < 1:
         raise arguments.wrong(_field(rule, field), "[0, 1)", value)
@@ -330,11 +332,11 @@ def _demand_delta(rule: "Adagrad | RMSProp | AdaDelta | Adam") -> None:
         raise arguments.wrong(_field(rule, "delta"), expected, delta)
 
 
-def _field(rule: _Rule, field: str) -> str:
+def _field(rule: UpdateRule, field: str) -> str:
     return f"update rule {rule.__struct_config__.tag}: {field}"
 
 
-def _number(rule: _Rule, field: str, expected: str) -> float:
+def _number(rule: UpdateRule, field: str, expected: str) -> float:
     """The value of a field, which is converted to a plain float in place."""
     plain = arguments.number(_field(rule, field), getattr(rule, field), expected=expected)
     structs.force_setattr(rule, field, plain)

@@ -27,11 +27,15 @@ class _Policy(msgspec.Struct, frozen=True, tag_field="policy", kw_only=True):
     def __post_init__(self) -> None:
         _number(self, "base_rate", 0, "0 or more, and finite")
 
+    def rate(self, iteration: int) -> float:
+        """The learning rate of an iteration, counted from 0."""
+        raise NotImplementedError
+
 
 class Fixed(_Policy, frozen=True, tag="fixed"):
     """Always `base_rate`."""
 
-    def rate(self, iteration: int) -> float:  # the parameter is part of the common interface
+    def rate(self, iteration: int) -> float:
         return self.base_rate
 
 

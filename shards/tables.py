@@ -54,6 +54,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
+        """The number of its floats."""
         return prod(self.shape)
 
 

@@ -1,7 +1,7 @@
 """The dtype of update records: one row of measurements for each applied update.
 
 Shards write these rows, the operator collects them and writes them to `updates.parquet`.
-docs/reference/glossary.md defines the columns. Times are in seconds; `time` is the shard's own
+deploy/updates.py defines the columns. Times are in seconds; `time` is the shard's own
 monotonic clock. `staleness` is the number of updates that the shard applied between the read that
 the gradient was computed from and the application of the gradient; `wall_age_s` is the same span in
 seconds.

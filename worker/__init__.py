@@ -15,33 +15,51 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from worker.api import Trained, train
+    from worker.code_archive import pack_code
+    from worker.image_table import BATCH_ROWS, image_batch, image_schema
     from worker.job import Job
     from worker.job_runner import Observer, Outcome, run_job
+    from worker.model import Model
+    from worker.sources import open_source
     from worker.strategies import BSP, Downpour
-    from worker.training_loop import Plan
+    from worker.training_loop import Plan, train_worker
 
 __all__ = [
+    "BATCH_ROWS",
     "BSP",
     "Downpour",
     "Job",
+    "Model",
     "Observer",
     "Outcome",
     "Plan",
     "Trained",
+    "image_batch",
+    "image_schema",
+    "open_source",
+    "pack_code",
     "run_job",
     "train",
+    "train_worker",
 ]
 
 _HOMES = {
+    "BATCH_ROWS": "worker.image_table",
     "BSP": "worker.strategies",
     "Downpour": "worker.strategies",
     "Job": "worker.job",
+    "Model": "worker.model",
     "Observer": "worker.job_runner",
     "Outcome": "worker.job_runner",
     "Plan": "worker.training_loop",
     "Trained": "worker.api",
+    "image_batch": "worker.image_table",
+    "image_schema": "worker.image_table",
+    "open_source": "worker.sources",
+    "pack_code": "worker.code_archive",
     "run_job": "worker.job_runner",
     "train": "worker.api",
+    "train_worker": "worker.training_loop",
 }
 
 

@@ -17,9 +17,12 @@ PACKAGES = ("cupy_kernels", "shards", "ps", "worker", "deploy")
 _EXCLUDED = {"__pycache__", "deploy/demo"}
 
 
-def pack(folder: Path) -> Path:
-    """Write the zip into the existing `folder`, return its path; equal code gives equal bytes."""
-    path = folder / f"downpour-{build_id()}.zip"
+def pack_code(folder: str | Path) -> Path:
+    """Write this project's code as a zip for executors into an existing folder; returns its path.
+
+    Equal code gives equal bytes.
+    """
+    path = Path(folder) / f"downpour-{build_id()}.zip"
     with ZipFile(path, "w", ZIP_DEFLATED) as archive:
         for package in PACKAGES:
             for name, content in _contents(files(package), package):

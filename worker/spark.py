@@ -31,7 +31,7 @@ from ps.shared_memory.shm_files import temporary_folder
 from ps.transport.addresses import REACH_S, check_reachable
 from shards.errors import BadInput, GiveUp
 from worker import spark_settings
-from worker.code_archive import pack
+from worker.code_archive import pack_code
 
 __all__ = [
     "DataFrame",
@@ -432,7 +432,7 @@ def _connect(url: str, app: str, folder: Path) -> Iterator[SparkSession]:
     with _kept({}):
         try:
             session = SparkSession.builder.remote(url).appName(app).create()
-            session.addArtifacts(str(pack(folder)), pyfile=True)
+            session.addArtifacts(str(pack_code(folder)), pyfile=True)
         except _SPARK_ERRORS as error:
             why = spark_settings.without_options(reason(error), url)
             shown = spark_settings.shown(url)
@@ -450,7 +450,7 @@ def _shipped(
     """The session, with our packages shipped to its executors."""
     with sessions as session:
         with _kept({}):  # The driver continues to import from its own path.
-            session.sparkContext.addPyFile(str(pack(folder)))
+            session.sparkContext.addPyFile(str(pack_code(folder)))
         yield session
 
 

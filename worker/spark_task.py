@@ -18,7 +18,7 @@ import pyarrow as pa
 from threadpoolctl import threadpool_limits
 
 from ps import Client, Cluster, Compression
-from ps.snapshots.residual_writer import residual_in
+from ps.snapshots.residual_writer import saved_residual
 from ps.transport.link_model import LinkModel
 from ps.transport.local_sockets import Transport
 from shards.errors import BadInput, DownpourError, GiveUp
@@ -161,7 +161,7 @@ def _restore_residual(client: Client, spec: TaskSpec) -> str:
     if spec.residuals is None or not client.seq:
         return ""
     try:
-        found = residual_in(spec.residuals, client.worker)
+        found = saved_residual(spec.residuals, client.worker)
         if found is not None:
             client.restore_residual(*found)
     except BadInput as error:

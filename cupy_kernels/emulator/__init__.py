@@ -14,6 +14,8 @@ from typing import Any
 from cupy_kernels.emulator import build
 from cupy_kernels.kernel import Dim3, Kernel, Parameter, Role
 
+__all__ = ["Emulator", "KernelFault", "Schedule"]
+
 _TURN = Lock()  # the runtime knows one launch, and takes any call into a kernel's library for its
 
 

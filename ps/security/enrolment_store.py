@@ -11,12 +11,14 @@ from pathlib import Path
 
 import msgspec
 
+from ps.logs import logger
 from ps.security.authorization import Admission, Enrolments
 from ps.snapshots import checked_json
 from ps.snapshots.secure_files import replace_private
 from shards.errors import UNDECODABLE, BadInput, GiveUp
 
 _NAME = "joined"
+_LOG = logger(__name__)  # a shard's process adds the shard
 
 
 class _StoredEnrolments(msgspec.Struct, frozen=True):
@@ -59,5 +61,7 @@ class EnrolmentStore:
         try:
             replace_private(self.path, content)
         except OSError as error:
+            what = f"joined workers {self.path}: {error.strerror}"
             if self._needed:
-                raise GiveUp(f"joined workers {self.path}: {error.strerror}") from None
+                raise GiveUp(what) from None
+            _LOG.warning("%s; after a death of the shard they join again", what)

@@ -173,7 +173,7 @@ def sweep_kept(shelf: Store) -> None:
     store.drop()
 
 
-def residual_in(snapshot: Place, worker: str) -> tuple[WorkerState, Arrays] | None:
+def saved_residual(snapshot: Place, worker: str) -> tuple[WorkerState, Arrays] | None:
     """The worker's state and arrays in the snapshot at a path or URI, if it has any.
 
     Raises BadInput if they cannot be read, or are damaged.

@@ -43,6 +43,7 @@ class ServerThread(ABC):
         """Release everything but the sockets; the loop has ended."""
 
     def start(self) -> Self:
+        """Start the loop in its thread."""
         self._thread.start()
         return self
 

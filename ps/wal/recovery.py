@@ -20,6 +20,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
+from ps import paths
 from ps.snapshots.log_storage import LogFolder, LogStorage
 from shards.errors import BadInput
 from shards.parameters import ShardState
@@ -185,9 +186,9 @@ def has_begun(folder: Path) -> bool:
     return folder.is_dir() and (bool(_logs(disk)) or mark_in(disk) is not None)
 
 
-def spec_in(folder: Path) -> ShardSpec:
-    """The spec of the shard with its WAL in `folder`; raises BadInput."""
-    disk = LogFolder(folder)
+def logged_spec(folder: str | Path) -> ShardSpec:
+    """The spec of the shard that keeps its WAL in `folder`; raises BadInput without a WAL there."""
+    disk = LogFolder(paths.path("logged_spec: folder", folder))
     logs = _logs(disk)
     _check_newest(disk, _number(logs[-1]) if logs else -1)
     if not logs:
@@ -226,7 +227,7 @@ def recovered(folder: Path) -> tuple[ShardSpec, ShardState]:
     disk = LogFolder(folder)
     disk.lock()
     try:
-        spec = spec_in(folder)
+        spec = logged_spec(folder)
         spec.prepare()
         return spec, ShardState(*looked_at(disk, spec).copy())
     finally:

@@ -5,10 +5,12 @@ that a page costs a second and not a minute; they still refuse arguments that th
 """
 
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -27,8 +29,8 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def clusters(spark: Any, ray_local: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever starts Ray or Spark is given the ones that run."""
+def clusters(spark: Any, ray_local: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A page that starts Ray or Spark gets the ones that run."""
     import ray
     from pyspark.sql import DataFrameReader
 
@@ -47,6 +49,8 @@ def clusters(spark: Any, ray_local: str, monkeypatch: pytest.MonkeyPatch) -> Non
         (door, "start_session", spark),
     ):
         monkeypatch.setattr(home, name, _stand_in(getattr(home, name), value))
+    with patch.dict(os.environ):  # a page may set JAVA_HOME
+        yield
 
 
 def _stand_in(real: Callable[..., Any], value: object) -> Callable[..., Any]:

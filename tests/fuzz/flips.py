@@ -36,7 +36,7 @@ from ps.session.compression import Compression
 from ps.snapshots import checked_json
 from ps.snapshots.catalog import SnapshotCatalog
 from ps.snapshots.manifest import load_snapshot
-from ps.snapshots.residual_writer import FOLDER, ResidualWriter, gathered, residual_in
+from ps.snapshots.residual_writer import FOLDER, ResidualWriter, gathered, saved_residual
 from ps.snapshots.worker_state import WorkerState, load_state, save_state
 from ps.wal.autosave import Autosaves
 from ps.wal.recovery import MARK, recovered
@@ -157,7 +157,7 @@ def _snapshots(place: Path) -> list[Kind]:
         return manifest, [_plain(one) for one in states]
 
     def read_residual() -> object:
-        kept = residual_in(folder, "w0")
+        kept = saved_residual(folder, "w0")
         assert kept is not None
         return kept[0], {name: array.tobytes() for name, array in kept[1].items()}
 

@@ -1,5 +1,35 @@
 """Caffe networks and solvers: prototxt in, gradients out.
 
-`net.Description` describes a network, `model.CaffeModel` runs it, `solver.read_solver` reads how to
-train it, and `weights` converts weights to and from .caffemodel files.
+A `Description` describes a network, and `CaffeModel` runs it. `LAYERS` is the registry of layer
+types, and `Layer` the class to derive one from. `solver.read_solver` reads how to train a network,
+and `weights` converts weights to and from .caffemodel files. Importing this package alone loads
+none of these.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from worker.caffe.layer import Layer
+    from worker.caffe.model import CaffeModel
+    from worker.caffe.net import Description
+    from worker.caffe.registry import LAYERS
+
+__all__ = ["LAYERS", "CaffeModel", "Description", "Layer"]
+
+_HOMES = {
+    "LAYERS": "worker.caffe.registry",
+    "CaffeModel": "worker.caffe.model",
+    "Description": "worker.caffe.net",
+    "Layer": "worker.caffe.layer",
+}
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module worker.caffe has no attribute {name}")

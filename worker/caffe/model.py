@@ -42,7 +42,7 @@ class CaffeModel:
         step: int,
         seed: int,
     ) -> float:
-        """See `worker.model.Model`. The batch may be of any size, not only the prototxt's."""
+        """See `worker.Model`. The batch may be of any size, not only the prototxt's."""
         self.net.check(batch)
         self.net.forward(weights, batch, StepKey(step, seed))
         self.net.backward(weights, out)
@@ -65,5 +65,5 @@ class CaffeModel:
         return {name: float(value) for name, value in self.forward(weights, batch, names).items()}
 
     def on(self, device: Device) -> DeviceModel:
-        """See `worker.model.Movable`."""
+        """An equivalent model that computes on `device`."""
         return DeviceModel(self.net.description, device)

@@ -41,4 +41,13 @@ def strategy_of(what: str, value: object) -> Strategy:
     raise arguments.wrong(what, f"{', '.join(STRATEGIES)}, or a strategy such as BSP()", value)
 
 
-__all__ = ["BSP", "STRATEGIES", "Downpour", "Local", "Strategy", "strategy_named", "strategy_of"]
+__all__ = [
+    "BSP",
+    "STRATEGIES",
+    "Base",
+    "Downpour",
+    "Local",
+    "Strategy",
+    "strategy_named",
+    "strategy_of",
+]

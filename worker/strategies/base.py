@@ -62,10 +62,12 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True):
 
     @property
     def push_period(self) -> int:
+        """Steps between two pushes."""
         return 1
 
     @property
     def fetch_period(self) -> int:
+        """Steps between two fetches."""
         return 1
 
     @property

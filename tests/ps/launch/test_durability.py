@@ -19,7 +19,7 @@ import pytest
 import ps
 from ps import AdminClient, Client, Cluster, Durability, process_shards
 from ps.launch import launcher, restart
-from ps.wal.recovery import recovered, spec_in
+from ps.wal.recovery import logged_spec, recovered
 from shards.errors import BadInput, GiveUp
 from tests.support.pushers import PATIENCE_S, TABLE, more, pushing, specs_of
 
@@ -94,7 +94,7 @@ def test_kill_everything(tmp_path: Path) -> None:
             os.kill(parent.pid, signal.SIGKILL)
             os.kill(pid, signal.SIGKILL)
             parent.wait()
-            specs = [spec_in(tmp_path / "shard-0")]
+            specs = [logged_spec(tmp_path / "shard-0")]
             port = int(cluster.endpoints[0].rpartition(":")[2])
             again = process_shards(specs, port=port, durability=Durability.LOGGED, logs=tmp_path)
             hosts = again.__enter__()

@@ -16,7 +16,7 @@ from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots import checked_json, residual_writer
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
 from ps.snapshots.manifest import damage
-from ps.snapshots.residual_writer import FOLDER, gathered, residual_in, sweep_kept
+from ps.snapshots.residual_writer import FOLDER, gathered, saved_residual, sweep_kept
 from ps.snapshots.shard_file import StateFile
 from ps.snapshots.worker_state import SavedWorkerState
 from shards.errors import BadInput
@@ -175,7 +175,7 @@ def test_a_residual_that_does_not_come_is_told_of(tmp_path: Path) -> None:
     assert told == [f"snapshot {tmp_path / '1'}: without the residuals of w"]
     found = SnapshotCatalog(tmp_path).newest_good()
     assert found.manifest.residuals == ()
-    assert residual_in(found.place, "w") is None
+    assert saved_residual(found.place, "w") is None
 
 
 def test_a_damaged_or_foreign_residual_is_refused(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_damaged_or_foreign_residual_is_refused(tmp_path: Path) -> None:
     file.write_bytes(content)
     assert any(file.name in line for line in damage(found.place))
     with pytest.raises(BadInput, match=f"{file.name}: chunk 0"):
-        residual_in(found.place, "w")
+        saved_residual(found.place, "w")
 
 
 def test_what_cannot_be_written_holds_up_nobody(
@@ -296,6 +296,6 @@ def _without_hard_links(*_: object) -> None:
 
 
 def _held(found: LoadedSnapshot) -> Any:
-    held = residual_in(found.place, "w")
+    held = saved_residual(found.place, "w")
     assert held is not None
     return held

@@ -16,7 +16,7 @@ from deploy.simulation.disk import DeferredTask, Died, SimulatedDisk
 from ps.durability import Durability
 from ps.snapshots import log_storage
 from ps.wal.catalog import load_logs
-from ps.wal.recovery import MARK, recovered, spec_in
+from ps.wal.recovery import MARK, logged_spec, recovered
 from ps.wal.writer import WriteAheadLog
 from shards import wal_format
 from shards.errors import BadInput, GiveUp
@@ -365,7 +365,7 @@ def test_another_jobs_log(tmp_path: Path) -> None:
     """A folder belongs to one job, one shard, one build, and one setting of each."""
     folder = tmp_path / "shard-0"
     written(folder)
-    assert spec_in(folder).job == "job"
+    assert logged_spec(folder).job == "job"
     path = folder / "log-00000000"
     for changes, text in (
         ({"job": "other"}, "expected job other, got job's"),

@@ -1,0 +1,52 @@
+"""The reference agrees with the code: its generated parts are those that the code has now."""
+
+import re
+
+import pytest
+
+from deploy.updates import COLUMNS
+from shards.update_records import RECORD
+from tests.support.doc_pages import PAGES, read
+from tests.support.reference_generator import COMMANDS, PARTS, current, parts_of
+
+GENERATED = [page for page in PAGES if parts_of(read(page))]
+
+
+@pytest.mark.parametrize("page", GENERATED)
+def test_generated_parts_are_current(page: str) -> None:
+    """Nobody has edited a generated part, or the code without it; `make reference` mends both."""
+    text = read(page)
+    assert current(text) == text, f"{page}: run `make reference`"
+
+
+def test_every_part_is_on_a_page() -> None:
+    """Every command, file and public name is in the reference."""
+    shown = {part for page in GENERATED for part in parts_of(read(page))}
+    assert shown == set(PARTS)
+
+
+def test_an_edited_part_is_found() -> None:
+    """The text between the markers is replaced as a whole, and the rest stays."""
+    page = "docs/reference/run-folder.md"
+    text = read(page)
+    edited = text.replace("| `wall_age_s` |", "| `wall_age` |")
+    assert edited != text
+    assert current(edited) == text
+
+
+def test_every_command_has_a_section() -> None:
+    """The sections are the commands, in order."""
+    page = read("docs/reference/cli.md")
+    assert re.findall(r"^## `downpour ([\w ]+)`$", page, re.MULTILINE) == list(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_has_help(name: str) -> None:
+    """What `--help` and the page say of a command, an argument or an option ends in a sentence."""
+    texts = [COMMANDS[name].help, *(parameter.help for parameter in COMMANDS[name].params)]
+    assert all(re.search(r"\.( \\\[default: .*\])?\s*$", text) for text in texts), texts
+
+
+def test_every_measurement_is_a_column() -> None:
+    """All that a shard records of an update is in `updates.parquet`."""
+    assert set(RECORD.names or ()) <= set(COLUMNS)

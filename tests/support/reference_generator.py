@@ -1,0 +1,402 @@
+"""Writes the parts of the pages that follow from the code: `make reference`.
+
+Such a part stands in a page between `<!-- generated: NAME -->` and `<!-- end -->`. `PARTS` maps
+each name to the function that writes it; a test compares the pages with what this would write.
+"""
+
+import ast
+import enum
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import FunctionType, ModuleType
+from typing import Any
+
+import msgspec
+import typer
+from typer.core import TyperGroup
+
+import deploy
+import ps
+import worker
+import worker.caffe
+import worker.strategies
+from deploy import evaluations, run_folder, updates
+from deploy.cli import app
+from deploy.settings import TrainSettings
+from deploy.summary import Summary
+from tests.support.doc_pages import PAGES, ROOT, read
+from worker.strategies import Base
+
+_PART = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->\n)", re.DOTALL)
+_OURS = {"ps", "worker", "shards"}
+_PUBLIC_BASES = {ps.UpdateRule, Base}
+_STARS: dict[Any, str] = {
+    inspect.Parameter.VAR_POSITIONAL: "*",
+    inspect.Parameter.VAR_KEYWORD: "**",
+}
+_DEFAULT = re.compile(r"\s*\\\[default: (.*)\]")
+
+
+def table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [heading, ["---"] * len(heading), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+# The command line.
+
+
+def commands(group: TyperGroup, before: str = "") -> Iterator[tuple[str, Any]]:
+    """Every command by its words, those of a group after the group's name."""
+    for name, command in group.commands.items():
+        if isinstance(command, TyperGroup):
+            yield from commands(command, f"{before}{name} ")
+        else:
+            yield before + name, command
+
+
+def _all_commands() -> dict[str, Any]:
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    return dict(commands(group))
+
+
+COMMANDS = _all_commands()
+
+
+def default_of(option: Any) -> str:
+    """The default that `--help` shows; empty for none."""
+    shown = _DEFAULT.search(option.help or "")
+    if shown:
+        return shown[1]
+    if isinstance(option.show_default, str):
+        return option.show_default
+    if option.required:
+        return "required"
+    return "" if option.default is None or option.is_flag else str(option.default)
+
+
+def _option_row(option: Any) -> list[str]:
+    names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+    help_text = _DEFAULT.sub("", option.help)
+    kind = option.type_descriptor.annotation
+    values = [str(value) for value in kind] if _is_enum(kind) else []
+    if any(value not in help_text for value in values):
+        help_text += f" One of {', '.join(values)}."
+    return [names, _escaped(default_of(option)), _escaped(help_text)]
+
+
+def _escaped(text: str) -> str:
+    """Text of a table's cell, with option names as code."""
+    text = text.replace("|", r"\|")
+    return re.sub(r"(?<![`\w-])(--[a-z][a-z-]*)(?!`)", r"`\1`", text)
+
+
+def options(name: str) -> str:
+    """The description of a command and the tables of its arguments and options."""
+    command = COMMANDS[name]
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    parts = [_prose(command.help)]
+    if arguments:
+        rows = [(f"`{p.name.upper()}`", _escaped(p.help)) for p in arguments]
+        parts.append(table(["argument", "meaning"], rows))
+    panels: dict[str | None, list[Any]] = {}
+    for option in command.params:
+        if option not in arguments:
+            panels.setdefault(option.rich_help_panel, []).append(option)
+    for panel, members in panels.items():
+        heading = [panel or "option", "default", "meaning"]
+        parts.append(table(heading, [_option_row(option) for option in members]))
+    return "\n\n".join(parts)
+
+
+# Files.
+
+
+def files() -> str:
+    folders = {run_folder.SNAPSHOTS, run_folder.LOGS}
+    rows = [(f"`{n}{'/' * (n in folders)}`", what) for n, what in run_folder.FILES.items()]
+    return table(["file", "contents"], rows)
+
+
+def update_columns() -> str:
+    rows = [
+        (f"`{name}`", str(column.type), column.unit, column.meaning)
+        for name, column in updates.COLUMNS.items()
+    ]
+    return table(["column", "type", "unit", "meaning"], rows)
+
+
+def evaluation_columns() -> str:
+    rows = [(f"`{name}`", meaning) for name, meaning in evaluations.COLUMNS.items()]
+    outputs = ("`accuracy`, `loss`, ...", "One column for each output of the test nets.")
+    return table(["column", "meaning"], [*rows, outputs])
+
+
+def summary_keys() -> str:
+    texts, types = field_docs(Summary), annotations(Summary)
+    rows = [
+        (f"`{name}`", _json_type(types[name]), " ".join(texts[name].split()))
+        for name in Summary.__struct_fields__
+    ]
+    return table(["key", "value", "meaning"], rows)
+
+
+def setting_keys() -> str:
+    return table(["key", "value", "default", "option"], _settings(TrainSettings))
+
+
+def _settings(kind: Any, before: str = "") -> Iterator[tuple[str, str, str, str]]:
+    """The keys of a struct's JSON; those of a struct inside it follow the key and a point."""
+    given = {name for option in COMMANDS["train"].params for name in option.opts}
+    types = annotations(kind)
+    for field in msgspec.structs.fields(kind):
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield from _settings(field.type, f"{before}{field.encode_name}.")
+            continue
+        name = f"--{field.name.replace('_', '-')}"
+        default = "" if field.default is msgspec.NODEFAULT else _json(field.default)
+        yield (
+            f"`{before}{field.encode_name}`",
+            _json_type(types[field.name]),
+            default,
+            f"`{name}`" if name in given else "",
+        )
+
+
+def _json(value: object) -> str:
+    return f"`{msgspec.json.encode(value).decode()}`"
+
+
+def _json_type(annotation: str) -> str:
+    """What stands in a JSON file for a value of a Python type."""
+    names = {"None": "null", "int": "integer", "float": "number", "bool": "true or false"}
+    lists = {"tuple[str, ...]": "list of strings"}
+    kinds = (part.strip() for part in annotation.split("|"))
+    return " or ".join(names.get(kind, lists.get(kind, "string")) for kind in kinds)
+
+
+# Public names.
+
+
+def annotations(of: Any) -> dict[str, str]:
+    """The annotations of a function's parameters, or of a class's fields, as they are written."""
+    node = _node(of)
+    if isinstance(node, ast.ClassDef):
+        return {
+            statement.target.id: ast.unparse(statement.annotation)
+            for statement in node.body
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+        }
+    parameters = node.args
+    every = [*parameters.posonlyargs, *parameters.args, *parameters.kwonlyargs]
+    every += [a for a in (parameters.vararg, parameters.kwarg) if a]
+    return {a.arg: ast.unparse(a.annotation).strip("'") for a in every if a.annotation}
+
+
+def field_docs(of: type) -> dict[str, str]:
+    """The docstrings below the fields of a class, by field."""
+    node = _node(of)
+    assert isinstance(node, ast.ClassDef)
+    found = {}
+    for field, text in zip(node.body, node.body[1:], strict=False):
+        match field, text:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(doc))),
+            ):
+                found[name] = doc.strip()
+    return found
+
+
+def _node(of: Any) -> ast.ClassDef | ast.FunctionDef:
+    tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(of))))
+    node = tree.body[0]
+    assert isinstance(node, ast.ClassDef | ast.FunctionDef), of
+    return node
+
+
+def signature(name: str, of: Any) -> str:
+    """How a function or class is called, with types and defaults, in a block of code."""
+    called = inspect.signature(of)
+    plain_class = isinstance(of, type) and not _is_struct(of)
+    source = inspect.getattr_static(of, "__init__") if plain_class else of
+    types = annotations(source)
+    for base in of.__mro__[1:] if _is_struct(of) else ():
+        if base.__module__.split(".")[0] in _OURS:
+            types = annotations(base) | types
+    parts = []
+    for parameter in called.parameters.values():
+        if parameter.name == "self":
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parts:
+            parts.append("*")
+        written = f"{_STARS.get(parameter.kind, '')}{parameter.name}"
+        if parameter.name in types:
+            written += f": {types[parameter.name]}"
+        if parameter.default is not parameter.empty:
+            space = " " if parameter.name in types else ""
+            written += f"{space}={space}{_default(parameter.default)}"
+        parts.append(written)
+    arrow = _returned(of)
+    line = f"{name}({', '.join(parts)}){arrow}"
+    if len(line) > 96:
+        line = f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + f"){arrow}"
+    return f"```text\n{line}\n```"
+
+
+def _returned(of: Any) -> str:
+    node = _node(of)
+    if isinstance(node, ast.ClassDef) or node.returns is None:
+        return ""
+    text = ast.unparse(node.returns).strip("'")
+    if hasattr(of, "__wrapped__") and inspect.isgeneratorfunction(of.__wrapped__):
+        text = text.replace("Iterator", "AbstractContextManager", 1)
+    return f" -> {text}"
+
+
+def _default(value: object) -> str:
+    """A default as a caller would write it; dots for one that takes more than a line."""
+    text = repr(value.value if isinstance(value, enum.Enum) else value)
+    return "..." if "<" in text else text
+
+
+def _is_enum(of: Any) -> bool:
+    return isinstance(of, type) and issubclass(of, enum.Enum)
+
+
+def _is_struct(of: Any) -> bool:
+    return isinstance(of, type) and issubclass(of, msgspec.Struct)
+
+
+def names(module: ModuleType, wanted: Callable[[Any], bool] = lambda _: True) -> str:
+    """Sections on those public names of a module that are `wanted`."""
+    prefix = module.__name__
+    public = {name: getattr(module, name) for name in sorted(module.__all__) if name[0] != "_"}
+    parts = [_section(f"{prefix}.{name}", value) for name, value in public.items() if wanted(value)]
+    return "\n\n".join(parts)
+
+
+def _is_function(value: Any) -> bool:
+    return not isinstance(value, type | ModuleType)
+
+
+def _is_module(value: Any) -> bool:
+    return isinstance(value, ModuleType)
+
+
+def _is_error(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Exception)
+
+
+def _is_class(value: Any) -> bool:
+    return isinstance(value, type) and not _is_error(value)
+
+
+def _section(name: str, value: Any) -> str:
+    parts = [f"### `{name}`"]
+    if _is_enum(value):
+        parts.append(_prose(value.__doc__))
+        parts.append("Values: " + ", ".join(f"`{member.value}`" for member in value) + ".")
+    elif _is_error(value):
+        base = value.__mro__[1]
+        parts.append(f"A subclass of `{base.__name__}`. {_prose(value.__doc__)}")
+    elif isinstance(value, ModuleType):
+        parts.append(_prose(value.__doc__))
+    elif callable(value):
+        if not getattr(value, "_is_protocol", False):
+            parts.append(signature(name, value))
+        parts.append(_prose(inspect.getdoc(value)))
+    elif isinstance(value, dict):
+        parts.append("Keys: " + ", ".join(f"`{key}`" for key in value) + ".")
+    else:
+        parts.append(f"`{value!r}`")
+    if _is_class(value) and not _is_enum(value):
+        bases = [f"`{base.__name__}`" for base in value.__mro__[1:] if base in _PUBLIC_BASES]
+        parts += [f"A subclass of {', '.join(bases)}."] if bases else []
+        parts += [_member(value.__name__, *member) for member in members(value)]
+    return "\n\n".join(parts)
+
+
+def members(kind: type) -> Iterator[tuple[str, Any]]:
+    """The public methods and properties of a class, without those that a public base describes."""
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        if base.__module__.split(".")[0] in _OURS and (base is kind or base not in _PUBLIC_BASES):
+            found |= vars(base)
+    for base in _PUBLIC_BASES & set(kind.__mro__[1:]):
+        found = {name: value for name, value in found.items() if not hasattr(base, name)}
+    for name, value in found.items():
+        if name.startswith("_"):
+            continue
+        if isinstance(value, FunctionType | staticmethod | classmethod | property):
+            yield name, value
+
+
+def _member(owner: str, name: str, value: Any) -> str:
+    if isinstance(value, property):
+        return f"**`{name}`**: {_prose(inspect.getdoc(value))}"
+    function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+    called = signature(f"{owner}.{name}", function).replace("(cls, ", "(").replace("(cls)", "()")
+    return f"{called}\n\n{_prose(inspect.getdoc(function))}"
+
+
+def _prose(docstring: str | None) -> str:
+    """A docstring as Markdown: one line for each paragraph or item, and no accidental emphasis."""
+    assert docstring, "expected a docstring"
+    blocks = []
+    for block in inspect.cleandoc(docstring).split("\n\n"):
+        if block.startswith("    "):
+            blocks.append(f"```text\n{textwrap.dedent(block)}\n```")
+            continue
+        lines = re.sub(r"\n(?!- )\s*", " ", block)
+        pieces = re.split(r"(`[^`]*`)", lines)
+        for index in range(0, len(pieces), 2):
+            plain = re.sub(r"([*<])", r"\\\1", pieces[index])
+            pieces[index] = re.sub(r"docs/([\w/-]+\.md)", r"[\1](../\1)", plain)
+        blocks.append("".join(pieces))
+    return "\n\n".join(blocks)
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    **{f"downpour {name}": lambda name=name: options(name) for name in COMMANDS},  # type: ignore[misc]
+    "run folder": files,
+    "updates.parquet": update_columns,
+    "evaluations.csv": evaluation_columns,
+    "summary.json": summary_keys,
+    "settings.json": setting_keys,
+    "functions of ps": lambda: names(ps, _is_function),
+    "classes of ps": lambda: names(ps, _is_class),
+    "errors of ps": lambda: names(ps, _is_error),
+    "modules of ps": lambda: names(ps, _is_module),
+    "functions of worker": lambda: names(worker, _is_function),
+    "classes of worker": lambda: names(worker, _is_class),
+    "worker.caffe": lambda: names(worker.caffe),
+    "worker.strategies": lambda: names(worker.strategies),
+    "deploy": lambda: names(deploy),
+}
+
+
+def current(text: str) -> str:
+    """A page's text with every generated part as the code has it now."""
+    return _PART.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n\n{found[3]}", text)
+
+
+def parts_of(text: str) -> list[str]:
+    """The names of the generated parts of a page."""
+    return [found[2] for found in _PART.finditer(text)]
+
+
+def main() -> None:
+    for page in PAGES:
+        text = read(page)
+        if (new := current(text)) != text:
+            (ROOT / page).write_text(new)
+            sys.stdout.write(f"{page}\n")
+
+
+if __name__ == "__main__":
+    main()
