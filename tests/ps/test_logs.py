@@ -36,6 +36,11 @@ def _own_logs() -> Iterator[None]:
         yield
 
 
+def of(part: str, caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """The records of one logger: what other tests have left running may log, too."""
+    return [record for record in caplog.records if record.name == f"{logs.ROOT}.{part}"]
+
+
 def python(code: str, relay: LogRelay) -> subprocess.Popen[bytes]:
     """A child whose records go to `relay`."""
     path = {"PYTHONPATH": str(ROOT)}
@@ -92,7 +97,7 @@ def test_a_thread_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None
     thread = threading.Thread(target=lambda: int("x"), name="autosave")
     thread.start()
     thread.join()
-    (record,) = caplog.records
+    (record,) = of("threads", caplog)
     assert record.getMessage() == "thread autosave has failed"
     assert record.exc_info is not None
     assert record.exc_info[0] is ValueError
@@ -111,7 +116,7 @@ def test_a_server_that_fails_is_logged_at_once(caplog: pytest.LogCaptureFixture)
     """Its owner gets the exception when it stops the server, which may be much later."""
     server = Broken("shard-0", zmq.Context(), logs.logger("server", job=JOB, shard=0)).start()
     server.wait()
-    (record,) = caplog.records
+    (record,) = of("server", caplog)
     assert (record.levelname, record.getMessage()) == ("ERROR", "shard-0 has failed")
     assert vars(record)["shard"] == 0
     with pytest.raises(ZeroDivisionError):
@@ -133,7 +138,7 @@ def test_a_childs_records_are_its_parents(caplog: pytest.LogCaptureFixture) -> N
     relay.begin()
     assert child.wait() == 0
     relay.close()
-    kept, failed = caplog.records
+    kept, failed = of("part", caplog)
     assert (kept.levelname, kept.getMessage(), kept.name) == ("INFO", "kept 1", "downpour.part")
     assert {name: vars(kept)[name] for name in ("job", "shard")} == {
         "job": short_id(JOB),
@@ -157,7 +162,7 @@ def test_a_parent_that_does_not_read_holds_up_nobody(caplog: pytest.LogCaptureFi
     assert child.wait() == 0
     relay.begin()
     relay.close()
-    numbers = [int(record.getMessage().split()[0]) for record in caplog.records]
+    numbers = [int(record.getMessage().split()[0]) for record in of("part", caplog)]
     assert 0 < len(numbers) < 5000
     assert numbers == list(range(len(numbers)))
 
@@ -184,13 +189,13 @@ def test_a_full_disk_in_a_shards_process(
             client.push(client.new_gradient())
         found = eventually(trouble, because="the status says that autosaves fail")
         assert found.startswith(f"autosave {save.parent}: ")
-        eventually(lambda: caplog.records, because="the warning has come")
+        eventually(lambda: of("ps.wal.autosave", caplog), because="the warning has come")
         save.rmdir()
         eventually(lambda: not trouble(), because="an autosave succeeds")
-    assert {(record.levelname, record.getMessage()) for record in caplog.records} == {
-        ("WARNING", found)
-    }
-    assert {vars(record)["shard"] for record in caplog.records} == {0}
+    assert {
+        (record.levelname, record.getMessage()) for record in of("ps.wal.autosave", caplog)
+    } == {("WARNING", found)}
+    assert {vars(record)["shard"] for record in of("ps.wal.autosave", caplog)} == {0}
 
 
 def test_an_actor_takes_the_drivers_settings(monkeypatch: pytest.MonkeyPatch) -> None:
