@@ -14,13 +14,14 @@ from msgspec.structs import fields, replace
 from cupy_kernels.types import Precision
 from deploy.settings import NO_BOUND, TrainSettings, parse_staleness
 from ps.durability import Durability
-from ps.launch.launcher import Placement, ShardDevice
+from ps.launch.launch_plan import ShardDevice
+from ps.launch.launcher import Placement
 from ps.session.compression import PULLS, PUSHES
 from ps.transport.local_sockets import Transport
 from shards.errors import BadInput
 from worker.job import DEFAULT_SEED
 from worker.signals import sigterm_too
-from worker.strategies import STRATEGIES, Downpour
+from worker.strategies import STRATEGIES, Downpour, strategy_named
 
 if TYPE_CHECKING:
     from deploy.snapshot_ref import SnapshotRef
@@ -124,12 +125,16 @@ def train(
         _option(
             f"Steps the fastest worker may be ahead of the slowest, or {NO_BOUND}.",
             _LEARN,
-            f"{_DEFAULTS['staleness']}; bsp: 0",
+            f"{_DEFAULTS['staleness']}; 0 for a strategy in rounds",
         ),
     ] = None,
     strategy: Annotated[
         str | None,
-        _option(f"One of {', '.join(sorted(STRATEGIES))}.", _LEARN, _DEFAULTS["strategy"]),
+        _option(
+            f"One of {', '.join(sorted(STRATEGIES))}, with options as in diloco:h=50.",
+            _LEARN,
+            _DEFAULTS["strategy"],
+        ),
     ] = None,
     n_push: Annotated[
         int | None,
@@ -350,8 +355,8 @@ def _settings(
     """
     if "staleness" in given:
         given["staleness"] = parse_staleness(str(given["staleness"]))
-    elif given.get("strategy") == "bsp" and "staleness" not in unset:
-        given["staleness"] = 0
+    elif "strategy" in given and "staleness" not in unset:
+        given["staleness"] = strategy_named(str(given["strategy"])).usual_bound
     given |= {name: value.absolute() for name, value in given.items() if isinstance(value, Path)}
     where = given.get("snapshots")
     if isinstance(where, str) and "://" not in where:

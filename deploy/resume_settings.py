@@ -14,6 +14,7 @@ from msgspec.structs import asdict, fields
 
 from deploy.settings import TrainSettings, misplaced, option, written
 from shards.errors import BadInput
+from worker.strategies import strategy_named
 
 _DEFAULTS = {
     field.name: field.default
@@ -55,4 +56,6 @@ def _names(unset: Sequence[str], given: Mapping[str, Any]) -> list[str]:
 
 def _default(name: str, settings: Mapping[str, Any]) -> object:
     """The default of a setting; that of `staleness` depends on the strategy in `settings`."""
-    return 0 if name == "staleness" and settings["strategy"] == "bsp" else _DEFAULTS[name]
+    if name == "staleness":
+        return strategy_named(settings["strategy"]).usual_bound
+    return _DEFAULTS[name]

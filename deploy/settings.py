@@ -13,13 +13,8 @@ from msgspec.structs import asdict
 
 from cupy_kernels.types import Precision
 from ps.durability import Durability
-from ps.launch.launcher import (
-    Placement,
-    ShardDevice,
-    check_replicable,
-    check_rollback,
-    check_silence,
-)
+from ps.launch.launch_plan import ShardDevice, check_replicable, check_rollback, check_silence
+from ps.launch.launcher import Placement
 from ps.replication.coordinator_server import SILENCE_S
 from ps.session.compression import NONE, Compression
 from ps.snapshots import checked_json
@@ -30,7 +25,7 @@ from ps.transport.local_sockets import Transport
 from ps.wal.autosave import ROLLBACK_S
 from shards.errors import UNDECODABLE, BadInput
 from worker.device_selection import DeviceRequest, parse_device
-from worker.strategies import Strategy, strategy_named
+from worker.strategies import Strategy, strategy_named, strategy_of
 
 NO_BOUND = "inf"
 _LAST_PORT = 65535
@@ -162,9 +157,10 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def build_strategy(self) -> Strategy:
         """Build the strategy that these settings name; raises BadInput for an unknown one."""
-        kind = strategy_named(self.strategy)
+        strategy = strategy_of("--strategy", self.strategy)
         options = {name: getattr(self, name) for name in _STRATEGY_OPTIONS}
-        return kind(**{name: value for name, value in options.items() if value is not None})
+        given = {name: value for name, value in options.items() if value is not None}
+        return msgspec.structs.replace(strategy, **given)
 
     def build_device(self, solver_device: str) -> DeviceRequest:
         """The device that workers compute on: the one that is set, else the solver's."""

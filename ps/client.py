@@ -29,8 +29,7 @@ from ps import paths
 from ps.cluster import Cluster, cluster_of
 from ps.session import events, reshard_client
 from ps.session.compression import Compression, compression_of
-from ps.session.flow_control import LEAST, FlowControl, Times
-from ps.session.prefetch_table import PrefetchTable
+from ps.session.flow_control import LEAST, FlowControl, PrefetchTable, Times
 from ps.shared_memory.client_buffers import ClientBuffers, PulledWeights
 from ps.snapshots import residuals
 from ps.snapshots.object_store import Place
@@ -93,7 +92,7 @@ class Client:
     continues after the last applied push (`seq`, `step`). `patience_s` is the longest silence of a
     shard before `Unreachable` is raised. `in_flight` bounds the pushes that may be unacknowledged
     when another is sent; by default as many as the link needs, within memory
-    (ps/session/window_estimator.py). `compression` is the encoding of pushes and pulls. `restore`
+    (ps/session/flow_control.py). `compression` is the encoding of pushes and pulls. `restore`
     is a file that `save` wrote, with the residual to continue with; the shards may hold no later
     push. `keep` is the path or URI of the job's snapshots: the residual is written there
     for each (ps/snapshots/residual_writer.py). `link` puts all traffic behind a modelled slow link.
@@ -251,11 +250,15 @@ class Client:
         *,
         read_versions: Sequence[int] | None = None,
         steps: int = 1,
+        ticks: int | None = None,
         samples: int = 0,
         loss: float = 0.0,
         prefetch: int | None = None,
     ) -> None:
         """Send a gradient over `steps` steps, of shape (table.size,) float32, and do not wait.
+
+        The worker's clock rises by `ticks` (default: by `steps`), which is 1 for a clock that
+        counts windows of steps.
 
         A list of as many numbers will do. `read_versions`, one per shard, are those of the weights
         that it was computed from (default: the last pull's). The array must not change until it is
@@ -274,6 +277,10 @@ class Client:
         # Plainly valid arguments cost no function call; others are converted or refused.
         if type(steps) is not int or not 1 <= steps <= _MOST_COUNTED:
             steps = arguments.whole("push: steps", steps, 1, _MOST_COUNTED)
+        if ticks is None:
+            ticks = steps
+        elif type(ticks) is not int or not 1 <= ticks <= steps:
+            ticks = arguments.whole("push: ticks", ticks, 1, steps)
         if type(samples) is not int or not 0 <= samples <= _MOST_COUNTED:
             samples = arguments.whole("push: samples", samples, 0, _MOST_COUNTED)
         if type(loss) is not float:
@@ -290,7 +297,7 @@ class Client:
         request, sends = self._current.session.push(
             gradient if self._compresses else self._arenas.placed(gradient),
             self._versions(_read_versions(read_versions)),
-            clock=self.clock + steps,
+            clock=self.clock + ticks,
             step=self.step + steps,
             steps=steps,
             samples=samples,
@@ -300,7 +307,7 @@ class Client:
             now=now,
         )
         self._pacing.pushes.record_send(request, now)
-        self.clock += steps
+        self.clock += ticks
         self.step += steps
         if prefetch is not None and prefetch not in self._prefetched:
             sends += self._ask(prefetch, now)

@@ -9,11 +9,12 @@ from ps.cluster import Access, Cluster
 from ps.compatibility import build_id
 from ps.session.compression import Compression, compression_of
 from shards import arguments
+from shards.aggregation import CONSTANT, EACH, Merge, Round, merge_of, weighing_of
 from shards.errors import BadInput
 from shards.gradient_guard import Guard
 from shards.rules import SGD, Decay, Rule, decay_of, rule_of
 from shards.schedules import Schedule, schedule_of
-from shards.spec import Merge, ShardSpec
+from shards.spec import ShardSpec
 from shards.tables import DenseTable, cut_evenly
 
 _NAME_BYTES = 100  # an id has 128
@@ -28,7 +29,10 @@ def shard_specs(
     decay: Decay | float | None = None,
     bound: float | None = None,
     workers: int = 1,
-    merge: Merge | str = Merge.EACH,
+    merge: Merge | str = EACH,
+    weigh: str = CONSTANT,
+    scale: float = 1.0,
+    deltas: bool = False,
     lease_s: float = 10.0,
     warm_steps: int = 0,
     guard: Guard | None = None,
@@ -39,15 +43,18 @@ def shard_specs(
 
     Defaults: plain SGD at rate 0.01, no weight decay, no staleness bound, and a guard that accepts
     any finite gradient. A `rule` may be a name, such as "adam", with its defaults; a `schedule` a
-    number, a fixed rate; a `decay` a number, L2; a `bound` of None or inf is none. `compression` is
+    number, a fixed rate; a `decay` a number, L2; a `bound` of None or inf is none. `merge` says how
+    pushes are merged, `weigh` names the factor on the rate of a late one, `scale` is a factor on
+    the rate of all; with `deltas` pushes are differences of weights, to which neither multipliers
+    nor weight decay apply (shards/aggregation.py). `compression` is
     the expected choice of the workers, so that shards compile it in advance; by default plain
     floats. The job's id is `name` and a random part that a stranger cannot guess. Raises BadInput
     for invalid numbers.
     """
     table = arguments.instance("table", table, DenseTable, "a DenseTable")
     shards, workers = arguments.whole("shards", shards, 1), arguments.whole("workers", workers, 1)
-    steps, merge = arguments.bound("bound", bound), arguments.choice("merge", merge, Merge)
-    if merge is Merge.ROUND and steps != 0:
+    steps, merge = arguments.bound("bound", bound), merge_of("merge", merge)
+    if isinstance(merge, Round) and steps != 0:
         got = "none" if steps is None else steps
         raise BadInput(f"bound: expected 0, at which pushes are merged in rounds, got {got}")
     if guard is not None:
@@ -68,6 +75,9 @@ def shard_specs(
             workers=workers,
             build=build_id(),
             merge=merge,
+            weigh=weighing_of("weigh", weigh),
+            scale=arguments.number("scale", scale, least=0),
+            deltas=arguments.flag("deltas", deltas),
             lease_s=arguments.seconds("lease_s", lease_s),
             warm_steps=arguments.whole("warm_steps", warm_steps, 0),
             guard=guard or Guard(),

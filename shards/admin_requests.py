@@ -103,6 +103,7 @@ class AdminRequests:
             journal.pushes,
             journal.pulls,
             journal.duplicates,
+            journal.dropped,
             journal.refused,
             journal.bytes_in,
             journal.bytes_out,

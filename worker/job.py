@@ -7,7 +7,8 @@ from msgspec import structs
 
 from ps import Compression
 from ps.durability import Durability
-from ps.launch.launcher import Placement, ShardDevice
+from ps.launch.launch_plan import ShardDevice
+from ps.launch.launcher import Placement
 from ps.replication.coordinator_server import SILENCE_S
 from ps.session.compression import compression_of
 from ps.snapshots.catalog import EVERYTHING, Retention
@@ -16,8 +17,8 @@ from ps.transport.link_model import LinkModel, link_of
 from ps.transport.local_sockets import Transport
 from ps.wal.autosave import ROLLBACK_S
 from shards import arguments
-from shards.rules import Decay, Rule, decay_of, rule_of
-from shards.schedules import Schedule, schedule_of
+from shards.rules import SGD, Decay, Rule, decay_of, rule_of
+from shards.schedules import Fixed, Schedule, schedule_of
 from worker.device_selection import ANY, DeviceRequest
 from worker.model import Model
 from worker.training_loop import Plan
@@ -42,7 +43,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     `keep` says which ones are kept; with `snapshot_aligned` the shards are quiesced for each.
 
     Shards: they run at `shards_in`, hold their weights on `shard_device`, and listen on `bind` and
-    `port` (ps/launch/launcher.py). If other hosts can reach them, they use CURVE and admit only
+    `port` (ps/launch/launch_plan.py). If other hosts can reach them, they use CURVE and admit only
     this job's workers, unless `plaintext`. With `logs_apart` each node has its own folder for the
     shards' logs. A copy of a replicated shard that is silent for `silence_s` counts as dead. At
     durability `memory` a shard that dies loses at most the updates of the last `rollback_s`
@@ -100,6 +101,28 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def rule_name(self) -> str:
         """The kind of the update rule, as snapshots store it."""
         return str(self.rule.__struct_config__.tag)
+
+
+def settled(job: Job) -> tuple[Job, tuple[str, ...]]:
+    """The job as its strategy has it run, and notices of what that changes.
+
+    A strategy may bring an update rule of its own. One that pushes differences of weights moves the
+    schedule and the weight decay of `job` to the workers. Raises BadInput for options that diverge
+    with the job's number of workers.
+    """
+    strategy = job.plan.strategy.for_workers(job.workers)
+    half = strategy.server(job.workers)
+    notices = strategy.notices(job.workers, job.rule)
+    plan = structs.replace(job.plan, strategy=strategy)
+    if half.rate is None:
+        return structs.replace(job, plan=plan, rule=half.rule or job.rule), notices
+    return structs.replace(
+        job,
+        plan=structs.replace(plan, decay=job.decay),
+        rule=half.rule or SGD(),
+        schedule=Fixed(base_rate=half.rate),
+        decay=Decay(),
+    ), notices
 
 
 def _checked(job: Job) -> dict[str, object]:

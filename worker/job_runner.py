@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from ps import Cluster, ShardState, paths, shard_specs
 from ps.durability import Durability
-from ps.launch.launcher import recovery_s, start_shards
+from ps.launch.launch_plan import LaunchPlan, recovery_s
+from ps.launch.launcher import start_shards
 from ps.logs import Logger, logger
 from ps.session.events import Unreachable
 from ps.snapshot_scheduler import SnapshotScheduler
@@ -36,7 +37,7 @@ from worker import initial_state, spark
 from worker.dataframes import dealt
 from worker.device_selection import check, check_here
 from worker.evaluation import BackgroundEvaluator, Evaluation, EvaluationPlan
-from worker.job import Job
+from worker.job import Job, settled
 from worker.job_shards import JobShards, ReshardRequest, Start
 from worker.loss_display import LossLine
 from worker.model import build_model
@@ -149,6 +150,7 @@ def run_job(
     model = build_model(job.model)
     if weights is not None:
         weights = arguments.array("weights", weights, model.table.size)
+    job, scaled = settled(job)
     job.plan.strategy.check(job.bound, job.plan.prefetch)
     check(model, job.device)
     if spark.runs_here(df):
@@ -162,6 +164,7 @@ def run_job(
     shelf = SnapshotCatalog(snapshots, job.keep) if snapshots is not None else None
     if shelf is not None:
         shelf.check_writable()
+    half = job.plan.strategy.server(job.workers)
     specs = shard_specs(
         model.table,
         shards=job.shards,
@@ -170,12 +173,17 @@ def run_job(
         decay=job.decay,
         bound=job.bound,
         workers=job.workers,
-        merge=job.plan.strategy.merge,
+        merge=half.merge,
+        weigh=half.weigh,
+        scale=half.scale,
+        deltas=half.deltas,
         lease_s=job.lease_s,
         warm_steps=job.plan.strategy.warm_up,
         compression=job.compression,
     )
     notify = _Notices(observer, logger("worker", job=specs[0].job))
+    for text in scaled:
+        notify(text)
     df = dealt(df, job.workers, even=even)
     patience_s = _patience_s(job, model.table)
     with JobShards(
@@ -538,17 +546,19 @@ def _starting(job: Job) -> Start:
     """A function that starts shards for this job."""
     return lambda specs, ports, logs: start_shards(
         job.shards_in,
-        specs,
-        host=job.bind,
-        port=job.port + ports if job.port else 0,
-        transport=job.transport,
-        device=job.shard_device,
-        secure=False if job.plaintext else None,
-        durability=job.durability,
-        silence_s=job.silence_s,
-        rollback_s=_rollback_s(job),
-        logs=logs,
-        logs_apart=job.logs_apart,
+        LaunchPlan(
+            specs=specs,
+            host=job.bind,
+            port=job.port + ports if job.port else 0,
+            transport=job.transport,
+            device=job.shard_device,
+            secure=False if job.plaintext else None,
+            durability=job.durability,
+            silence_s=job.silence_s,
+            rollback_s=_rollback_s(job),
+            logs=logs,
+            logs_apart=job.logs_apart,
+        ),
     )
 
 

@@ -4,8 +4,8 @@ import msgspec
 
 from deploy.simulation_kinds import ClusterConfig
 from ps.durability import Durability
+from shards.aggregation import EACH, Merge
 from shards.rules import RULES
-from shards.spec import Merge
 
 
 class SimulationConfig(
@@ -29,7 +29,7 @@ class SimulationConfig(
     in_flight: int = 2
     burst: int = 1
     prefetch: bool = False
-    merge: Merge = Merge.EACH
+    merge: Merge = EACH
     rule: str = "sgd"
     warm_steps: int = 0
     lease_s: float = 3.0

@@ -17,7 +17,7 @@ from deploy.simulation.faults import AnyFault
 from deploy.simulation.scenarios import Scenario
 from deploy.simulation_kinds import ClusterConfig, Profile
 from ps.durability import Durability
-from shards.spec import Merge
+from shards.aggregation import EACH, ROUND
 
 Draw = random.Random
 Drawn = Callable[[Draw, SimulationConfig], list[AnyFault]]
@@ -81,7 +81,7 @@ def _setting(draw: Draw, cluster: ClusterConfig) -> SimulationConfig:
         steps=draw.choice([4, 6, 9]),
         in_flight=draw.randint(1, 3),
         prefetch=bound != 0 and draw.random() < 0.5,
-        merge=Merge.ROUND if rounds else Merge.EACH,
+        merge=ROUND if rounds else EACH,
         warm_steps=draw.choice([0, 0, 3, 10]),
         lease_s=draw.choice([2.0, 4.0]),
         delay_s=draw.choice([0.02, 0.1, 0.3]),
@@ -96,7 +96,7 @@ def _setting(draw: Draw, cluster: ClusterConfig) -> SimulationConfig:
 def _may_burst(setting: SimulationConfig) -> bool:
     """Whether its shards are rolled back, and take more than one push of a worker at a time."""
     in_memory = setting.cluster in (ClusterConfig.SINGLE, ClusterConfig.COMPRESSED)
-    return in_memory and setting.bound is not None and setting.merge is Merge.EACH
+    return in_memory and setting.bound is not None and setting.merge == EACH
 
 
 def _compression(draw: Draw) -> tuple[str, str]:

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from deploy.simulation.config import SimulationConfig
 from ps.session.error_feedback import ERROR
 from ps.session.session import Session
+from shards.aggregation import EACH
 from shards.envelopes import Outgoing
 from shards.messages import Joined, Pull, Standing, Weights
 from shards.shard import Shard
-from shards.spec import Merge
 from shards.tables import SHARD_ALIGNMENT
 
 SCALE = 12  # divisible by every size of a round up to four
@@ -298,7 +298,7 @@ def residual(session: Session, number: int) -> Array:
 
 def exact(setting: SimulationConfig, pull: str) -> bool:
     """Whether pushes can be counted in sent weights; reference_model.py checks rules with slots."""
-    plain = setting.merge is Merge.EACH and not setting.slots
+    plain = setting.merge == EACH and not setting.slots
     return plain and pull == "none" and setting.push in EXACT_PUSHES
 
 

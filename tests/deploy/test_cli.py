@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from deploy import cli
 from deploy.settings import TrainSettings
-from ps.launch import launcher
+from ps.launch import launch_plan
 from ps.logs import logger
 from tests.support.cli_in_process import Run
 from tests.support.cli_refusals import TRAIN, refuses
@@ -127,7 +127,7 @@ OPTIONS = [
     ("--n-push -1", r"--n-push: expected at least 1, got -1"),
     ("--n-push 9", r"--staleness: pushing every 9 steps needs at least 8, got 4"),
     ("--staleness -1", r"--staleness: expected a whole number of steps or inf, got '-1'"),
-    ("--strategy down", r"--strategy: expected one of bsp, downpour, got 'down'"),
+    ("--strategy down", r"--strategy: expected one of adag, .*, got 'down'"),
     ("--strategy bsp --n-fetch 2", r"--n-fetch 2: strategy bsp has no such option"),
     ("--device cuda", r"--device: expected auto, cpu, gpu or gpu:N, got 'cuda'"),
     ("--device gpu:1", r"--device gpu:1: expected a GPU that answers, and CuPy .*; got none"),
@@ -180,7 +180,7 @@ def test_weights_of_a_stranger(downpour: Run, job: Path) -> None:
 
 def test_no_gpu_for_the_shards(downpour: Run, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing GPU for the shards on this machine is reported before anything starts."""
-    monkeypatch.setattr(launcher, "gpu", lambda: None)
+    monkeypatch.setattr(launch_plan, "gpu", lambda: None)
     line = "--shard-device gpu: expected a GPU that answers, got none here"
     for home in ("ray", "processes"):
         refuses(downpour, job, f"{TRAIN} --shards-in {home} --shard-device gpu", line)

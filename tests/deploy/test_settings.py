@@ -122,8 +122,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"n_push": 5, "prefetch": True},
         "pushing every 5 steps with prefetch needs at least 5, got 4",
     ),
-    ({"n_fetch": 2, "prefetch": True}, "prefetch: expected n_fetch 1, got 2"),
-    ({"strategy": "down"}, "strategy: expected one of bsp, downpour, got 'down'"),
+    ({"n_fetch": 2, "prefetch": True}, "every step, got downpour, which pulls every 2 steps"),
+    ({"strategy": "down"}, "strategy: expected one of adag, asp, async_diloco, bsp, "),
     ({"strategy": "bsp"}, "strategy bsp: expected staleness bound 0 and no prefetch, got 4"),
     (
         {"strategy": "bsp", "staleness": 0, "n_push": 2},

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from ps import AdminClient, Client, Cluster, local_shards, shard_specs
+from shards.aggregation import ROUND
 from shards.rules import SGD, Adagrad, Momentum, Rule
-from shards.spec import Merge
 from tests.support.eventually import eventually
 from tests.support.ones_job import Ones, ones_job
 from worker.batches import Batches
@@ -184,7 +184,7 @@ def test_rounds_equal_serial_training_on_the_mean(solver: Solver, rows: Any) -> 
         decay=solver.decay,
         bound=0,
         workers=2,
-        merge=Merge.ROUND,
+        merge=ROUND,
     )
     with local_shards(specs, model.initial(SEED)) as cluster:
         found = train(cluster, solver, halves, BSP())

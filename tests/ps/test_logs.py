@@ -17,7 +17,7 @@ import ps
 from ps import AdminClient, logs, process_shards
 from ps.launch import ray_actors
 from ps.launch.child_protocol import ShardLaunch
-from ps.launch.launcher import ShardDevice
+from ps.launch.launch_plan import ShardDevice
 from ps.logs import LogRelay, LogSettings
 from ps.transport.local_sockets import Transport
 from ps.transport.server_thread import ServerThread
