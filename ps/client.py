@@ -160,7 +160,7 @@ class Client:
         self._switch_to(self._connect(cluster))
         self._compresses = self._current.session.cargo.feedback is not None
         self._keeper = (
-            ResidualWriter(keep, worker, incarnation)
+            ResidualWriter(keep, cluster.job, worker, incarnation)
             if keep is not None and self._compresses
             else None
         )

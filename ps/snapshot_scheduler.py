@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from ps.admin_client import AdminClient
 from ps.cluster import Cluster
+from ps.logs import logger
 from ps.session.events import Unreachable
 from ps.snapshots.catalog import SnapshotCatalog
 from ps.snapshots.residual_writer import awaited, gathered, sweep_kept
@@ -35,7 +36,8 @@ class SnapshotScheduler:
     export (shards/quiesce.py); if they do not come together, the snapshot is taken without, and its
     manifest records that. With `residuals`, workers that compress their pushes write their
     residuals (residual_writer.py), which go into the snapshot if they arrive within half a minute.
-    `report` is called with messages for the operator, in the calling thread.
+    `report` is called with messages for the operator, in the calling thread; without it they are
+    warnings of the logger.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class SnapshotScheduler:
         begins_at: int = 0,
         aligned: bool = False,
         residuals: bool = False,
-        report: Callable[[str], None] = lambda _: None,
+        report: Callable[[str], None] | None = None,
     ) -> None:
         self.latest: str | None = None
         self._cluster = cluster
@@ -61,7 +63,8 @@ class SnapshotScheduler:
         self._every_s = every_s
         self._aligned = aligned
         self._residuals = residuals
-        self._report = report
+        self._logger = logger(__name__, job=cluster.job)
+        self._report = report or self._logger.warning
         self._next = self._next_after(begins_at)
         self._next_at = time.monotonic() + every_s
         self._requested = self._answering = False
@@ -154,15 +157,19 @@ class SnapshotScheduler:
         wanted = awaited(states)
         try:
             found, self._missing = gathered(self._catalog.store, wanted, patience_s)
-        except OSError:  # the states are worth a snapshot by themselves
+        except OSError as error:  # the states are worth a snapshot by themselves
+            self._logger.warning("residuals in %s: %s", self._catalog.store.place, error.strerror)
             found, self._missing = [], list(wanted)
         return found
 
     def _sweep(self) -> None:
         """Delete leftover residual files; no worker is alive that could still need them."""
         if self._residuals:
-            with suppress(OSError):
+            try:
                 sweep_kept(self._catalog.store)
+            except OSError as error:
+                place = self._catalog.store.place
+                self._logger.warning("old residuals in %s: %s", place, error.strerror)
 
     def _finish(self, *, training: bool = True) -> bool:
         """Wait for the snapshot in progress, and report how it went; False if it failed, or there
@@ -178,6 +185,9 @@ class SnapshotScheduler:
             kept = f"the last good one is {self.latest}" if self.latest else "there is none yet"
             self._report(f"{error}; {kept}{', and training continues' if training else ''}")
             return False
+        self._logger.info("snapshot %s", self.latest)
+        if self._catalog.untidy:
+            self._report(self._catalog.untidy)
         missing, self._missing = self._missing, []
         if missing:
             self._report(f"snapshot {self.latest}: without the residuals of {' '.join(missing)}")

@@ -64,6 +64,9 @@ def test_the_command_line_loads_the_simulator_only_to_simulate() -> None:
         ("pyspark", {"worker/spark.py"}),
         ("py4j", {"worker/spark.py"}),
         ("cupy", {"cupy_kernels/device.py"}),
+        ("xxhash", {"shards/checksums.py"}),
+        ("structlog", {"ps/logs.py"}),
+        ("logging", {"ps/logs.py", "worker/spark.py"}),  # the latter filters Py4J's records
     ],
 )
 def test_one_door_each(library: str, doors: set[str]) -> None:

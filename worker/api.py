@@ -1,6 +1,5 @@
 """`worker.train`: a Caffe solver, a Spark DataFrame, and trained weights back."""
 
-import logging
 from pathlib import Path
 
 import msgspec
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from ps import paths
+from ps.logs import logger
 from shards import arguments
 from shards.errors import BadInput
 from worker import spark
@@ -28,7 +28,7 @@ from worker.job_runner import Observer, Outcome, check_frame, run_job
 from worker.option_fields import Parsed, keyword_options, option
 from worker.options import MOST, TrainOptions
 
-_LOG = logging.getLogger("downpour.worker")
+_LOG = logger("worker", worker="driver")
 
 
 class Trained(msgspec.Struct, frozen=True):

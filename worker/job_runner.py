@@ -6,7 +6,6 @@ takes snapshots, and returns the final weights. A job that is interrupted, or th
 for good, leaves a snapshot of its weights at that moment.
 """
 
-import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ from ps.durability import Durability
 from ps.job_spec import expect_compression
 from ps.launch.launch_plan import LaunchPlan, recovery_s
 from ps.launch.launcher import start_shards
+from ps.logs import Logger, logger
 from ps.session.events import Unreachable
 from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
@@ -46,15 +46,11 @@ from worker.signals import noted
 from worker.spark_task import PATIENCE_S, REPORT, TaskSpec, decode_reports, run_task
 from worker.training_loop import WorkerReport
 
-_LOG = logging.getLogger(__name__)
-
 _LOOK_S = 0.5
 _ANSWER_S = 10.0
 _BACK_S = 30.0  # for a shard to restart from its last autosave
 _CANCELS, _CANCEL_S = 15, 1.0
 _RESIDUALS_S = 5.0  # for workers to write their residuals before they are cancelled
-
-_log = logging.getLogger("downpour.worker")
 
 
 class Observer(Protocol):
@@ -149,13 +145,14 @@ def run_job(
         arguments.instance("snapshot_requested", snapshot_requested, Event, "a threading.Event")
     job, changes = settled(job)
     inputs = prepare(df, job, weights, resume, snapshots, logs)
-    notify = _Notices(observer)
+    specs = _specs(job, inputs.model.table)
+    notify = _Notices(observer, logger("worker", job=specs[0].job))
     for change in changes:
         notify(change)
     df = dealt(df, job.workers, even=even)
     patience_s = _patience_s(job, inputs.model.table)
     with JobShards(
-        _specs(job, inputs.model.table),
+        specs,
         _starting(job),
         logs=inputs.logs,
         patience_s=patience_s,
@@ -251,8 +248,9 @@ def check_frame(what: str, df: object) -> None:
 class _Notices:
     """Keeps the messages for the operator, and passes each to the observer, or else to the log."""
 
-    def __init__(self, observer: Observer | None) -> None:
+    def __init__(self, observer: Observer | None, log: Logger) -> None:
         self._observer = observer
+        self._logger = log
         self.texts: list[str] = []
 
     def __call__(self, text: str) -> None:
@@ -260,7 +258,7 @@ class _Notices:
         if self._observer is not None:
             self._observer.notice(text)
         else:
-            _log.warning("%s", text)
+            self._logger.warning("%s", text)
 
 
 class _Run:
@@ -295,6 +293,8 @@ class _Run:
         self._request: ReshardRequest | None = None
         self._loss_line = LossLine(job.display, job.average_loss, job.workers)
         self._tag = f"downpour-{secrets.token_hex(8)}"
+        self._logger = logger(__name__, job=task.cluster.job)
+        self._troubles: dict[int, str] = {}  # what the shards' statuses have said last
 
     def run(self) -> Outcome:
         started = time.monotonic()
@@ -364,7 +364,8 @@ class _Run:
         ) -> Iterator[pa.RecordBatch]:
             return run_task(rows, task, model, partition, attempt, gpus)
 
-        return decode_reports(spark.run_tasks(self.df, host, REPORT, self._tag))
+        job = task.cluster.job
+        return decode_reports(spark.run_tasks(self.df, host, REPORT, self._tag, job))
 
     def _watch(self, future: "Future[list[WorkerReport]]", pressed: Event) -> None:
         while not wait([future], _LOOK_S).done and not pressed.is_set():
@@ -432,7 +433,11 @@ class _Run:
         if self.observer is not None:
             self.observer.progressed(statuses, records)
         if (line := self._loss_line.line(statuses, records)) is not None:
-            _LOG.info(line)
+            self._logger.info("%s", line)
+        for status in statuses:
+            if status.trouble and status.trouble != self._troubles.get(status.shard):
+                self.notify(f"shard {status.shard}: {status.trouble}; training continues")
+            self._troubles[status.shard] = status.trouble
         return statuses
 
     def _cancel(self, future: "Future[list[WorkerReport]]") -> None:
@@ -531,8 +536,10 @@ def _evaluator(
     if plan is None:
         return nullcontext()
 
+    log = logger(__name__, job=cluster.job)
+
     def found(result: Evaluation) -> None:
-        _LOG.info(str(result))
+        log.info("%s", result)
         if observer is not None:
             observer.evaluated(result)
 

@@ -95,7 +95,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> list[Servers]:
 
     @contextmanager
     def start(_: Any, plan: LaunchPlan) -> Iterator[Servers]:
-        started.append(Servers(plan.specs, plan.logs))  # type: ignore[arg-type]  # none without a WAL
+        started.append(Servers(plan.specs, plan.logs))
         try:
             yield started[-1]
         finally:
@@ -252,6 +252,21 @@ def test_without_an_observer_notices_are_logged(
     assert "shard 0 has died" in outcome.notices
 
 
+def test_what_fails_in_a_shard_is_reported(
+    servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failing autosave is reported once, while training continues; the outcome says it, too."""
+
+    def tasks() -> None:
+        servers[-1].trouble(0, "autosave saves: No space left on device")
+        push(servers[-1], 3, 0)
+
+    outcome, notes = run(tasks, tmp_path, threading.Event(), monkeypatch)
+    line = "shard 0: autosave saves: No space left on device; training continues"
+    assert notes == list(outcome.notices) == [line]
+    assert outcome.statuses[0].pushes == 3
+
+
 def test_workers_that_had_no_rows_after_all(
     servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,7 +348,7 @@ def test_the_weights_are_tested_while_the_job_trains(
 
     Spark(tasks, monkeypatch)
     plan = EvaluationPlan(lambda weights, _: {"least": float(weights.min())}, every=2)
-    with caplog.at_level("INFO", "worker.job_runner"):
+    with caplog.at_level("INFO", "downpour.worker.job_runner"):
         outcome = job_runner.run_job(
             None,  # type: ignore[arg-type]  # no task reads it
             ones_job(Ones, steps=9, workers=1),

@@ -1,4 +1,4 @@
-"""Strategies by name with options, their defaults by the number of workers, and what they refuse."""
+"""Strategies by name with options, their defaults by the number of workers, and refusals."""
 
 import pytest
 
