@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from cupy_kernels.updates import BLOCK
+from cupy_kernels.types import BLOCK
 
 try:
     from numba import njit

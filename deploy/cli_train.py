@@ -14,7 +14,8 @@ from msgspec.structs import fields, replace
 from cupy_kernels.types import Precision
 from deploy.settings import NO_BOUND, TrainSettings, parse_staleness
 from ps.durability import Durability
-from ps.launch.launcher import Placement, ShardDevice
+from ps.launch.launch_plan import ShardDevice
+from ps.launch.launcher import Placement
 from ps.session.compression import PULLS, PUSHES
 from ps.transport.local_sockets import Transport
 from shards.errors import BadInput

@@ -13,13 +13,8 @@ from msgspec.structs import asdict
 
 from cupy_kernels.types import Precision
 from ps.durability import Durability
-from ps.launch.launcher import (
-    Placement,
-    ShardDevice,
-    check_replicable,
-    check_rollback,
-    check_silence,
-)
+from ps.launch.launch_plan import ShardDevice, check_replicable, check_rollback, check_silence
+from ps.launch.launcher import Placement
 from ps.replication.coordinator_server import SILENCE_S
 from ps.session.compression import NONE, Compression
 from ps.snapshots import checked_json

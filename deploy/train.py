@@ -33,7 +33,8 @@ from deploy.snapshot_ref import SnapshotRef, newest, shelf_of
 from deploy.summary import Summary, summarise
 from deploy.updates import UpdatesWriter
 from ps import Cluster
-from ps.launch.launcher import Placement, place_of
+from ps.launch.launch_plan import place_of
+from ps.launch.launcher import Placement
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
 from ps.snapshots.manifest import Manifest
 from ps.snapshots.object_store import without_secrets

@@ -23,9 +23,8 @@ from ps.compatibility import build_id
 from ps.durability import Durability
 from ps.job_spec import make_cluster, resharded_specs, shard_specs
 from ps.jobs import Job, On, connect, local, reader, start
-from ps.launch.launcher import ShardDevice
-from ps.launch.processes import process_shards
-from ps.launch.replicated_processes import replicated_shards
+from ps.launch.launch_plan import ShardDevice
+from ps.launch.processes import process_shards, replicated_shards
 from ps.launch.threads import local_shards
 from ps.reader import Reader
 from ps.resharding import reshard

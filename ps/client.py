@@ -29,8 +29,7 @@ from ps import paths
 from ps.cluster import Cluster, cluster_of
 from ps.session import events, reshard_client
 from ps.session.compression import Compression, compression_of
-from ps.session.flow_control import LEAST, FlowControl, Times
-from ps.session.prefetch_table import PrefetchTable
+from ps.session.flow_control import LEAST, FlowControl, PrefetchTable, Times
 from ps.shared_memory.client_buffers import ClientBuffers, PulledWeights
 from ps.snapshots import residuals
 from ps.snapshots.object_store import Place
@@ -93,7 +92,7 @@ class Client:
     continues after the last applied push (`seq`, `step`). `patience_s` is the longest silence of a
     shard before `Unreachable` is raised. `in_flight` bounds the pushes that may be unacknowledged
     when another is sent; by default as many as the link needs, within memory
-    (ps/session/window_estimator.py). `compression` is the encoding of pushes and pulls. `restore`
+    (ps/session/flow_control.py). `compression` is the encoding of pushes and pulls. `restore`
     is a file that `save` wrote, with the residual to continue with; the shards may hold no later
     push. `keep` is the path or URI of the job's snapshots: the residual is written there
     for each (ps/snapshots/residual_writer.py). `link` puts all traffic behind a modelled slow link.

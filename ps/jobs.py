@@ -24,7 +24,8 @@ from ps.client import Client
 from ps.cluster import Cluster, cluster_of
 from ps.durability import Durability
 from ps.job_spec import resharded_specs, shard_specs
-from ps.launch.launcher import LaunchedShards, Placement, ShardDevice, start_shards
+from ps.launch.launch_plan import LaunchPlan, ShardDevice
+from ps.launch.launcher import LaunchedShards, Placement, start_shards
 from ps.launch.threads import local_shards
 from ps.reader import Reader
 from ps.resharding import reshard
@@ -191,15 +192,15 @@ def start(
         if place is On.THREADS:
             return local_shards(specs, device=device)
         folder = None if root is None else root / f"epoch-{specs[0].map.epoch}"
-        return start_shards(
-            Placement(place),
-            specs,
+        plan = LaunchPlan(
+            specs=specs,
             host=host,
             port=port + ports if port else 0,
             device=device,
             durability=durability,
             logs=folder,
         )
+        return start_shards(Placement(place), plan)
 
     if place is On.THREADS and (durability is not Durability.MEMORY or host != "127.0.0.1" or port):
         raise BadInput("on threads: expected durability memory, and no host or port, got others")

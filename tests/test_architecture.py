@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,57 @@ def test_the_command_line_loads_the_simulator_only_to_simulate() -> None:
 def test_one_door_each(library: str, doors: set[str]) -> None:
     """A library with a door of its own is imported there and nowhere else."""
     assert files_that_import(library) <= doors
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def modules_imported(tree: ast.AST, known: Set[str]) -> Iterator[str]:
+    """The `known` modules that a file imports at any depth, but not for annotations only."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from known & {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports are absolute"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield from known & {inner if inner in known else str(node.module)}
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            yield from modules_imported(ast.Module(node.orelse, []), known)
+        else:
+            yield from modules_imported(node, known)
+
+
+def reached_from(module: str, imports: Mapping[str, Set[str]]) -> set[str]:
+    """All modules that importing `module` may load, sooner or later."""
+    found: set[str] = set()
+    ahead = [module]
+    while ahead:
+        new = imports[ahead.pop()] - found
+        found |= new
+        ahead += new
+    return found
+
+
+def test_no_file_imports_itself() -> None:
+    """No file imports another that imports it, in however many steps, also inside functions.
+
+    So any file can be read, tested and moved with only those below it.
+    """
+    files = {
+        module_of(path): path for package in PACKAGES for path in (ROOT / package).rglob("*.py")
+    }
+    imports = {
+        module: set(modules_imported(ast.parse(path.read_text()), files.keys())) - {module}
+        for module, path in files.items()
+    }
+    reached = {module: reached_from(module, imports) for module in imports}
+    assert {
+        tuple(sorted(other for other in reached[module] if module in reached[other]))
+        for module in imports
+        if module in reached[module]
+    } == set()
 
 
 def test_no_pickle() -> None:

@@ -14,7 +14,8 @@ from threadpoolctl import threadpool_limits
 from cupy_kernels.types import Precision
 from ps import paths
 from ps.durability import Durability
-from ps.launch.launcher import Placement, ShardDevice, check_rollback
+from ps.launch.launch_plan import ShardDevice, check_rollback
+from ps.launch.launcher import Placement
 from ps.replication.coordinator_server import SILENCE_S
 from ps.session.compression import NONE, Compression
 from ps.transport.link_model import link_of

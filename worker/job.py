@@ -7,7 +7,8 @@ from msgspec import structs
 
 from ps import Compression
 from ps.durability import Durability
-from ps.launch.launcher import Placement, ShardDevice
+from ps.launch.launch_plan import ShardDevice
+from ps.launch.launcher import Placement
 from ps.replication.coordinator_server import SILENCE_S
 from ps.session.compression import compression_of
 from ps.snapshots.catalog import EVERYTHING, Retention
@@ -42,7 +43,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     `keep` says which ones are kept; with `snapshot_aligned` the shards are quiesced for each.
 
     Shards: they run at `shards_in`, hold their weights on `shard_device`, and listen on `bind` and
-    `port` (ps/launch/launcher.py). If other hosts can reach them, they use CURVE and admit only
+    `port` (ps/launch/launch_plan.py). If other hosts can reach them, they use CURVE and admit only
     this job's workers, unless `plaintext`. With `logs_apart` each node has its own folder for the
     shards' logs. A copy of a replicated shard that is silent for `silence_s` counts as dead. At
     durability `memory` a shard that dies loses at most the updates of the last `rollback_s`

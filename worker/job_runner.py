@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from ps import Cluster, ShardState, paths, shard_specs
 from ps.durability import Durability
-from ps.launch.launcher import recovery_s, start_shards
+from ps.launch.launch_plan import LaunchPlan, recovery_s
+from ps.launch.launcher import start_shards
 from ps.session.events import Unreachable
 from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
@@ -539,17 +540,19 @@ def _starting(job: Job) -> Start:
     """A function that starts shards for this job."""
     return lambda specs, ports, logs: start_shards(
         job.shards_in,
-        specs,
-        host=job.bind,
-        port=job.port + ports if job.port else 0,
-        transport=job.transport,
-        device=job.shard_device,
-        secure=False if job.plaintext else None,
-        durability=job.durability,
-        silence_s=job.silence_s,
-        rollback_s=_rollback_s(job),
-        logs=logs,
-        logs_apart=job.logs_apart,
+        LaunchPlan(
+            specs=specs,
+            host=job.bind,
+            port=job.port + ports if job.port else 0,
+            transport=job.transport,
+            device=job.shard_device,
+            secure=False if job.plaintext else None,
+            durability=job.durability,
+            silence_s=job.silence_s,
+            rollback_s=_rollback_s(job),
+            logs=logs,
+            logs_apart=job.logs_apart,
+        ),
     )
 
 

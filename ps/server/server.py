@@ -6,7 +6,7 @@ import zmq
 
 from cupy_kernels.backends import HOST, Backend
 from ps.security.authorization import Admission
-from ps.security.enrolment_store import EnrolmentStore
+from ps.security.enrolment import EnrolmentStore
 from ps.security.keys import KeyPair
 from ps.server.endpoint import ShardEndpoint
 from ps.transport.connection_limits import LOOK_S

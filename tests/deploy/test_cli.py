@@ -13,7 +13,7 @@ from msgspec.structs import fields
 from safetensors.numpy import save_file
 
 from deploy.settings import TrainSettings
-from ps.launch import launcher
+from ps.launch import launch_plan
 from tests.support.cli_in_process import Run
 from tests.support.cli_refusals import TRAIN, refuses
 from tests.support.ports import free_port
@@ -151,7 +151,7 @@ def test_weights_of_a_stranger(downpour: Run, job: Path) -> None:
 
 def test_no_gpu_for_the_shards(downpour: Run, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing GPU for the shards on this machine is reported before anything starts."""
-    monkeypatch.setattr(launcher, "gpu", lambda: None)
+    monkeypatch.setattr(launch_plan, "gpu", lambda: None)
     line = "--shard-device gpu: expected a GPU that answers, got none here"
     for home in ("ray", "processes"):
         refuses(downpour, job, f"{TRAIN} --shards-in {home} --shard-device gpu", line)

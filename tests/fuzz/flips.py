@@ -30,8 +30,8 @@ from ps.durability import Durability
 from ps.replication.coordinator import ShardGroup
 from ps.replication.coordinator_store import CoordinatorStore
 from ps.security.authorization import Admission, Enrolment, Enrolments, Invitation
-from ps.security.enrolment_store import EnrolmentStore
-from ps.security.key_file import load_or_create_keys
+from ps.security.enrolment import EnrolmentStore
+from ps.security.keys import load_or_create_keys
 from ps.session.compression import Compression
 from ps.snapshots import checked_json
 from ps.snapshots.catalog import SnapshotCatalog

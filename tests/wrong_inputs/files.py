@@ -8,7 +8,7 @@ import numpy as np
 
 import ps
 from deploy.settings import TrainSettings
-from ps.security.key_file import load_or_create_keys
+from ps.security.keys import load_or_create_keys
 from ps.snapshots.manifest import load_snapshot, save_snapshot
 from ps.snapshots.secure_files import write_private
 from ps.snapshots.worker_state import load_state

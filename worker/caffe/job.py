@@ -7,7 +7,8 @@ import msgspec
 
 from cupy_kernels.types import Precision
 from ps.durability import Durability
-from ps.launch.launcher import Placement, ShardDevice
+from ps.launch.launch_plan import ShardDevice
+from ps.launch.launcher import Placement
 from ps.replication.coordinator_server import SILENCE_S
 from ps.session.compression import Compression
 from ps.snapshots.catalog import EVERYTHING, Retention

@@ -6,7 +6,8 @@ import threading
 import pytest
 
 from ps.launch import restart
-from ps.launch.restart import CrashLoop, ExitReason, RestartingProcess, Stranded
+from ps.launch.process_handle import ExitReason, ProcessHandle, Stranded
+from ps.launch.restart import RestartingProcess, RestartPolicy
 from shards.errors import GiveUp
 from tests.support.eventually import eventually
 
@@ -17,8 +18,11 @@ KILLED_LATER = ExitReason(
 FULL = ExitReason("failed: log x: No space left on device", told=True)
 
 
-class Fake:
+class Fake(ProcessHandle):
     """A process that ends when the test says how; a `broken` one never serves."""
+
+    pid = 0  # each has its own
+    alive = True  # nobody asks
 
     def __init__(self, pid: int, broken: str | Exception = "") -> None:
         self.name = "shard 3"
@@ -89,7 +93,7 @@ def test_one_that_was_killed_is_started_again() -> None:
     shard = Shard()
     for pid in (1, 2):
         shard.dies()
-        assert shard.kept.child.pid == pid
+        assert shard.kept.pid == pid
         shard.kept.check()
     shard.ends()
     assert shard.kept.deaths == 2
@@ -159,7 +163,7 @@ def test_what_counts_is_how_long_it_served(
     start it.
     """
     monkeypatch.undo()
-    deaths = CrashLoop()
+    deaths = RestartPolicy()
     for served_s in served:
         deaths.died(served_s)
     assert deaths.too_many is too_many
@@ -169,11 +173,20 @@ def test_what_counts_is_how_long_it_served(
 def test_pauses_between_quick_deaths_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pause is twice the one before; after a long life there is none."""
     monkeypatch.undo()
-    deaths, pauses = CrashLoop(), []
+    deaths, pauses = RestartPolicy(), []
     for served_s in (8.0, 0.1, None, 0.1, 8.0, 0.1):
         deaths.died(served_s)
         pauses.append(deaths.pause_s)
     assert pauses == [0.0, 0.1, 0.2, 0.4, 0.0, 0.1]
+
+
+def test_pauses_have_a_limit() -> None:
+    """A coordinator is never given up: its pauses grow up to a limit, until one serves."""
+    policy, pauses = RestartPolicy(2.0, 60.0), []
+    for served_s in (*[None] * 7, 1e9):
+        policy.died(served_s)
+        pauses.append(policy.pause_s)
+    assert pauses == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 0.0]
 
 
 def test_one_that_does_not_come_to_serve() -> None:
@@ -184,7 +197,7 @@ def test_one_that_does_not_come_to_serve() -> None:
     shard = Shard("shard 3 cannot listen")
     shard.dies()
     shard.await_start()
-    assert shard.kept.child.pid == 2
+    assert shard.kept.pid == 2
     assert shard.kept.deaths == 2, "one that never served has died, too"
     shard.kept.check()
     shard.ends()
@@ -248,7 +261,7 @@ def test_a_death_that_is_not_followed() -> None:
     shard.kept.restart_enabled = False
     shard.kept.restart_enabled = True
     shard.dies()
-    assert shard.kept.child.pid == 1
+    assert shard.kept.pid == 1
     shard.kept.restart_enabled = False
     shard.made[-1].fates.put(KILLED)
     shard.kept._thread.join(30)

@@ -15,9 +15,8 @@ from ps import AdminClient, Cluster, Durability, process_shards
 from ps.cluster import Access
 from ps.launch import restart
 from ps.security.authorization import Admission, Enrolment, Enrolments, Invitation
-from ps.security.enrolment_store import EnrolmentStore
-from ps.security.key_file import load_or_create_keys
-from ps.security.keys import KeyPair, address_of, pinned
+from ps.security.enrolment import EnrolmentStore
+from ps.security.keys import KeyPair, address_of, load_or_create_keys, pinned
 from ps.transport.local_sockets import Transport
 from shards.errors import BadInput, GiveUp
 from tests.support.curve_clients import as_worker

@@ -17,9 +17,10 @@ import pytest
 
 import ps
 from deploy.simulation.disk import Died, SimulatedDisk
-from ps.durability import Durability
 from ps.job_spec import make_cluster
-from ps.launch.launcher import ShardDevice, serve
+from ps.launch.child_main import make_shard
+from ps.launch.child_protocol import ShardLaunch
+from ps.launch.launch_plan import ShardDevice
 from ps.transport.local_sockets import Transport
 from ps.wal.autosave import Autosaves, AutosavingShard
 from ps.wal.writer import BackgroundTask
@@ -356,8 +357,10 @@ def test_a_server_saves_though_nothing_comes(tmp_path: Path) -> None:
     folder, transport = tmp_path / "shard-0", Transport.TCP
 
     def life(bind: str) -> Any:
-        how = bind, transport, ShardDevice.CPU, None, Durability.MEMORY, None, folder, 0.5
-        return serve(told, *how).start()
+        order = ShardLaunch(
+            told, bind, transport, ShardDevice.CPU, saves=str(folder), rollback_s=0.5
+        )
+        return make_shard(order).start()
 
     server = life("tcp://127.0.0.1:*")
     with ps.AdminClient(make_cluster([told], [server.endpoint])) as console:
