@@ -54,7 +54,8 @@ class ShardProcess(SimulatedProcess):
             version = own["apply_version"][0] - 1 if len(own) else self.shard.version
             return np.concatenate([former[former["apply_version"] <= version], own])
         # An update may hold pushes of several processes, and a push may be in no update.
-        ends = {w.encode(): entry.seq + 1 for w, entry in self.shard.ledger.entries.items()}
+        ledger = self.shard.ledger.entries
+        ends: dict[Any, int] = {w.encode(): entry.seq + 1 for w, entry in ledger.items()}
         ends |= dict(own[["worker", "seq"]].tolist()[::-1])
         kept = [seq < ends.get(worker, 0) for worker, seq in former[["worker", "seq"]].tolist()]
         return np.concatenate([former[np.array(kept, bool)], own])

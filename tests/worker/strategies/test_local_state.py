@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from shards.rules import Decay
 from shards.schedules import Fixed
@@ -43,7 +44,7 @@ def test_a_saved_state_continues_to_the_bit(name: str) -> None:
     kind = STRATEGIES[name]
     short = {"h": 5, "window": 5, "tau": 5, "n_push": 5, "n_fetch": 5}
     options = {field: short[field] for field in kind.__struct_fields__ if field in short}
-    planned = plan(kind(**options))
+    planned = plan(replace(kind(), **options))
     whole: list[bytes] = []
     StepMachine(planned, TABLE).drive(lambda want: carried_out(want, whole))
 
