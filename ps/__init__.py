@@ -21,7 +21,7 @@ from ps.client import Client
 from ps.cluster import Cluster
 from ps.compatibility import build_id
 from ps.durability import Durability
-from ps.job_spec import make_cluster, resharded_specs, shard_specs
+from ps.job_spec import expect_compression, make_cluster, resharded_specs, shard_specs
 from ps.jobs import Job, On, connect, local, reader, start
 from ps.launch.launch_plan import ShardDevice
 from ps.launch.processes import process_shards, replicated_shards
@@ -146,6 +146,7 @@ __all__ = [
     "build_id",
     "connect",
     "errors",
+    "expect_compression",
     "load_snapshot",
     "local",
     "local_shards",

@@ -95,10 +95,8 @@ class Client:
     shard before `Unreachable` is raised. `in_flight` bounds the pushes that may be unacknowledged
     when another is sent; by default as many as the link needs, within memory
     (ps/session/flow_control.py). `compression` is the encoding of pushes and pulls, of all tables
-    or by table. `restore`
-    is a file that `save` wrote, with the residual to continue with; the shards may hold no later
-    push. `keep` is the path or URI of the job's snapshots: the residual is written there
-    for each (ps/snapshots/residual_writer.py). `link` puts all traffic behind a modelled slow link.
+    or by table. `keep` is the path or URI of the job's snapshots: the residual is written there for
+    each (ps/snapshots/residual_writer.py). `link` puts all traffic behind a modelled slow link.
     `stripes` is the number of TCP connections over which a shard's messages are spread; by default
     as many as the round trip needs (ps/transport/striping.py). `allocate` creates the arrays that
     `pull` and `new_gradient` return: page-locked ones, where they go to a GPU.
@@ -118,7 +116,6 @@ class Client:
         patience_s: float = 30.0,
         in_flight: int | None = None,
         compression: Compression | str | Mapping[str, Compression | str] | None = None,
-        restore: str | Path | None = None,
         keep: Place | None = None,
         link: LinkModel | str | None = None,
         allocate: Allocator = heap_allocator,
@@ -131,8 +128,6 @@ class Client:
         patience_s = arguments.seconds("patience_s", patience_s, endless=True)
         if in_flight is not None:
             in_flight = arguments.whole("in_flight", in_flight, 1, _MOST_IN_FLIGHT)
-        if restore is not None:
-            restore = paths.path("restore", restore)
         if keep is not None:
             keep = paths.place("keep", keep)
         if stripes is not None:
@@ -168,18 +163,15 @@ class Client:
         self._switch_to(self._connect(cluster))
         self._compresses = self._current.session.cargo.feedback is not None
         self._keeper = (
-            ResidualWriter(keep, worker, incarnation)
+            ResidualWriter(keep, cluster.job, worker, incarnation)
             if keep is not None and self._compresses
             else None
         )
         try:
-            restored = None if restore is None else residuals.loaded(restore, self._current.session)
             self._switch_to(self._established(self._current))
             ready = self._current.session.ready
             assert ready is not None, "every shard has registered the worker"
             self.clock, self.step = ready.clock, ready.step
-            if restored is not None:
-                residuals.restore(self._current.session, *restored)
         except BaseException:
             self.abort()
             raise
@@ -373,14 +365,24 @@ class Client:
     def save(self, path: str | Path) -> None:
         """Wait until every push is acknowledged, then write the residual to a file.
 
-        A later life of this worker restores it, at this same push, so that nothing of any gradient
-        is lost in between. Raises BadInput where pushes are not compressed.
+        A later life of this worker can `restore` it, at this same push, so that nothing of any
+        gradient is lost in between. Raises BadInput where pushes are not compressed.
         """
         target = paths.path("save: path", path)
         feedback = residuals.feedback_of(self._current.session, "save")
         self.flush()
         state = residuals.state_of(self._current.session, self.step, self.clock)
         save_state(target, state, feedback.state())
+
+    @_by_one_thread
+    def restore(self, path: str | Path) -> None:
+        """Continue with the residual in a file that `save` wrote; call it before the first push.
+
+        Raises BadInput when the file belongs to another worker, or the shards hold a later push, or
+        pushes are not compressed: the worker can continue without it.
+        """
+        source = paths.path("restore: path", path)
+        residuals.restore(self._current.session, *residuals.loaded(source, self._current.session))
 
     @_by_one_thread
     def restore_residual(self, state: WorkerState, arrays: Arrays) -> None:

@@ -1,15 +1,15 @@
 """Builds the specs of a job's shards, and the cluster description for its workers."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from ps.cluster import Access, Cluster
 from ps.compatibility import build_id
-from ps.session.compression import Compression, compression_of
+from ps.session.compression import Compression, by_table
 from shards import arguments
-from shards.aggregation import CONSTANT, EACH, Merge, Round, merge_of, weighing_of
+from shards.aggregation import EACH, Merge, Round, ServerHalf, merge_of
 from shards.errors import BadInput
 from shards.gradient_guard import Guard
 from shards.rules import SGD, Decay, Rule, decay_of, rule_of
@@ -29,39 +29,30 @@ def shard_specs(
     decay: Decay | float | None = None,
     bound: float | None = None,
     workers: int = 1,
-    merge: Merge | str = EACH,
-    weigh: str = CONSTANT,
-    scale: float = 1.0,
-    deltas: bool = False,
+    merge: Merge | ServerHalf | str = EACH,
     lease_s: float = 10.0,
     warm_steps: int = 0,
     guard: Guard | None = None,
-    compression: Compression | str | None = None,
     name: str = "job",
 ) -> list[ShardSpec]:
     """The specs of a new job's shards, with the arena of its tables cut evenly among them.
 
-    `tables` is one table, for which `rule`, `schedule`, `decay`, `guard` and `compression` are
-    given here, or several TableSpecs, which have their own. Defaults: plain SGD at rate 0.01, no
-    weight decay, no staleness bound, and a guard that accepts any finite gradient. A `rule` may be
-    a name, such as "adam", with its defaults; a `schedule` a number, a fixed rate; a `decay` a
-    number, L2; a `bound` of None or inf is none. `merge` says how pushes are merged, `weigh` names
-    the factor on the rate of a late one, `scale` is a factor on the rate of all; with `deltas`
-    pushes are differences of weights, to which neither multipliers nor weight decay apply
-    (shards/aggregation.py). `compression` is the expected choice of the workers, so that shards
-    compile it in advance; by default plain floats. The job's id is `name` and a random part that a
-    stranger cannot guess. Raises BadInput for invalid numbers.
+    `tables` is one table, for which `rule`, `schedule`, `decay` and `guard` are given here, or
+    several TableSpecs, which have their own. Defaults: plain SGD at rate 0.01, no weight decay, no
+    staleness bound, and a guard that accepts any finite gradient. A `rule` may be a name, such as
+    "adam", with its defaults; a `schedule` a number, a fixed rate; a `decay` a number, L2; a
+    `bound` of None or inf is none. `merge` says how pushes are merged, or is all that a strategy
+    asks of the shards but its rule and rate, which are arguments here (shards/aggregation.py). The
+    job's id is `name` and a random part that a stranger cannot guess. Raises BadInput for invalid
+    numbers.
     """
     if isinstance(tables, DenseTable):
-        expected = compression_of("compression", compression)
         given = TableSpec(
             tables,
             SGD() if rule is None else rule_of("rule", rule),
             schedule_of("schedule", 0.01 if schedule is None else schedule),
             Decay() if decay is None else decay_of("decay", decay),
             Guard() if guard is None else arguments.instance("guard", guard, Guard, "a Guard"),
-            expected.pushed,
-            expected.pull,
         )
         described: tuple[TableSpec, ...] = (given,)
     else:
@@ -70,11 +61,12 @@ def shard_specs(
             arguments.instance("tables", table, TableSpec, what)
             for table in arguments.items("tables", tables, what)
         )
-        if (rule, schedule, decay, guard, compression) != (None,) * 5:
+        if (rule, schedule, decay, guard) != (None,) * 4:
             raise BadInput("tables: expected rule, schedule, decay and guard in each TableSpec")
     shards, workers = arguments.whole("shards", shards, 1), arguments.whole("workers", workers, 1)
-    steps, merge = arguments.bound("bound", bound), merge_of("merge", merge)
-    if isinstance(merge, Round) and steps != 0:
+    steps = arguments.bound("bound", bound)
+    half = merge if isinstance(merge, ServerHalf) else ServerHalf(merge=merge_of("merge", merge))
+    if isinstance(half.merge, Round) and steps != 0:
         got = "none" if steps is None else steps
         raise BadInput(f"bound: expected 0, at which pushes are merged in rounds, got {got}")
     job = f"{arguments.name('name', name, _NAME_BYTES)}-{secrets.token_hex(8)}"
@@ -88,15 +80,36 @@ def shard_specs(
             bound=steps,
             workers=workers,
             build=build_id(),
-            merge=merge,
-            weigh=weighing_of("weigh", weigh),
-            scale=arguments.number("scale", scale, least=0),
-            deltas=arguments.flag("deltas", deltas),
+            merge=half.merge,
+            weigh=half.weigh,
+            scale=half.scale,
+            deltas=half.deltas,
             lease_s=arguments.seconds("lease_s", lease_s),
             warm_steps=arguments.whole("warm_steps", warm_steps, 0),
         )
         for shard in range(shards)
     ]
+
+
+def expect_compression(
+    specs: Sequence[ShardSpec],
+    compression: Compression | str | Mapping[str, Compression | str] | None,
+) -> list[ShardSpec]:
+    """The specs of shards that compile in advance what this choice of the workers needs.
+
+    It is one for all tables, or one for each by name.
+    """
+    first = check_specs(specs)[0]
+    expected = by_table(compression, first.layout)
+    tables = tuple(
+        msgspec.structs.replace(
+            one,
+            pushed=expected[one.table.name].pushed,
+            pulled=expected[one.table.name].pull,
+        )
+        for one in first.tables
+    )
+    return [msgspec.structs.replace(spec, tables=tables) for spec in specs]
 
 
 def check_specs(specs: Sequence[ShardSpec]) -> Sequence[ShardSpec]:

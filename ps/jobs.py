@@ -23,7 +23,7 @@ from ps.admin_client import AdminClient
 from ps.client import Client
 from ps.cluster import Cluster, cluster_of
 from ps.durability import Durability
-from ps.job_spec import resharded_specs, shard_specs
+from ps.job_spec import expect_compression, resharded_specs, shard_specs
 from ps.launch.launch_plan import LaunchPlan, ShardDevice
 from ps.launch.launcher import LaunchedShards, Placement, start_shards
 from ps.launch.threads import local_shards
@@ -258,22 +258,15 @@ def _specs(
         raise BadInput(f"start: expected names of tables, {', '.join(described)}; got {other!r}")
     bound = arguments.bound("staleness", staleness)
     tables = [
-        TableSpec(
-            dense.table(table),
-            dense.rule,
-            dense.rate,
-            dense.decay,
-            dense.guard,
-            dense.compression.pushed,
-            dense.compression.pull,
-        )
+        TableSpec(dense.table(table), dense.rule, dense.rate, dense.decay, dense.guard)
         for table, dense in described.items()
     ]
     specs = shard_specs(tables, shards=shards, bound=bound, workers=workers, name=name)
     arena, views = specs[0].layout.empty(), _views(described)
     for table, dense in described.items():
         views.write(table, given.get(table, dense.start), arena)
-    return specs, views, arena
+    expected = {table: dense.compression for table, dense in described.items()}
+    return expect_compression(specs, expected), views, arena
 
 
 def _views(described: Tables) -> TableViews:

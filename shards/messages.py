@@ -457,7 +457,10 @@ class Cut(msgspec.Struct, frozen=True):
 
 
 class ShardStatus(msgspec.Struct, frozen=True):
-    """A shard's counters since it was installed; bytes are payload bytes, without headers."""
+    """A shard's counters since it was installed; bytes are payload bytes, without headers.
+
+    `trouble` is what fails in the background at present, such as autosaves; empty if nothing does.
+    """
 
     shard: int
     version: int
@@ -473,3 +476,4 @@ class ShardStatus(msgspec.Struct, frozen=True):
     bytes_out: int
     max_clock_gap: int
     workers: tuple[WorkerStatus, ...]
+    trouble: str = ""

@@ -39,13 +39,15 @@ class Counts(msgspec.Struct, frozen=True):
 class Metrics:
     """A shard's counters over all its lives, and the records not yet collected.
 
-    `bytes_in` and `bytes_out` are payload bytes, without headers.
+    `bytes_in` and `bytes_out` are payload bytes, without headers. `trouble` is what fails in the
+    background of the shard's process at present, in words; its driver sets it.
     """
 
     def __init__(self) -> None:
         self.pushes = self.pulls = self.duplicates = self.dropped = self.refused = 0
         self.bytes_in = self.bytes_out = 0
         self.max_clock_gap = 0
+        self.trouble = ""
         self._records: deque[bytes] = deque(maxlen=MAX_RECORDS)
         self._first = 0
         self._reads: dict[str, dict[int, float]] = {}

@@ -100,9 +100,15 @@ def _merged(all_saved: Sequence[SavedProgress]) -> SavedProgress:
     # A push counts for a table only at the shards that hold a section of what it changes.
     tables = {name for saved in all_saved for name in saved.updates}
     updates = {name: max(saved.updates.get(name, 0) for saved in all_saved) for name in tables}
+    # A buffer that one shard alone has applied holds fewer pushes there; none may be forgotten.
     collected = {name: max(one.collected.get(name, 0) for one in all_saved) for name in tables}
-    ledger = Ledger(entries, floor)
-    return msgspec.structs.replace(furthest, ledger=ledger, updates=updates, collected=collected)
+    return msgspec.structs.replace(
+        furthest,
+        ledger=Ledger(entries, floor),
+        updates=updates,
+        buffered=max(saved.buffered for saved in all_saved),
+        collected=collected,
+    )
 
 
 def _furthest(entries: Iterable[LedgerEntry]) -> LedgerEntry:

@@ -143,11 +143,11 @@ class Updates:
             arrived = [self.round.pop(name) for name in names]
             rates, before = self._rates_at(self.steps), self._held.version
             scale, means = self._spec.scale, _means([one.gradients for one in arrived])
+            reached = max(self._round_clock(one.message) for one in arrived)
             self._held.apply([means], rates, scale=scale, guarded=False)
             out += [self._note(one, one.norm, before, rates, scale, now) for one in arrived]
             if self._backups:
                 # The slowest must not hold the others back, so they skip the round as well.
-                reached = max(one.message.clock for one in arrived)
                 for worker in self._ledger.active:
                     self._ledger.advance(worker, reached)
         return out
@@ -173,16 +173,22 @@ class Updates:
         """
         if not self.round:
             return []
-        ledger, names = self._ledger, sorted(self.round)
+        entries, names = self._ledger.entries, sorted(self.round)
         if self._backups:
-            enough = len(ledger.active) - self._backups
-            return names if len(names) >= enough else []
+            # A worker that has skipped rounds is behind by its own clock, not by the ledger's.
+            reached = max(self._round_clock(one.message) for one in self.round.values())
+            behind = [n for n in self._ledger.active if entries[n].clock < reached]
+            missing = [name for name in behind if name not in self.round]
+            return names if len(missing) <= self._backups else []
         reached = min(one.message.clock for one in self.round.values())
-        active = ((name, ledger.entries[name]) for name in ledger.active)
-        late = [name for name, entry in active if entry.clock < reached]
-        if not all(worker in self.round for worker in late):
+        behind = [n for n in self._ledger.active if entries[n].clock < reached]
+        if not all(worker in self.round for worker in behind):
             return []
         return [name for name in names if self.round[name].message.clock == reached]
+
+    def _round_clock(self, message: Push) -> int:
+        """The clock of a push in the order of rounds, in which its worker may have skipped some."""
+        return max(message.clock, self._ledger.entries[message.worker].clock + 1)
 
     def _scale(self, message: Push) -> float:
         """The factor on the rate of a push that is applied now."""

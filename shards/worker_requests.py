@@ -120,7 +120,7 @@ class WorkerRequests:
         self.gate.forget(message.worker)
         self._part.journal.forget(message.worker)
         self._serving.forget(message.worker)
-        self._updates.flush()
+        self.flush(now)
         left = Outgoing(sender, Left(message.request, self._spec.shard, self._boot))
         return [left, *self._open(now)]
 
@@ -130,8 +130,16 @@ class WorkerRequests:
         self.gate.forget(*workers)
         for worker in workers:
             self._serving.forget(worker)
-        self._updates.flush()
+        self.flush(now)
         return self._open(now)
+
+    def flush(self, now: float) -> None:
+        """Apply what a buffer holds if no worker is left to fill it.
+
+        A shard that is quiesced or has handed over its part leaves that to its successors.
+        """
+        if not self._move.begun(now):
+            self._updates.flush()
 
     def redirect_waiting(self) -> None:
         """Forget all waiting requests after a handover; their senders repeat and are redirected."""

@@ -64,6 +64,9 @@ def test_the_command_line_loads_the_simulator_only_to_simulate() -> None:
         ("pyspark", {"worker/spark.py"}),
         ("py4j", {"worker/spark.py"}),
         ("cupy", {"cupy_kernels/device.py"}),
+        ("xxhash", {"shards/checksums.py"}),
+        ("structlog", {"ps/logs.py"}),
+        ("logging", {"ps/logs.py", "worker/spark.py"}),  # the latter filters Py4J's records
     ],
 )
 def test_one_door_each(library: str, doors: set[str]) -> None:
@@ -151,6 +154,40 @@ def test_every_file_says_why_it_exists() -> None:
         and not ast.get_docstring(ast.parse(text))
     ]
     assert silent == []
+
+
+def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Every function of the shipped packages, and where it is."""
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    yield f"{path.relative_to(ROOT).as_posix()}: {node.name}", node
+
+
+def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """The number of a function's parameters, without `self` or `cls`."""
+    given = node.args
+    names = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    own = names[:1] in (["self"], ["cls"])
+    return len(names) + len([each for each in (given.vararg, given.kwarg) if each]) - own
+
+
+def lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """The number of a function's lines, without its docstring."""
+    docstring = node.body[0] if ast.get_docstring(node) else None
+    said = docstring.end_lineno - docstring.lineno + 1 if docstring else 0  # type: ignore[operator]
+    return node.end_lineno - node.lineno + 1 - said  # type: ignore[operator]
+
+
+def test_options_travel_in_structs() -> None:
+    """No function has more than 12 parameters: what belongs together is passed as one value."""
+    assert [where for where, node in functions() if parameters(node) > 12] == []
+
+
+def test_functions_are_short() -> None:
+    """No function has more than 90 lines besides its docstring."""
+    assert [where for where, node in functions() if lines(node) > 90] == []
 
 
 def test_build_pin_is_one() -> None:

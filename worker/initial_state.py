@@ -72,8 +72,8 @@ def beginning(
     manifest, states = resume.manifest, resume.states
     check_fit(resume.place, manifest, model.table, job)
     versions = [state.saved.version for state in states]
-    if manifest.map.shards != job.shards:
-        after = cut_evenly(manifest.layout, job.shards)
+    if manifest.map.shards != job.runtime.shards:
+        after = cut_evenly(manifest.layout, job.runtime.shards)
         states = repartition(states, manifest.layout, manifest.map, after)
     return InitialState(states, versions)
 

@@ -1,10 +1,12 @@
 """The configuration of a simulated cluster, as it appears in a scenario file."""
 
+from typing import Literal
+
 import msgspec
 
 from deploy.simulation_kinds import ClusterConfig
 from ps.durability import Durability
-from shards.aggregation import EACH, Merge
+from shards.aggregation import EACH, Buffer, Merge, Round
 from shards.rules import RULES
 
 FIRST, SECOND = "sim", "more"
@@ -22,7 +24,8 @@ class SimulationConfig(
     level of the logs; a log is replaced by a new one when it exceeds `log_bytes`. A whole state
     takes `state_s` seconds longer to a backup than other messages. The update `rule` is one of
     shards/rules.py, with its default constants. With a `second` rule the job has a second table,
-    and two pushes of three leave one of the tables out.
+    and two pushes of three leave one of the tables out. `backups` are those of a round, `buffer` is
+    the size of a buffer.
     """
 
     cluster: ClusterConfig = ClusterConfig.SINGLE
@@ -33,7 +36,9 @@ class SimulationConfig(
     in_flight: int = 2
     burst: int = 1
     prefetch: bool = False
-    merge: Merge = EACH
+    merge: Literal["each", "round", "buffer"] = "each"
+    backups: int = 0
+    buffer: int = 2
     rule: str = "sgd"
     second: str = ""
     warm_steps: int = 0
@@ -59,11 +64,25 @@ class SimulationConfig(
         return {FIRST: self.rule} | ({SECOND: self.second} if self.second else {})
 
     @property
+    def merging(self) -> Merge:
+        """How the shards merge pushes."""
+        match self.merge:
+            case "round":
+                return Round(self.backups)
+            case "buffer":
+                return Buffer(self.buffer)
+        return EACH
+
+    @property
     def slots(self) -> bool:
-        """Whether a rule keeps slots, or a push may leave a table out: then the weights alone do
-        not show which pushes they hold.
+        """Whether weights alone do not show which pushes they hold.
+
+        So it is if a rule keeps slots, if a push may leave a table out, if pushes wait in a buffer,
+        and if a round drops some.
         """
-        return bool(RULES[self.rule].slot_names) or bool(self.second)
+        return bool(
+            RULES[self.rule].slot_names or self.backups or self.second or self.merge == "buffer"
+        )
 
     def pushed(self, seq: int) -> tuple[str, ...]:
         """The tables in push `seq` of any worker."""

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from deploy.simulation.config import FIRST, SimulationConfig
 from ps.session.error_feedback import ERROR
 from ps.session.session import Session
-from shards.aggregation import EACH
 from shards.envelopes import Outgoing
 from shards.messages import Joined, Pull, Standing, Weights
 from shards.shard import Shard
@@ -108,7 +107,7 @@ def check_pending(session: Session, in_flight: int) -> None:
 
 def check_drained(shard: Shard, number: int) -> None:
     """Check that no request waits at a shard after all its workers have left."""
-    if shard.gate.parked or shard.updates.round:
+    if shard.gate.parked or shard.updates.round or shard.held.buffered:
         raise Violation(
             Promise.BOUNDED, f"shard {number} still holds requests of workers that left"
         )
@@ -131,7 +130,9 @@ class PullWatch:
         at an address has trained with the former shards.
         """
         self._number, self._workers, self._served = number, setting.workers, served
-        self._bound, self._burst, self._follows = setting.bound, setting.burst, follows
+        # A round with backups skips its slowest workers: reads need not hold their pushes.
+        self._bound = None if setting.backups else setting.bound
+        self._burst, self._follows = setting.burst, follows
         # Whether pushes can be counted, because weights are float32 and not means of rounds.
         self.exact = exact(setting, setting.pull)
         self.whole = True  # until the shard loses state, and the clocks in it, unnoticed
@@ -218,6 +219,7 @@ def image(shard: Shard) -> tuple[object, ...]:
     waiting = sorted(shard.updates.round.items())
     return (
         shard.version,
+        shard.held.buffered,
         shard.updates.steps,
         shard.ledger.floor,
         tuple((name, array.tobytes()) for name, array in arrays.items()),
@@ -302,7 +304,7 @@ def residual(session: Session, number: int) -> Array:
 
 def exact(setting: SimulationConfig, pull: str) -> bool:
     """Whether pushes can be counted in sent weights; reference_model.py checks rules with slots."""
-    plain = setting.merge == EACH and not setting.slots
+    plain = setting.merge == "each" and not setting.slots
     return plain and pull == "none" and setting.push in EXACT_PUSHES
 
 

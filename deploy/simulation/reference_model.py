@@ -6,6 +6,9 @@ leave one out. So for such jobs the rules alone replay the records of a shard's 
 checked separately: without versions, spare slots, copies, logs or resharding. At the end the
 shard's weights and slots must be equal to the bit, whatever happened to it. A push that is lost,
 torn, applied twice or delayed changes everything after it.
+
+A round is the mean of its pushes, and a buffer the sum of its pushes divided by its size. A push
+that a round has dropped changes nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,6 +21,7 @@ from numpy.typing import NDArray
 from cupy_kernels.updates import mean
 from deploy.simulation.config import SimulationConfig
 from deploy.simulation.invariants import BLOCK, Array, Promise, Violation, gradient
+from shards.aggregation import Buffer
 from shards.rules import RULES, Decay, Rule
 from shards.shard import Shard
 from shards.shard_state import WEIGHTS, of_table
@@ -33,8 +37,14 @@ def check_versions(rows: NDArray[np.void], before: int, shard: Shard) -> None:
 
     `rows` are the records of this shard only.
     """
-    made = sorted(set(rows["apply_version"].tolist()))
-    if made != list(range(before + 1, shard.version + 1)):
+    made = sorted(set(rows["apply_version"][rows["dropped"] == 0].tolist()))
+    wanted = list(range(before + 1, shard.version + 1))
+    if isinstance(shard.spec.merge, Buffer):
+        # The buffer that came with the state may be in the first update alone, and the present one
+        # is in no update yet.
+        wanted += [shard.version + 1] if shard.version + 1 in made else []
+        wanted = wanted if before + 1 in made else wanted[1:]
+    if made != wanted:
         raise Violation(
             Promise.SERIAL,
             f"shard {shard.spec.shard} began at version {before}, is at {shard.version},"
@@ -57,8 +67,9 @@ def check_state(
     seqs = {seq for seq in rows["seq"].tolist() if section.table in setting.pushed(seq)}
     pushed = rows[np.isin(rows["seq"], list(seqs))]
     arrays = of_table(shard.held.copy(), section.table)
+    buffer = ("buffer",) if isinstance(shard.spec.merge, Buffer) else ()
     for name, wanted in zip(
-        (WEIGHTS, *rule.slot_names), _replayed(rule, block, pushed), strict=True
+        (WEIGHTS, *rule.slot_names, *buffer), _replayed(shard, rule, block, pushed), strict=True
     ):
         found = arrays[name][part]
         if found.tobytes() != wanted.tobytes():
@@ -69,25 +80,44 @@ def check_state(
             )
 
 
-def _replayed(rule: Rule, block: int, rows: NDArray[np.void]) -> Sequence[Array]:
-    """A block's weights and slots after all these pushes, which are those of its table."""
+def _replayed(shard: Shard, rule: Rule, block: int, rows: NDArray[np.void]) -> Sequence[Array]:
+    """A block's weights and slots, a buffer included, after all these pushes of its table."""
+    merge, count = shard.spec.merge, 0
     weights, out, *slots = np.zeros((2 + len(rule.slot_names), BLOCK), np.float32)
-    for count, total in enumerate(_updates(block, rows), 1):
+    buffer = np.zeros(BLOCK, np.float32)
+    for version, parts in _updates(block, rows[rows["dropped"] == 0]):
+        if isinstance(merge, Buffer):
+            total = np.add.reduce(parts)  # whole numbers: exact in any order
+            if version > shard.version:
+                buffer = total
+                continue
+            total /= np.float32(merge.size)
+        else:
+            total = parts[0] if len(parts) == 1 else mean(parts)
+        count += 1
         rule.apply(
             *(weights, total, tuple(slots), out, _WHOLE), rate=1.0, decay=Decay(), count=count
         )
         weights, out = out, weights
-    return weights, *slots
+    return (weights, *slots, *((buffer,) if isinstance(merge, Buffer) else ()))
 
 
-def _updates(block: int, rows: NDArray[np.void]) -> Iterator[Array]:
-    """The gradient of each update: that of a push, or the mean of a round."""
+def held_rows(rows: NDArray[np.void], version: int, buffered: int) -> NDArray[np.bool_]:
+    """Which of a shard's records are of pushes in a state: its versions, then its buffer."""
+    waiting = rows["apply_version"] == version + 1
+    held: NDArray[np.bool_] = (rows["apply_version"] <= version) | (
+        waiting & (np.cumsum(waiting) <= buffered)
+    )
+    return held
+
+
+def _updates(block: int, rows: NDArray[np.void]) -> Iterator[tuple[int, list[Array]]]:
+    """The version made by each update, and the gradients of its pushes."""
     records = zip(
         rows["apply_version"].tolist(), rows["worker"].tolist(), rows["seq"].tolist(), strict=True
     )
-    for _, pushes in groupby(records, key=lambda row: row[0]):
-        parts = [_push(block + 1, int(worker[1:]), seq)[-BLOCK:] for _, worker, seq in pushes]
-        yield parts[0] if len(parts) == 1 else mean(parts)
+    for version, pushes in groupby(records, key=lambda row: row[0]):
+        yield version, [_push(block + 1, int(w[1:]), seq)[-BLOCK:] for _, w, seq in pushes]
 
 
 def _first(found: Array, wanted: Array) -> str:

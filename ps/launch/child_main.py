@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 from ps.compatibility import build_id
 from ps.launch.child_protocol import (
@@ -26,6 +27,7 @@ from ps.launch.child_protocol import (
     send,
 )
 from ps.launch.launch_plan import place_of
+from ps.logs import send_to_parent
 from ps.replication.coordinator_server import CoordinatorServer
 from ps.replication.replica_server import ReplicaServer
 from ps.security.keys import load_or_create_keys
@@ -100,6 +102,15 @@ def make_shard(order: ShardLaunch) -> ShardServer:
     )
 
 
+def log_fields(order: Launch) -> dict[str, Any]:
+    """The job of an order, and its shard, for what its process logs."""
+    match order:
+        case CoordinatorLaunch(job=job):
+            return {"job": job}
+        case ShardLaunch(spec=spec) | CopyLaunch(spec=spec):
+            return {"job": spec.job, "shard": spec.shard}
+
+
 def main() -> int:
     """Read the order, make its server, and serve; returns the exit status."""
     answers = os.dup(1)
@@ -107,6 +118,7 @@ def main() -> int:
     order: Launch | None = receive(0, Launch)  # type: ignore[arg-type]  # a union of types
     if order is None:
         return 0
+    send_to_parent(**log_fields(order))
     try:
         server, endpoint = make_server(order, local_address())
         with server:

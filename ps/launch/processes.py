@@ -36,6 +36,7 @@ from ps.launch.launch_plan import LaunchPlan, ShardDevice
 from ps.launch.process_handle import ExitReason, ProcessHandle
 from ps.launch.replica_supervisor import ReplicatedShards, supervise
 from ps.launch.single_copies import SingleCopies, single_copies
+from ps.logs import LogRelay
 from ps.replication.coordinator_server import SILENCE_S
 from ps.replication.coordinator_store import RECORD
 from ps.shared_memory.shm_files import temporary_folder
@@ -159,17 +160,21 @@ class ChildProcess(ProcessHandle):
         self.name = order.name
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # `end` closes it
         self._fate: ExitReason | None = None
+        self._relay = LogRelay(self.name)
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "ps.launch.child_main", self.name],
-                env=os.environ | {"PYTHONPATH": _import_path()},
+                env=os.environ | {"PYTHONPATH": _import_path()} | self._relay.environ,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
                 process_group=0,
+                pass_fds=(self._relay.descriptor,),
             )
         except OSError as error:
             raise GiveUp(f"{self.name} did not start: {error.strerror}") from None
+        finally:
+            self._relay.begin()
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._orders, self._answers = self.process.stdin, self.process.stdout
@@ -230,6 +235,7 @@ class ChildProcess(ProcessHandle):
             self.process.wait()
 
     def close(self) -> None:
+        self._relay.close()
         for pipe in (self._orders, self._answers, self._stderr):
             with suppress(BrokenPipeError):
                 pipe.close()

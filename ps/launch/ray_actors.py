@@ -20,8 +20,9 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from ps import logs
 from ps.compatibility import build_id
-from ps.launch.child_main import make_server
+from ps.launch.child_main import log_fields, make_server
 from ps.launch.child_protocol import CoordinatorLaunch, CopyLaunch, Launch, ShardLaunch
 from ps.launch.process_handle import ExitReason, ProcessHandle, Stranded
 from ps.server.server import ShardServer
@@ -36,7 +37,10 @@ class _Serving:
 
     def __init__(self, order: bytes) -> None:
         # The order holds public keys only: a secret key is made here and stays here.
-        launch: Launch = msgspec.msgpack.decode(order, type=Launch)
+        settings: logs.LogSettings
+        launch: Launch
+        settings, launch = msgspec.msgpack.decode(order, type=tuple[logs.LogSettings, Launch])
+        logs.set_up(settings, **log_fields(launch))
         server, self._endpoint = make_server(
             self._localized(launch), ray.util.get_node_ip_address()
         )
@@ -140,7 +144,7 @@ class Actor(ProcessHandle):
         place = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node, soft=elsewhere)
         options = {"num_cpus": 0, "num_gpus": gpus, "max_restarts": 0, "max_concurrency": _CALLS}
         actor_class = ray.remote(_KINDS[type(order)]).options(scheduling_strategy=place, **options)
-        self._actor = actor_class.remote(msgspec.msgpack.encode(order))
+        self._actor = actor_class.remote(msgspec.msgpack.encode((logs.current(), order)))
         self._description = self._actor.describe.remote()
         self._lived = self._actor.lived.remote()
         self._stopped: Any = None

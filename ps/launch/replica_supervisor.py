@@ -31,6 +31,7 @@ from ps.launch.child_protocol import CoordinatorLaunch, CopyLaunch
 from ps.launch.launch_plan import START_S, LaunchPlan, bind_again
 from ps.launch.process_handle import ProcessHandle
 from ps.launch.restart import RestartPolicy
+from ps.logs import logger
 from ps.security.keys import KeyPair, address_of
 from ps.transport.coordinator_messages import PrimaryInfo
 from ps.transport.primary_resolver import PrimaryResolver
@@ -122,6 +123,7 @@ class ReplicatedShards:
         self._lost_coordinator = "it runs, but is silent"
         self._ended = threading.Event()
         self._failure: BaseException | None = None
+        self._logger = logger(__name__, job=self._order.job)
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
         self._context = zmq.Context()
         self._resolver: PrimaryResolver | None = None
@@ -223,8 +225,9 @@ class ReplicatedShards:
         try:
             while not self._ended.is_set():
                 self._keep()
-        except BaseException as error:  # noqa: BLE001  # whatever it is, `check` raises it
+        except BaseException as error:  # whatever it is, `check` raises it
             self._failure = error
+            self._logger.exception("the shards' processes are no longer supervised")
 
     def _keep(self) -> None:
         self._keep_coordinator()
@@ -250,6 +253,7 @@ class ReplicatedShards:
             self._coordinator.check()
         except GiveUp as error:
             self._lost_coordinator = str(error)
+            self._logger.warning("%s; restarting it", error)
             served_s = self._heard_at - self._began_at
             self._restarts.died(served_s if served_s > 0 else None)
             self._restart_at = now + self._restarts.pause_s
@@ -292,6 +296,8 @@ class ReplicatedShards:
             except GiveUp as error:
                 moves = boot in self._moves
                 self._lost[shard] = "the other goes to another machine" if moves else str(error)
+                # A copy also ends regularly, once it is replaced; `degraded_reason` is the warning.
+                logger(__name__, job=self._order.job, shard=shard).info("one copy ended: %s", error)
                 self._moves.discard(boot)
                 del self._copies[boot]
                 self._keys.pop(boot, None)

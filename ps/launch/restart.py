@@ -23,6 +23,7 @@ from collections.abc import Callable
 from math import inf
 
 from ps.launch.process_handle import ExitReason, ProcessHandle, Stranded
+from ps.logs import Logger
 from shards.errors import DownpourError, GiveUp
 
 QUICK_S = 1.0
@@ -81,6 +82,7 @@ class RestartingProcess:
         child: ProcessHandle,
         restart: Callable[[], ProcessHandle],
         start_s: float,
+        log: Logger,
         *,
         restart_enabled: bool = True,
     ) -> None:
@@ -91,6 +93,7 @@ class RestartingProcess:
         self.child = child
         self._restart = restart
         self._start_s = start_s
+        self._logger = log
         assert child.pid is not None, "it serves, so it has reported its process id"
         self._pid = child.pid
         self._since = time.monotonic()
@@ -154,9 +157,10 @@ class RestartingProcess:
         try:
             while self._followed(self.child.wait()):
                 pass
-        except BaseException as error:  # noqa: BLE001  # whatever it is, `check` raises it
+        except BaseException as error:  # whatever it is, `check` raises it
             what = f"{type(error).__name__}: {error}"
             self._failure = f"{self.child.name} is not restarted: {what}"
+            self._logger.exception("%s is not restarted", self.child.name)
 
     def _followed(self, fate: ExitReason) -> bool:
         """Restart until a process serves; False if the shard is to end, or is given up."""
@@ -177,6 +181,7 @@ class RestartingProcess:
                 return False
             except DownpourError as error:
                 how, first = str(error), False
+                self._logger.warning("%s; trying again", how)
                 self.child.stop()  # while it reads the WAL, it holds the lock of the folder
                 self._deaths.died(None)
         self._failure = (
@@ -195,8 +200,10 @@ class RestartingProcess:
                 return False
             if first:  # once for all attempts, and before a worker can notice
                 self._losses.append(died)
+                self._logger.warning("%s; restarting it", died)
             former, self.child = self.child, self._restart()
         former.close()
         self.child.endpoint(time.monotonic() + self._start_s)
         self._since = time.monotonic()
+        self._logger.info("%s serves again", self.child.name)
         return True

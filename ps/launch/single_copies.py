@@ -18,6 +18,7 @@ from ps.launch.child_protocol import ShardLaunch
 from ps.launch.launch_plan import START_S, LaunchPlan, bind_again, recovery_s
 from ps.launch.process_handle import ProcessHandle
 from ps.launch.restart import RestartingProcess
+from ps.logs import logger
 from ps.shared_memory.shm_files import temporary_folder
 from ps.snapshots.log_storage import LogFolder
 from ps.wal.autosave import forget_saves
@@ -156,8 +157,9 @@ def _restarting(
     again = replace(order, bind=bind_again(order.bind, endpoint))
     spec = order.spec
     start_s = recovery_s(len(spec.keys), [table.rule for table in spec.tables])
+    log = logger(__name__, job=spec.job, shard=spec.shard)
     return RestartingProcess(
-        child, lambda: start(again, child), start_s, restart_enabled=order.restarts
+        child, lambda: start(again, child), start_s, log, restart_enabled=order.restarts
     )
 
 

@@ -16,6 +16,7 @@ import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from ps.logs import logger
 from ps.replication.coordinator import Coordinator, Decision
 from ps.replication.coordinator_store import CoordinatorStore
 from ps.security.authorization import Admission
@@ -141,7 +142,7 @@ class CoordinatorServer(ServerThread):
             )
         if self._own is not None:
             self.endpoint = pinned(self.endpoint, self._own.public)
-        super().__init__("coordinator", context)
+        super().__init__("coordinator", context, logger(__name__, job=job))
         self._period_s = silence_s / _TICKS_A_SILENCE
         self._poller = zmq.Poller()
         self._reports: dict[int, tuple[bytes, Heartbeat]] = {}

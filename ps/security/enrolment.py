@@ -22,6 +22,7 @@ import msgspec
 import zmq
 
 from ps.cluster import Cluster
+from ps.logs import logger
 from ps.security.authorization import Admission, Enrolments, KeyRegistry
 from ps.security.handshake_diagnostics import HandshakeProbe
 from ps.security.keys import KeyPair, address_of
@@ -35,6 +36,7 @@ from shards.wire_format import Buffer
 
 _REPEAT_S = 2.0
 _NAME = "joined"
+_LOG = logger(__name__)  # a shard's process adds the shard
 
 
 class _Word(msgspec.Struct, frozen=True, tag_field="j", forbid_unknown_fields=True):
@@ -235,5 +237,7 @@ class EnrolmentStore:
         try:
             replace_private(self.path, content)
         except OSError as error:
+            what = f"joined workers {self.path}: {error.strerror}"
             if self._needed:
-                raise GiveUp(f"joined workers {self.path}: {error.strerror}") from None
+                raise GiveUp(what) from None
+            _LOG.warning("%s; after a death of the shard they join again", what)

@@ -135,7 +135,7 @@ def _try(kind: Kind, flips: int, dice: random.Random, seed: int) -> Tally:
 
 def _snapshots(place: Path) -> list[Kind]:
     state, arrays = _worker_state(), {"residual": _floats(500, 3)}
-    keeper = ResidualWriter(place, "w0", 0)
+    keeper = ResidualWriter(place, "job", "w0", 0)
     keeper.keep(state, arrays)
     keeper.close()
     shelf = SnapshotCatalog(place)

@@ -147,11 +147,10 @@ def test_another_job_and_another_table(cluster: Cluster) -> None:
     (table,) = cluster.layout.tables
     ten = msgspec.structs.replace(table, name="ten")
     renamed = msgspec.structs.replace(cluster, layout=Layout((ten,)))
-    with (
-        Client(renamed, worker="w") as client,
-        pytest.raises(BadMessage, match=r"pull: expected tables among net of shard [01], got ten"),
-    ):
+    client = Client(renamed, worker="w")
+    with pytest.raises(BadMessage, match="pull: expected tables among net of shard 0, got ten"):
         client.pull()
+    client.abort()
 
 
 def test_a_question_that_no_shard_can_read(cluster: Cluster) -> None:

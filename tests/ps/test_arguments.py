@@ -22,7 +22,6 @@ def test_natural_values_become_the_exact_ones() -> None:
         decay=0.5,
         bound=float("inf"),
         merge="each",
-        compression="int8",
     )
     (exact,) = ps.shard_specs(
         TABLE,
@@ -31,8 +30,9 @@ def test_natural_values_become_the_exact_ones() -> None:
         decay=ps.Decay(0.5),
         bound=None,
         merge=EACH,
-        compression=ps.Compression.parse("int8"),
     )
+    (given,) = ps.expect_compression([given], "int8")
+    (exact,) = ps.expect_compression([exact], ps.Compression.parse("int8"))
     for field in given.__struct_fields__:
         if field != "job":
             assert getattr(given, field) == getattr(exact, field), field

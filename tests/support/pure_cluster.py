@@ -168,10 +168,7 @@ class PureCluster:
             decay=0.0 if half.deltas else decay,
             bound=0 if strategy.synchronous else bound,
             workers=workers,
-            merge=half.merge,
-            weigh=half.weigh,
-            scale=half.scale,
-            deltas=half.deltas,
+            merge=half,
             lease_s=1e5,
         )
         self.gradient, self.ahead = gradient, ahead

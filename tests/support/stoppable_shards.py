@@ -46,6 +46,10 @@ class Servers:
             endpoint = self._servers[shard].endpoint
             self._servers[shard] = self._serve(self._specs[shard], endpoint)
 
+    def trouble(self, shard: int, text: str) -> None:
+        """Have a shard report that something fails in its background."""
+        self._servers[shard].shard.journal.trouble = text
+
     def check(self) -> None:
         for shard in self._dead:
             raise GiveUp(f"shard {shard} has died")

@@ -9,6 +9,7 @@ from typing import Any, cast, get_args
 import msgspec
 
 from shards import arguments
+from shards.aggregation import ServerHalf
 from shards.errors import BadInput
 from worker.strategies.adag import ADAG
 from worker.strategies.asp import ASP
@@ -117,6 +118,7 @@ __all__ = [
     "FedBuff",
     "Local",
     "LocalSGD",
+    "ServerHalf",
     "Softsync",
     "SparkNet",
     "StaleRate",

@@ -8,6 +8,7 @@ import pytest
 from ps.launch import restart
 from ps.launch.process_handle import ExitReason, ProcessHandle, Stranded
 from ps.launch.restart import RestartingProcess, RestartPolicy
+from ps.logs import logger
 from shards.errors import GiveUp
 from tests.support.eventually import eventually
 
@@ -58,7 +59,7 @@ class Shard:
         self._broken = [*broken]
         self.left: list[int] = []  # those that were left to themselves while another was started
         self.started = threading.Semaphore(0)
-        self.kept = RestartingProcess(self.made[0], self._restart, 1.0)
+        self.kept = RestartingProcess(self.made[0], self._restart, 1.0, logger("restarts", shard=0))
 
     def _restart(self) -> Fake:
         self.left += [one.pid for one in self.made if one.broken and not one.stopped]
@@ -88,8 +89,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restart, "PAUSE_S", 0.001)
 
 
-def test_one_that_was_killed_is_started_again() -> None:
-    """So is the next one; leaving the block ends the last."""
+def test_one_that_was_killed_is_started_again(caplog: pytest.LogCaptureFixture) -> None:
+    """So is the next one, each with a warning; leaving the block ends the last."""
     shard = Shard()
     for pid in (1, 2):
         shard.dies()
@@ -98,6 +99,8 @@ def test_one_that_was_killed_is_started_again() -> None:
     shard.ends()
     assert shard.kept.deaths == 2
     assert [one.closed for one in shard.made] == [True, True, True]
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warned == [f"shard 3 has {KILLED.text}; restarting it"] * 2
 
 
 def test_quick_deaths_in_a_row_are_bounded() -> None:

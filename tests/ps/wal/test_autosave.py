@@ -298,7 +298,8 @@ def test_anothers_save(other: dict[str, Any], line: str, tmp_path: Path) -> None
 def test_a_full_disk(seed: int) -> None:
     """The shard keeps its last autosave, and leaves no partial file.
 
-    It tries again when the next one is due, even if no push has come meanwhile.
+    It tries again when the next one is due, even if no push has come meanwhile. The status says why
+    the last one failed.
     """
     disk = SimulatedDisk("disk", random.Random(seed))
     one = Life(disk)
@@ -308,6 +309,8 @@ def test_a_full_disk(seed: int) -> None:
     held = one.held()
     disk.full = True
     one.push(20.0)
+    one.saves.look(one.shard, 20.1)
+    assert one.shard.status().trouble.startswith("autosave disk: ")
     assert disk.names() == ["save"]
     assert Life(disk).held() == held
     disk.full = False
@@ -315,6 +318,8 @@ def test_a_full_disk(seed: int) -> None:
     assert Life(disk).held() == held
     one.saves.look(one.shard, 30.0)
     assert Life(disk).held() == one.held() != held
+    one.saves.look(one.shard, 30.1)
+    assert one.shard.status().trouble == ""
 
 
 @pytest.mark.parametrize("fuse", range(4))
