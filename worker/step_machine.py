@@ -228,7 +228,7 @@ class StepMachine:
         self.compute_s = self.data_s = 0.0
         self._bound = bound
         self._link_ahead = ahead
-        self._segments = segments(table, (KeyRange(0, table.size),))
+        self._segments = segments(table, KeyRange(0, table.size))
         self._multipliers = rate_multipliers(table)
         if local is not None:
             self._prepare(local)
@@ -393,6 +393,6 @@ class StepMachine:
 def rate_multipliers(table: DenseTable) -> Floats:
     """The `lr_mult` of each float of the table, float32 of shape (table.size,); 0 in padding."""
     multipliers = table.empty()
-    for segment in segments(table, (KeyRange(0, table.size),)):
+    for segment in segments(table, KeyRange(0, table.size)):
         multipliers[segment.start : segment.stop] = segment.lr_mult
     return multipliers
