@@ -260,9 +260,7 @@ def _specs(
     name: str,
 ) -> list[ShardSpec]:
     half = ServerHalf() if server is None else server
-    arguments.instance(
-        "server", half, ServerHalf, "a ServerHalf, as a strategy's `server` gives it"
-    )
+    arguments.instance("server", half, ServerHalf, "what `server` of a strategy returns")
     specs = shard_specs(
         [_table_spec(dense.table(name), dense, half) for name, dense in described.items()],
         shards=shards,
