@@ -142,8 +142,11 @@ def test_two_are_compared_tensor_by_tensor(place: Path) -> None:
 
 def test_other_tensors_do_not_compare(place: Path, tmp_path: Path) -> None:
     """It is reported before anything is computed."""
-    table = msgspec.structs.replace(JOB["table"], tensors=JOB["table"].tensors[:0])
-    SnapshotCatalog(tmp_path / "other").save(1, states_of(), **(JOB | {"table": table}))
+    (table,) = JOB["layout"].tables
+    (tensor,) = table.tensors
+    other = ps.DenseTable("net", (msgspec.structs.replace(tensor, name="other"),))
+    about = JOB | {"layout": Layout((other,))}
+    SnapshotCatalog(tmp_path / "other").save(1, states_of(), **about)
     assert "expected the same tensors in both" in error("diff", place, tmp_path / "other")
 
 
