@@ -71,7 +71,7 @@ class PureWorker:
         self.machine = StepMachine(
             plan, TABLE, worker=f"w{number}", bound=first.bound, ahead=cluster.ahead
         )
-        self.pulled: dict[int, machine.Pulled] = {}  # by request
+        self.pulled: dict[int, machine.WeightsPulled] = {}  # by request
         self.asked: dict[int, int] = {}  # requests by clock
         self.done = False
         self.wants = self.machine.wants()
@@ -90,20 +90,20 @@ class PureWorker:
 
     def _answer(self, want: machine.Want) -> tuple[bool, machine.Answer]:
         match want:
-            case machine.Read():
-                return True, machine.Rows(want.batches)
-            case machine.Pull():
+            case machine.ReadBatches():
+                return True, machine.BatchesRead(want.batches)
+            case machine.PullWeights():
                 self._ask(want.clock)
                 if self.asked[want.clock] not in self.pulled:
                     return False, None
                 for clock in want.prefetch:
                     self._ask(clock)
                 return True, self.pulled.pop(self.asked.pop(want.clock))
-            case machine.Compute():
+            case machine.ComputeGradient():
                 self.cluster.events.append(("step", self.number))
                 gradient = self.cluster.gradient(self.number, want.step, want.weights)
-                return True, machine.Computed(gradient, 1.0)
-            case machine.Push():
+                return True, machine.GradientComputed(gradient, 1.0)
+            case machine.PushContribution():
                 self._push(want)
                 return True, None
         return self.session.unacknowledged == 0, None
@@ -113,7 +113,7 @@ class PureWorker:
             self.asked[clock], sends = self.session.pull(clock, 0.0)
             self.cluster.deliver(self.number, sends)
 
-    def _push(self, want: machine.Push) -> None:
+    def _push(self, want: machine.PushContribution) -> None:
         self.cluster.events.append(("push", self.number))
         _, sends = self.session.push(
             want.contribution,
@@ -201,7 +201,9 @@ class PureCluster:
                 arena = TABLE.empty()
                 for place, sent in enumerate(event.frames):
                     self.shards[0].spec.map.fill(arena, place, sent)
-                worker.pulled[event.request] = machine.Pulled(arena, event.versions, self.ahead)
+                worker.pulled[event.request] = machine.WeightsPulled(
+                    arena, event.versions, self.ahead
+                )
         return sends
 
     def run(self, order: Iterable[int] | None = None) -> Floats:
