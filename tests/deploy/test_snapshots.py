@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 from typer.testing import CliRunner, Result
 
+import ps
 from deploy.cli import app
 from deploy.run_folder import RunFolder, writer_of
 from deploy.settings import TrainSettings
@@ -20,6 +21,7 @@ from deploy.snapshot_ref import origin_of
 from ps.snapshots.catalog import Retention, SnapshotCatalog
 from shards.errors import BadInput, DownpourError
 from shards.ledger import LedgerEntry
+from shards.tables import Layout
 from tests.support import tiny_job
 from tests.support.snapshot_stores import JOB, states_of
 from worker.signals import asked_for
