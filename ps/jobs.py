@@ -185,6 +185,7 @@ def start(
     device = arguments.choice("device", device, ShardDevice)
     specs, views, arena = _specs(described, start, shards, staleness, workers, name)
     root = None if logs is None else paths.path("logs", logs)
+    port = arguments.whole("port", port, 0)
 
     def launch(
         specs: Sequence[ShardSpec], ports: int
@@ -253,6 +254,8 @@ def _specs(
     name: str,
 ) -> tuple[list[ShardSpec], TableViews, Floats]:
     """The shards' specs, the views of the tables, and the arena of first values."""
+    if not isinstance(start, Mapping | None):
+        raise arguments.wrong("start", "a dict of values by table", start)
     given = dict(start or {})
     for other in given.keys() - described.keys():
         raise BadInput(f"start: expected names of tables, {', '.join(described)}; got {other!r}")

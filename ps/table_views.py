@@ -57,6 +57,6 @@ class TableViews:
             if len(self._tables) > 1:
                 raise BadInput(f"table: expected the name of one of {names}, got none")
             name = self.first
-        if name not in self._tables:
+        if not isinstance(name, str) or name not in self._tables:
             raise BadInput(f"table: expected one of {names}, got {arguments.shown(name)}")
         return self._tables[name]
