@@ -638,7 +638,7 @@ def _connections(env: Env) -> dict[str, Target]:
                 "gradient": "array|strided|gradients",
                 "read_versions": "read versions",
                 "steps": "1..",
-                "ticks": "1..?",
+                "ticks": "1..|ticks?",
                 "samples": "0..",
                 "loss": "loss",
                 "prefetch": "0..?",

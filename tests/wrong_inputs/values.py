@@ -203,6 +203,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "table name": (Other(), Other, 3, 1.5, "", "nope", "a\nb", [], b"w", True, {}),
     "compressions": (*({name: "int8"} for name in ("nope", 3)), {"wrong": 3}, {"wrong": "nope"}),
     "gradients": ({"nope": np.zeros(3)}, {3: []}, {"wrong": 3}, {"wrong": np.zeros(3)}),
+    "ticks": (2,),  # of one step
     "speeds": (*_NO_DICT, *({"w": speed} for speed in (Other(), None, "a", nan, inf, -1, 0))),
 }
 """By what a parameter is to be: values that it cannot be."""
