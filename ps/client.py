@@ -39,6 +39,7 @@ from ps.snapshots.residual_writer import ResidualWriter
 from ps.snapshots.worker_state import Arrays, WorkerState, save_state
 from ps.transport.cluster_connection import ClusterConnection
 from ps.transport.link_model import LinkModel, link_of
+from ps.transport.links import Links
 from ps.transport.local_sockets import Transport, transport_named
 from ps.transport.striping import MOST
 from shards import arguments
@@ -206,6 +207,8 @@ class Client:
         wanted = at, self._tables if tables is None else self.layout.select(tables).names
         if copy is not False:
             copy = arguments.flag("pull: copy", copy)
+        if timeout_s is not None:
+            timeout_s = arguments.seconds("pull: timeout_s", timeout_s, zero=True)
         started, before = self._enter(Pull), self.times.serialise_s
         self._prefetched.drop_before(at)
         if wanted not in self._prefetched:
@@ -333,6 +336,8 @@ class Client:
     @_by_one_thread
     def wait(self, until: Callable[[], bool], timeout_s: float) -> bool:
         """Handle what arrives until `until()`, or for `timeout_s` seconds; returns `until()`."""
+        arguments.function("wait: until", until, "a function without arguments")
+        timeout_s = arguments.seconds("wait: timeout_s", timeout_s, zero=True)
         started, before = self._enter(None), self.times.serialise_s
         end_by = started + timeout_s
         while not until() and (left_s := end_by - time.monotonic()) > 0:
@@ -341,6 +346,38 @@ class Client:
         self.times.network_s += now - started - (self.times.serialise_s - before)
         self._pacing.leave(now)
         return until()
+
+    # --- for a caller that waits elsewhere: an event loop ----------------------------------------
+
+    @_by_one_thread
+    def poll(self) -> None:
+        """Handle what has arrived and what is due, without waiting."""
+        self._enter(None)
+        self._turn(0.0)
+        self._pacing.leave(time.monotonic())
+
+    def has_pulled(self) -> bool:
+        """Whether `pull()` would return at once: its weights were requested and have arrived."""
+        return self._prefetched.has((self.clock, self._tables))
+
+    @property
+    def unacknowledged(self) -> int:
+        """The number of pushes that not every shard has acknowledged."""
+        return self._current.session.unacknowledged
+
+    def has_room(self) -> bool:
+        """Whether `push` would send at once."""
+        return self._current.session.unacknowledged <= self._pacing.room
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When to call `poll` although nothing has arrived, by the monotonic clock in seconds."""
+        return self._current.session.next_deadline
+
+    @property
+    def links(self) -> Links:
+        """The links to the shards; others after a reshard."""
+        return self._current.links
 
     def new_gradient(self, *, zeroed: bool = True) -> NDArray[np.float32]:
         """A zeroed float32 array of all tables, for a gradient; dropping it recycles it.
