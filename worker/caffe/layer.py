@@ -69,6 +69,11 @@ class StepKey(msgspec.Struct, frozen=True):
     step: int | AnyArray
     seed: int
 
+    @property
+    def number(self) -> int:
+        """The step as a number on the host, for layers without kernels."""
+        return self.step if isinstance(self.step, int) else int(as_host(self.step)[0])
+
 
 class LayerTensor(msgspec.Struct, frozen=True):
     """A tensor of a layer, and the filler of its initial values.

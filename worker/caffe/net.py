@@ -13,6 +13,7 @@ hold the same bytes. Padding in the arena's gradient is zero.
 """
 
 from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 
 import msgspec
 import numpy as np
@@ -279,7 +280,11 @@ class Network:
         """Build one layer on the values that earlier layers compute."""
         where = f"{setting.file}: layer {spec.name} ({spec.type})"
         if spec.type not in LAYERS:
-            raise BadInput(f"{where}: type not supported; expected one of {', '.join(LAYERS)}")
+            closest = ", ".join(get_close_matches(spec.type, LAYERS, cutoff=0.0))
+            raise BadInput(
+                f"{where}: type not supported; expected one of {len(LAYERS)} types, of which"
+                f" {closest} are closest"
+            )
         if any(node.layer.name == spec.name for node in self.nodes):
             raise BadInput(f"{where}: expected a unique name, another layer has this one")
         for name in spec.bottom:

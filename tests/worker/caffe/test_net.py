@@ -209,15 +209,16 @@ def test_dropout_is_decided_by_step_and_seed() -> None:
     ("layers", "text"),
     [
         (
-            'layer { name: "n" type: "LRN" bottom: "data" top: "n" }',
-            r"net: layer n \(LRN\): type not supported; expected one of Data, MemoryData, Input,",
+            'layer { name: "n" type: "LRM" bottom: "data" top: "n" }',
+            r"net: layer n \(LRM\): type not supported; expected one of \d+ types, of which LRN, ",
         ),
         (dense("a", "pixels", "a"), r"layer a \(InnerProduct\): no layer before .* bottom pixels"),
         (dense("a", "data", "a") * 2, r"layer a .*: expected a unique name"),
         (dense("a", "data", "x") + dense("b", "data", "x"), "layer b .*: another layer makes"),
         (
-            dense("a", "data", "a", 'param { name: "shared" }'),
-            r"layer a .*: shared tensors \(param name shared\) are not supported",
+            dense("a", "data", "a", 'param { name: "w" }')
+            + dense("b", "a", "b", 'param { name: "w" }'),
+            r"layer b .*: param w: expected the shape of a/0, \(4, 72\), got \(4, 4\)",
         ),
         (dense("a", "data", "a", "param {} param {} param {}"), "at most 2 param entries, got 3"),
         (dense("a", "data", "a", outputs=0), "layer a .*: expected a num_output of at least 1"),
@@ -225,7 +226,10 @@ def test_dropout_is_decided_by_step_and_seed() -> None:
             dense("a", "data", "a", "pooling_param { kernel_size: 2 }"),
             "pooling_param is not supported here; expected inner_product_param",
         ),
-        (dense("a", "data", "a", "loss_weight: 1"), "loss_weight is supported on loss layers only"),
+        (
+            dense("a", "data", "a", "loss_weight: 1 loss_weight: 2"),
+            "expected a loss_weight for each of 1 tops, or none, got 2",
+        ),
         (
             dense("a", "data", "a").replace('"xavier"', '"cauchy"'),
             "filler cauchy is not supported; expected one of constant, uniform, gaussian,",
@@ -233,9 +237,9 @@ def test_dropout_is_decided_by_step_and_seed() -> None:
         (
             (
                 'layer { name: "p" type: "Pooling" bottom: "data" top: "p"'
-                " pooling_param { pool: STOCHASTIC kernel_size: 2 } }"
+                " pooling_param { pool: STOCHASTIC kernel_size: 2 pad: 1 } }"
             ),
-            r"layer p \(Pooling\): pool STOCHASTIC is not supported",
+            r"layer p \(Pooling\): expected no pad with pool STOCHASTIC",
         ),
         (
             (
@@ -286,9 +290,63 @@ def test_dropout_is_decided_by_step_and_seed() -> None:
         (
             loss("data"),
             (
-                r"expected a label for each of 144 rows of scores of shape \(4, 2, 6, 6\), got"
-                r" labels of shape \(4,\)"
+                r"expected a label for each of 144 rows of scores of shape \(4, 2, 6, 6\) \(data of"
+                r" layer rows\), got labels of shape \(4,\) \(label of layer rows\)"
             ),
+        ),
+        (
+            dense("a", "data", "a")
+            + dense("b", "data", "b", outputs=5)
+            + 'layer { name: "e" type: "Eltwise" bottom: "a" bottom: "b" top: "e" }',
+            (
+                r"layer e .*: expected bottoms of one shape, got \(4, 4\) \(a of layer a\) and \(4, 5\)"
+                r" \(b of layer b\)"
+            ),
+        ),
+        (
+            dense("a", "data", "a")
+            + 'layer { name: "e" type: "Concat" bottom: "a" bottom: "data" top: "e" }',
+            (
+                r"of one shape apart from axis 1, got \(4, 4\) \(a of layer a\) and \(4, 2, 6, 6\)"
+                r" \(data of layer rows\)"
+            ),
+        ),
+        (
+            'layer { name: "s" type: "Slice" bottom: "data" top: "a" top: "b" top: "c" }',
+            r"expected axis 1 of \(4, 2, 6, 6\) \(data of layer rows\) to be a multiple of 3 tops",
+        ),
+        (
+            'layer { name: "n" type: "LRN" bottom: "data" top: "n" lrn_param { local_size: 4 } }',
+            "expected an odd local_size, got 4",
+        ),
+        (
+            (
+                'layer { name: "r" type: "Reshape" bottom: "data" top: "r"'
+                " reshape_param { shape { dim: 0 dim: 71 } } }"
+            ),
+            r"expected the 288 numbers of \(4, 2, 6, 6\) \(data of layer rows\), got \(4, 71\)",
+        ),
+        (
+            (
+                'layer { name: "c" type: "Crop" bottom: "data" bottom: "data" top: "c"'
+                " crop_param { offset: 1 } }"
+            ),
+            r"an offset of 1 and the size of .* do not fit axis 2 of \(4, 2, 6, 6\)",
+        ),
+        (
+            'layer { name: "s" type: "Scale" bottom: "data" top: "s" scale_param { num_axes: 9 } }',
+            r"expected num_axes that fit axis 1 of \(4, 2, 6, 6\) .*, got 9",
+        ),
+        (
+            'layer { name: "x" type: "Exp" bottom: "data" top: "x" exp_param { base: 0 } }',
+            "expected a base above 0 other than 1, or -1 for e, got 0",
+        ),
+        (
+            (
+                'layer { name: "r" type: "LSTM" bottom: "data" bottom: "label" top: "r"'
+                " recurrent_param { num_output: 2 } }"
+            ),
+            r"expected a bottom \(time, batch, \.\.\.\) and its cont",
         ),
         (
             dense("a", "data", "a")

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from cupy_kernels import layout
-from cupy_kernels.backends import as_host, backend_of, copied, copy
+from cupy_kernels.backends import backend_of, copied, copy
 from cupy_kernels.types import AnyArray, Array
 from worker.caffe import fillers
 from worker.caffe.caffe_pb2 import FillerParameter
@@ -166,8 +166,7 @@ class DummyData(SourceLayer):
 
     def read(self, top: int, batch: Batch, like: AnyArray, moment: StepKey) -> AnyArray:
         values = np.empty(self.tops[top], np.float32)
-        step = int(np.asarray(as_host(moment.step)).item())
-        fillers.fill(values, f"{self.name}/{top}/{step}", self._fillers[top], moment.seed)
+        fillers.fill(values, f"{self.name}/{top}/{moment.number}", self._fillers[top], moment.seed)
         x = self.work.take(f"x{top}", to_nhwc(values).shape, like)
         copy(np.ascontiguousarray(to_nhwc(values)), x)
         return x

@@ -75,6 +75,7 @@ class _HostLoss(HostLayer):
     BOTTOMS = range(2, 3)
     LOSS = True
     LABELS = frozenset({1})
+    _dx: AnyArray
 
     def gradients(self, dtops: Gradients, weights: Arrays, out: Gradients) -> Gradients:
         assert dtops[0] is not None

@@ -15,9 +15,9 @@ def mode_of(param: LossParameter, default: int) -> tuple[int, int | None]:
 
 def divisor(mode: int, whole: int, valid: int, batch: int) -> int:
     """The divisor, at least 1, for the numbers of all terms, of those that count, and of rows."""
-    sizes = {
+    sizes: dict[int, int] = {
         LossParameter.FULL: whole,
         LossParameter.VALID: valid,
         LossParameter.BATCH_SIZE: batch,
     }
-    return max(1, sizes.get(LossParameter.NormalizationMode.ValueType(mode), 1))
+    return max(1, sizes.get(mode, 1))

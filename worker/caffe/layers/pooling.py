@@ -98,10 +98,9 @@ class Pooling(Unary):
         """A number in [0, 1) for each window; None in tests."""
         if not self.training:
             return None
-        step = int(np.asarray(backends.as_host(moment.step)).item())
         n, h, w, c = x.shape
         shape = (n, *self._shape.output(h, w), c)
-        key = RngKey(moment.seed, step, number_of(self.name))
+        key = RngKey(moment.seed, moment.number, number_of(self.name))
         return words(int(np.prod(shape)), key).reshape(shape) / WORD
 
     def _there(self, array: AnyArray, role: str, like: AnyArray) -> AnyArray:

@@ -2,7 +2,8 @@
 
 The second bottom, `cont` (time, batch), is 0 where a sequence begins: the state before it does not
 count. A third bottom (batch, ...) is an input of every step. Each batch starts from a state of
-zeros, or with expose_hidden from bottoms (1, batch, outputs), and then the last state is a top.
+zeros, or with expose_hidden from bottoms (1, batch, outputs), and then the last state is a top. As
+in Caffe, a gradient of the last state is ignored: none travels from one batch to the one before.
 """
 
 from abc import abstractmethod
@@ -99,7 +100,7 @@ class _Recurrent(HostLayer):
             gates = gates + self._still @ weights[2].T
         given = [b[0] for b in bottoms[self._first :]]
         state = given or [np.zeros((batch, self._outputs), np.float32)] * self.STATES
-        self._steps: list[AnyArray] = []
+        self._steps: list[tuple[AnyArray, ...]] = []
         self._before, hidden = [], []
         for t in range(time):
             before = self._cont[t] * state[0]
@@ -117,9 +118,6 @@ class _Recurrent(HostLayer):
         if dtops[0] is not None:
             dhidden = self.output_back(dtops[0], weights, out)
         dstate = [np.zeros((batch, self._outputs), np.float32) for _ in range(self.STATES)]
-        for number, given in enumerate(dtops[1:]):
-            if given is not None:
-                dstate[number] = dstate[number] + given[0]
         dgates = np.empty((time, batch, len(w)), np.float32)
         for t in reversed(range(time)):
             dstate[0] = dstate[0] + dhidden[t]
@@ -203,14 +201,14 @@ class RNN(_Recurrent):
 
     def step(self, gates: AnyArray, state: State, cont: AnyArray) -> State:
         h = np.tanh(gates)
-        self._steps.append(h)
+        self._steps.append((h,))
         return [h]
 
     def step_back(self, time: int, dstate: State, cont: AnyArray) -> tuple[AnyArray, State]:
-        return dstate[0] * (1 - self._steps[time] ** 2), [np.zeros_like(dstate[0])]
+        return dstate[0] * (1 - self._steps[time][0] ** 2), [np.zeros_like(dstate[0])]
 
     def output(self, hidden: AnyArray, weights: Arrays) -> AnyArray:
-        self._top = np.tanh(hidden @ weights[-2].T + weights[-1])
+        self._top: AnyArray = np.tanh(hidden @ weights[-2].T + weights[-1])
         return self._top
 
     def output_back(self, dy: AnyArray, weights: Arrays, out: Gradients) -> AnyArray:
@@ -219,11 +217,12 @@ class RNN(_Recurrent):
         for target, term in ((out[-2], rows.T @ hidden), (out[-1], rows.sum(axis=0))):
             if target is not None:
                 target[...] = term
-        return before @ weights[-2]
+        dhidden: AnyArray = before @ weights[-2]
+        return dhidden
 
 
 def _sigmoid(x: AnyArray) -> AnyArray:
-    return np.exp(-np.logaddexp(0, -x))
+    return np.asarray(np.exp(-np.logaddexp(0, -x)))
 
 
 ROWS: Mapping[str, type[Layer]] = {"RNN": RNN, "LSTM": LSTM}

@@ -133,6 +133,7 @@ class BatchReindex(HostLayer):
         return (x[rows],)
 
     def gradients(self, dtops: Gradients, weights: Arrays, out: Gradients) -> Gradients:
+        assert dtops[0] is not None
         dx = np.zeros(self._shape, np.float32)
         np.add.at(dx, self._rows, dtops[0])
         return [dx, None]
